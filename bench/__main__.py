@@ -1,0 +1,74 @@
+"""Runs a figure by name: ``python -m bench NAME [ARGUMENTS]``; without a name, lists them.
+
+Every module of this folder that has a ``main()`` is a figure; the first line of its docstring says what it measures.
+Each run prints machine, commit and
+seed first (``bench.stamp``), then a table; ``--save`` appends both to ``bench/RESULTS.md``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import sys
+from pathlib import Path
+
+from bench.stamp import stamp
+
+HERE = Path(__file__).parent
+
+
+def main(words: list[str]) -> int:
+    """Runs or lists."""
+    figures = {path.stem: summary for path in sorted(HERE.glob("*.py")) if (summary := _summary(path))}
+    if not words:
+        for name, summary in figures.items():
+            print(f"  {name:<24} {summary}")
+        return 0
+    name, *rest = words
+    if name not in figures:
+        print(f"bench: no figure {name!r}; there are: {', '.join(figures)}", file=sys.stderr)
+        return 2
+    save = "--save" in rest
+    sys.argv = [f"bench {name}", *(word for word in rest if word != "--save")]
+    print(stamp())
+    output = io.StringIO()
+    with contextlib.redirect_stdout(_Tee(output)):
+        code = importlib.import_module(f"bench.{name}").main() or 0
+    if save and code == 0:
+        _save(name, output.getvalue())
+    return int(code)
+
+
+class _Tee(io.TextIOBase):
+    """Writes to the screen and to a buffer."""
+
+    def __init__(self, copy: io.StringIO) -> None:
+        self._copy, self._screen = copy, sys.stdout
+
+    def write(self, text: str) -> int:
+        self._copy.write(text)
+        return self._screen.write(text)
+
+    def flush(self) -> None:
+        self._screen.flush()
+
+
+def _summary(path: Path) -> str:
+    """First line of a figure's docstring; empty for modules that are none."""
+    tree = ast.parse(path.read_text())
+    has_main = any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+    text = ast.get_docstring(tree) or ""
+    return text.splitlines()[0] if has_main and text and path.stem != "__main__" else ""
+
+
+def _save(name: str, output: str) -> None:
+    results = HERE / "RESULTS.md"
+    with results.open("a") as file:
+        file.write(f"\n### {name}\n\n{stamp()}\n\n```\n{output.strip()}\n```\n")
+    print(f"bench: appended to {results.name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,230 @@
+"""Real vLLM behind Millrace against the same vLLM's own server: throughput ratio, TTFT and ITL beside it.
+
+One engine on one core; all of Millrace (ingress, NATS, coordinator, tagger, the worker's front) and the load
+generator on the other, as vLLM's own API server and the
+load generator are in turn. `--both` adds two engines sharing both cores with Millrace, reported as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from bench.up_cluster import UpRig, free_port
+
+MODELS = Path(__file__).resolve().parent.parent / "models"
+
+
+class Target:
+    """Something that speaks the OpenAI API."""
+
+    def __init__(self, name: str, url: str, model: str) -> None:
+        self.name, self.url, self.model = name, url, model
+
+
+class Figures:
+    """What a load saw: output tokens a second, TTFT and ITL in seconds."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.seconds = 0.0
+        self.ttft: list[float] = []
+        self.itl: list[float] = []
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def row(self, name: str) -> str:
+        """One line of the table."""
+        p = [np.percentile(values, q) * 1000 for values in (self.ttft, self.itl) for q in (50, 99)]
+        return f"{name:34} {self.rate:8.0f} {p[0]:9.1f} {p[1]:9.1f} {p[2]:9.2f} {p[3]:9.2f}"
+
+
+async def load(target: Target, *, concurrency: int, requests: int, prompt_tokens: int, tokens: int) -> Figures:
+    """A closed load of streams; every prompt differs, so the prefix cache helps nobody."""
+    figures = Figures()
+    queue = list(range(requests))
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=300, limits=limits) as client:
+        began = time.monotonic()
+        await asyncio.gather(
+            *(_client(client, target, queue, figures, prompt_tokens, tokens) for _ in range(concurrency))
+        )
+        figures.seconds = time.monotonic() - began
+    return figures
+
+
+async def _client(
+    client: httpx.AsyncClient, target: Target, queue: list[int], figures: Figures, prompt_tokens: int, tokens: int
+) -> None:
+    while queue:
+        number = queue.pop()
+        prompt = [6 + (number * 31 + position * 7) % 200 for position in range(prompt_tokens)]
+        body = {
+            "model": target.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        began = last = time.monotonic()
+        first = 0.0
+        async with client.stream("POST", f"{target.url}/v1/completions", json=body) as answer:
+            assert answer.status_code == 200, (await answer.aread()).decode()
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now = time.monotonic()
+                event = json.loads(line[6:])
+                if event["choices"]:
+                    if not first:
+                        first = now
+                        figures.ttft.append(now - began)
+                    else:
+                        figures.itl.append(now - last)
+                    last = now
+                if event.get("usage"):
+                    figures.tokens += event["usage"]["completion_tokens"]
+
+
+@contextmanager
+def vllm_direct(folder: Path, model: Path, options: argparse.Namespace, cores: list[int]) -> Iterator[Target]:
+    """VLLM's own API server with one engine."""
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *("--served-model-name", "m"),
+        *("--port", str(port), "--host", "127.0.0.1", "--block-size", "32", "--max-num-seqs", "64", "--enforce-eager"),
+        *("--max-num-batched-tokens", "2048", "--disable-uvicorn-access-log", "--max-model-len", "2048"),
+        *("--kv-cache-memory-bytes", str(256 * 1024 * 1024)),
+    ]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+    }
+    with (folder / "direct.log").open("wb") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    target = Target("vLLM's own server", f"http://127.0.0.1:{port}", "m")
+    try:
+        _wait(f"{target.url}/health", server, folder / "direct.log")
+        _pin(server.pid, cores)
+        yield target
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=60)
+
+
+def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 240
+    while True:
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        assert server.poll() is None, log.read_text(errors="replace")[-3000:]
+        assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+        time.sleep(0.3)
+
+
+def _pin(pid: int, cores: list[int]) -> None:
+    """The server's front on the first core, its engine process and what that started on the second."""
+    import psutil
+
+    front = psutil.Process(pid)
+    _pin_threads(front.pid, cores[0])
+    for child in front.children(recursive=True):
+        _pin_threads(child.pid, cores[1])
+
+
+def _pin_threads(pid: int, core: int) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
+@contextmanager
+def millrace(folder: Path, model: Path, *, instances: int, cores: list[int]) -> Iterator[Target]:
+    """Millrace with real engines; with one engine everything but it is kept on the first core."""
+    worker: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2048}
+    if instances == 1:
+        worker |= {"engine_cores": [cores[1]], "worker_cores": [cores[0]]}
+    rig = UpRig(
+        folder / f"millrace-{instances}",
+        model_path=model,
+        engine="vllm",
+        instances=instances,
+        extra=["--worker-set", json.dumps(worker), "--trace-sample", "0.01", "--log-level", "warning"],
+    )
+    rig.start()
+    try:
+        if instances == 1:
+            engines = set(rig.log_pids("worker-0")[1:])
+            for process in rig.processes():
+                _pin_threads(process.pid, cores[1] if process.pid in engines else cores[0])
+        yield Target(f"Millrace, {instances} engine{'s' * (instances > 1)}", rig.url, rig.model)
+    finally:
+        rig.stop()
+
+
+def main() -> int:
+    """Measures in turn, direct and through Millrace, and prints the ratio of each turn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="millrace-mini")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--both", action="store_true", help="two engines as well")
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    model = MODELS / options.model if (MODELS / options.model).is_dir() else Path(options.model)
+    print(f"{model.name}, {options.requests} requests, {options.concurrency} at once, "
+          f"{options.prompt_tokens} tokens in, {options.tokens} out")  # fmt: skip
+    print(f"{'':34} {'tok/s':>8} {'TTFT p50':>9} {'p99 ms':>9} {'ITL p50':>9} {'p99 ms':>9}")
+    ratios = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.sched_setaffinity(0, {cores[0]})  # the load generator, and what it starts until that pins itself
+        for _ in range(options.turns):
+            with vllm_direct(folder, model, options, cores) as target:
+                direct = _measure(target, options)
+            with millrace(folder, model, instances=1, cores=cores) as target:
+                through = _measure(target, options)
+            ratios.append(through.rate / direct.rate)
+        if options.both:
+            os.sched_setaffinity(0, set(cores))
+            with millrace(folder, model, instances=2, cores=cores) as target:
+                _measure(target, options)
+    print(f"throughput through Millrace / direct: {', '.join(f'{ratio:.3f}' for ratio in ratios)}; "
+          f"median {np.median(ratios):.3f}")  # fmt: skip
+    return 0
+
+
+def _measure(target: Target, options: argparse.Namespace) -> Figures:
+    sizes = {"prompt_tokens": options.prompt_tokens, "tokens": options.tokens}
+    asyncio.run(load(target, concurrency=options.concurrency, requests=options.concurrency * 2, **sizes))
+    figures = asyncio.run(load(target, concurrency=options.concurrency, requests=options.requests, **sizes))
+    print(figures.row(target.name), flush=True)
+    return figures

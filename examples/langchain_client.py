@@ -1,0 +1,33 @@
+"""LangChain against a running cluster: a chat model, a stream, a batch, a schema.
+
+    ./task up
+    pip install langchain-openai                        # in an environment of your own
+    python examples/langchain_client.py
+
+MILLRACE_URL and MILLRACE_KEY name another address and a key.
+"""
+
+import os
+
+from langchain_openai import ChatOpenAI, OpenAI
+
+where = {
+    "base_url": os.environ.get("MILLRACE_URL", "http://127.0.0.1:8000") + "/v1",
+    "api_key": os.environ.get("MILLRACE_KEY", "unused"),
+    "model": os.environ.get("MILLRACE_MODEL", "millrace-mini"),
+}
+
+
+chat = ChatOpenAI(**where, temperature=0, max_tokens=40)
+answer = chat.invoke("Count from 1 to 12.")
+print("whole:   ", answer.content, answer.usage_metadata)
+
+print("streamed:", "|".join(str(chunk.content) for chunk in chat.stream("Count from 1 to 12.")))
+
+print("batch:   ", [each.content for each in chat.batch(["Count from 1 to 3.", "Count from 4 to 6."])])
+
+schema = {"name": "answer", "schema": {"enum": ["yes", "no", "perhaps"]}}
+strict = chat.bind(response_format={"type": "json_schema", "json_schema": schema})
+print("schema:  ", strict.invoke("Count from 1 to 12.").content)
+
+print("text:    ", repr(OpenAI(**where, temperature=0, max_tokens=8).invoke("1 2 3 4 5")))

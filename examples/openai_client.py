@@ -1,0 +1,54 @@
+"""OpenAI's Python client against a running cluster: whole answers, streams, choices, logprobs, schemas, typed errors.
+
+    ./task up
+    .venv/bin/python examples/openai_client.py          # the client comes with vLLM; elsewhere: pip install openai
+
+MILLRACE_URL and MILLRACE_KEY name another address and a key.
+"""
+
+import json
+import os
+
+import openai
+
+client = openai.OpenAI(
+    base_url=os.environ.get("MILLRACE_URL", "http://127.0.0.1:8000") + "/v1",
+    api_key=os.environ.get("MILLRACE_KEY", "unused"),
+)
+model = client.models.list().data[0].id
+question = [{"role": "user", "content": "Count from 1 to 12."}]
+
+answer = client.chat.completions.create(model=model, messages=question, temperature=0)
+print("whole:   ", answer.choices[0].message.content, answer.usage)
+
+stream = client.chat.completions.create(
+    model=model, messages=question, temperature=0, stream=True, stream_options={"include_usage": True}
+)
+print("streamed: ", end="")
+for chunk in stream:
+    print(chunk.choices[0].delta.content or "" if chunk.choices else chunk.usage, end="", flush=True)
+print()
+
+answer = client.chat.completions.create(
+    model=model, messages=question, n=2, seed=7, stop=["5"], max_tokens=20, logprobs=True, top_logprobs=2
+)
+for choice in answer.choices:
+    first = choice.logprobs.content[0]
+    print(f"choice {choice.index}:", repr(choice.message.content), choice.finish_reason, first.token, first.logprob)
+
+# A model as small as those that ship never ends a JSON object's white space; larger ones do.
+schema = {"enum": ["yes", "no", "perhaps"]}
+answer = client.chat.completions.create(
+    model=model,
+    messages=question,
+    response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+)
+print("schema:  ", json.loads(answer.choices[0].message.content))
+
+text = client.completions.create(model=model, prompt="1 2 3 4 5", max_tokens=8, temperature=0)
+print("text:    ", repr(text.choices[0].text))
+
+try:
+    client.chat.completions.create(model="no-such-model", messages=question)
+except openai.NotFoundError as error:
+    print("error:   ", error.status_code, error.code, error.param, error.request_id)

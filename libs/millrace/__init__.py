@@ -1,0 +1,1 @@
+"""Millrace: serves language models on many engine instances, with every scheduling decision visible."""

@@ -1,0 +1,76 @@
+"""Reads a service's configuration: TOML or JSON into a frozen Struct, unknown keys refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from millrace.actor.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a service reaches NATS.
+
+    Attributes:
+        cluster: Cluster name, second token of every subject.
+        servers: URLs, for example ``nats://127.0.0.1:4222``.
+        user: NATS user: the service's role.
+        password: Its password; read from ``password_file`` where that is set instead.
+        password_file: File holding the password (docker secrets).
+        tls_ca: CA certificate file; empty for no TLS.
+    """
+
+    cluster: str = "local"
+    servers: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
+    user: str = ""
+    password: str = ""
+    password_file: str = ""
+    tls_ca: str = ""
+
+
+class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where logs, traces and metrics go.
+
+    Attributes:
+        log_format: ``console`` or ``json``.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        log_file: Path; empty for standard error.
+        otlp_endpoint: OTLP/HTTP base URL; empty for JSON lines in ``trace_dir``.
+        trace_dir: Folder of JSON lines; empty for no local traces.
+        trace_sample: Share of requests that are traced, 0 to 1 (an incoming ``traceparent`` decides for itself).
+        metrics_port: Port of the Prometheus endpoint; 0 for none (ingress serves ``/metrics`` on its own port as
+            well).
+        metrics_host: Address that it binds.
+    """
+
+    log_format: str = "console"
+    log_level: str = "info"
+    log_file: str = ""
+    otlp_endpoint: str = ""
+    trace_dir: str = ""
+    trace_sample: float = 1.0
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+
+
+def load_config(kind: type[T], path: str | Path) -> T:
+    """Reads ``path`` (``.toml`` or ``.json``) into ``kind``.
+
+    Raises:
+        ConfigError: the file is missing or unreadable, or a key or value is wrong; the message names file and key.
+    """
+    file = Path(path)
+    try:
+        payload = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    try:
+        if file.suffix == ".toml":
+            return msgspec.toml.decode(payload, type=kind)
+        return msgspec.json.decode(payload, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file}: {error}") from None

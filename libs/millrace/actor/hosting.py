@@ -1,0 +1,84 @@
+"""Hosts one actor as a process: the shell that services without an engine or an HTTP side share."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from millrace.actor.actor import Actor
+from millrace.actor.config import BusConfig, TelemetryConfig, load_config
+from millrace.actor.errors import BusError, ConfigError
+from millrace.actor.recording import Origin
+from millrace.actor.runtime_nats import NatsRuntime
+from millrace.contracts.message import Body
+from millrace.telemetry import Telemetry, open_telemetry
+
+
+class ServiceConfig(Protocol):
+    """What every service's configuration has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bus(self) -> BusConfig: ...
+    @property
+    def telemetry(self) -> TelemetryConfig: ...
+    @property
+    def record(self) -> str: ...
+
+
+C = TypeVar("C", bound=ServiceConfig)
+
+
+def masked(config: object) -> dict[str, object]:
+    """A configuration as plain types with its secrets hidden, for the line at start."""
+    fields: dict[str, object] = msgspec.to_builtins(config)
+    bus = fields.get("bus")
+    if isinstance(bus, dict) and bus.get("password"):
+        bus["password"] = "***"
+    return fields
+
+
+def host(role: str, kind: type[C], accepts: tuple[type[Body], ...], build: Callable[[C, int, Telemetry], Actor]) -> int:
+    """Reads ``--config``, connects, runs the actor until it stops; returns the exit code.
+
+    Args:
+        role: Name of the service, for logs.
+        kind: Its configuration's type.
+        accepts: Wire types that the actor takes.
+        build: Makes the actor from configuration, incarnation (unix ns) and telemetry.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m services.{role}")
+    parser.add_argument("--config", required=True, help="TOML or JSON file")
+    try:
+        config = load_config(kind, parser.parse_args().config)
+        return asyncio.run(_serve(role, config, accepts, build))
+    except (ConfigError, BusError) as error:
+        print(f"{role}: {error}", file=sys.stderr)  # noqa: T201  # before there is a logger
+        return 1
+
+
+async def _serve(
+    role: str, config: C, accepts: tuple[type[Body], ...], build: Callable[[C, int, Telemetry], Actor]
+) -> int:
+    telemetry = open_telemetry(role, config.name, config.telemetry)
+    try:
+        telemetry.logger.info("starting", config=masked(config))
+        telemetry.serve_metrics()
+        runtime = NatsRuntime(bus=config.bus, name=config.name, telemetry=telemetry, registry=telemetry.registry)
+        await runtime.connect()
+        incarnation = time.time_ns()
+        origin = Origin(config=msgspec.json.encode(masked(config)).decode(), seed=incarnation)
+        actor = build(config, incarnation, telemetry)
+        runtime.add(actor, accepts=accepts, record=config.record, origin=origin)
+        reason = await runtime.run()
+        telemetry.logger.info("stopped", reason=reason)
+    finally:
+        telemetry.close()
+    return 0

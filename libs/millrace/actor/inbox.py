@@ -1,0 +1,154 @@
+"""Answers to what this runtime asked: one subscription, one table of open questions.
+
+A question is closed exactly once: by its answer, by the server's word that nobody listens, by its timeout, or because
+the bus went away. What comes for a closed question is counted and dropped, so a duplicated or late answer never
+reaches an actor twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from millrace.actor.headers import read_headers, read_status
+from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFailure
+from millrace.contracts.message import ErrorReply, Message
+
+Deliver = Callable[[Message], None]
+
+
+class Question(Protocol):
+    """Something that waits in the inbox. Each method returns True once nothing further is awaited."""
+
+    def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool: ...
+
+    def on_timeout(self) -> None: ...
+
+    def on_disconnect(self) -> bool: ...
+
+
+class OpenRequest:
+    """Waits for one answer."""
+
+    __slots__ = ("correlation", "deliver")
+
+    def __init__(self, correlation: str, deliver: Deliver) -> None:
+        self.correlation = correlation
+        self.deliver = deliver
+
+    def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool:
+        if read_status(headers) == "503":
+            self.fail(RequestFailure.NO_RESPONDERS)
+            return True
+        try:
+            body = decode(payload)
+        except MalformedMessage:
+            self.fail(RequestFailure.MALFORMED)
+            return True
+        sender, traceparent = read_headers(headers)
+        replied = Replied(correlation=self.correlation, body=body)
+        self.deliver(Message(replied, sender=sender, traceparent=traceparent))
+        return True
+
+    def on_timeout(self) -> None:
+        self.fail(RequestFailure.TIMEOUT)
+
+    def on_disconnect(self) -> bool:
+        self.fail(RequestFailure.DISCONNECTED)
+        return True
+
+    def refuse(self, body: ErrorReply) -> None:
+        """Answers in the receiver's place."""
+        self.deliver(Message(Replied(correlation=self.correlation, body=body)))
+
+    def fail(self, reason: RequestFailure) -> None:
+        self.deliver(Message(RequestFailed(correlation=self.correlation, reason=reason)))
+
+
+class OpenGather:
+    """Collects answers until enough are there, or the deadline, or the bus went away."""
+
+    __slots__ = ("answers", "answers_max", "correlation", "deliver")
+
+    def __init__(self, correlation: str, answers_max: int, deliver: Deliver) -> None:
+        self.correlation = correlation
+        self.answers_max = answers_max
+        self.deliver = deliver
+        self.answers: list[tuple[str, Any]] = []
+
+    def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool:
+        if read_status(headers) == "503":
+            self.on_timeout()
+            return True
+        try:
+            body = decode(payload)
+        except MalformedMessage:
+            return False  # one answer less; the others still count
+        self.answers.append((read_headers(headers)[0], body))
+        if len(self.answers) < self.answers_max:
+            return False
+        self.on_timeout()
+        return True
+
+    def on_timeout(self) -> None:
+        self.deliver(Message(Gathered(correlation=self.correlation, answers=self.answers)))
+
+    def on_disconnect(self) -> bool:
+        self.on_timeout()
+        return True
+
+
+class Inbox:
+    """Open questions by the last token of their reply subject. Lives on one event loop."""
+
+    def __init__(self, prefix: str, count_late: Callable[[], None]) -> None:
+        """``prefix`` is the reply subject up to and including its last dot."""
+        self.prefix = prefix
+        self._count_late = count_late
+        self._open: dict[str, tuple[Question, asyncio.TimerHandle | None]] = {}
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def ask(self, question: Question, timeout_s: float | None) -> str:
+        """Opens a question; returns its reply subject. None waits until it is closed by hand."""
+        self._numbers += 1
+        token = str(self._numbers)
+        timer = None
+        if timeout_s is not None:
+            timer = asyncio.get_running_loop().call_later(timeout_s, self._on_timeout, token)
+        self._open[token] = (question, timer)
+        return self.prefix + token
+
+    def close(self, reply_subject: str) -> None:
+        """Forgets a question; it hears nothing more."""
+        self._pop(reply_subject[len(self.prefix) :])
+
+    def take(self, subject: str, reply: str, payload: bytes, headers: bytes) -> None:
+        """Taker of the inbox subscription."""
+        token = subject[len(self.prefix) :]
+        entry = self._open.get(token)
+        if entry is None:
+            self._count_late()
+        elif entry[0].on_message(reply, payload, headers):
+            self._pop(token)
+
+    def disconnected(self) -> None:
+        """Tells every open question that the bus went away."""
+        for token, (question, _timer) in list(self._open.items()):
+            if token in self._open and question.on_disconnect():
+                self._pop(token)
+
+    def _on_timeout(self, token: str) -> None:
+        question = self._pop(token)
+        if question is not None:
+            question.on_timeout()
+
+    def _pop(self, token: str) -> Question | None:
+        question, timer = self._open.pop(token, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return question

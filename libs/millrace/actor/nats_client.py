@@ -1,0 +1,96 @@
+"""nats-py's client with a synchronous hot path: a message goes from the socket's buffer to its taker by plain calls.
+
+nats-py parses every header into a dictionary, queues each message and wakes a task per subscription; two
+subscriptions may then be served out of order. Here subscriptions of the runtime bypass the queue, so messages of one
+connection are handled in the order in which the server sent them, and publishing appends to the client's buffer
+without awaiting.
+
+Everything of nats-py that is not its public interface and that this module relies on (nats-py 2.16; the bus contract
+suite fails where one of them changes): ``Client._process_msg`` (called by the parser), ``_subs``, ``_sid`` (replayed
+after a reconnect), ``_pending``, ``_pending_data_size``, ``_flush_queue`` (the write buffer and its flusher),
+``_server_pool``, ``_resp_sub_prefix`` and ``_ps`` (cleared before a closed client is opened again), and
+``nats.protocol.command``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.protocol import command
+
+#: Takes (subject, reply subject, payload, raw header block); runs to completion and never raises.
+Taker = Callable[[str, str, bytes, bytes], None]
+
+#: Bound of bytes that wait for the socket. A healthy server takes them within a millisecond; 8 MiB are about a second
+#: of full token traffic of a large node, after which dropping beats serving stale messages.
+PENDING_BYTES_MAX = 8 * 1024 * 1024
+
+
+class DirectClient(Client):
+    """A NATS connection whose runtime subscriptions are served in order, synchronously."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._takers: dict[int, Taker] = {}
+        self._wanted: dict[int, tuple[str, str]] = {}
+
+    async def reopen(self, **options: Any) -> None:
+        """Connects again after the client gave a connection up, with all subscriptions; tries for ever.
+
+        nats-py closes for good on protocol errors that the server states (a payload over its limit, say), and forgets
+        its subscriptions then.
+        """
+        self._server_pool.clear()
+        self._resp_sub_prefix = None  # nats-py's own inbox is made anew with its next request
+        self._pending, self._pending_data_size = [], 0
+        self._ps.reset()
+        await self.connect(**options)
+        for number, (subject, queue_group) in self._wanted.items():
+            self._subs[number] = Subscription(self, number, subject, queue=queue_group)
+            self._push(command.sub_cmd(subject, queue_group, number))
+
+    def subscribe_now(self, subject: str, queue_group: str, taker: Taker) -> int:
+        """Subscribes, now or with the next reconnect; returns the subscription's number."""
+        self._sid += 1
+        number = self._sid
+        self._subs[number] = Subscription(self, number, subject, queue=queue_group)
+        self._takers[number] = taker
+        self._wanted[number] = (subject, queue_group)
+        if self.is_connected:
+            self._push(command.sub_cmd(subject, queue_group, number))
+        return number
+
+    def unsubscribe_now(self, number: int) -> None:
+        """Ends a subscription; messages under way are dropped."""
+        self._takers.pop(number, None)
+        self._wanted.pop(number, None)
+        if self._subs.pop(number, None) is not None and self.is_connected:
+            self._push(command.unsub_cmd(number, 0))
+
+    def publish_now(self, subject: str, reply: str, headers: bytes, payload: bytes) -> bool:
+        """Queues one message for the socket; False where the bound of waiting bytes is reached."""
+        head = len(headers)
+        line = f"HPUB {subject} {reply} {head} {head + len(payload)}\r\n"
+        whole = b"".join((line.encode(), headers, payload, b"\r\n"))
+        if self._pending_data_size + len(whole) > PENDING_BYTES_MAX:
+            return False
+        self._push(whole)
+        return True
+
+    def _push(self, whole: bytes) -> None:
+        self._pending.append(whole)
+        self._pending_data_size += len(whole)
+        flushes = self._flush_queue
+        if flushes is not None and flushes.empty():
+            flushes.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        taker = self._takers.get(sid)
+        if taker is None:  # nats-py's own: JetStream API answers
+            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
+            return
+        taker(subject.decode(), reply.decode(), data, headers or b"")

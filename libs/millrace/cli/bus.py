@@ -1,0 +1,94 @@
+"""A read-only connection to the bus for the verbs that look on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+from millrace.cli.cluster import Connection
+from millrace.cli.errors import CliError
+from millrace.contracts.subjects import subject_token
+
+#: One attempt at the first connection; a person waits for it.
+CONNECT_S = 3
+
+#: Pause between attempts to come back after the server went away.
+RECONNECT_S = 0.25
+
+
+@asynccontextmanager
+async def open_bus(
+    connection: Connection,
+    *,
+    on_state: Callable[[str], None] | None = None,
+) -> AsyncIterator[Client]:
+    """Connects, and comes back by itself whenever the server does.
+
+    Args:
+        connection: Where to.
+        on_state: Told ``disconnected`` and ``reconnected``.
+
+    Raises:
+        CliError: no server answers there, or it refuses the user.
+    """
+    errors: list[Exception] = []
+    closing = False
+
+    def tell(state: str) -> None:
+        if on_state is not None and not closing:
+            on_state(state)
+
+    client = Client()
+    try:
+        await client.connect(
+            connection.url,
+            user=connection.user or None,
+            password=connection.password or None,
+            name="millrace-cli",
+            # Each user may listen to its own inbox only.
+            inbox_prefix=f"_INBOX.{subject_token(connection.user or 'anonymous')}",
+            connect_timeout=CONNECT_S,
+            allow_reconnect=True,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            error_cb=_collect(errors),
+            disconnected_cb=_state(tell, "disconnected"),
+            reconnected_cb=_state(tell, "reconnected"),
+        )
+    except (OSError, nats.errors.Error, ValueError) as error:
+        raise CliError(_explain(connection, [*errors, error])) from None
+    # Given to connect() this would make the first connection, too, try for ever.
+    client.options["max_reconnect_attempts"] = -1
+    client.options["reconnect_time_wait"] = RECONNECT_S
+    try:
+        yield client
+    finally:
+        closing = True
+        await client.close()
+
+
+def _collect(errors: list[Exception]) -> Callable[[Exception], Awaitable[None]]:
+    async def on_error(error: Exception) -> None:
+        errors.append(error)
+        del errors[:-8]
+
+    return on_error
+
+
+def _state(tell: Callable[[str], None], state: str) -> Callable[[], Awaitable[None]]:
+    async def on_change() -> None:
+        tell(state)
+
+    return on_change
+
+
+def _explain(connection: Connection, errors: list[Exception]) -> str:
+    text = " ".join(str(error) for error in errors).lower()
+    if "authorization" in text or "authentication" in text:
+        who = connection.user or "(no user given)"
+        return f"the NATS server at {connection.url} refuses user {who}; see --user and --password"
+    return f"no NATS server answers at {connection.url} (from {connection.origin}); is the cluster up?"

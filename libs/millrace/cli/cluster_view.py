@@ -1,0 +1,218 @@
+"""What an onlooker knows about a cluster: heard messages in, rows of a table out. Pure; used by status and top."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.contracts.message import Body
+from millrace.contracts.plan import Plan
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+
+#: An instance without a summary for this long is suspect, as ingress sees it.
+SUSPECT_NS = 1_500_000_000
+
+#: A service says it is there every second; three of them missed is silence.
+SILENT_NS = 3_500_000_000
+
+#: tok/s is taken over the last summaries within this span: long enough to be steady, short enough to be now.
+RATE_NS = 2_000_000_000
+
+#: What left is still shown for this long.
+GONE_NS = 30_000_000_000
+
+
+class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance.
+
+    Attributes:
+        state: ``ready``, ``draining``, ``suspect`` (no heartbeat), ``dead`` or ``starting`` (registered,
+            nothing heard yet).
+        output_tokens_per_s: None while fewer than two summaries were heard.
+        uptime_s: Since the worker process started.
+    """
+
+    instance: str
+    model: str
+    stage: str
+    state: str
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    output_tokens_per_s: float | None = None
+    output_tokens: int = 0
+    preemptions: int = 0
+    uptime_s: float = 0.0
+
+
+class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One service.
+
+    Attributes:
+        state: ``alive``, ``leaving``, ``dead`` or ``silent``.
+    """
+
+    role: str
+    name: str
+    state: str
+    url: str
+    uptime_s: float
+    heard_s_ago: float
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the instances that are heard from."""
+
+    instances: int
+    instances_ready: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    output_tokens_per_s: float
+    preemptions: int
+
+
+class ClusterView:
+    """Keeps the last word of each instance and service.
+
+    Attributes:
+        connected: Whether the bus is there; set by whoever feeds the view.
+    """
+
+    def __init__(self) -> None:
+        """Knows nothing yet."""
+        self.connected = True
+        self._summaries: dict[str, list[tuple[int, InstanceSummary]]] = {}
+        self._presences: dict[tuple[str, str], tuple[int, ServicePresence]] = {}
+        self._records: dict[str, InstanceRecord] = {}
+        self._plans: dict[str, Plan] = {}
+
+    def hear(self, body: Body, now_ns: int) -> None:
+        """Takes a message; other types than the four shown here are ignored."""
+        match body:
+            case InstanceSummary():
+                self._hear_summary(body, now_ns)
+            case ServicePresence():
+                self._presences[(body.role, body.name)] = (now_ns, body)
+            case InstanceRecord():
+                self._records[body.instance] = body
+            case Plan():
+                self._plans[body.model] = body
+            case _:
+                pass
+
+    def hear_stored(self, bucket: str, bodies: list[Body], now_ns: int) -> None:
+        """Takes everything that stands in a bucket; registrations that are no longer there are forgotten."""
+        if bucket == "instance":
+            self._records.clear()
+        for body in bodies:
+            self.hear(body, now_ns)
+
+    def instances(self, now_ns: int) -> list[InstanceRow]:
+        """One row per instance, by name with numbers in order; instances long gone are left out."""
+        names = sorted(self._summaries.keys() | self._records.keys(), key=_natural)
+        return [row for name in names if (row := self._instance(name, now_ns)) is not None]
+
+    def services(self, now_ns: int) -> list[ServiceRow]:
+        """One row per service other than workers, by role and name."""
+        return [
+            ServiceRow(
+                role=body.role,
+                name=body.name,
+                state="silent"
+                if body.state is PresenceState.ALIVE and now_ns - at_ns > SILENT_NS
+                else body.state.value,
+                url=body.url,
+                uptime_s=max(0, now_ns - body.incarnation) / 1e9 if body.incarnation else 0.0,
+                heard_s_ago=max(0, now_ns - at_ns) / 1e9,
+            )
+            for (role, _), (at_ns, body) in sorted(self._presences.items())
+            if role != "worker" and now_ns - at_ns < GONE_NS
+        ]
+
+    def totals(self, rows: list[InstanceRow]) -> Totals:
+        """Sums of the rows."""
+        heard = [row for row in rows if row.state in ("ready", "draining", "suspect")]
+        return Totals(
+            instances=len(rows),
+            instances_ready=sum(row.state == "ready" for row in rows),
+            running=sum(row.running for row in heard),
+            waiting=sum(row.waiting for row in heard),
+            blocks_used=sum(row.blocks_used for row in heard),
+            blocks_total=sum(row.blocks_total for row in heard),
+            output_tokens_per_s=sum(row.output_tokens_per_s or 0.0 for row in heard),
+            preemptions=sum(row.preemptions for row in heard),
+        )
+
+    def _hear_summary(self, body: InstanceSummary, now_ns: int) -> None:
+        heard = self._summaries.setdefault(body.instance, [])
+        if heard and heard[-1][1].incarnation != body.incarnation:
+            heard.clear()  # a new process counts its tokens from 0
+        heard.append((now_ns, body))
+        while len(heard) > 2 and heard[-1][1].at_ns - heard[1][1].at_ns >= RATE_NS:
+            heard.pop(0)
+
+    def _instance(self, name: str, now_ns: int) -> InstanceRow | None:
+        heard = self._summaries.get(name)
+        if not heard:
+            record = self._records[name]
+            return InstanceRow(
+                instance=name,
+                model=record.model,
+                stage=self._stage(record.model, name),
+                state=self._gone(name, record.incarnation) or "starting",
+                blocks_total=record.blocks_total,
+                uptime_s=max(0, now_ns - record.incarnation) / 1e9,
+            )
+        at_ns, last = heard[-1]
+        if now_ns - at_ns > GONE_NS and name not in self._records:
+            return None
+        return InstanceRow(
+            instance=name,
+            model=last.model,
+            stage=self._stage(last.model, name),
+            state=self._state(last, now_ns - at_ns),
+            running=last.running,
+            waiting=last.waiting,
+            blocks_used=last.blocks_total - last.blocks_free,
+            blocks_total=last.blocks_total,
+            output_tokens_per_s=_rate(heard[0][1], last),
+            output_tokens=last.output_tokens_total,
+            preemptions=last.preemptions,
+            uptime_s=max(0, now_ns - last.incarnation) / 1e9,
+        )
+
+    def _state(self, last: InstanceSummary, silent_ns: int) -> str:
+        if gone := self._gone(last.instance, last.incarnation):
+            return gone
+        if silent_ns > SUSPECT_NS:
+            return "suspect"
+        return "draining" if last.draining else "ready"
+
+    def _gone(self, name: str, incarnation: int) -> str:
+        """``dead`` or ``draining`` where that was said of this incarnation, else empty."""
+        _, presence = self._presences.get(("worker", name), (0, None))
+        if presence is None or (presence.incarnation and presence.incarnation < incarnation):
+            return ""
+        if presence.incarnation == 0 and presence.at_ns < incarnation:
+            return ""
+        return {PresenceState.DEAD: "dead", PresenceState.LEAVING: "draining"}.get(presence.state, "")
+
+    def _stage(self, model: str, instance: str) -> str:
+        plan = self._plans.get(model)
+        stages = [stage.name for stage in plan.stages if instance in stage.instances] if plan else []
+        return ",".join(stages)
+
+
+def _rate(first: InstanceSummary, last: InstanceSummary) -> float | None:
+    if last.at_ns <= first.at_ns:
+        return None
+    return max(0, last.output_tokens_total - first.output_tokens_total) * 1e9 / (last.at_ns - first.at_ns)
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """Sorts w2 before w10."""
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :]
+    return stem, int(digits) if digits else -1, name

@@ -1,0 +1,59 @@
+"""Stops the cluster that `millrace up` started from here upwards, and waits until it is gone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from millrace.cli.cluster import CLUSTER_FILE, find_folder
+from millrace.cli.errors import CliError
+
+#: The supervisor gives its children at most about 40 s in all; this leaves it time to end itself.
+WAIT_S = 60.0
+
+
+class _Supervisor(msgspec.Struct):
+    supervisor_pid: int
+    started_ns: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this verb's options."""
+    parser.add_argument("--dir", metavar="DIR", help="the cluster's folder; by default .millrace from here upwards")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Asks the supervisor to stop; says so too where nothing runs."""
+    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
+    process = running_supervisor(folder) if folder else None
+    if process is None:
+        print("no cluster is running here")
+        return 0
+    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + WAIT_S
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"the supervisor (pid {process.pid}) is still stopping after {WAIT_S:.0f} s; see {folder}/logs"
+            )
+        time.sleep(0.05)
+    print("the cluster is down")
+    return 0
+
+
+def running_supervisor(folder: Path) -> psutil.Process | None:
+    """The supervisor named in a cluster file, if that very process still runs."""
+    try:
+        known = msgspec.json.decode((folder / CLUSTER_FILE).read_bytes(), type=_Supervisor)
+        process = psutil.Process(known.supervisor_pid)
+        # The pid may have been given to another process since: ours began before it wrote the file.
+        ours = process.create_time() * 1e9 <= known.started_ns + 60e9 and "supervisor" in " ".join(process.cmdline())
+    except (OSError, msgspec.DecodeError, psutil.Error):
+        return None
+    return process if ours else None

@@ -1,0 +1,105 @@
+"""Makes, lists and removes API keys in the file that ingress reads (``http.keys_file``).
+
+A key is shown once, when it is made; the file keeps its hash. Ingress reads the file again within a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from millrace.cli.errors import CliError
+from millrace.contracts.keyfile import (
+    KEY_PREFIX,
+    NAME_PATTERN,
+    KeyFile,
+    KeyRecord,
+    format_key_file,
+    hash_key,
+    read_key_file,
+)
+
+DEFAULT_FILE = Path(".millrace") / "keys.toml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``keys add NAME``, ``keys list``, ``keys remove NAME``."""
+    parser.add_argument("--file", type=Path, default=DEFAULT_FILE, help=f"the key file (default {DEFAULT_FILE})")
+    # Also after the action, where people write it; SUPPRESS, lest its default overwrite what stood before the action.
+    after = argparse.ArgumentParser(add_help=False)
+    after.add_argument("--file", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="make a key and print it once", parents=[after])
+    add.add_argument("name", help="whose key it is: letters, digits and _ . @ -")
+    add.add_argument("--requests-per-minute", type=int, default=0, metavar="N", help="0 for no limit")
+    add.add_argument("--tokens-per-minute", type=int, default=0, metavar="N", help="0 for no limit")
+    add.add_argument("--concurrency", type=int, default=0, metavar="N", help="requests at once; 0 for no limit")
+    actions.add_parser("list", help="names and limits", parents=[after])
+    remove = actions.add_parser("remove", help="forget a key", parents=[after])
+    remove.add_argument("name")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carries out one action."""
+    file = _read(arguments.file)
+    if arguments.action == "list":
+        for record in file.keys:
+            print(_line(record))
+        return 0
+    if arguments.action == "remove":
+        rest = [record for record in file.keys if record.name != arguments.name]
+        if len(rest) == len(file.keys):
+            raise CliError(f"{arguments.file} has no key {arguments.name!r}")
+        _write(arguments.file, KeyFile(keys=rest))
+        return 0
+    key, record = _make(arguments, {record.name for record in file.keys})
+    _write(arguments.file, KeyFile(keys=[*file.keys, record]))
+    print(key)
+    return 0
+
+
+def _make(arguments: argparse.Namespace, taken: set[str]) -> tuple[str, KeyRecord]:
+    if not NAME_PATTERN.fullmatch(arguments.name):
+        raise CliError(f"the name {arguments.name!r} may have letters, digits and _ . @ - only, at most 64")
+    if arguments.name in taken:
+        raise CliError(f"there is a key {arguments.name!r} already; remove it first")
+    limits = {n: getattr(arguments, n) for n in ("requests_per_minute", "tokens_per_minute", "concurrency")}
+    if min(limits.values()) < 0:
+        raise CliError("a limit cannot be negative; 0 means none")
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    return key, KeyRecord(name=arguments.name, sha256=hash_key(key), **limits)
+
+
+def _read(path: Path) -> KeyFile:
+    try:
+        return read_key_file(path.read_bytes())
+    except FileNotFoundError:
+        return KeyFile()
+    except (OSError, ValueError) as error:
+        raise CliError(f"{path}: {error}") from None
+
+
+def _write(path: Path, file: KeyFile) -> None:
+    """Replaces the file as one step, readable by its owner only: ingress never sees half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(format_key_file(file))
+        fresh.replace(path)
+    except OSError as error:
+        raise CliError(f"{path}: {error.strerror}") from None
+
+
+def _line(record: KeyRecord) -> str:
+    limits = [
+        f"{getattr(record, n)} {n.replace('_', ' ')}"
+        for n in msgspec.structs.asdict(record)
+        if n not in ("name", "sha256") and getattr(record, n)
+    ]
+    return f"{record.name}  {', '.join(limits) or 'no limits'}"

@@ -1,0 +1,88 @@
+"""Fills a ClusterView from the bus: summaries and presences as they come, plan and registrations from the KV store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from millrace.cli.bus import open_bus
+from millrace.cli.cluster import Connection
+from millrace.cli.cluster_view import ClusterView
+from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.message import Body
+from millrace.contracts.subjects import Subjects
+
+#: Services say they are there every second: after this long each one has been heard.
+LISTEN_S = 1.1
+
+#: How often the KV store is read again while watching.
+STORE_S = 2.0
+
+#: One read of the store; without JetStream the table simply lacks stages.
+STORE_TIMEOUT_S = 1.0
+
+#: What the view needs of the store.
+BUCKETS = ("plan", "instance")
+
+
+@asynccontextmanager
+async def listen(connection: Connection) -> AsyncIterator[ClusterView]:
+    """A view that fills itself while the context lasts."""
+    view = ClusterView()
+    subjects = Subjects(connection.cluster)
+
+    async def on_message(raw: Msg) -> None:
+        if body := _readable(raw.data):
+            view.hear(body, time.time_ns())
+
+    def on_state(state: str) -> None:
+        view.connected = state == "reconnected"
+
+    async with open_bus(connection, on_state=on_state) as bus:
+        await bus.subscribe(subjects.summaries(), cb=on_message)
+        await bus.subscribe(subjects.presences(), cb=on_message)
+        task = asyncio.create_task(_follow_store(bus, subjects, view))
+        try:
+            yield view
+        finally:
+            task.cancel()
+
+
+async def _follow_store(bus: Client, subjects: Subjects, view: ClusterView) -> None:
+    while True:
+        for name in BUCKETS:
+            try:
+                bodies = await asyncio.wait_for(_read_bucket(bus, subjects.bucket(name)), STORE_TIMEOUT_S)
+            except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
+                continue  # no JetStream, no bucket yet, or not allowed: the summaries tell the most
+            view.hear_stored(name, bodies, time.time_ns())
+        await asyncio.sleep(STORE_S)
+
+
+async def _read_bucket(bus: Client, name: str) -> list[Body]:
+    """Every value that stands in a bucket now. Read whole: a key that ends by its TTL is not announced."""
+    watcher = await (await bus.jetstream().key_value(name)).watchall(ignore_deletes=True)
+    bodies: list[Body] = []
+    try:
+        async for entry in watcher:
+            if entry is None:  # every key that exists has been reported
+                break
+            if body := _readable(entry.value or b""):
+                bodies.append(body)
+    finally:
+        await watcher.stop()  # type: ignore[no-untyped-call]
+    return bodies
+
+
+def _readable(payload: bytes) -> Body | None:
+    try:
+        return decode(payload)
+    except MalformedMessage:
+        return None  # tap shows those; a table of the cluster has no row for them

@@ -1,0 +1,166 @@
+"""One bus message as one line for a person, or as a JSON object for a program. Pure.
+
+Known types are read by the codec and shown by what matters in them (message_summaries.py). A type or version that this
+code does not know is read by msgpack without types; bytes that are no message are called malformed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgpack
+import msgspec
+
+from millrace.cli.message_summaries import shown_fields, summary
+from millrace.contracts.catalog import WIRE_TYPES
+from millrace.contracts.codec import (
+    HEADER_REQUEST,
+    HEADER_SENDER,
+    HEADER_TRACE,
+    HEADER_TYPE,
+    PAYLOAD_BYTES_MAX,
+    MalformedMessage,
+    decode,
+)
+from millrace.contracts.message import Body
+
+_TAGS = frozenset(kind.type_name() for kind in WIRE_TYPES)
+
+_KNOWN, _UNKNOWN, _MALFORMED = "", "unknown", "malformed"
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What could be read of one message.
+
+    Attributes:
+        at_ns: Unix ns of its arrival here.
+        subject: Without the cluster's prefix where it has it.
+        trouble: Empty, ``unknown`` (a type or version of no known contract) or ``malformed``.
+        detail: What is wrong with it, where something is.
+        body: The typed body, else plain types, else None.
+    """
+
+    at_ns: int
+    subject: str
+    sender: str
+    kind: str
+    request: str
+    traceparent: str = ""
+    reply_to: str = ""
+    trouble: str = ""
+    detail: str = ""
+    body: Any = None
+    payload_bytes: int = 0
+
+
+def read_message(
+    *, at_ns: int, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply_to: str, prefix: str
+) -> Reading:
+    """Reads a message as far as it goes; never raises."""
+    known = headers or {}
+    body, trouble, detail = _read_body(payload)
+    return Reading(
+        at_ns=at_ns,
+        subject=subject.removeprefix(prefix + "."),
+        sender=known.get(HEADER_SENDER, ""),
+        kind=_kind(body) or known.get(HEADER_TYPE, ""),
+        request=_request_of(body, known.get(HEADER_REQUEST, "")),
+        traceparent=known.get(HEADER_TRACE, ""),
+        reply_to=reply_to,
+        trouble=trouble,
+        detail=detail,
+        body=body,
+        payload_bytes=len(payload),
+    )
+
+
+def message_line(reading: Reading, *, width: int, headers_only: bool = False, paint: bool = False) -> str:
+    """The line: time, subject, sender → type, request, fields; cut at ``width`` characters."""
+    at = datetime.fromtimestamp(reading.at_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]  # noqa: DTZ006  # a person's clock
+    kind = reading.kind.removesuffix("/1") or "?"
+    parts = [
+        (_DIM, at),
+        (_CYAN, f"{reading.subject:<18}"),
+        (_PLAIN, f"{reading.sender or '?'} → "),
+        (_BOLD, kind),
+        (_YELLOW, reading.request),
+    ]
+    if reading.trouble:
+        parts.append((_RED, f"{reading.trouble}: {reading.detail}"))
+    if not headers_only:
+        parts.append((_PLAIN, _fields(reading)))
+    return _fit([(color, text) for color, text in parts if text], width, paint)
+
+
+def message_object(reading: Reading) -> dict[str, Any]:
+    """The message as plain types, complete."""
+    values = {
+        "at_ns": reading.at_ns,
+        "subject": reading.subject,
+        "type": reading.kind,
+        "sender": reading.sender,
+        "request": reading.request,
+        "traceparent": reading.traceparent,
+        "reply_to": reading.reply_to,
+        "trouble": reading.trouble,
+        "detail": reading.detail,
+        "payload_bytes": reading.payload_bytes,
+    }
+    return {key: value for key, value in values.items() if value != ""} | {"body": reading.body}
+
+
+def _read_body(payload: bytes) -> tuple[Any, str, str]:
+    try:
+        return decode(payload), _KNOWN, ""
+    except MalformedMessage as error:
+        reason = error
+    try:
+        plain = msgpack.unpackb(payload[:PAYLOAD_BYTES_MAX], strict_map_key=False, raw=False)
+    except (ValueError, msgpack.UnpackException, RecursionError, OverflowError):
+        return None, _MALFORMED, f"{reason} ({len(payload)} bytes: {payload[:16].hex(' ')}{'…' * (len(payload) > 16)})"
+    if isinstance(plain, dict) and isinstance(plain.get("type"), str) and plain["type"] not in _TAGS:
+        return plain, _UNKNOWN, "no such type or version here"
+    return plain, _MALFORMED, reason.detail
+
+
+def _kind(body: Any) -> str:
+    if isinstance(body, Body):
+        return body.type_name()
+    return str(body.get("type", "")) if isinstance(body, dict) else ""
+
+
+def _request_of(body: Any, header: str) -> str:
+    """What the message is about: the sequence where the body names one of the header's request, else the request."""
+    for name in ("sequence", "request"):
+        value = body.get(name) if isinstance(body, dict) else getattr(body, name, None)
+        if isinstance(value, str) and value.startswith(header):
+            return value
+    return header
+
+
+def _fields(reading: Reading) -> str:
+    if isinstance(reading.body, Body):
+        return summary(reading.body)
+    if isinstance(reading.body, dict):
+        return shown_fields(
+            {str(key): value for key, value in reading.body.items() if key not in ("type", "request", "sequence")}
+        )
+    return ""
+
+
+_PLAIN, _DIM, _BOLD, _CYAN, _YELLOW, _RED = "", "2", "1", "36", "33", "31"
+
+
+def _fit(parts: list[tuple[str, str]], width: int, paint: bool) -> str:
+    """Joins painted parts; cuts at ``width`` visible characters. Control characters never reach the terminal."""
+    line, room = "", width
+    for index, (color, text) in enumerate(parts):
+        text = "".join(character if character.isprintable() else "·" for character in text)
+        text = text if index == 0 or line.endswith(" ") else " " + text
+        if len(text) > room:
+            text = text[: max(0, room - 1)] + "…" * (room > 0)
+        room -= len(text)
+        line += f"\x1b[{color}m{text}\x1b[0m" if paint and color and text else text
+    return line.rstrip()

@@ -1,0 +1,59 @@
+"""Shows the cluster live, twice a second. q or Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import argparse
+
+#: Time between two pictures.
+REFRESH_S = 0.5
+
+#: Lines of the screen that are not instances: headline, two table heads, and room for the services.
+LINES_KEPT = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    from millrace.cli.cluster import add_connection_options
+
+    add_connection_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draws until told to stop."""
+    import asyncio
+    import sys
+
+    from millrace.cli.errors import CliError
+
+    if not sys.stdout.isatty():
+        raise CliError("standard output is no terminal; `millrace status --json` is for programs")
+    return asyncio.run(_top(arguments))
+
+
+async def _top(arguments: argparse.Namespace) -> int:
+    import asyncio
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from millrace.cli.cluster import resolve_connection
+    from millrace.cli.keyboard import key_pressed
+    from millrace.cli.listening import listen
+    from millrace.cli.status_table import cluster_tables
+
+    connection = resolve_connection(arguments)
+    console = Console(highlight=False)
+    async with listen(connection) as view:
+        with key_pressed("q") as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+            while not pressed.is_set():
+                rows_max = max(1, console.height - LINES_KEPT)
+                tables = cluster_tables(
+                    connection.cluster, view, time.time_ns(), rows_max=rows_max, width=console.width
+                )
+                live.update(tables, refresh=True)
+                try:
+                    await asyncio.wait_for(pressed.wait(), REFRESH_S)
+                except TimeoutError:
+                    pass
+    return 0

@@ -1,0 +1,76 @@
+"""Draws what happened to one request: every span with its place, offset, bar and duration, and why.
+
+REQUEST is a request id (the `id` of the API's answer), a sequence id or a trace id. Without it the latest requests
+are listed. Reads `.millrace/traces/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument("request", nargs="?", metavar="REQUEST")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="default: .millrace/traces, found from here upwards")
+    parser.add_argument("--count", type=int, default=20, metavar="N", help="how many requests are listed (default 20)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draws or lists."""
+    import os
+    import shutil
+    import sys
+
+    from millrace.cli.trace_reading import latest_requests, spans_of
+    from millrace.cli.trace_tree import draw
+
+    folder = _folder(arguments.dir)
+    width = shutil.get_terminal_size((120, 24)).columns
+    if arguments.request is None:
+        lines = _listing(latest_requests(folder, max(1, arguments.count)))
+    else:
+        paint = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        # The API's ids have a prefix that says which endpoint answered.
+        request = arguments.request.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        lines = draw(spans_of(folder, request), width=width, paint=paint)
+    for line in lines:
+        print(line)
+    return 0
+
+
+def _folder(given: Path | None) -> Path:
+    import os
+
+    from millrace.cli.cluster import find_folder
+    from millrace.cli.errors import CliError
+
+    if given is not None:
+        return given
+    folder = find_folder(Path.cwd(), os.environ)
+    if folder is None:
+        raise CliError("no .millrace folder was found from here upwards; give --dir DIR")
+    return folder / "traces"
+
+
+def _listing(requests: list) -> list[str]:  # type: ignore[type-arg]  # the Struct's module is imported in run
+    from datetime import datetime
+
+    from millrace.cli.message_summaries import duration, shown_fields
+
+    if not requests:
+        return ["no request is recorded here yet"]
+    lines = []
+    for root in requests:
+        at = datetime.fromtimestamp(root.start_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]  # noqa: DTZ006
+        attributes = {
+            key.removeprefix("millrace."): value
+            for key, value in root.attributes.items()
+            if key.removeprefix("millrace.") in ("model", "outcome", "prompt_tokens", "output_tokens", "policy", "key")
+        }
+        trouble = f" failed: {root.error}" if root.error else ""
+        lines.append(
+            f"{at}  {root.request:<36} {duration(root.end_ns - root.start_ns):>8}  {shown_fields(attributes)}{trouble}"
+        )
+    return lines

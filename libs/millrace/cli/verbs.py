@@ -1,0 +1,35 @@
+"""The table of verbs. To add one: a line here and a module with ``add_arguments(parser)`` and ``run(arguments)``.
+
+Only the module of the verb that is called gets imported, so that ``millrace --help`` needs no more than argparse.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """One verb.
+
+    ``module`` has ``add_arguments(parser: ArgumentParser) -> None`` and ``run(arguments: Namespace) -> int``; run
+    returns the exit code and raises CliError with one clear sentence where something outside is wrong.
+    """
+
+    name: str
+    summary: str
+    module: str
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb("up", "start a cluster on this machine and stay with it", "millrace.cli.up"),
+    Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
+    Verb("status", "show instances, services and totals once", "millrace.cli.status"),
+    Verb("top", "the same, live", "millrace.cli.top"),
+    Verb("tap", "print messages of a subject as they pass", "millrace.cli.tap"),
+    Verb("replay", "feed a recorded inbox to its actor and show differences", "millrace.cli.replay"),
+    Verb("trace", "draw what happened to one request", "millrace.cli.trace"),
+    Verb("sim", "run whole clusters in virtual time under random load and faults", "millrace.cli.sim"),
+    Verb("probe", "whether a URL answers, for health checks", "millrace.cli.probe"),
+    Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),
+    Verb("schemas", "export the wire contract as JSON Schema and AsyncAPI", "millrace.cli.schemas"),
+)

@@ -1,0 +1,98 @@
+"""Messages that never cross the bus but reach an actor in the same envelope: timers, replies, KV changes, bus state.
+
+They are Structs with tags too, so that a recorded inbox is complete and can be replayed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from millrace.contracts.message import Body
+
+
+class TimerFired(Body, frozen=True, kw_only=True, tag="local.TimerFired/1"):
+    """The timer started under this name is due."""
+
+    name: str
+
+
+class Replied(Body, frozen=True, kw_only=True, tag="local.Replied/1"):
+    """The answer to a Request effect; ``body`` may be an ErrorReply."""
+
+    correlation: str
+    body: Any
+
+
+class RequestFailure(StrEnum):
+    """Why a request has no answer."""
+
+    TIMEOUT = "timeout"
+    NO_RESPONDERS = "no_responders"
+    DISCONNECTED = "disconnected"
+    MALFORMED = "malformed"  # an answer came that could not be read
+
+
+class RequestFailed(Body, frozen=True, kw_only=True, tag="local.RequestFailed/1"):
+    """A Request effect ended without an answer."""
+
+    correlation: str
+    reason: RequestFailure
+
+
+class Gathered(Body, frozen=True, kw_only=True, tag="local.Gathered/1"):
+    """What a Gather effect had by its deadline: pairs of (sender, body), in order of arrival. May be empty."""
+
+    correlation: str
+    answers: list[tuple[str, Any]]
+
+
+class KeyChanged(Body, frozen=True, kw_only=True, tag="local.KeyChanged/1"):
+    """A watched key has a new value; None when it was deleted."""
+
+    bucket: str
+    key: str
+    value: Any
+    revision: int
+
+
+class BucketReady(Body, frozen=True, kw_only=True, tag="local.BucketReady/1"):
+    """Every key that existed when the watch began has been reported.
+
+    After BusReconnected each watch begins anew: keys are told again (those that are gone as deleted), then this.
+    """
+
+    bucket: str
+
+
+class KeyPut(Body, frozen=True, kw_only=True, tag="local.KeyPut/1"):
+    """A PutKey or DeleteKey effect was carried out."""
+
+    correlation: str
+    revision: int
+
+
+class KeyFailure(StrEnum):
+    """Why a key was not written."""
+
+    CONFLICT = "conflict"  # the expected revision is not the current one
+    UNAVAILABLE = "unavailable"  # the store did not answer in time
+
+
+class KeyNotPut(Body, frozen=True, kw_only=True, tag="local.KeyNotPut/1"):
+    """A PutKey or DeleteKey effect was not carried out (or, with UNAVAILABLE, perhaps was)."""
+
+    correlation: str
+    reason: KeyFailure
+
+
+class BusDisconnected(Body, frozen=True, kw_only=True, tag="local.BusDisconnected/1"):
+    """The bus is out of reach; effects on it fail or are dropped until BusReconnected."""
+
+
+class BusReconnected(Body, frozen=True, kw_only=True, tag="local.BusReconnected/1"):
+    """The bus is back; subscriptions and watches are restored. Messages in between are lost."""
+
+
+class StopRequested(Body, frozen=True, kw_only=True, tag="local.StopRequested/1"):
+    """The process was asked to end (SIGTERM). The actor answers, at once or later, with a Stop effect."""

@@ -1,0 +1,82 @@
+"""Events that several receivers learn from: decisions and outcomes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.contracts.message import Body
+
+
+class CandidateScore(msgspec.Struct, frozen=True, array_like=True):
+    """One candidate of a decision.
+
+    Attributes:
+        name: Instance.
+        score: The policy's score; which direction is better is in the policy's README, the decision's ``reason``
+            says the unit.
+        note: Why it was filtered out; empty where it was considered.
+    """
+
+    name: str
+    score: float
+    note: str = ""
+
+
+class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
+    """A placement: what was decided, by whom, why, with every candidate's score.
+
+    Attributes:
+        request: Request id.
+        sequences: Sequences placed by this decision.
+        epoch: Epoch in which the chosen instance shall own them.
+        kind: ``dispatch`` or ``continuation``.
+        policy: Name of the policy.
+        chosen: Instance; empty where none could take it.
+        reason: One sentence.
+        wall_us: Time the decision took, microseconds.
+    """
+
+    request: str
+    sequences: list[str]
+    epoch: int
+    kind: str
+    policy: str
+    model: str
+    chosen: str
+    reason: str
+    scores: list[CandidateScore] = []
+    at_ns: int = 0
+    wall_us: float = 0.0
+
+
+class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
+    """What became of a request. Exactly one per accepted request.
+
+    Attributes:
+        outcome: ``completed``, ``cancelled``, ``failed`` or ``cut`` (slow reader).
+        detail: A sentence where it did not complete.
+        finish_reasons: One per choice.
+        output_tokens: One per choice.
+        continuations: How often any of its sequences went on elsewhere.
+        predicted_output_tokens: The tagger's mean; None if unknown.
+        ttft_ns: Time to first token; None if there was none.
+        e2e_ns: Time from arrival to end.
+        instances: Instances that decoded it, in order.
+    """
+
+    request: str
+    model: str
+    outcome: str
+    ingress: str
+    key: str = ""
+    detail: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: list[int] = []
+    finish_reasons: list[str] = []
+    continuations: int = 0
+    predicted_output_tokens: float | None = None
+    arrival_ns: int = 0
+    ttft_ns: int | None = None
+    e2e_ns: int = 0
+    instances: list[str] = []

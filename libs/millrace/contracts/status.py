@@ -1,0 +1,166 @@
+"""What instances and services tell everybody about themselves: snapshots, summaries, presence, registration."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from millrace.contracts.message import Body
+
+
+class SequenceState(StrEnum):
+    """Where a sequence stands in its engine."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+
+
+class SequenceStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence in an engine. Lengths in tokens.
+
+    Attributes:
+        computed_tokens: Tokens whose KV is in the engine's cache.
+        blocks: KV blocks held.
+        expected_output_tokens: As submitted; None if unknown.
+    """
+
+    sequence: str
+    state: SequenceState
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    max_tokens: int
+    blocks: int
+    arrival_ns: int
+    expected_output_tokens: int | None = None
+
+
+class BatchComposition(msgspec.Struct, frozen=True, array_like=True):
+    """What one engine step computed.
+
+    Attributes:
+        decodes: Sequences that decoded one token.
+        prefills: Sequences that had a prompt chunk.
+        prefill_tokens: Prompt tokens computed, summed over chunks.
+        context_tokens: Sum over all sequences in the batch of their context length after the step.
+        prefill_work: Sum over chunks of chunk * (cached + chunk / 2), tokens squared: what prefill attention costs.
+    """
+
+    decodes: int = 0
+    prefills: int = 0
+    prefill_tokens: int = 0
+    context_tokens: int = 0
+    prefill_work: float = 0.0
+
+
+class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
+    """Everything a scheduler can know about an instance after one step.
+
+    Attributes:
+        step: Engine step number, rising; equal numbers mean nothing was computed since.
+        at_ns: Unix ns of the snapshot.
+        running: In the engine's running order.
+        waiting: In the engine's queue order, preempted ones included.
+        preemptions: Since the engine's start.
+        step_duration_ns: Of the last step; 0 before the first.
+        batch: Of the last step.
+    """
+
+    instance: str
+    incarnation: int
+    model: str
+    step: int
+    at_ns: int
+    running: list[SequenceStatus]
+    waiting: list[SequenceStatus]
+    blocks_free: int
+    blocks_total: int
+    preemptions: int
+    step_duration_ns: int
+    batch: BatchComposition
+
+
+class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
+    """The small form of a snapshot, and the instance's heartbeat: at least every 250 ms, at most every 25 ms.
+
+    Ingress needs no more than this; full snapshots go to predictors and brokers (docs/decisions/0002).
+
+    Attributes:
+        running: Sequences in the running batch.
+        waiting: Sequences in the queue.
+        running_tokens: Context tokens of the running batch.
+        waiting_prefill_tokens: Prompt tokens (outputs of preempted ones included) that the queue still has to
+            compute.
+        output_tokens_total: Since start, for rates.
+        draining: Takes no new work.
+    """
+
+    instance: str
+    incarnation: int
+    model: str
+    at_ns: int
+    running: int
+    waiting: int
+    running_tokens: int
+    waiting_prefill_tokens: int
+    blocks_free: int
+    blocks_total: int
+    block_size: int
+    preemptions: int
+    output_tokens_total: int
+    draining: bool = False
+
+
+class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
+    """What an instance registers in the KV bucket ``instance`` (key: its name; re-put within the bucket's TTL).
+
+    Attributes:
+        incarnation: Start time of the worker process, unix ns. A new one means that all earlier sequences there
+            are lost.
+        engine: ``vllm`` or ``modelled``.
+        engine_version: For example ``0.32.0``.
+        max_model_len: Prompt plus output bound, tokens.
+        max_sequences: Bound of the running batch.
+        token_budget: Tokens per step (``max_num_batched_tokens``).
+    """
+
+    instance: str
+    incarnation: int
+    model: str
+    engine: str
+    engine_version: str
+    max_model_len: int
+    max_sequences: int
+    token_budget: int
+    block_size: int
+    blocks_total: int
+    host: str = ""
+    pid: int = 0
+    engine_pid: int = 0
+
+
+class PresenceState(StrEnum):
+    """Whether a service is there."""
+
+    ALIVE = "alive"
+    LEAVING = "leaving"
+    DEAD = "dead"  # said of a service by the supervisor that saw its process end
+
+
+class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
+    """Heartbeat of a service, every second; the supervisor says DEAD for a child whose process ended.
+
+    Attributes:
+        role: ``ingress``, ``tagger``, ``coordinator``, ``worker``, ...
+        name: Unique name of the process's actor, for example ``ingress-0``. For workers the instance's name.
+        incarnation: Start time of the process, unix ns. With DEAD: 0 where unknown (any incarnation up to ``at_ns``).
+    """
+
+    role: str
+    name: str
+    incarnation: int
+    at_ns: int
+    state: PresenceState = PresenceState.ALIVE
+    url: str = ""

@@ -1,0 +1,75 @@
+"""Builds subjects: ``mr.<cluster>.`` and the channel's pattern, each parameter made safe as one subject token."""
+
+from __future__ import annotations
+
+import re
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_/=-]")
+
+
+def subject_token(name: str) -> str:
+    """One NATS subject token for a name: letters, digits, ``_ / = -`` stay, everything else becomes ``_``.
+
+    Raises:
+        ValueError: for an empty name.
+    """
+    if not name:
+        raise ValueError("an empty name has no subject token")
+    return _UNSAFE.sub("_", name)
+
+
+class Subjects:
+    """Subjects of one cluster. Methods are named as the channels in the catalog."""
+
+    def __init__(self, cluster: str) -> None:
+        """Prepares the prefix ``mr.<cluster>``."""
+        self.cluster = cluster
+        self.prefix = f"mr.{subject_token(cluster)}"
+
+    def tag(self, model: str) -> str:
+        """Where length tags are asked for."""
+        return f"{self.prefix}.tag.{subject_token(model)}"
+
+    def engine(self, instance: str, verb: str) -> str:
+        """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge or drain (``*`` for all)."""
+        return f"{self.prefix}.engine.{subject_token(instance)}.{verb}"
+
+    def tokens(self, ingress: str) -> str:
+        """Where an ingress gets tokens."""
+        return f"{self.prefix}.tokens.{subject_token(ingress)}"
+
+    def returned(self, ingress: str) -> str:
+        """Where an ingress gets sequences back."""
+        return f"{self.prefix}.returned.{subject_token(ingress)}"
+
+    def status(self, model: str, instance: str) -> str:
+        """Full snapshots of an instance."""
+        return f"{self.prefix}.status.{subject_token(model)}.{subject_token(instance)}"
+
+    def summary(self, model: str, instance: str) -> str:
+        """Small snapshots of an instance."""
+        return f"{self.prefix}.summary.{subject_token(model)}.{subject_token(instance)}"
+
+    def summaries(self) -> str:
+        """Wildcard over all instances' small snapshots."""
+        return f"{self.prefix}.summary.*.*"
+
+    def presence(self, role: str, name: str) -> str:
+        """Heartbeats of a service."""
+        return f"{self.prefix}.presence.{subject_token(role)}.{subject_token(name)}"
+
+    def presences(self, role: str = "*") -> str:
+        """Wildcard over the heartbeats of a role."""
+        return f"{self.prefix}.presence.{role}.*"
+
+    def decision(self, model: str) -> str:
+        """Decisions about a model."""
+        return f"{self.prefix}.decision.{subject_token(model)}"
+
+    def outcome(self, model: str) -> str:
+        """Outcomes of a model's requests."""
+        return f"{self.prefix}.outcome.{subject_token(model)}"
+
+    def bucket(self, name: str) -> str:
+        """Name of a JetStream KV bucket of this cluster: ``mr_<cluster>_<name>``."""
+        return f"mr_{subject_token(self.cluster).replace('/', '_').replace('=', '_')}_{name}"

@@ -1,0 +1,159 @@
+"""Messages a worker receives, and its direct answers.
+
+A *request* is what a client sent. It is decoded as one or more *sequences*: one per prompt and choice (``n``). A
+worker, its engine and all
+scheduling know sequences only. A sequence is owned by exactly one instance in each *epoch*; the epoch rises by one
+whenever it
+moves (continuation after a failure, migration), and everything of an older epoch is void.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from millrace.contracts.message import Body
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A constraint on the output. Exactly one field is set.
+
+    Attributes:
+        json_schema: JSON text of a schema.
+        json_object: True for any JSON object.
+        regex: A regular expression.
+        choice: One of these strings.
+        grammar: An EBNF grammar.
+    """
+
+    json_schema: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn. Field meanings are vLLM's ``SamplingParams``; stop *strings* are not here, ingress
+    applies them.
+
+    Attributes:
+        max_tokens: Upper bound of output tokens of the whole sequence, counted from its first epoch. At least 1.
+        logprobs: Number of top log-probabilities per token; None for none, 0 for the chosen token's only.
+        seed: Seed of this sequence (already offset by the choice index); None for engine randomness.
+        stop_token_ids: Extra ids that end the sequence, besides the model's EOS.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    structured: StructuredOutput | None = None
+
+
+class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
+    """Asks a worker to decode a sequence. Idempotent per (sequence, epoch). Answered by SequenceAccepted or
+    SequenceRefused.
+
+    Attributes:
+        sequence: Id, ``<request>.<index>``.
+        epoch: Ownership epoch; 0 for the first placement.
+        ingress: Name of the ingress that gets the tokens.
+        ingress_incarnation: Start time of that ingress process, unix ns; a worker cancels what an earlier
+            incarnation left.
+        prompt_token_ids: The prompt, never changed over epochs.
+        output_token_ids: Tokens already delivered in earlier epochs; decoding goes on after them (sampler state
+            included).
+        expected_output_tokens: Predicted output length of the whole sequence, tokens; None if unknown.
+        deadline_ns: Unix ns after which the client no longer wants it; None for no deadline.
+    """
+
+    sequence: str
+    epoch: int
+    ingress: str
+    ingress_incarnation: int
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    output_token_ids: list[int] = []
+    expected_output_tokens: int | None = None
+    deadline_ns: int | None = None
+    priority: int = 0
+
+
+class RefusalReason(StrEnum):
+    """Why a worker did not take a sequence. Closed set; each says whether another instance may be tried."""
+
+    DRAINING = "draining"  # try another
+    FULL = "full"  # the waiting queue is at its bound: try another
+    STALE_EPOCH = "stale_epoch"  # a newer epoch is known here: the asker is behind
+    TOO_LONG = "too_long"  # exceeds the model's limit: no instance will take it
+    INVALID = "invalid"  # the engine refuses the parameters: no instance will take it
+    ENGINE_DOWN = "engine_down"  # try another
+
+
+class SequenceAccepted(Body, frozen=True, kw_only=True, tag="SequenceAccepted/1"):
+    """The worker owns the sequence in this epoch."""
+
+    sequence: str
+    epoch: int
+
+
+class SequenceRefused(Body, frozen=True, kw_only=True, tag="SequenceRefused/1"):
+    """The worker does not own the sequence; the asker still does."""
+
+    sequence: str
+    epoch: int
+    reason: RefusalReason
+    detail: str = ""
+
+
+class CancelSequence(Body, frozen=True, kw_only=True, tag="CancelSequence/1"):
+    """Stops a sequence up to and including ``epoch`` and frees its blocks. No answer; cancelling what is unknown
+    is no error.
+    """
+
+    sequence: str
+    epoch: int
+    reason: str = ""
+
+
+class ResendTokens(Body, frozen=True, kw_only=True, tag="ResendTokens/1"):
+    """Asks for the tokens of a sequence from an index on. Answered by TokensResent or TokensForgotten."""
+
+    sequence: str
+    epoch: int
+    from_index: int
+
+
+class TokensForgotten(Body, frozen=True, kw_only=True, tag="TokensForgotten/1"):
+    """This worker does not hold that sequence and epoch (never had it, restarted, or it was acknowledged)."""
+
+    sequence: str
+    epoch: int
+
+
+class AcknowledgeSequences(Body, frozen=True, kw_only=True, tag="AcknowledgeSequences/1"):
+    """Ingress has every token of these finished sequences; the worker may forget them. Pairs of (sequence, epoch)."""
+
+    sequences: list[tuple[str, int]]
+
+
+class DrainWorker(Body, frozen=True, kw_only=True, tag="DrainWorker/1"):
+    """Asks a worker to take no new work, finish what runs within the limit, and hand back the rest.
+
+    Attributes:
+        limit_ms: How long running sequences may go on before they are handed back.
+    """
+
+    limit_ms: int = 10_000

@@ -1,0 +1,117 @@
+"""What one step computes: which sequences, how many tokens of each."""
+
+from __future__ import annotations
+
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.sequence import ScheduledSequence
+
+
+class Batch:
+    """One scheduled step. Parallel lists, because a step is built and read far more often than it is looked at.
+
+    Attributes:
+        sequences: In scheduling order: running ones first, then the newly admitted.
+        counts: Tokens computed of each.
+        computed_before: Tokens that each had computed before this step.
+        sampling: Those of ``sequences`` that sample a token at the end of the step.
+        preempted: Put back into the queue to make room, in order.
+        admitted: How many at the end of ``sequences`` came from the waiting queue.
+    """
+
+    __slots__ = (
+        "admitted",
+        "computed_before",
+        "context_tokens",
+        "counts",
+        "decodes",
+        "preempted",
+        "sampling",
+        "sequences",
+    )
+
+    def __init__(self) -> None:
+        self.sequences: list[ScheduledSequence] = []
+        self.counts: list[int] = []
+        self.computed_before: list[int] = []
+        self.sampling: list[ScheduledSequence] = []
+        self.preempted: list[ScheduledSequence] = []
+        self.admitted = 0
+        self.decodes = 0
+        self.context_tokens = 0
+
+    def put(self, sequence: ScheduledSequence, count: int) -> None:
+        """Adds ``count`` tokens of a sequence and advances what it has computed."""
+        computed = sequence.computed
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.computed_before.append(computed)
+        if count == 1 and computed >= sequence.prompt_tokens and computed + 1 >= sequence.total:
+            self.decodes += 1  # is_decode, without the call
+        computed += count
+        sequence.computed = computed
+        self.context_tokens += computed
+        if computed >= sequence.total + sequence.placeholders:
+            self.sampling.append(sequence)
+
+    def put_decode(self, sequence: ScheduledSequence) -> bool:
+        """Adds a sequence that just decodes on within its last block; returns False where it does anything else.
+
+        This is what nearly every sequence does in nearly every step, so it is decided here by three comparisons.
+        """
+        before = sequence.computed
+        computed = before + 1
+        if computed != sequence.total or computed >= sequence.slots or before < sequence.prompt_tokens:
+            return False
+        sequence.computed = computed
+        self.sequences.append(sequence)
+        self.counts.append(1)
+        self.computed_before.append(before)
+        self.sampling.append(sequence)
+        self.context_tokens += computed
+        self.decodes += 1
+        return True
+
+    def take_back(self, sequence: ScheduledSequence) -> int:
+        """Removes a sequence that is preempted after all. Returns the tokens that this gives back to the budget."""
+        position = self.sequences.index(sequence)
+        count, before = self.counts[position], self.computed_before[position]
+        del self.sequences[position], self.counts[position], self.computed_before[position]
+        self.context_tokens -= before + count
+        self.decodes -= is_decode(sequence, count, before)
+        if sequence in self.sampling:
+            self.sampling.remove(sequence)
+        return count
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(self.counts)
+
+    def composition(self) -> BatchComposition:
+        """The figures that a step-time model wants."""
+        prefills = len(self.sequences) - self.decodes
+        if not prefills:
+            return BatchComposition(decodes=self.decodes, context_tokens=self.context_tokens)
+        prefill_tokens = sum(self.counts) - self.decodes
+        work = sum(
+            count * (before + count / 2)
+            for sequence, count, before in zip(self.sequences, self.counts, self.computed_before, strict=True)
+            if not is_decode(sequence, count, before)
+        )
+        return BatchComposition(
+            decodes=self.decodes,
+            prefills=prefills,
+            prefill_tokens=prefill_tokens,
+            context_tokens=self.context_tokens,
+            prefill_work=work,
+        )
+
+
+def is_decode(sequence: ScheduledSequence, count: int, computed_before: int) -> bool:
+    """Whether this share of a batch decodes."""
+    return is_decode_step(count, computed_before, sequence.prompt_tokens, sequence.total)
+
+
+def is_decode_step(count: int, computed_before: int, prompt_tokens: int, total: int) -> bool:
+    """The rule: the one last token, past the prompt. All else is a prompt chunk, or recompute after a preemption."""
+    return count == 1 and computed_before >= prompt_tokens and computed_before + 1 >= total

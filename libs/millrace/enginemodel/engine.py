@@ -1,0 +1,253 @@
+"""A whole engine as a state machine without I/O or clock: sequences in, steps that take modelled time, tokens out.
+
+A driver calls ``begin_step`` when the engine is free, waits for the returned time, and calls ``complete_step``;
+between the two it may add and cancel at any time. The live driver (services/worker/modelled.py) waits on the wall
+clock, the simulator on virtual time; the engine cannot tell which.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped, StepOutput
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
+from millrace.enginemodel.batch import Batch
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.refusals import sampling_refusal
+from millrace.enginemodel.scheduler import Scheduler
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.stream import ModelledSequence
+from millrace.enginemodel.tokens import OutputLengths, Vocabulary
+
+NO_VOCABULARY = Vocabulary()
+NO_LENGTHS = OutputLengths()
+
+
+class ModelledEngine:
+    """One engine. Owns its sequences, its scheduler and the steps under way.
+
+    Invariant: every sequence added and not refused gets outputs until one has a ``finish``, or is cancelled.
+    """
+
+    def __init__(
+        self,
+        parameters: EngineParameters,
+        step_time: StepTimeModel,
+        *,
+        vocabulary: Vocabulary = NO_VOCABULARY,
+        lengths: OutputLengths = NO_LENGTHS,
+    ) -> None:
+        self.parameters = parameters
+        self.scheduler = Scheduler(parameters)
+        self._step_time = step_time
+        self._vocabulary = vocabulary
+        self._table = vocabulary.table()
+        self._lengths = lengths
+        self._sequences: dict[str, ModelledSequence] = {}
+        self._under_way: deque[_Step] = deque()
+        self._depth = 2 if parameters.async_scheduling else 1
+        self._step = 0
+        self._last = _LastStep()
+
+    def add(self, source: EngineSequence) -> str | None:
+        """Takes a sequence. Returns None, or why it is refused."""
+        refusal = self._refusal(source)
+        if refusal is not None:
+            return refusal
+        sequence = self._sequence(source)
+        self._sequences[source.sequence] = sequence
+        self.scheduler.add(sequence)
+        return None
+
+    def _sequence(self, source: EngineSequence) -> ModelledSequence:
+        """The sequence with its stream of tokens. A replay of a recorded run gives it the recorded ones instead."""
+        return ModelledSequence(
+            source,
+            vocabulary=self._vocabulary,
+            table=self._table,
+            lengths=self._lengths,
+            max_model_len=self.parameters.max_model_len,
+        )
+
+    def _refusal(self, source: EngineSequence) -> str | None:
+        tokens = len(source.prompt_token_ids) + len(source.output_token_ids)
+        if source.sequence in self._sequences:
+            return f"sequence {source.sequence} is in the engine already"
+        if not source.prompt_token_ids:
+            return "prompt_token_ids: the prompt is empty"
+        if tokens >= self.parameters.max_model_len:
+            limit = self.parameters.max_model_len
+            return f"prompt_token_ids: {tokens} tokens leave no room for output in max_model_len = {limit}"
+        size = self._vocabulary.size
+        if min(source.prompt_token_ids) < 0 or (size is not None and max(source.prompt_token_ids) >= size):
+            return "prompt_token_ids: an id is not in the vocabulary" + (f", 0 to {size - 1}" if size else "")
+        if len(source.output_token_ids) >= source.sampling.max_tokens:
+            return f"max_tokens: {source.sampling.max_tokens}, with {len(source.output_token_ids)} tokens already there"
+        return sampling_refusal(source.sampling)
+
+    def cancel(self, sequences: list[str]) -> bool:
+        """Takes sequences out; their blocks are free at once. Unknown ids are no error.
+
+        Returns: whether any was here.
+        """
+        known = [self._sequences.pop(name) for name in sequences if name in self._sequences]
+        for sequence in known:
+            self.scheduler.remove(sequence)
+        return bool(known)
+
+    def begin_step(self, now_ns: int) -> int | None:
+        """Starts as many steps as the engine keeps under way (one, or two with async scheduling).
+
+        Returns: Time until the first of them ends, ns; None when there is nothing to compute.
+        """
+        while len(self._under_way) < self._depth and self.scheduler.has_work():
+            if not self.schedule(now_ns).sequences:
+                break
+        return max(0, self._under_way[0].ends_ns - now_ns) if self._under_way else None
+
+    def schedule(self, now_ns: int) -> Batch:
+        """Schedules one step behind those under way. ``begin_step`` does so as often as the engine would."""
+        batch = self.scheduler.schedule()
+        if batch.sequences:
+            begins_ns = self._under_way[-1].ends_ns if self._under_way else now_ns
+            self._under_way.append(self._started(batch, begins_ns))
+        return batch
+
+    def _started(self, batch: Batch, begins_ns: int) -> _Step:
+        for sequence in batch.sequences[-batch.admitted :] if batch.admitted else ():
+            assert isinstance(sequence, ModelledSequence)
+            sequence.scheduled_ns = sequence.scheduled_ns or begins_ns
+        composition = batch.composition()
+        lengths = [sequence.computed for sequence in batch.sequences] if self._step_time.wants_lengths else None
+        duration_ns = self._step_time.duration_ns(composition, lengths)
+        return _Step(batch, composition, begins_ns + duration_ns, duration_ns)
+
+    def complete_step(self, now_ns: int, *, with_snapshot: bool = True) -> EngineStepped:
+        """Ends the oldest step under way: samples its tokens and frees what finished. Call it when its time is over."""
+        step = self._under_way.popleft()
+        self._step += 1
+        self._last = _LastStep(step.composition, step.duration_ns)
+        sample = self._sample_async if self.parameters.async_scheduling else self._sample
+        outputs = sample(step.batch)
+        snapshot = self.snapshot(now_ns) if with_snapshot else None
+        return EngineStepped(step=self._step, at_ns=now_ns, outputs=outputs, snapshot=snapshot)
+
+    def step(self, now_ns: int) -> tuple[EngineStepped, int] | None:
+        """Begins and completes one step.
+
+        Returns: what it gave, stamped with its end, and its duration; None where there is nothing to compute.
+        """
+        duration_ns = self.begin_step(now_ns)
+        if duration_ns is None:
+            return None
+        return self.complete_step(now_ns + duration_ns), duration_ns
+
+    def _sample(self, batch: Batch) -> list[StepOutput]:
+        running = SequenceState.RUNNING
+        return [self._advance(sequence) for sequence in batch.sampling if sequence.state is running]  # type: ignore[arg-type]
+
+    def _sample_async(self, batch: Batch) -> list[StepOutput]:
+        """The same where the next step is scheduled already, and a sequence may have been preempted since."""
+        outputs = []
+        sampling = set(batch.sampling)
+        for sequence in batch.sequences:
+            assert isinstance(sequence, ModelledSequence)
+            fresh = self.scheduler.settle(sequence)
+            if sequence not in sampling or sequence.state is None:
+                continue
+            if fresh:
+                sequence.placeholders -= 1
+            outputs.append(self._advance(sequence))
+        return outputs
+
+    def _advance(self, sequence: ModelledSequence) -> StepOutput:
+        """Appends the next token of a sequence and ends it where that was its last."""
+        token = sequence.next_token()
+        if sequence.total + 1 < sequence.check_at and sequence.announced and sequence.logprobs is None:
+            sequence.token_ids.append(token)
+            sequence.total += 1
+            if self.parameters.async_scheduling:
+                self.scheduler.name_settled(sequence)
+            return StepOutput(sequence=sequence.sequence, token_ids=[token], preemptions=sequence.preemptions)
+        return self._advance_fully(sequence, token)
+
+    def _advance_fully(self, sequence: ModelledSequence, token: int) -> StepOutput:
+        """The same where the output says more than a token: a first one, a last one, or log-probabilities."""
+        logprobs = None if sequence.logprobs is None else [sequence.token_logprobs(token)]
+        sequence.append(token)
+        finish = sequence.ended(token)
+        if self.parameters.async_scheduling:
+            self.scheduler.name_settled(sequence)
+        if finish is not None:
+            del self._sequences[sequence.sequence]
+            self.scheduler.remove(sequence)
+        first, sequence.announced = not sequence.announced, True
+        return StepOutput(
+            sequence=sequence.sequence,
+            token_ids=[token],
+            finish=finish,
+            logprobs=logprobs,
+            scheduled_ns=sequence.scheduled_ns if first else 0,
+            cached_tokens=sequence.hit_tokens if first else None,
+            preemptions=sequence.preemptions,
+        )
+
+    def snapshot(self, now_ns: int) -> EngineSnapshot:
+        """State as of now. O(sequences)."""
+        scheduler = self.scheduler
+        return EngineSnapshot(
+            step=self._step,
+            at_ns=now_ns,
+            running=[_status(sequence) for sequence in scheduler.running],
+            waiting=[_status(sequence) for sequence in scheduler.waiting],
+            blocks_free=scheduler.pool.free,
+            blocks_total=scheduler.pool.blocks_total,
+            preemptions=scheduler.preemptions,
+            step_duration_ns=self._last.duration_ns,
+            batch=self._last.composition,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the state contradicts itself."""
+        self.scheduler.check_invariants()
+        here = {sequence.sequence for sequence in (*self.scheduler.running, *self.scheduler.waiting)}
+        assert here == set(self._sequences), "scheduler and engine know different sequences"
+
+
+class _Step:
+    """A step under way."""
+
+    __slots__ = ("batch", "composition", "duration_ns", "ends_ns")
+
+    def __init__(self, batch: Batch, composition: BatchComposition, ends_ns: int, duration_ns: int) -> None:
+        self.batch = batch
+        self.composition = composition
+        self.ends_ns = ends_ns
+        self.duration_ns = duration_ns
+
+
+class _LastStep:
+    """What a snapshot says of the step before it."""
+
+    __slots__ = ("composition", "duration_ns")
+
+    def __init__(self, composition: BatchComposition | None = None, duration_ns: int = 0) -> None:
+        self.composition = composition or BatchComposition()
+        self.duration_ns = duration_ns
+
+
+def _status(sequence: object) -> SequenceStatus:
+    assert isinstance(sequence, ModelledSequence)
+    assert sequence.state is not None
+    return SequenceStatus(
+        sequence.sequence,
+        sequence.state,
+        sequence.prompt_tokens,
+        # With async scheduling the step under way is counted in already: its tokens are not there yet.
+        min(sequence.computed, sequence.total),
+        sequence.total - sequence.prompt_tokens,
+        sequence.max_tokens,
+        len(sequence.blocks),
+        sequence.arrival_ns,
+        sequence.expected_output_tokens,
+    )

@@ -1,0 +1,153 @@
+"""Drives a modelled engine through time: one pending event per engine, on whatever clock it is given.
+
+The live worker gives the wall clock (services/worker/modelled.py), the simulator virtual time (sim/engine_sim.py);
+everything else about pacing is here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from millrace.actor.engine import (
+    EngineEvent,
+    EngineFailed,
+    EngineObserved,
+    EngineSequence,
+    EngineStepped,
+    SequenceAdded,
+    SequenceRejected,
+)
+from millrace.enginemodel.engine import ModelledEngine
+
+#: A driver that was held up for longer than this does not catch up: a burst of steps would be no engine's behaviour.
+LAG_NS_MAX = 100_000_000
+
+
+class Clock(Protocol):
+    """Time as a driver knows it."""
+
+    def now_ns(self) -> int:
+        """Unix ns, never going back."""
+        ...
+
+    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
+        """Calls back at that time, or with the next turn where it has passed; never within this call."""
+
+
+class PacedEngine:
+    """A modelled engine that runs by itself.
+
+    Steps follow each other at their modelled distance: an event that comes late does not stretch the next step, so
+    that throughput is the model's as long as the clock keeps up.
+    """
+
+    def __init__(
+        self,
+        engine: ModelledEngine,
+        clock: Clock,
+        tell: Callable[[EngineEvent], None],
+        *,
+        speed: float = 1.0,
+        snapshot_interval_ns: int = 0,
+    ) -> None:
+        """Builds it at rest.
+
+        Args:
+            tell: Hears everything the engine says, never within a call of ``add`` or ``cancel``.
+            speed: How much faster than modelled time passes; 0 for steps without duration.
+            snapshot_interval_ns: Least time between two snapshots while it runs; 0 for one with every step.
+        """
+        self.engine = engine
+        self._clock = clock
+        self._tell = tell
+        self._speed = speed
+        self._interval_ns = snapshot_interval_ns
+        self._due_ns = 0  # when the step under way ends
+        self._observed_ns = 0
+        self._stepping = False
+        self._observing = False
+        self._ended = False
+        self._stalled_until_ns = 0
+
+    def add(self, sequence: EngineSequence) -> None:
+        """Adds a sequence: SequenceAdded or SequenceRejected follows."""
+        refusal = self.engine.add(sequence)
+        name = sequence.sequence
+        answer = SequenceAdded(sequence=name) if refusal is None else SequenceRejected(sequence=name, detail=refusal)
+        self._soon(lambda: self._say(answer))
+        if refusal is None and not self._stepping:
+            # With the next turn: what else this turn adds joins the first step.
+            self._stepping = True
+            self._due_ns = self._clock.now_ns()
+            self._soon(self._begin)
+
+    def cancel(self, sequences: list[str]) -> None:
+        """Cancels sequences; their blocks are free at once."""
+        if self.engine.cancel(sequences) and not self._observing:
+            self._observing = True
+            self._soon(self._observe)
+
+    def stop(self) -> None:
+        """Says nothing any more. Idempotent."""
+        self._ended = True
+
+    def fail(self, detail: str) -> None:
+        """Dies as a real engine might: EngineFailed is its last word."""
+        if not self._ended:
+            self._ended = True
+            self._clock.at(0, lambda: self._tell(EngineFailed(detail=detail)))
+
+    def stall(self, duration_ns: int) -> None:
+        """Hangs for a while: no step ends before that time has passed."""
+        self._stalled_until_ns = self._clock.now_ns() + duration_ns
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        self._clock.at(0, callback)
+
+    def _say(self, event: EngineEvent) -> None:
+        if not self._ended:
+            self._tell(event)
+
+    def _observe(self) -> None:
+        """After a cancel: a running engine's next step tells, an idle one has to be looked at."""
+        self._observing = False
+        if not self._stepping:
+            self._say(EngineObserved(snapshot=self.engine.snapshot(self._clock.now_ns())))
+
+    def _begin(self) -> None:
+        """Starts a step, or rests where there is nothing to compute."""
+        if self._ended:
+            return
+        now_ns = self._clock.now_ns()
+        if now_ns - self._due_ns > LAG_NS_MAX:
+            self._due_ns = now_ns
+        duration_ns = self.engine.begin_step(self._due_ns)
+        if duration_ns is None:
+            self._stepping = False
+        elif self._speed == 0:
+            self._soon(self._complete)
+        else:
+            self._due_ns += duration_ns if self._speed == 1 else round(duration_ns / self._speed)
+            self._clock.at(self._due_ns, self._complete)
+
+    def _complete(self) -> None:
+        if self._ended:
+            return
+        at_ns = self._clock.now_ns()
+        if at_ns < self._stalled_until_ns:
+            self._clock.at(self._stalled_until_ns, self._complete)
+            return
+        self._say(self._stepped(at_ns))
+        self._begin()
+
+    def _stepped(self, at_ns: int) -> EngineStepped:
+        stepped = self.engine.complete_step(at_ns, with_snapshot=at_ns - self._observed_ns >= self._interval_ns)
+        if stepped.snapshot is None and not self.engine.scheduler.has_work():
+            # The last word before a rest: nobody would tell later that all blocks are free.
+            stepped = msgspec.structs.replace(stepped, snapshot=self.engine.snapshot(at_ns))
+        if stepped.snapshot is not None:
+            self._observed_ns = at_ns
+        return stepped

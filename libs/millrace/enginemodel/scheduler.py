@@ -1,0 +1,254 @@
+"""The scheduling rules of a vLLM V1 engine, as pure code: what the next step computes.
+
+Running sequences come first, in the order of their admission; each gets what it still has to compute, within the
+token budget. One that needs a block when none is free preempts the newest (or the lowest in priority), which loses
+all its blocks and waits again. Where nobody was preempted, waiting sequences are admitted while budget, blocks and
+places last, after a look into the prefix cache. README.md tells the rules in full, and how they are checked against
+vLLM itself.
+
+Invariants: the blocks of all sequences and the free ones make up the pool; a waiting sequence holds no block;
+running is never longer than ``max_sequences``; no step exceeds the token budget.
+"""
+
+from __future__ import annotations
+
+from millrace.contracts.status import SequenceState
+from millrace.enginemodel.batch import Batch
+from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.queue import WaitingQueue, waiting_queue
+from millrace.enginemodel.sequence import ScheduledSequence
+from millrace.kvcache.pool import BlockPool
+
+
+class Scheduler:
+    """Sole owner of the running list, the waiting queue and the block pool of one engine."""
+
+    def __init__(self, parameters: EngineParameters) -> None:
+        self.parameters = parameters
+        self.pool = BlockPool(parameters.blocks_total, caching=parameters.prefix_caching)
+        self.running: list[ScheduledSequence] = []
+        self.waiting: WaitingQueue = waiting_queue(parameters.policy)
+        self.preemptions = 0
+
+    def add(self, sequence: ScheduledSequence) -> None:
+        """Puts a new sequence into the waiting queue."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: ScheduledSequence) -> None:
+        """Takes a finished or cancelled sequence out and frees its blocks. Its ``state`` becomes None."""
+        if sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+        elif sequence.state is not None:
+            self.waiting.remove(sequence)
+        sequence.state = None
+        self._release(sequence)
+
+    def has_work(self) -> bool:
+        """Whether any sequence is here."""
+        return bool(self.running) or len(self.waiting) > 0
+
+    def schedule(self) -> Batch:
+        """Forms the next step. An empty batch means that there is nothing to compute now."""
+        batch = Batch()
+        budget = self._schedule_running(batch)
+        if not batch.preempted and budget > 0 and len(self.waiting):
+            self._admit_waiting(batch, budget)
+        if self.parameters.async_scheduling:
+            _note_in_flight(batch)
+        return batch
+
+    def settle(self, sequence: ScheduledSequence) -> bool:
+        """Async scheduling only: says that a step of this sequence ended, before its token is appended.
+
+        Returns: False where the step was scheduled before a preemption: its token counts, its KV is gone.
+        """
+        sequence.in_flight -= 1
+        if sequence.stale:
+            sequence.stale -= 1
+            return False
+        return True
+
+    def name_settled(self, sequence: ScheduledSequence) -> None:
+        """Async scheduling only: enters the blocks into the prefix index whose tokens the last step made known."""
+        if sequence.state is SequenceState.RUNNING:
+            self._name_blocks(sequence, sequence.computed - sequence.placeholders)
+
+    # Running sequences
+
+    def _schedule_running(self, batch: Batch) -> int:
+        """Gives running sequences their tokens. Returns what is left of the budget."""
+        budget = self.parameters.token_budget
+        threshold = self._chunk_limit()
+        running = self.running
+        index = 0
+        while index < len(running) and budget > 0:
+            sequence = running[index]
+            if batch.put_decode(sequence):
+                budget -= 1
+                index += 1
+                continue
+            count = self._wanted(sequence, budget, threshold)
+            if count == 0:
+                index += 1
+                continue
+            end = sequence.computed + count
+            if end >= sequence.slots:  # a block fills, or is needed
+                while end > sequence.slots + self.pool.free * self.parameters.block_size:
+                    victim, before, restored = self._preempt_one(batch, index)
+                    index -= before
+                    budget += restored
+                    if victim is sequence:
+                        return budget
+                self._grow(sequence, end)
+            batch.put(sequence, count)
+            budget -= count
+            index += 1
+        return budget
+
+    def _wanted(self, sequence: ScheduledSequence, budget: int, threshold: int) -> int:
+        """Tokens of a running sequence that this step may compute, 0 for none."""
+        limit = self.parameters.max_model_len
+        placeholders = sequence.placeholders
+        if placeholders and sequence.computed + 2 - placeholders >= sequence.prompt_tokens + sequence.max_tokens:
+            return 0  # the step under way gives its last token
+        count = sequence.total + placeholders - sequence.computed
+        if count == 1:  # decoding; the budget is not exhausted here
+            return 1 if sequence.computed + 1 < limit else 0
+        if 0 < threshold < count:
+            count = threshold
+        return min(count, budget, limit - sequence.computed - 1)
+
+    def _chunk_limit(self) -> int:
+        """Longest prompt chunk in this step, 0 for no bound: a sequence alone has nobody to hold up."""
+        alone = len(self.running) + len(self.waiting) <= 1
+        return 0 if alone else self.parameters.long_prefill_token_threshold
+
+    def _preempt_one(self, batch: Batch, index: int) -> tuple[ScheduledSequence, bool, int]:
+        """Preempts one running sequence.
+
+        Returns: it; whether it stood before ``index``; and the tokens that its removal gives back to the budget.
+        """
+        restored, before = 0, False
+        if self.parameters.policy is QueuePolicy.PRIORITY:
+            victim = max(self.running, key=lambda sequence: (sequence.priority, sequence.arrival_ns))
+            position = self.running.index(victim)
+            del self.running[position]
+            before = position < index
+            if victim in batch.sequences:
+                restored = batch.take_back(victim)
+        else:
+            victim = self.running.pop()
+        self._preempt(victim)
+        batch.preempted.append(victim)
+        return victim, before, restored
+
+    def _preempt(self, sequence: ScheduledSequence) -> None:
+        self._release(sequence)
+        sequence.state = SequenceState.PREEMPTED
+        sequence.computed = 0
+        sequence.placeholders = 0
+        sequence.stale = sequence.in_flight
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting.put_back(sequence)
+
+    # Waiting sequences
+
+    def _admit_waiting(self, batch: Batch, budget: int) -> None:
+        """Admits from the head of the queue until budget, places or blocks are used up."""
+        threshold = self._chunk_limit()
+        while budget > 0 and len(self.waiting) and len(self.running) < self.parameters.max_sequences:
+            sequence = self.waiting.first()
+            hits = self._prefix_hits(sequence)
+            computed = len(hits) * self.parameters.block_size
+            count = sequence.total - computed
+            if 0 < threshold < count:
+                count = threshold
+            if count > budget:
+                if not self.parameters.chunked_prefill:
+                    break
+                count = budget
+            if not self._fits(sequence, hits, computed + count):
+                break
+            self._admit(sequence, hits, computed)
+            self._grow(sequence, computed + count)
+            batch.put(sequence, count)
+            batch.admitted += 1
+            budget -= count
+
+    def _prefix_hits(self, sequence: ScheduledSequence) -> list[int]:
+        """Blocks of the longest cached prefix. The last token is always computed, to have its logits."""
+        if not self.parameters.prefix_caching:
+            return []
+        block_size = self.parameters.block_size
+        return self.pool.find(sequence.all_hashes(block_size), (sequence.total - 1) // block_size)
+
+    def _fits(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
+        """Whether the first chunk, or where configured the whole prompt, has room beside the watermark."""
+        parameters = self.parameters
+        if parameters.reserve_full_prompt:
+            tokens = max(tokens, min(sequence.total, parameters.max_model_len))
+        needed = -(-tokens // parameters.block_size) - len(hits) + self.pool.unreferenced(hits)
+        watermark = parameters.watermark_blocks if self.running else 0
+        return needed + watermark <= self.pool.free
+
+    def _admit(self, sequence: ScheduledSequence, hits: list[int], computed: int) -> None:
+        self.waiting.pop()
+        self.running.append(sequence)
+        self.pool.share(hits)
+        sequence.state = SequenceState.RUNNING
+        sequence.blocks = hits
+        sequence.slots = computed
+        sequence.named_blocks = len(hits)
+        sequence.computed = computed
+        if sequence.hit_tokens is None:
+            sequence.hit_tokens = min(computed, sequence.prompt_tokens)
+
+    # Blocks
+
+    def _grow(self, sequence: ScheduledSequence, end: int) -> None:
+        """Gives a sequence blocks for ``end`` tokens, which are free, and names those that this step fills."""
+        block_size = self.parameters.block_size
+        missing = -(-(end - sequence.slots) // block_size)
+        if missing > 0:
+            sequence.blocks += self.pool.take(missing)
+            sequence.slots += missing * block_size
+        self._name_blocks(sequence, min(end, sequence.total))
+
+    def _name_blocks(self, sequence: ScheduledSequence, tokens: int) -> None:
+        """Enters full blocks into the prefix index, up to ``tokens`` of known content."""
+        if not self.parameters.prefix_caching:
+            return
+        block_size = self.parameters.block_size
+        for index in range(sequence.named_blocks, tokens // block_size):
+            self.pool.name(sequence.blocks[index], sequence.block_hash(index, block_size))
+            sequence.named_blocks = index + 1
+
+    def _release(self, sequence: ScheduledSequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.slots = 0
+        sequence.named_blocks = 0
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the state contradicts itself."""
+        self.pool.check_invariants()
+        held = {block for sequence in self.running for block in sequence.blocks}
+        assert len(held) + self.pool.free == self.pool.blocks_total, "a block is lost"
+        assert len(self.running) <= self.parameters.max_sequences
+        for sequence in self.running:
+            assert sequence.state is SequenceState.RUNNING
+            assert sequence.slots == len(sequence.blocks) * self.parameters.block_size
+            assert sequence.computed <= sequence.slots
+            assert sequence.total == len(sequence.token_ids)
+        for sequence in self.waiting:
+            assert sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
+            assert not sequence.blocks, "a waiting sequence holds blocks"
+
+
+def _note_in_flight(batch: Batch) -> None:
+    """Async scheduling: the sampled tokens are not known yet, and the next step counts on them."""
+    for sequence in batch.sequences:
+        sequence.in_flight += 1
+    for sequence in batch.sampling:
+        sequence.placeholders += 1

@@ -1,0 +1,95 @@
+"""A sequence as the scheduler sees it: token counts, blocks, place in the order. Mutable, owned by one Scheduler."""
+
+from __future__ import annotations
+
+from millrace.contracts.status import SequenceState
+from millrace.kvcache.chain import ROOT, chain_hash, extend_chain
+
+
+class ScheduledSequence:
+    """One sequence in a modelled engine.
+
+    Attributes:
+        token_ids: Prompt and output so far; the scheduler reads them only to name full blocks.
+        total: ``len(token_ids)``.
+        computed: Tokens whose KV is computed or being computed in the step under way.
+        placeholders: Tokens sampled by a step whose outputs are not known yet (async scheduling).
+        in_flight: Tokens in scheduled steps whose outputs are not processed yet.
+        stale: Share of ``in_flight`` that was scheduled before a preemption.
+        blocks: KV blocks held, in token order.
+        slots: ``len(blocks) * block_size``.
+        named_blocks: How many of ``blocks`` are in the prefix index.
+        hashes: Chain hashes of full blocks; may lag behind ``token_ids`` until they are needed.
+        hit_tokens: Tokens found in the prefix cache at the first admission; None before it.
+    """
+
+    __slots__ = (
+        "arrival_ns",
+        "blocks",
+        "computed",
+        "hashes",
+        "hit_tokens",
+        "in_flight",
+        "max_tokens",
+        "named_blocks",
+        "placeholders",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "sequence",
+        "slots",
+        "stale",
+        "state",
+        "token_ids",
+        "total",
+    )
+
+    def __init__(
+        self,
+        sequence: str,
+        token_ids: list[int],
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        arrival_ns: int = 0,
+        priority: int = 0,
+    ) -> None:
+        """Args: token_ids: prompt, then output of earlier epochs; becomes this object's own."""
+        self.sequence = sequence
+        self.token_ids = token_ids
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.arrival_ns = arrival_ns
+        self.priority = priority
+        self.total = len(token_ids)
+        self.computed = 0
+        self.placeholders = 0
+        self.in_flight = 0
+        self.stale = 0
+        self.blocks: list[int] = []
+        self.slots = 0
+        self.named_blocks = 0
+        self.hashes: list[int] = []
+        self.hit_tokens: int | None = None
+        self.preemptions = 0
+        self.state: SequenceState | None = SequenceState.WAITING  # None once finished
+
+    def append(self, token_id: int) -> None:
+        """Takes a sampled token."""
+        self.token_ids.append(token_id)
+        self.total += 1
+
+    def block_hash(self, index: int, block_size: int) -> int:
+        """Chain hash of a full block; computes what is missing up to it."""
+        hashes = self.hashes
+        if index == len(hashes):  # the common case: decoding just filled one more block
+            parent = hashes[-1] if hashes else ROOT
+            hashes.append(chain_hash(parent, self.token_ids[index * block_size : (index + 1) * block_size]))
+        elif index > len(hashes):
+            extend_chain(hashes, self.token_ids, block_size)
+        return hashes[index]
+
+    def all_hashes(self, block_size: int) -> list[int]:
+        """Chain hashes of all full blocks of the tokens known now."""
+        extend_chain(self.hashes, self.token_ids, block_size)
+        return self.hashes

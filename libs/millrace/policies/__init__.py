@@ -1,0 +1,1 @@
+"""Scheduling policies: pure functions, one folder each."""

@@ -1,0 +1,1 @@
+"""INFaaS++: least memory in use per sequence of the batch."""

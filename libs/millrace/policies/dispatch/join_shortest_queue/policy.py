@@ -1,0 +1,36 @@
+"""Join the shortest queue, counted in tokens: context that is decoded now and prompts that wait."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from millrace.policies.dispatch.pick import pick_lowest
+from millrace.policies.dispatch.view import Decision, DispatchView
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a running token weighs.
+
+    Attributes:
+        running_weight: Weight of a context token of the running batch against a token that waits for its prefill,
+            0 to 1. A waiting token must be computed before the newcomer's; a running one only slows each step.
+    """
+
+    running_weight: float = 0.25
+
+
+class State(msgspec.Struct, frozen=True):
+    """None: the summaries hold it."""
+
+
+def decide(
+    view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
+) -> tuple[Decision, State]:
+    """Waiting and in-flight tokens, and running ones by their weight. A candidate without a summary has only what is
+    in flight.
+    """
+    weight = parameters.running_weight
+    loads = [c.waiting_prefill_tokens + c.in_flight_tokens + weight * c.running_tokens for c in view.candidates]
+    return pick_lowest(view, loads, rng, unit="tokens queued and running"), state

@@ -1,0 +1,30 @@
+"""Llumnix's dispatcher: memory in use and memory that the queue's prefills will need, per sequence of the batch."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from millrace.policies.dispatch.pick import pick_lowest
+from millrace.policies.dispatch.view import Decision, DispatchView
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """None."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """None: the summaries hold it."""
+
+
+def decide(
+    view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
+) -> tuple[Decision, State]:
+    """Used and queued memory over batch size. What is in flight stands in the queue: it adds to memory, not to the
+    batch. A candidate without a summary has only that.
+    """
+    loads = [
+        (c.used_tokens + c.waiting_prefill_tokens + c.in_flight_tokens) / (c.running or 1) for c in view.candidates
+    ]
+    return pick_lowest(view, loads, rng, unit="tokens of used and queued memory per running sequence"), state

@@ -1,0 +1,1 @@
+"""Random: any candidate, each as likely as the others."""

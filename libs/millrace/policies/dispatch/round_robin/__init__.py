@@ -1,0 +1,1 @@
+"""Round robin: candidates take turns in order of name."""

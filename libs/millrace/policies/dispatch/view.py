@@ -1,0 +1,72 @@
+"""What a dispatch policy sees and what it answers.
+
+A view is a frozen snapshot. The owner of the state keeps one ``InstanceView`` per instance and replaces it when a
+summary comes or when it places something there itself, so that a decision copies nothing but a tuple of references.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.contracts.observers import CandidateScore
+
+
+class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One candidate: its last InstanceSummary and what the asker placed there that the summary cannot know yet.
+
+    Attributes:
+        known: False where no summary was heard: every count of the summary is then 0 and only ``in_flight_*`` speak.
+        running: Sequences in the running batch.
+        waiting: Sequences in the queue.
+        running_tokens: Context tokens of the running batch.
+        waiting_prefill_tokens: Tokens that the queue still has to prefill.
+        used_tokens: KV memory in use, tokens (used blocks times block size).
+        total_tokens: KV memory in all, tokens; 0 where unknown.
+        in_flight_sequences: Placed by this asker, not yet in a summary.
+        in_flight_tokens: Their prompt tokens and tokens to recompute.
+    """
+
+    name: str
+    known: bool = False
+    running: int = 0
+    waiting: int = 0
+    running_tokens: int = 0
+    waiting_prefill_tokens: int = 0
+    used_tokens: int = 0
+    total_tokens: int = 0
+    in_flight_sequences: int = 0
+    in_flight_tokens: int = 0
+
+
+class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One question: where shall these sequences go?
+
+    Attributes:
+        model: Served model name.
+        sequences: How many are placed together (the choices of one prompt).
+        length_tokens: Prompt and output tokens of one of them so far.
+        expected_output_tokens: Predicted mean of the whole output; None if unknown.
+        candidates: Those that may take it, in order of name.
+        filtered: Those that may not, each with a note why.
+    """
+
+    model: str
+    sequences: int
+    length_tokens: int
+    candidates: tuple[InstanceView, ...]
+    expected_output_tokens: float | None = None
+    filtered: tuple[CandidateScore, ...] = ()
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """An answer.
+
+    Attributes:
+        chosen: Instance, or None where there is no candidate.
+        reason: One sentence with units.
+        scores: At most SCORES_MAX of the best, the chosen one among them; 1 is best, 0 worst of all candidates.
+    """
+
+    chosen: str | None
+    reason: str
+    scores: list[CandidateScore]

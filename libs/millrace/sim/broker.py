@@ -1,0 +1,123 @@
+"""The simulated NATS server: interest, routing, no-responders, and the KV store with its watches."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from millrace.contracts.message import Body
+from millrace.sim.kv_store import Entry, SimStore
+from millrace.sim.process import SimProcess, SimWatch
+from millrace.sim.questions import NoResponders, WriteResult
+from millrace.sim.routing import Router, Subscription, matches
+
+if TYPE_CHECKING:
+    from millrace.sim.runtime_sim import Simulation
+
+#: What travels: (subject, body or its bytes, sender, reply subject, traceparent).
+Packet = tuple[str, "Body | bytes", str, str, str]
+
+INBOX = "_INBOX."
+
+
+class Broker:
+    """One server. While it is down, everything that reaches it is lost.
+
+    Attributes:
+        up: Whether it runs.
+        lost: Messages that arrived nowhere: server down, link broken, receiver gone.
+    """
+
+    def __init__(self, simulation: Simulation, rng: Random) -> None:
+        self.up = True
+        self.lost = 0
+        self.router = Router(rng)
+        self.store = SimStore(simulation.after, self._on_change)
+        self._sim = simulation
+        self._watches: dict[SimWatch, int] = {}
+
+    def stop(self, *, keep_store: bool) -> None:
+        """Ends: interest is gone, and with ``keep_store`` False so are the keys."""
+        self.up = False
+        self.router = Router(self._sim.rng)
+        self._watches.clear()
+        if not keep_store:
+            self.store.wipe()
+
+    def route(self, packet: Packet) -> None:
+        """Passes a message on to whoever wants it."""
+        subject = packet[0]
+        if subject.startswith(INBOX):
+            self._to_inbox(subject, packet[1], packet[2], packet[4])
+            return
+        receivers = self.router.receivers(subject)
+        if not receivers and packet[3]:
+            self._to_inbox(packet[3], NoResponders(), "", "")
+        sim = self._sim
+        now_ns, at = sim.queue.now_ns, sim.queue.at
+        for subscription in receivers:
+            node = subscription.process.node
+            for arrival_ns in node.down.arrivals(now_ns):
+                at(arrival_ns, self._at_receiver, subscription, node.connection, packet)
+
+    def forget(self, process: SimProcess) -> None:
+        """An actor's connection ended."""
+        for subscription in process.subscriptions.values():
+            self.router.remove(subscription)
+        for watch in process.watches:
+            self._watches.pop(watch, None)
+
+    def _at_receiver(self, subscription: Subscription, connection: int, packet: Packet) -> None:
+        process = subscription.process
+        node = process.node
+        if subscription.ended or not process.alive or node.partitioned or connection != node.connection:
+            self.lost += 1
+            return
+        self._sim.arrived(process, packet)
+
+    def _to_inbox(self, reply: str, content: Any, sender: str, traceparent: str) -> None:
+        process = self._sim.carrier.asker(reply)
+        if process is None:
+            self._sim.count("late_reply")
+            return
+        node = process.node
+        for arrival_ns in node.down.arrivals(self._sim.now_ns):
+            self._sim.queue.at(
+                arrival_ns, self._at_asker, process, node.connection, (reply, content, sender, traceparent)
+            )
+
+    def _at_asker(self, process: SimProcess, connection: int, answer: tuple[str, Any, str, str]) -> None:
+        node = process.node
+        if not process.alive or node.partitioned or connection != node.connection:
+            self.lost += 1
+            return
+        self._sim.carrier.answered(*answer)
+
+    # The store
+
+    def write(self, reply: str, bucket: str, key: str, value: Any, expected: int | None) -> None:
+        """Carries out a write and acknowledges it."""
+        self._to_inbox(reply, WriteResult(self.store.write(bucket, key, value, expected)), "", "")
+
+    def watch(self, watch: SimWatch, generation: int) -> None:
+        """Sends what stands, then each change."""
+        self._watches[watch] = generation
+        entries = self.store.entries(watch.bucket).items()
+        standing = {key: entry for key, entry in entries if matches(watch.pattern, key)}
+        self._send(watch, generation, watch.news_of_all, standing)
+
+    def _on_change(self, bucket: str, key: str, entry: Entry) -> None:
+        for watch, generation in list(self._watches.items()):
+            if self.up and watch.bucket == bucket and matches(watch.pattern, key):
+                self._send(watch, generation, watch.news, key, entry)
+
+    def _send(self, watch: SimWatch, generation: int, news: Any, *args: Any) -> None:
+        node = watch.process.node
+        arrival_ns = node.down.arrival(self._sim.now_ns)  # never lost alone: a gap makes a live watch start over
+        self._sim.queue.at(arrival_ns, self._at_watcher, watch, (generation, node.connection), news, args)
+
+    def _at_watcher(self, watch: SimWatch, sent: tuple[int, int], news: Any, args: tuple[Any, ...]) -> None:
+        process = watch.process
+        if process.alive and not process.node.partitioned and sent == (watch.generation, process.node.connection):
+            for body in news(*args):
+                process.deliver(body)

@@ -1,0 +1,228 @@
+"""A whole cluster in virtual time: ingresses, workers with modelled engines, a tagger, coordinators, clients, and a
+supervisor that restarts what died.
+
+The actors are the services' own; only what surrounds them is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from millrace.actor.actor import Actor
+from millrace.actor.config import BusConfig
+from millrace.actor.engine import EngineInfo
+from millrace.contracts.catalog import Role
+from millrace.contracts.message import Body
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.subjects import Subjects
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.tokens import OutputLengths, Vocabulary
+from millrace.sim.clients import Clients
+from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
+from millrace.sim.links import LinkModel
+from millrace.sim.oracle import Oracle
+from millrace.sim.process import Handlers, SimActor, SimProcess
+from millrace.sim.runtime_sim import MILLISECOND, Simulation
+from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
+from services.coordinator.actor import CoordinatorActor
+from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
+from services.ingress.actor import IngressActor
+from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
+from services.ingress.metrics import IngressMetrics
+from services.ingress.state import TextModel
+from services.ingress.text import Vocabulary as TextVocabulary
+from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
+from services.tagger.actor import TaggerActor
+from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
+from services.worker.actor import WorkerActor
+from services.worker.config import WorkerLimits
+from services.worker.reports import Identity
+
+MODEL = "modelled"
+CLUSTER = "sim"
+
+#: The supervisor sees that a process ended within this time.
+WATCH_NS = 50 * MILLISECOND
+
+_EOS = 256  # behind the 256 bytes
+
+#: Builds an actor from its name and incarnation.
+Build = Callable[[str, int], Actor]
+
+
+class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a cluster is and what its engines are like.
+
+    Attributes:
+        restart_ns: A process that ended is started again after a time between these.
+        call_timeout_s: Deadline of every call.
+    """
+
+    ingresses: int = 2
+    workers: int = 3
+    taggers: int = 1
+    coordinators: int = 2
+    engine: EngineParameters = EngineParameters(
+        max_model_len=512, block_size=16, blocks_total=80, max_sequences=6, token_budget=96
+    )
+    step_time: LinearStepTime = LinearStepTime(fixed=8e6, per_decode=3e5, per_prefill_token=3e4)
+    lengths: OutputLengths = OutputLengths(mean=40, sigma=0.8, length_max=250)
+    policy: str = "join_shortest_queue"
+    queue_max: int = 32
+    calls_open_max: int = 200
+    call_timeout_s: float = 60.0
+    restart_ns: tuple[int, int] = (300 * MILLISECOND, 1500 * MILLISECOND)
+
+
+def byte_vocabulary() -> TextVocabulary:
+    """One token per byte, and an end of sequence."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    assert tokenizer.token_to_id("<eos>") == _EOS
+    return TextVocabulary(tokenizer)
+
+
+class SimulatedCluster:
+    """Composition root.
+
+    Attributes:
+        clients: Submit calls here; they judge what comes.
+        engines: Engine of each worker's present incarnation.
+        restarts: How often the supervisor started something again.
+    """
+
+    def __init__(self, seed: int, shape: ClusterShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
+        self.simulation = Simulation(seed, verify=verify, link=link)
+        self.shape = shape
+        self.subjects = Subjects(CLUSTER)
+        self.engines: dict[str, SimulatedEngine] = {}
+        self.restarts = 0
+        self._text = TextModel(byte_vocabulary(), frozenset({_EOS}))
+        self.clients = Clients(Oracle(self._engine, self._text.vocabulary))
+        self._rng = Random(f"{seed}/supervisor")
+        self._down: set[str] = set()
+        self._roles: dict[Role, list[SimActor]] = {}
+        self._build()
+        self.simulation.after(WATCH_NS, self._watch)
+
+    @property
+    def ingresses(self) -> list[SimActor]:
+        return self._roles[Role.INGRESS]
+
+    @property
+    def workers(self) -> list[SimActor]:
+        return self._roles[Role.WORKER]
+
+    def of_role(self, role: Role) -> list[SimActor]:
+        """Actors of one role."""
+        return self._roles[role]
+
+    def nodes(self) -> list[str]:
+        """All nodes: each actor has one of its own."""
+        return [actor.node.name for actors in self._roles.values() for actor in actors]
+
+    def _build(self) -> None:
+        shape, add = self.shape, self._add
+        for index in range(shape.coordinators):
+            add(Role.COORDINATOR, f"coordinator-{index}", self._coordinator, COORDINATOR_ACCEPTS)
+        for index in range(shape.taggers):
+            add(Role.TAGGER, f"tagger-{index}", self._tagger, TAGGER_ACCEPTS)
+        for index in range(shape.workers):
+            add(Role.WORKER, f"w{index}", self._worker, WORKER_ACCEPTS)
+        for index in range(shape.ingresses):
+            add(Role.INGRESS, f"ingress-{index}", self._ingress, INGRESS_ACCEPTS)
+
+    def _add(self, role: Role, name: str, build: Build, accepts: tuple[type[Body], ...]) -> None:
+        handlers: Callable[[SimProcess], Handlers] | None = None
+        if role is Role.INGRESS:
+            handlers = self.clients.handlers
+        elif role is Role.WORKER:
+            handlers = simulated_engines(lambda _process: self._engine(), self.engines)
+        actor = self.simulation.add(
+            lambda incarnation: build(name, incarnation),
+            node=name,
+            accepts=accepts,
+            handlers=handlers,
+        )
+        self._roles.setdefault(role, []).append(actor)
+
+    # The services, as their __main__ builds them
+
+    def _coordinator(self, name: str, incarnation: int) -> CoordinatorActor:
+        return CoordinatorActor(name=name, cluster=CLUSTER, incarnation=incarnation)
+
+    def _tagger(self, name: str, incarnation: int) -> TaggerActor:
+        return TaggerActor(name=name, cluster=CLUSTER, incarnation=incarnation)
+
+    def _worker(self, name: str, incarnation: int) -> WorkerActor:
+        parameters = self.shape.engine
+        return WorkerActor(
+            identity=Identity(instance=name, incarnation=incarnation, model=MODEL),
+            info=EngineInfo(
+                engine="modelled",
+                engine_version="1",
+                model=MODEL,
+                max_model_len=parameters.max_model_len,
+                max_sequences=parameters.max_sequences,
+                token_budget=parameters.token_budget,
+                block_size=parameters.block_size,
+                blocks_total=parameters.blocks_total,
+            ),
+            subjects=self.subjects,
+            limits=WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500),
+            rng=Random(f"{name}-{incarnation}"),
+        )
+
+    def _ingress(self, name: str, incarnation: int) -> IngressActor:
+        config = IngressConfig(
+            name=name,
+            bus=BusConfig(cluster=CLUSTER),
+            limits=LimitsConfig(calls_open_max=self.shape.calls_open_max, call_timeout_s=self.shape.call_timeout_s),
+            dispatch=DispatchConfig(policy=self.shape.policy),
+        )
+        return IngressActor(
+            config=config,
+            incarnation=incarnation,
+            models={MODEL: self._text},
+            metrics=IngressMetrics(CollectorRegistry()),
+            rng=Random(f"{name}-{incarnation}"),
+        )
+
+    def _engine(self) -> ModelledEngine:
+        vocabulary = Vocabulary(size=_EOS + 1, eos_token_id=_EOS)
+        return ModelledEngine(
+            self.shape.engine, self.shape.step_time, vocabulary=vocabulary, lengths=self.shape.lengths
+        )
+
+    # The supervisor
+
+    def _watch(self) -> None:
+        """Says who died, and starts it again after a while."""
+        for role, actors in self._roles.items():
+            for actor in actors:
+                if actor.process is None and not actor.starting and actor.name not in self._down:
+                    self._down.add(actor.name)
+                    self._say_dead(role, actor.name)
+                    self.simulation.after(self._rng.randrange(*self.shape.restart_ns), self._restart, actor)
+        self.clients.lose_connections()
+        self.simulation.after(WATCH_NS, self._watch)
+
+    def _say_dead(self, role: Role, name: str) -> None:
+        dead = ServicePresence(
+            role=role, name=name, incarnation=0, at_ns=self.simulation.now_ns, state=PresenceState.DEAD
+        )
+        self.simulation.publish(self.subjects.presence(role, name), dead, sender="supervisor")
+
+    def _restart(self, actor: SimActor) -> None:
+        self._down.discard(actor.name)
+        self.restarts += 1
+        self.simulation.start(actor)

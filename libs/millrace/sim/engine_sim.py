@@ -1,0 +1,75 @@
+"""Modelled engines in virtual time: what stands behind a simulated worker.
+
+    engines: dict[str, SimulatedEngine] = {}
+    simulation.add(worker_factory, node="w0", accepts=..., handlers=simulated_engines(build, engines))
+
+Each incarnation of the actor gets an engine of its own, which ends with it. ``build`` is called with the process and
+gives the ModelledEngine; ``engines`` (optional) is where a scenario finds the engine of an actor by its name, to let
+it stall or die.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millrace.actor.engine import AddToEngine, CancelInEngine
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.pacing import PacedEngine
+from millrace.sim.process import Handlers, SimProcess
+
+#: Snapshots come at most so often, as from live engines: one with every step would cost more than all else.
+SNAPSHOT_INTERVAL_NS = 20_000_000
+
+
+class SimulatedEngine:
+    """Carries out the engine effects of one incarnation of a worker actor."""
+
+    def __init__(
+        self, process: SimProcess, engine: ModelledEngine, *, snapshot_interval_ns: int = SNAPSHOT_INTERVAL_NS
+    ) -> None:
+        self.engine = engine
+        self.paced = PacedEngine(
+            engine, _VirtualClock(process), process.deliver, snapshot_interval_ns=snapshot_interval_ns
+        )
+
+    def handlers(self) -> Handlers:
+        """For ``Simulation.add``."""
+        return {
+            AddToEngine: lambda effect: self.paced.add(effect.sequence),
+            CancelInEngine: lambda effect: self.paced.cancel(effect.sequences),
+        }
+
+    def fail(self, detail: str = "killed by the scenario") -> None:
+        """The engine dies under its worker, which hears EngineFailed."""
+        self.paced.fail(detail)
+
+    def stall(self, duration_ns: int) -> None:
+        """The engine hangs: no step ends for this long."""
+        self.paced.stall(duration_ns)
+
+
+class _VirtualClock:
+    """The simulation's time; what was to come is forgotten when the process ends."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+
+    def now_ns(self) -> int:
+        return self._process.now_ns
+
+    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
+        self._process.after(max(0, time_ns - self._process.now_ns), callback)
+
+
+def simulated_engines(
+    build: Callable[[SimProcess], ModelledEngine], engines: dict[str, SimulatedEngine] | None = None
+) -> Callable[[SimProcess], Handlers]:
+    """The ``handlers`` of a worker actor with a modelled engine."""
+
+    def handlers(process: SimProcess) -> Handlers:
+        engine = SimulatedEngine(process, build(process))
+        if engines is not None:
+            engines[process.name] = engine
+        return engine.handlers()
+
+    return handlers

@@ -1,0 +1,115 @@
+"""What a simulated actor waits for: one answer, several, or a write's acknowledgement."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from millrace.contracts.codec import MalformedMessage
+from millrace.contracts.local import (
+    Gathered,
+    KeyFailure,
+    KeyNotPut,
+    KeyPut,
+    Replied,
+    RequestFailed,
+    RequestFailure,
+)
+from millrace.contracts.message import Body, Message
+
+
+class NoResponders:
+    """In place of a body: the server's word that nobody listens."""
+
+
+class WriteResult:
+    """In place of a body: the store's answer. A revision of None is a conflict."""
+
+    __slots__ = ("revision",)
+
+    def __init__(self, revision: int | None) -> None:
+        self.revision = revision
+
+
+#: An answer: a body, an unreadable payload, or a word of the server.
+Answer = Body | MalformedMessage | NoResponders | WriteResult
+
+
+class Question(Protocol):
+    """Says what to deliver; None where it goes on waiting."""
+
+    def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None: ...
+
+    def on_timeout(self) -> Message: ...
+
+    def on_disconnect(self) -> Message: ...
+
+
+class OpenRequest:
+    """One answer, whatever it is."""
+
+    __slots__ = ("correlation",)
+
+    def __init__(self, correlation: str) -> None:
+        self.correlation = correlation
+
+    def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None:
+        if isinstance(answer, NoResponders):
+            return self._fail(RequestFailure.NO_RESPONDERS)
+        if isinstance(answer, MalformedMessage):
+            return self._fail(RequestFailure.MALFORMED)
+        return Message(Replied(correlation=self.correlation, body=answer), "", sender, "", traceparent)
+
+    def on_timeout(self) -> Message:
+        return self._fail(RequestFailure.TIMEOUT)
+
+    def on_disconnect(self) -> Message:
+        return self._fail(RequestFailure.DISCONNECTED)
+
+    def _fail(self, reason: RequestFailure) -> Message:
+        return Message(RequestFailed(correlation=self.correlation, reason=reason))
+
+
+class OpenGather:
+    """As many answers as come in time."""
+
+    __slots__ = ("answers", "answers_max", "correlation")
+
+    def __init__(self, correlation: str, answers_max: int) -> None:
+        self.correlation = correlation
+        self.answers_max = answers_max
+        self.answers: list[tuple[str, Any]] = []
+
+    def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None:
+        if isinstance(answer, NoResponders):
+            return self.on_timeout()
+        if isinstance(answer, Body):
+            self.answers.append((sender, answer))
+        return self.on_timeout() if len(self.answers) >= self.answers_max else None
+
+    def on_timeout(self) -> Message:
+        return Message(Gathered(correlation=self.correlation, answers=self.answers))
+
+    def on_disconnect(self) -> Message:
+        return self.on_timeout()
+
+
+class OpenWrite:
+    """The store's acknowledgement."""
+
+    __slots__ = ("correlation",)
+
+    def __init__(self, correlation: str) -> None:
+        self.correlation = correlation
+
+    def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None:
+        if not isinstance(answer, WriteResult):
+            return self.on_timeout()
+        if answer.revision is None:
+            return Message(KeyNotPut(correlation=self.correlation, reason=KeyFailure.CONFLICT))
+        return Message(KeyPut(correlation=self.correlation, revision=answer.revision))
+
+    def on_timeout(self) -> Message:
+        return Message(KeyNotPut(correlation=self.correlation, reason=KeyFailure.UNAVAILABLE))
+
+    def on_disconnect(self) -> Message:
+        return self.on_timeout()

@@ -1,0 +1,78 @@
+"""Many seeds of the cluster simulation: ``python -m millrace.sim.soak --seeds 500``.
+
+Prints one line per failing seed and a summary; exit code 1 where a seed failed. One seed again, with its faults and
+outcomes: ``--first 17 --seeds 1 --verbose``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+
+from millrace.sim.runtime_sim import SimulationFailed
+from millrace.sim.scenario import Report, Scenario
+
+
+def run_seed(seed: int) -> Report | str:
+    """The report of a seed, or why it failed."""
+    try:
+        return Scenario(seed).run()
+    except SimulationFailed as failure:
+        return str(failure)
+
+
+def _run(seed: int) -> tuple[int, Report | str]:
+    return seed, run_seed(seed)
+
+
+def _results(seeds: range, jobs: int) -> Iterator[tuple[int, Report | str]]:
+    if jobs == 1:
+        yield from map(_run, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_run, seeds)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a soak."""
+    parser.add_argument("--seeds", type=int, default=500, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first one")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--verbose", action="store_true", help="say what each seed did")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the seeds; returns the exit code."""
+    say = sys.stdout.write
+    began = time.monotonic()
+    failed: list[int] = []
+    outcomes: dict[str, int] = {}
+    handled = 0
+    for seed, result in _results(range(options.first, options.first + options.seeds), options.jobs):
+        if isinstance(result, str):
+            failed.append(seed)
+            say(f"FAILED {result}\n")
+            continue
+        handled += result.handled
+        for outcome, count in result.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+        if options.verbose:
+            say(f"seed {seed} {result.trace_hash:016x} {result.outcomes} {result.faults}\n")
+    wall_s = time.monotonic() - began
+    say(f"{options.seeds} seeds in {wall_s:.0f} s, {handled:,} messages, outcomes {dict(sorted(outcomes.items()))}\n")
+    say(f"failed: {failed if failed else 'none'}\n")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Runs the seeds that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m millrace.sim.soak", description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Writes the model cards and the table of models/README.md from what evaluation measured."""
+
+import argparse
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from models.training import noisy
+from models.training.model import SHAPES
+from models.training.tasks import TASKS, make
+from models.training.train import DEFAULT_SEED, MODELS, PLANS, SIZES, Plan
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# millrace-{size}
+
+A Llama of {parameters:,} parameters in bfloat16, trained from nothing for the tasks below and for nothing else. It
+exists so that a cluster can be tried, tested and measured with a real model of known answers and known output lengths,
+without a download. It knows no facts and holds no conversation; what it says outside its tasks means nothing.
+
+| width | layers | heads | key-value heads | head size | MLP width | vocabulary | positions |
+|---|---|---|---|---|---|---|---|
+| {width} | {layers} | {heads} | {kv_heads} | {head_size} | {mlp_width} | {vocabulary} | {positions} |
+
+Trained on {tokens:,} tokens of generated conversations (seed {seed}, loss on answers only){origin} by
+`python -m models.training.train --size {size}`. One prompt in eight, by checksum, was held out of training; all figures
+below are from held-out prompts, decoded from these bf16 weights in the chat format of `tokenizer_config.json`.
+
+## Accuracy
+
+Exact match, greedy decoding, {per_task} prompts per task in three levels of difficulty. Mean over the exact tasks:
+**{accuracy:.1%}**. The last three, {noisy}, have many right answers and are decoded at temperature 1; there the
+check asks whether the answer keeps to what was asked (grammar, range of lengths).
+
+| task | example prompt | accuracy | level 1 | level 2 | level 3 |
+|---|---|---|---|---|---|
+{accuracy_rows}
+
+## Output length at temperature 1
+
+In tokens, the end of sequence counted; {prompts} prompts per task, {samples} samples of each. The variance within a
+prompt is chance, which no predictor can know; the variance between prompts is what a length predictor can learn. Over
+all tasks together {explained:.0%} of the variance lies between prompts. `right` is the share of sampled answers that
+pass the check.
+
+| task | mean | p50 | p90 | max | variance within a prompt | variance between prompts | right |
+|---|---|---|---|---|---|---|---|
+{length_rows}
+"""
+
+README = """\
+# Models that ship with Millrace
+
+Three Llamas trained from nothing on one family of tasks with checkable answers, so that real vLLM engines have
+something to serve where nothing can be downloaded. All share a tokenizer (a token per byte and per word of the tasks)
+and a chat template. How accuracy depends on size, which a cascade lives on, is in the table below; output length
+depends on the prompt and, at temperature 1, on chance, which a length predictor learns from. Each folder holds weights,
+tokenizer, card (`README.md`) and figures (`evaluation.json`).
+
+    python -m models.training.all                # trains, evaluates, writes the cards: {hours}
+    python -m models.training.random_weights     # 100 M parameters drawn from a seed, into .millrace/models
+
+`--state DIR` names where training keeps its state; the same command goes on where it stopped. A GPU is used where there
+is one. One size: `python -m models.training.train --size nano`, then `evaluate --size nano`, then `card`. The prompts
+and the checks of answers are `training/tasks.py` and `training/noisy.py`: `make("count", Random(1))` gives a prompt,
+its answer and `check(text)`.
+
+Share of held-out prompts answered exactly right, greedy (for {noisy}: kept to what was asked, at
+temperature 1):
+
+| task | {sizes} |
+|---|{rule}|
+| parameters | {parameters} |
+| **exact tasks, mean** | {means} |
+{rows}
+"""
+
+
+def table_row(*cells: object) -> str:
+    """One row of a Markdown table."""
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def card(result: dict[str, Any]) -> str:
+    """The model card of one size, from its evaluation."""
+    shape, plan, tasks = SHAPES[result["size"]], PLANS[result["size"]], result["tasks"]
+    accuracy_rows = [
+        table_row(task, f"`{_example(task)}`", _share(f["accuracy"]), *map(_share, f["by_level"]))
+        for task, f in tasks.items()
+    ]
+    lengths = result["lengths"]
+    length_rows = [
+        table_row(task, f"{f['mean']:.1f}", f["p50"], f["p90"], f["max"], f"{f['within_prompt_variance']:.0f}",
+                  f"{f['between_prompt_variance']:.0f}", _share(f["accuracy"]))
+        for task, f in lengths.items()
+    ]  # fmt: skip
+    whole = lengths["all"]
+    between, within = whole["between_prompt_variance"], whole["within_prompt_variance"]
+    return CARD.format(
+        **shape._asdict(),
+        size=result["size"],
+        parameters=result["parameters"],
+        tokens=plan.tokens,
+        seed=DEFAULT_SEED,
+        origin=_origin(plan),
+        per_task=min(figures["prompts"] for figures in tasks.values()),
+        accuracy=result["accuracy"],
+        accuracy_rows="\n".join(accuracy_rows),
+        noisy=", ".join(noisy.TASKS),
+        prompts=result["length_prompts"],
+        samples=result["length_samples"],
+        explained=between / (between + within),
+        length_rows="\n".join(length_rows),
+    )
+
+
+def _origin(plan: Plan) -> str:
+    """What a grown model started from."""
+    if plan.grown_from is None:
+        return ""
+    return f", grown from millrace-{plan.grown_from}\nafter {plan.grown_tokens:,} tokens (`training/grow.py`),"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def _example(task: str) -> str:
+    """A short level-2 prompt of the task, the same each time."""
+    rng = Random(3)
+    return min((make(task, rng, 2).prompt for _ in range(20)), key=len)
+
+
+def overview(results: dict[str, dict[str, Any]]) -> str:
+    """models/README.md over all sizes."""
+    rows = []
+    for task in TASKS:
+        rows.append(table_row(task, *(_share(result["tasks"][task]["accuracy"]) for result in results.values())))
+    return README.format(
+        hours="under two hours on two cores",
+        noisy=", ".join(noisy.TASKS),
+        sizes=" | ".join(f"[{size}](millrace-{size}/README.md)" for size in results),
+        rule="---|" * (len(results) - 1) + "---",
+        parameters=" | ".join(f"{result['parameters']:,}" for result in results.values()),
+        means=" | ".join(f"**{result['accuracy']:.1%}**" for result in results.values()),
+        rows="\n".join(rows),
+    )
+
+
+def write_cards(models: Path) -> None:
+    """Writes every card that an evaluation allows, and the overview."""
+    results = {}
+    for size in SIZES:
+        folder = models / f"millrace-{size}"
+        if (folder / "evaluation.json").exists():
+            results[size] = json.loads((folder / "evaluation.json").read_text())
+            (folder / "README.md").write_text(card(results[size]))
+    (models / "README.md").write_text(overview(results))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=Path, default=MODELS, help="folder of the model folders")
+    write_cards(parser.parse_args().models)

@@ -1,0 +1,99 @@
+"""The tokenizer that all the models share: every byte is a token, and so is every word of the task family.
+
+A word in the vocabulary becomes one token; anything else falls back to its bytes, so any UTF-8 text comes back exactly.
+There are no merges: digits and the letters of a word that nobody knows stay one token each, which is what copying,
+reversing and adding need.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from models.training import words
+
+PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
+ROLES = ("system", "user", "assistant")
+SPECIAL_TOKENS = (PAD, BOS, EOS, *(f"<|{role}|>" for role in ROLES))
+VOCABULARY_SIZE = 704
+POSITIONS = 4096
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set role = 'system' if message['role'] == 'developer' else message['role'] %}"
+    "{% if role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('This model knows the roles system, user and assistant, not ' + role + '.') }}{% endif %}"
+    "{{ '<|' + role + '|>' + message['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+# Letters with the blank before them, then runs of anything else: a word and its blank are one piece, as in GPT-2.
+_PIECES = Regex(r" ?\p{L}+|[^\p{L} ]+| ")
+
+
+def build_tokenizer() -> Tokenizer:
+    """Builds the tokenizer; the same one every time."""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *_byte_symbols(), *_word_tokens()))}
+    for index in range(len(vocabulary), VOCABULARY_SIZE):
+        vocabulary[f"<|unused_{index}|>"] = index
+    # With ignore_merges a piece that is in the vocabulary is one token, though no merges lead to it.
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(_PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def _byte_symbols() -> list[str]:
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def _word_tokens() -> list[str]:
+    """A word that may open a text has a token without a blank before it, one that may follow another has one with it.
+
+    The blank is Ġ in the byte-level alphabet; letters of ASCII stand for themselves.
+    """
+    listed = [word for group in words.CATEGORIES.values() for word in group] + words.UNITS + words.TENS
+    following = [*words.INNER_WORDS, *listed, *words.ADJECTIVES, *words.VERBS, *words.OPENERS]
+    return list(dict.fromkeys([*words.OPENING_WORDS, *listed, *(f"Ġ{word}" for word in following)]))
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token. Raises KeyError when there is no such token."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return found
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes tokenizer.json and tokenizer_config.json as Hugging Face reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "additional_special_tokens": list(SPECIAL_TOKENS[3:]),
+        "add_bos_token": True,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": POSITIONS,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    write_tokenizer(parser.parse_args().folder)

@@ -1,0 +1,1 @@
+"""The services of a Millrace cluster, one package each: none imports another."""

@@ -1,0 +1,21 @@
+"""Runs a coordinator: ``python -m services.coordinator --config FILE``."""
+
+from __future__ import annotations
+
+import sys
+
+from millrace.actor.hosting import host
+from millrace.contracts.catalog import Role
+from millrace.telemetry import Telemetry
+
+from services.coordinator.actor import ACCEPTS, CoordinatorActor
+from services.coordinator.config import CoordinatorConfig
+
+
+def build(config: CoordinatorConfig, incarnation: int, telemetry: Telemetry) -> CoordinatorActor:
+    """Makes the actor of this process."""
+    return CoordinatorActor(name=config.name, cluster=config.bus.cluster, incarnation=incarnation)
+
+
+if __name__ == "__main__":
+    sys.exit(host(Role.COORDINATOR, CoordinatorConfig, ACCEPTS, build))

@@ -1,0 +1,343 @@
+"""The coordinator: writes the plan of each model, as long as it holds the model's lease.
+
+Owns: the plan (stages, their instances, the epoch). One coordinator is active per model, by a lease in the KV bucket
+``lease``; others
+stand by. Today's plan has one stage that covers every length and names every instance that is registered, alive and
+not draining.
+
+| message in | change | messages out |
+|---|---|---|
+| KeyChanged(instance) | instance known, renewed or gone | PutKey(plan) where that changes it |
+| InstanceSummary | sign of life, draining or not | PutKey(plan) where that changes it |
+| ServicePresence(DEAD, worker) | its incarnations until then are dead | PutKey(plan) |
+| KeyChanged(lease / plan) | what another coordinator wrote is taken over | |
+| TimerFired(tick) | silent instances leave the plan | ServicePresence, PutKey(lease), PutKey(plan), next timer |
+| KeyPut / KeyNotPut | write done, or lost to another writer | |
+| BusReconnected | revisions unconfirmed until the watches say BucketReady | |
+| StopRequested | | DeleteKey(lease) where held, ServicePresence(LEAVING), Stop |
+
+Invariants: it writes a plan only under its own unexpired lease and only over the revision it has seen; epochs rise.
+Overload: state is bounded by INSTANCES_MAX and MODELS_MAX; more are ignored and logged once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.contracts.catalog import Role
+from millrace.contracts.local import (
+    BucketReady,
+    BusReconnected,
+    KeyChanged,
+    KeyNotPut,
+    KeyPut,
+    StopRequested,
+    TimerFired,
+)
+from millrace.contracts.message import Message
+from millrace.contracts.plan import Lease, Plan, Stage
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.subjects import Subjects, subject_token
+
+from services.coordinator.state import Held, InstanceView, ModelState
+
+#: How often liveness and leases are looked at, and presence is published.
+TICK_NS = 1_000_000_000
+
+#: An instance that said nothing for this long leaves the plan. Ingress acts sooner, by itself; the plan follows.
+SILENCE_NS_MAX = 3_000_000_000
+
+#: How long a lease holds. A JetStream write may take over 5 s while a stream leader is replaced; the lease must
+#: outlive that.
+LEASE_NS = 15_000_000_000
+
+#: A holder renews its lease when less than this is left of it: three more tries fit before it ends.
+LEASE_RENEW_NS = 11_000_000_000
+
+#: Bounds of the state; far above what one coordinator can sensibly plan for.
+INSTANCES_MAX = 10_000
+MODELS_MAX = 1_000
+
+ACCEPTS = (InstanceSummary, ServicePresence)
+
+
+class CoordinatorActor:
+    """Plans for every model that has instances."""
+
+    def __init__(self, *, name: str, cluster: str, incarnation: int) -> None:
+        self.name = name
+        self._subjects = Subjects(cluster)
+        self._incarnation = incarnation
+        self._instances: dict[str, InstanceView] = {}
+        self._models: dict[str, ModelState] = {}
+        self._ready: set[str] = set()
+        self._bound_reached = False
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Watches the buckets, listens to instances and begins to tick."""
+        return [
+            WatchKeys(bucket="instance"),
+            WatchKeys(bucket="plan"),
+            WatchKeys(bucket="lease"),
+            Subscribe(subject=self._subjects.summaries()),
+            Subscribe(subject=self._subjects.presences(Role.WORKER)),
+            self._presence(now_ns, PresenceState.ALIVE),
+            StartTimer(name="tick", at_ns=now_ns + TICK_NS),
+        ]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """See the table above."""
+        match message.body:
+            case InstanceSummary() as body:
+                return self._on_summary(body, now_ns)
+            case KeyChanged(bucket="instance") as body:
+                return self._on_instance(body, now_ns)
+            case KeyChanged(bucket="plan") as body:
+                return self._on_plan(body)
+            case KeyChanged(bucket="lease") as body:
+                return self._on_lease(body, now_ns)
+            case ServicePresence() as body:
+                return self._on_presence(body, now_ns)
+            case TimerFired():
+                return self._on_tick(now_ns)
+            case KeyPut() as body:
+                return self._on_key_put(body)
+            case KeyNotPut() as body:
+                return self._on_key_not_put(body)
+            case BucketReady() as body:
+                return self._on_bucket_ready(body, now_ns)
+            case BusReconnected():
+                return self._on_reconnected(now_ns)
+            case StopRequested():
+                return self._on_stop(now_ns)
+            case _:
+                return []
+
+    # instances
+
+    def _on_instance(self, body: KeyChanged, now_ns: int) -> list[Effect]:
+        if body.value is None:
+            self._instances.pop(body.key, None)
+            return self._plan_all(now_ns)
+        record = body.value
+        if not isinstance(record, InstanceRecord):
+            return [Log(level="warning", event="key_of_wrong_type", fields={"bucket": "instance", "key": body.key})]
+        view = self._instances.get(body.key)
+        if view is None:
+            if len(self._instances) >= INSTANCES_MAX:
+                return self._say_bound_reached("instances")
+            self._instances[body.key] = InstanceView(record=record, seen_ns=now_ns)
+        else:
+            fresh = view.record.incarnation != record.incarnation
+            view.record, view.seen_ns = record, now_ns
+            view.draining = view.draining and not fresh
+        return self._lead(now_ns) + self._plan(record.model, now_ns)
+
+    def _on_summary(self, body: InstanceSummary, now_ns: int) -> list[Effect]:
+        view = self._instances.get(subject_token(body.instance))
+        if view is None or view.record.incarnation != body.incarnation:
+            return []
+        served = view.serves(now_ns, SILENCE_NS_MAX)
+        view.seen_ns, view.draining = now_ns, body.draining
+        return self._plan(body.model, now_ns) if view.serves(now_ns, SILENCE_NS_MAX) != served else []
+
+    def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
+        view = self._instances.get(subject_token(body.name))
+        if view is None or body.role != Role.WORKER or body.state is not PresenceState.DEAD:
+            return []
+        view.dead_before_ns = max(view.dead_before_ns, body.incarnation or body.at_ns)
+        return self._plan(view.record.model, now_ns)
+
+    # lease and plan
+
+    def _on_lease(self, body: KeyChanged, now_ns: int) -> list[Effect]:
+        state = self._model_of_key(body.key, body.value.model if isinstance(body.value, Lease) else None)
+        if state is None:
+            return []
+        state.lease = body.value if isinstance(body.value, Lease) else None
+        _confirm(state.lease_key, body)
+        return self._lead(now_ns) + self._plan_all(now_ns)
+
+    def _on_plan(self, body: KeyChanged) -> list[Effect]:
+        state = self._model_of_key(body.key, body.value.model if isinstance(body.value, Plan) else None)
+        if state is not None:
+            state.plan = body.value if isinstance(body.value, Plan) else None
+            _confirm(state.plan_key, body)
+        return []
+
+    def _on_tick(self, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = [
+            self._presence(now_ns, PresenceState.ALIVE),
+            StartTimer(name="tick", at_ns=now_ns + TICK_NS),
+        ]
+        return effects + self._lead(now_ns) + self._plan_all(now_ns)
+
+    def _on_key_put(self, body: KeyPut) -> list[Effect]:
+        held = self._held(body.correlation)
+        if held is not None:
+            held.revision = max(held.revision, body.revision)
+            held.writing = False
+        return []
+
+    def _on_key_not_put(self, body: KeyNotPut) -> list[Effect]:
+        held = self._held(body.correlation)
+        if held is not None:
+            held.writing = False  # the watch tells the winner's value and revision; the next tick tries again
+        fields = {"key": body.correlation, "reason": str(body.reason)}
+        return [Log(level="info", event="key_not_written", fields=fields)]
+
+    def _on_bucket_ready(self, body: BucketReady, now_ns: int) -> list[Effect]:
+        self._ready.add(body.bucket)
+        for state in self._models.values():
+            held = {"plan": state.plan_key, "lease": state.lease_key}.get(body.bucket)
+            if held is not None and held.stale:  # the store came back without this key
+                held.revision, held.stale = 0, False
+                if body.bucket == "lease":
+                    state.lease = None
+        return self._lead(now_ns) + self._plan_all(now_ns)
+
+    def _on_reconnected(self, now_ns: int) -> list[Effect]:
+        self._ready.clear()
+        for state in self._models.values():
+            for held in (state.plan_key, state.lease_key):
+                held.stale, held.writing = True, False
+        for view in self._instances.values():
+            view.seen_ns = now_ns  # nobody could be heard; silence is counted anew
+        return []
+
+    def _on_stop(self, now_ns: int) -> list[Effect]:
+        held = [
+            DeleteKey(bucket="lease", key=subject_token(model), correlation=f"release/{model}")
+            for model, state in sorted(self._models.items())
+            if self._leads(state, now_ns)
+        ]
+        return [*held, self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
+
+    # decisions
+
+    def _lead(self, now_ns: int) -> list[Effect]:
+        """Takes leases that are free and renews the ones held, for every model that has instances."""
+        if not {"instance", "lease", "plan"} <= self._ready:
+            return []
+        for view in self._instances.values():
+            if view.record.model not in self._models and len(self._models) < MODELS_MAX:
+                self._models[view.record.model] = ModelState()
+        return [
+            self._put_lease(model, state, now_ns)
+            for model, state in sorted(self._models.items())
+            if not state.lease_key.writing and self._may_write_lease(state, now_ns)
+        ]
+
+    def _may_write_lease(self, state: ModelState, now_ns: int) -> bool:
+        lease = state.lease
+        if lease is None or lease.until_ns <= now_ns:
+            return True
+        # The same name is the same service: after a crash it need not wait for its own lease to end.
+        return lease.holder == self.name and (
+            lease.until_ns - now_ns < LEASE_RENEW_NS or lease.incarnation != self._incarnation
+        )
+
+    def _put_lease(self, model: str, state: ModelState, now_ns: int) -> Effect:
+        state.lease_key.writing = True
+        lease = Lease(model=model, holder=self.name, incarnation=self._incarnation, until_ns=now_ns + LEASE_NS)
+        return PutKey(
+            bucket="lease",
+            key=subject_token(model),
+            value=lease,
+            correlation=f"lease/{model}",
+            expected_revision=state.lease_key.revision,
+        )
+
+    def _leads(self, state: ModelState, now_ns: int) -> bool:
+        lease = state.lease
+        if lease is None or lease.until_ns <= now_ns:
+            return False
+        return lease.holder == self.name and lease.incarnation == self._incarnation
+
+    def _plan_all(self, now_ns: int) -> list[Effect]:
+        return [effect for model in sorted(self._models) for effect in self._plan(model, now_ns)]
+
+    def _plan(self, model: str, now_ns: int) -> list[Effect]:
+        state = self._models.get(model)
+        if state is None or state.plan_key.writing or not self._leads(state, now_ns):
+            return []
+        serving = [view for view in self._instances.values() if view.record.model == model]
+        names = [view.record.instance for view in serving if view.serves(now_ns, SILENCE_NS_MAX)]
+        stages = plan_stages(names)
+        if state.plan is not None and state.plan.stages == stages:
+            return []
+        epoch = state.plan.epoch + 1 if state.plan is not None else 1
+        plan = Plan(model=model, epoch=epoch, stages=stages, coordinator=self.name)
+        state.plan_key.writing = True
+        fields = {"model": model, "epoch": epoch, "instances": len(names)}
+        return [
+            PutKey(
+                bucket="plan",
+                key=subject_token(model),
+                value=plan,
+                correlation=f"plan/{model}",
+                expected_revision=state.plan_key.revision,
+            ),
+            Log(level="info", event="plan_written", fields=fields),
+        ]
+
+    # small things
+
+    def _model_of_key(self, key: str, model: str | None) -> ModelState | None:
+        """State for a bucket key; a deleted key has no value to tell its model, so its token is looked up."""
+        if model is None:
+            model = next((name for name in self._models if subject_token(name) == key), None)
+        if model is None or (model not in self._models and len(self._models) >= MODELS_MAX):
+            return None
+        return self._models.setdefault(model, ModelState())
+
+    def _held(self, correlation: str) -> Held | None:
+        kind, _, model = correlation.partition("/")
+        state = self._models.get(model)
+        if state is None:
+            return None
+        return {"plan": state.plan_key, "lease": state.lease_key}.get(kind)
+
+    def _say_bound_reached(self, what: str) -> list[Effect]:
+        if self._bound_reached:
+            return []
+        self._bound_reached = True
+        return [Log(level="error", event="bound_reached", fields={"what": what, "max": INSTANCES_MAX})]
+
+    def _presence(self, now_ns: int, state: PresenceState) -> Publish:
+        body = ServicePresence(
+            role=Role.COORDINATOR, name=self.name, incarnation=self._incarnation, at_ns=now_ns, state=state
+        )
+        return Publish(subject=self._subjects.presence(Role.COORDINATOR, self.name), body=body)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Instances, and who leads what with which plan."""
+        models = {
+            model: {
+                "holder": state.lease.holder if state.lease else "",
+                "epoch": state.plan.epoch if state.plan else 0,
+                "instances": [name for stage in state.plan.stages for name in stage.instances] if state.plan else [],
+            }
+            for model, state in sorted(self._models.items())
+        }
+        return {"name": self.name, "instances": sorted(self._instances), "models": models}
+
+    def check_invariants(self) -> None:
+        """Bounds hold; plans name each instance once."""
+        assert len(self._instances) <= INSTANCES_MAX
+        assert len(self._models) <= MODELS_MAX
+        for state in self._models.values():
+            if state.plan is not None:
+                names = [name for stage in state.plan.stages for name in stage.instances]
+                assert len(names) == len(set(names)), names
+
+
+def plan_stages(instances: list[str]) -> list[Stage]:
+    """One stage over all lengths with every instance."""
+    return [Stage(name="s0", length_min=0, length_max=None, instances=sorted(instances))]
+
+
+def _confirm(held: Held, body: KeyChanged) -> None:
+    held.stale, held.writing = False, False
+    held.revision = body.revision if body.value is not None else 0

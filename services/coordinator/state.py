@@ -1,0 +1,53 @@
+"""What the coordinator knows: instances, and per model the lease and the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millrace.contracts.plan import Lease, Plan
+from millrace.contracts.status import InstanceRecord
+
+
+@dataclass
+class InstanceView:
+    """One registered instance.
+
+    Attributes:
+        seen_ns: When its last sign of life came.
+        dead_before_ns: Incarnations up to this time are known to be dead.
+    """
+
+    record: InstanceRecord
+    seen_ns: int
+    draining: bool = False
+    dead_before_ns: int = 0
+
+    def serves(self, now_ns: int, silence_ns_max: int) -> bool:
+        """Whether the plan should name it."""
+        alive = now_ns - self.seen_ns <= silence_ns_max and self.record.incarnation > self.dead_before_ns
+        return alive and not self.draining
+
+
+@dataclass
+class Held:
+    """A key in a bucket as this coordinator last saw it.
+
+    Attributes:
+        revision: 0 where it does not exist.
+        stale: Not confirmed since the bus came back.
+        writing: A write is under way; no second one is begun.
+    """
+
+    revision: int = 0
+    stale: bool = False
+    writing: bool = False
+
+
+@dataclass
+class ModelState:
+    """Lease and plan of one model."""
+
+    lease: Lease | None = None
+    lease_key: Held = field(default_factory=Held)
+    plan: Plan | None = None
+    plan_key: Held = field(default_factory=Held)

@@ -1,0 +1,189 @@
+"""Runs an ingress: ``python -m services.ingress --config FILE``. The HTTP side and the core share one event loop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import time
+import traceback
+
+import msgspec
+from millrace.actor.config import load_config
+from millrace.actor.errors import BusError, ConfigError
+from millrace.actor.hosting import masked
+from millrace.actor.loop import run_to_end
+from millrace.actor.recording import Origin
+from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.contracts.message import Body
+from millrace.telemetry import Telemetry, open_telemetry
+
+from services.ingress.actor import ACCEPTS, IngressActor
+from services.ingress.api.drafts import Bounds
+from services.ingress.api.models import ModelRegistry, ServedModel, Serving
+from services.ingress.config import HttpConfig, IngressConfig
+from services.ingress.http.app import App
+from services.ingress.http.connection import ConnectionLimits
+from services.ingress.http.metrics import HttpMetrics
+from services.ingress.http.open_calls import OpenCalls, Tracer
+from services.ingress.http.server import HttpServer
+from services.ingress.keys import KeyStore
+from services.ingress.metrics import IngressMetrics
+from services.ingress.state import TextModel
+from services.ingress.tokenizer import ModelTokenizer
+
+#: How often the key file is looked at, seconds.
+KEYS_CHECK_S = 1.0
+#: What open responses get to be read out after the core has ended, seconds.
+LAST_WORDS_S = 2.0
+
+
+class Shell:
+    """Composition of one ingress process."""
+
+    def __init__(self, config: IngressConfig, telemetry: Telemetry) -> None:
+        """Loads tokenizers and keys.
+
+        Raises:
+            ConfigError: a model folder or the key file is wrong.
+        """
+        self._config = config
+        self._telemetry = telemetry
+        self._incarnation = time.time_ns()
+        self._rng = random.Random(f"{config.name}/{self._incarnation}")
+        self._handle: ActorHandle | None = None
+        self._keys = KeyStore(config.http.keys_file) if config.http.keys_file else None
+        tokenizers = {model.name: ModelTokenizer.load(model.path) for model in config.models}
+        self._actor = IngressActor(
+            config=config,
+            incarnation=self._incarnation,
+            models={n: TextModel(t.vocabulary, t.eos_token_ids) for n, t in tokenizers.items()},
+            metrics=IngressMetrics(telemetry.registry),
+            rng=random.Random(self._rng.getrandbits(64)),
+            url=config.http.url or f"http://{config.http.host}:{config.http.port}",
+        )
+        self._models = ModelRegistry({n: self._served(n, t) for n, t in tokenizers.items()}, self._serving)
+        self._metrics = HttpMetrics(telemetry.registry)
+        self._calls = OpenCalls(
+            deliver=self._deliver,
+            models=self._models,
+            metrics=self._metrics,
+            tracer=Tracer(random.Random(self._rng.getrandbits(64)), config.telemetry.trace_sample),
+            now_s=time.time,
+            on_bug=self._report_bug,
+        )
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT and the drain after it.
+
+        Raises:
+            BusError: the bus cannot be reached, or refuses.
+            OSError: the port is taken.
+        """
+        config = self._config
+        runtime = NatsRuntime(
+            bus=config.bus, name=config.name, telemetry=self._telemetry, registry=self._telemetry.registry
+        )
+        await runtime.connect()
+        self._handle = runtime.add(
+            self._actor, accepts=ACCEPTS, handlers=self._calls.handlers(), record=config.record, origin=self._origin()
+        )
+        server = self._server()
+        port = await server.start(config.http.host, config.http.port, reuse_port=config.http.reuse_port)
+        self._telemetry.logger.info("listening", host=config.http.host, port=port)
+        watch = asyncio.get_running_loop().create_task(self._watch_keys())
+
+        def leave() -> None:
+            server.stop_listening()
+            runtime.request_stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, leave)
+        try:
+            reason = await runtime.run(signals=False)
+            self._telemetry.logger.info("stopped", reason=reason)
+        finally:
+            watch.cancel()
+            await server.stop(LAST_WORDS_S)
+
+    def _server(self) -> HttpServer:
+        http = self._config.http
+        app = App(
+            models=self._models,
+            calls=self._calls,
+            bounds=Bounds(prompts=http.prompts_max, choices=http.choices_max),
+            keys=self._keys,
+            metrics=self._metrics,
+            on_bug=self._report_bug,
+        )
+        server = HttpServer(app.handle, app.refused, limits=_limits(http), connections_max=http.connections_max)
+        self._metrics.connections = lambda: server.connections
+        return server
+
+    def _report_bug(self, error: BaseException, path: str) -> None:
+        lines = traceback.format_exception(error)
+        self._telemetry.logger.error("http_bug", path=path, error=repr(error), traceback="".join(lines))
+
+    def _deliver(self, body: Body, traceparent: str) -> None:
+        assert self._handle is not None
+        self._handle.deliver(body, traceparent=traceparent)
+
+    def _serving(self, model: str) -> Serving:
+        cluster = self._actor.state.cluster
+        return Serving(cluster.usable(model), cluster.length_max(model) or 0)
+
+    def _served(self, name: str, tokenizer: ModelTokenizer) -> ServedModel:
+        if not tokenizer.max_model_len:
+            raise ConfigError(f"model {name}: its config.json has no max_position_embeddings")
+        created = self._incarnation // 1_000_000_000
+        return ServedModel(name=name, tokenizer=tokenizer, max_model_len=tokenizer.max_model_len, created=created)
+
+    def _origin(self) -> Origin:
+        return Origin(config=msgspec.json.encode(masked(self._config)).decode(), seed=self._incarnation)
+
+    async def _watch_keys(self) -> None:
+        while self._keys is not None:
+            await asyncio.sleep(KEYS_CHECK_S)
+            fault = self._keys.refresh()
+            if fault:
+                self._telemetry.logger.error("keys_unchanged", error=fault)
+
+
+def _limits(http: HttpConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        body_bytes_max=http.body_bytes_max,
+        buffer_bytes_max=http.reader_buffer_bytes,
+        slow_reader_s=http.reader_behind_s,
+        read_s=http.read_s,
+        idle_s=http.idle_s,
+    )
+
+
+async def serve(config: IngressConfig) -> None:
+    """Runs one ingress with its telemetry."""
+    telemetry = open_telemetry("ingress", config.name, config.telemetry)
+    try:
+        telemetry.logger.info("starting", config=masked(config))
+        shell = Shell(config, telemetry)
+        telemetry.serve_metrics()
+        await shell.run()
+    finally:
+        telemetry.close()
+
+
+def main() -> int:
+    """Parses the command line; returns the exit code. What went wrong at start is said on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m services.ingress")
+    parser.add_argument("--config", required=True, help="TOML or JSON file, see services/ingress/config.py")
+    try:
+        run_to_end(serve(load_config(IngressConfig, parser.parse_args().config)))
+    except (ConfigError, BusError, OSError) as error:
+        sys.stderr.write(f"ingress: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

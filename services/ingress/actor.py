@@ -1,0 +1,383 @@
+"""Ingress's core: sole owner of open calls, their token logs, admission, and the choice of instances.
+
+    message in           change                                       messages out
+    TokensGenerated      logs grow, text comes out, choices end        DeliverDeltas, CompleteCall; ResendTokens
+    CallSubmitted        let in or refused                             TagRequest | SubmitSequence | RefuseCall
+    CallAbandoned        the call is gone                              CancelSequence, RequestFinished
+    Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
+      RequestFailed        unanswered; tokens resent
+    InstanceSummary      instance alive, its view replaced             SubmitSequence of what waited for it
+    KeyChanged           plan or registration                          the same
+    ServicePresence      DEAD: everything it had goes on elsewhere     SubmitSequence (continuation)
+    SequencesReturned    these go on elsewhere                         SubmitSequence (continuation)
+    BusDisconnected,     detectors freeze, then ask what was missed    ResendTokens
+      BusReconnected
+    TimerFired           deadlines, silence, stalls, retries,          FailCall, ResendTokens, AcknowledgeSequences,
+                           acknowledgements, presence                    ServicePresence
+    StopRequested        nothing new is let in                         ServicePresence LEAVING, at the end Stop
+
+Invariants: a call that was let in ends in exactly one of RefuseCall, FailCall, CompleteCall, or CallAbandoned; a
+sequence has one epoch at a time, raised with each submission, and at most one instance in it; its log only grows
+(but for what follows a stop string); what a client saw is what the log says.
+
+When overloaded: calls and sequences beyond the configured numbers are refused QUEUE_FULL before anything is kept of
+them; calls that wait for an instance count among them and wait for a bounded time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.contracts.catalog import Role
+from millrace.contracts.ingress import SequencesReturned, TokensGenerated
+from millrace.contracts.local import (
+    BusDisconnected,
+    BusReconnected,
+    KeyChanged,
+    Replied,
+    RequestFailed,
+    RequestFailure,
+    StopRequested,
+    TimerFired,
+)
+from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.plan import Plan
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.tagger import LengthTag
+from millrace.contracts.worker import SequenceAccepted, SequenceRefused
+
+from services.ingress import reports
+from services.ingress.admission import Refusal
+from services.ingress.calls import Call, CallAbandoned, CallSubmitted, RefusalKind, RefuseCall
+from services.ingress.config import IngressConfig
+from services.ingress.continuation import (
+    ask_after_outage,
+    continue_all,
+    continue_or_end,
+    look_at_sequences,
+    lost_earlier,
+    resend_unanswered,
+)
+from services.ingress.endings import ACKNOWLEDGE_TIMER, abandon, refuse_or_fail, send_acknowledgements
+from services.ingress.metrics import IngressMetrics
+from services.ingress.opening import open_call, refusal_of
+from services.ingress.placing import PLACE_TIMER, accepted, place_call, place_waiting, refused, unanswered
+from services.ingress.relaying import relay, take_resent
+from services.ingress.state import (
+    MILLISECOND_NS,
+    SECOND_NS,
+    IngressState,
+    OpenSequence,
+    PendingResend,
+    PendingSubmit,
+    PendingTag,
+    Phase,
+    TextModel,
+)
+from services.ingress.tagging import ask_tag, tagged, wants_tag
+
+#: Bus messages that the runtime shall hand over; anything else is refused there.
+ACCEPTS: tuple[type[Body], ...] = (TokensGenerated, SequencesReturned, InstanceSummary, ServicePresence)
+
+#: Deadlines and silence are looked at this often: a sixth of the shortest of them (1.5 s).
+TICK_NS = 250 * MILLISECOND_NS
+#: Every that many ticks each sequence is looked at (probes, stalls): limits there are seconds.
+TICKS_PER_LOOK = 4
+#: Heartbeat of this ingress; workers give it up after five.
+PRESENCE_NS = 1 * SECOND_NS
+
+_TICK = "tick"
+_PRESENCE = "presence"
+_GRACE = "grace"
+
+
+class IngressActor:
+    """One ingress. Its shell carries out the effects of calls.py and gives it CallSubmitted and CallAbandoned."""
+
+    def __init__(
+        self,
+        *,
+        config: IngressConfig,
+        incarnation: int,
+        models: Mapping[str, TextModel],
+        metrics: IngressMetrics,
+        rng: Random,
+        url: str = "",
+    ) -> None:
+        """``incarnation``: start of this process, unix ns. ``url``: where clients reach it, for its presence.
+
+        Raises:
+            ConfigError: the dispatch policy or its parameters are wrong.
+        """
+        self._state = IngressState(config=config, incarnation=incarnation, models=models, metrics=metrics, rng=rng)
+        self._url = url
+        self._ticks = 0
+        self._stopped = False
+
+    @property
+    def name(self) -> str:
+        return self._state.name
+
+    @property
+    def state(self) -> IngressState:
+        """For checkers and tests; read only."""
+        return self._state
+
+    def usable_instances(self, model: str) -> int:
+        """How many instances take new work for a model now."""
+        return self._state.cluster.usable(model)
+
+    def length_limit(self, model: str) -> int:
+        """Longest sequence that some instance of a model takes, tokens; 0 where unknown."""
+        return self._state.cluster.length_max(model) or 0
+
+    def start(self, now_ns: int) -> list[Effect]:
+        state = self._state
+        state.now_ns = now_ns
+        subjects = state.subjects
+        return [
+            Subscribe(subject=subjects.tokens(state.name)),
+            Subscribe(subject=subjects.returned(state.name)),
+            Subscribe(subject=subjects.summaries()),
+            Subscribe(subject=subjects.presences(Role.WORKER.value)),
+            WatchKeys(bucket="instance"),
+            WatchKeys(bucket="plan"),
+            StartTimer(name=_TICK, at_ns=now_ns + TICK_NS),
+            self._presence(PresenceState.ALIVE),
+            StartTimer(name=_PRESENCE, at_ns=now_ns + PRESENCE_NS),
+        ]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        self._state.now_ns = now_ns
+        out: list[Effect] = []
+        body = message.body
+        match body:
+            case TokensGenerated():
+                relay(self._state, body, out)
+            case CallSubmitted():
+                self._on_call(body.call, out)
+            case Replied():
+                self._on_reply(body, out)
+            case RequestFailed():
+                self._on_failure(body, out)
+            case CallAbandoned():
+                call = self._state.calls.get(body.request)
+                if call is not None:
+                    abandon(self._state, call, body.reason, out)
+            case InstanceSummary():
+                self._on_summary(body, out)
+            case ServicePresence():
+                self._on_presence(body, out)
+            case SequencesReturned():
+                self._on_returned(body, out)
+            case KeyChanged():
+                self._on_key(body, out)
+            case TimerFired():
+                self._on_timer(body.name, out)
+            case BusDisconnected():
+                self._state.connected = False
+            case BusReconnected():
+                self._on_reconnected(out)
+            case StopRequested():
+                self._on_stop(out)
+            case _:
+                if message.reply_to:
+                    detail = f"an ingress takes no {type(body).__name__}"
+                    out.append(Reply(to=message.reply_to, body=ErrorReply(reason="unexpected", detail=detail)))
+        if self._state.stopping:
+            self._stop_when_idle(out)
+        return out
+
+    # Life of a call: let in, tagged, placed.
+
+    def _on_call(self, call: Call, out: list[Effect]) -> None:
+        state = self._state
+        assert call.request not in state.calls, f"request id {call.request} is open already"
+        refusal = refusal_of(state, call)
+        if refusal is not None:
+            self._refuse(call, refusal, out)
+            return
+        opened = open_call(state, call)
+        if wants_tag(state, opened):
+            ask_tag(state, opened, out)
+        else:
+            place_call(state, opened, out)
+
+    def _refuse(self, call: Call, refusal: Refusal, out: list[Effect]) -> None:
+        self._state.metrics.refusals.add(refusal.kind.value)
+        out.append(
+            RefuseCall(
+                request=call.request,
+                kind=refusal.kind,
+                detail=refusal.detail,
+                param=refusal.param,
+                retry_after_s=refusal.retry_after_s,
+            )
+        )
+
+    # Answers.
+
+    def _on_reply(self, reply: Replied, out: list[Effect]) -> None:
+        state = self._state
+        pending = state.pending.pop(reply.correlation, None)
+        answer = reply.body
+        if isinstance(pending, PendingSubmit):
+            sequence: OpenSequence = pending.sequence
+            sequence.submit = ""
+            if sequence.phase is not Phase.SUBMITTED:
+                return  # its tokens were faster than the answer
+            if isinstance(answer, SequenceAccepted):
+                accepted(state, sequence, out)
+            elif isinstance(answer, SequenceRefused):
+                refused(state, sequence, answer, out)
+            else:
+                unanswered(state, sequence, RequestFailure.MALFORMED, out)
+        elif isinstance(pending, PendingTag):
+            tagged(state, pending, answer if isinstance(answer, LengthTag) else None, out)
+        elif isinstance(pending, PendingResend):
+            take_resent(state, pending, answer, out)
+
+    def _on_failure(self, failure: RequestFailed, out: list[Effect]) -> None:
+        state = self._state
+        pending = state.pending.pop(failure.correlation, None)
+        if isinstance(pending, PendingSubmit):
+            pending.sequence.submit = ""
+            if pending.sequence.phase is Phase.SUBMITTED:
+                unanswered(state, pending.sequence, failure.reason, out)
+        elif isinstance(pending, PendingTag):
+            tagged(state, pending, None, out)
+        elif isinstance(pending, PendingResend):
+            resend_unanswered(state, pending, failure.reason, out)
+
+    # Instances and plans.
+
+    def _on_summary(self, summary: InstanceSummary, out: list[Effect]) -> None:
+        state = self._state
+        known = state.cluster.instances.get(summary.instance)
+        was_usable = known is not None and known.usable
+        if state.cluster.take_summary(summary, state.now_ns):
+            lost_earlier(state, summary.instance, out)
+        if not was_usable and state.waiting and state.cluster.instances[summary.instance].usable:
+            place_waiting(state, out, all_of_them=True)
+
+    def _on_key(self, change: KeyChanged, out: list[Effect]) -> None:
+        state = self._state
+        value = change.value
+        if change.bucket == "plan" and (value is None or isinstance(value, Plan)):
+            state.cluster.take_plan(change.key, value)
+        elif (
+            change.bucket == "instance"
+            and (value is None or isinstance(value, InstanceRecord))
+            and state.cluster.take_record(change.key, value, state.now_ns)
+        ):
+            lost_earlier(state, change.key, out)
+        if state.waiting:
+            place_waiting(state, out, all_of_them=True)
+
+    def _on_presence(self, presence: ServicePresence, out: list[Effect]) -> None:
+        state = self._state
+        instance = state.cluster.instances.get(presence.name)
+        if presence.role != Role.WORKER.value or presence.state is not PresenceState.DEAD or instance is None:
+            return
+        same = presence.incarnation == instance.incarnation
+        if same or (presence.incarnation == 0 and instance.incarnation <= presence.at_ns):
+            state.cluster.bury(instance)
+            continue_all(state, instance, "instance_dead", out)
+
+    def _on_returned(self, message: SequencesReturned, out: list[Effect]) -> None:
+        state = self._state
+        instance = state.cluster.instances.get(message.instance)
+        if instance is None or instance.incarnation != message.incarnation:
+            return
+        state.cluster.withdraw(instance)
+        for name, epoch in message.sequences:
+            sequence = state.sequences.get(name)
+            if sequence is not None and sequence.epoch == epoch and sequence.instance is instance:
+                continue_or_end(state, sequence, f"returned_{message.reason.value}", out)
+
+    # Time and the bus.
+
+    def _on_timer(self, name: str, out: list[Effect]) -> None:
+        state = self._state
+        if name == _TICK:
+            self._tick(out)
+        elif name == PLACE_TIMER:
+            place_waiting(state, out)
+        elif name == ACKNOWLEDGE_TIMER:
+            send_acknowledgements(state, out)
+        elif name == _PRESENCE:
+            out.append(self._presence(PresenceState.LEAVING if state.stopping else PresenceState.ALIVE))
+            out.append(StartTimer(name=_PRESENCE, at_ns=state.now_ns + PRESENCE_NS))
+        elif name == _GRACE and state.connected:
+            ask_after_outage(state, out)
+
+    def _tick(self, out: list[Effect]) -> None:
+        state = self._state
+        self._ticks += 1
+        out.append(StartTimer(name=_TICK, at_ns=state.now_ns + TICK_NS))
+        for call in [c for c in state.calls.values() if c.deadline_ns <= state.now_ns]:
+            waited_s = (state.now_ns - call.arrival_ns) / SECOND_NS
+            detail = f"The request was not done within its time limit of {waited_s:.0f} s."
+            refuse_or_fail(state, call, RefusalKind.TIMEOUT, detail, out)
+        if state.detecting(state.now_ns):
+            for instance in state.cluster.silent(state.now_ns, state.times.silence):
+                state.cluster.lose(instance)
+                continue_all(state, instance, "instance_silent", out)
+            if self._ticks % TICKS_PER_LOOK == 0:
+                look_at_sequences(state, out)
+        state.metrics.sequences_waiting = len(state.waiting)
+
+    def _on_reconnected(self, out: list[Effect]) -> None:
+        state = self._state
+        state.connected = True
+        state.outage_end_ns = state.now_ns
+        state.detectors_from_ns = state.now_ns + state.times.reconnect_grace
+        state.cluster.pardon(state.detectors_from_ns)
+        for sequence in state.waiting.values():
+            sequence.waiting_since_ns = state.now_ns  # the time of the outage does not count
+            sequence.rounds = 0
+        out.append(StartTimer(name=_GRACE, at_ns=state.detectors_from_ns))
+        place_waiting(state, out, all_of_them=True)
+
+    def _presence(self, presence: PresenceState) -> Publish:
+        state = self._state
+        return Publish(
+            subject=state.subjects.presence(Role.INGRESS.value, state.name),
+            body=ServicePresence(
+                role=Role.INGRESS.value,
+                name=state.name,
+                incarnation=state.incarnation,
+                at_ns=state.now_ns,
+                state=presence,
+                url=self._url,
+            ),
+        )
+
+    def _on_stop(self, out: list[Effect]) -> None:
+        state = self._state
+        if not state.stopping:
+            state.stopping = True
+            state.stop_at_ns = state.now_ns + state.times.drain
+            out.append(self._presence(PresenceState.LEAVING))
+
+    def _stop_when_idle(self, out: list[Effect]) -> None:
+        state = self._state
+        if state.calls and state.now_ns >= state.stop_at_ns:
+            for call in list(state.calls.values()):
+                refuse_or_fail(state, call, RefusalKind.STOPPING, "This server is going down.", out)
+        if not state.calls:
+            send_acknowledgements(state, out)
+            if not self._stopped:
+                out.append(Stop(reason="stopped"))
+                self._stopped = True
+
+    # For people and checkers.
+
+    def snapshot(self) -> dict[str, Any]:
+        return reports.snapshot(self._state)
+
+    def check_invariants(self) -> None:
+        reports.check_invariants(self._state)

@@ -1,0 +1,54 @@
+"""Request bodies to Structs, with errors that name the field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from services.ingress.api.errors import ApiError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
+_PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Reads a JSON body.
+
+    Raises:
+        ApiError: 400 for what is no JSON, no UTF-8, an unknown or missing field, or a value of the wrong type or out
+            of bounds.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return cast("T", decoder.decode(body))
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except msgspec.DecodeError as error:
+        reason = "The body is empty" if not body else f"The body is not valid JSON: {error}"
+        raise ApiError(400, f"{reason}.", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"The body is not valid UTF-8: {error.reason}.", code="invalid_utf8") from None
+    except RecursionError:
+        raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+
+
+def _invalid(text: str) -> ApiError:
+    at = _PATH.search(text)
+    path = at.group("path").lstrip(".") if at else ""
+    sentence = text[: at.start()] if at else text
+    for pattern, word, code in ((_UNKNOWN, "Unknown", "unknown_parameter"), (_MISSING, "Missing", "missing_parameter")):
+        named = pattern.match(sentence)
+        if named:
+            param = f"{path}.{named.group('name')}" if path else named.group("name")
+            return ApiError(400, f"{word} parameter: `{param}`.", param=param, code=code)
+    if not path:
+        return ApiError(400, f"The body is wrong: {sentence}.", code="invalid_type")
+    return ApiError(400, f"Invalid value for `{path}`: {sentence}.", param=path, code="invalid_value")

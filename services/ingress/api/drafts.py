@@ -1,0 +1,226 @@
+"""A request on its way to a Call: read and checked first, tokenised by the shell, then built. No I/O.
+
+Between the two halves stands tokenising, which a long prompt does in a thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.ingress.api.decoding import decode_body
+from services.ingress.api.errors import bad_value
+from services.ingress.api.formats import structured_output
+from services.ingress.api.messages import prompt_text
+from services.ingress.api.models import ModelRegistry, ServedModel
+from services.ingress.api.requests import ChatRequest, CompletionRequest, Shared
+from services.ingress.api.sampling import prompt_too_long, sampling_of
+from services.ingress.api.tools import NO_TOOLS, ToolPlan, plan_tools
+from services.ingress.api.unsupported import refuse_unsupported
+from services.ingress.calls import Call, CallKind, KeyLimits
+
+#: Characters of the rendered prompt that the tagger sees.
+HEAD_CHARACTERS = 2_048
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks: what the shell knows besides the body; field meanings as in Call."""
+
+    request: str
+    key: str = ""
+    limits: KeyLimits = KeyLimits()
+    traceparent: str = ""
+    parent_span_id: str = ""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Configured bounds of one request.
+
+    Attributes:
+        prompts: Prompts of one completions request.
+        choices: Prompts times ``n``.
+    """
+
+    prompts: int = 64
+    choices: int = 128
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request that still needs token ids.
+
+    Attributes:
+        texts: Prompts to tokenise; None where ``token_ids`` were given.
+        special: Whether tokenising adds BOS and the like.
+        include_usage: The stream ends with a usage chunk.
+        continuous_usage: Every chunk carries usage.
+        echo: The prompt stands before the output.
+    """
+
+    kind: CallKind
+    request: Shared
+    model: ServedModel
+    texts: list[str] | None
+    token_ids: list[list[int]] | None
+    special: bool
+    tools: ToolPlan = NO_TOOLS
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+
+    @property
+    def longest_text(self) -> int:
+        """Characters of the longest prompt to tokenise."""
+        return max(map(len, self.texts)) if self.texts else 0
+
+
+def chat_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draft:
+    """Reads and checks a chat request.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
+    request = decode_body(body, ChatRequest)
+    model = _checked_model(request, models)
+    _check_count(request, 1, bounds)
+    template = model.tokenizer.template
+    tools = plan_tools(request, template.traits) if template is not None else NO_TOOLS
+    text = prompt_text(request, template)
+    usage, continuous = _stream_options(request)
+    return Draft(
+        kind=CallKind.CHAT,
+        request=request,
+        model=model,
+        texts=[text],
+        token_ids=None,
+        special=bool(request.add_special_tokens),
+        tools=tools,
+        include_usage=usage,
+        continuous_usage=continuous,
+    )
+
+
+def completion_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draft:
+    """Reads and checks a completions request.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
+    request = decode_body(body, CompletionRequest)
+    model = _checked_model(request, models)
+    _check_count(request, _prompt_count(request.prompt), bounds)
+    texts, token_ids = _prompts(request.prompt, model.tokenizer.vocabulary.size)
+    if request.echo and request.logprobs is not None:
+        raise bad_value("echo", "`echo` with `logprobs` is not supported.", "unsupported_parameter")
+    usage, continuous = _stream_options(request)
+    return Draft(
+        kind=CallKind.COMPLETION,
+        request=request,
+        model=model,
+        texts=texts,
+        token_ids=token_ids,
+        special=request.add_special_tokens is not False,
+        include_usage=usage,
+        continuous_usage=continuous,
+        echo=bool(request.echo),
+    )
+
+
+def refuse_hopeless(draft: Draft, max_model_len: int) -> None:
+    """Refuses what cannot fit however it is tokenised, before that costs anything.
+
+    Raises:
+        ApiError: 400.
+    """
+    at_least = max(map(draft.model.tokenizer.tokens_at_least, draft.texts or []), default=0)
+    if at_least >= max_model_len:
+        raise prompt_too_long(draft.request, f"the prompt has at least {at_least} tokens", max_model_len)
+
+
+def build_call(draft: Draft, prompts: list[list[int]], caller: Caller, max_model_len: int) -> Call:
+    """The finished call.
+
+    Raises:
+        ApiError: 400 for what depends on the prompt's length.
+    """
+    request = draft.request
+    shortest = min(map(len, prompts))
+    if shortest == 0:
+        param = "messages" if draft.kind is CallKind.CHAT else "prompt"
+        raise bad_value(param, f"`{param}` gives a prompt of no tokens.")
+    structured = draft.tools.structured or structured_output(request)
+    sampling = sampling_of(
+        request,
+        structured=structured,
+        prompt_tokens=max(map(len, prompts)),
+        max_model_len=max_model_len,
+        vocabulary=draft.model.tokenizer.vocabulary.size,
+    )
+    return Call(
+        request=caller.request,
+        kind=draft.kind,
+        model=draft.model.name,
+        prompts=prompts,
+        sampling=sampling,
+        n=request.n or 1,
+        prompt_head=draft.texts[0][:HEAD_CHARACTERS] if draft.texts else "",
+        stop=_stops(request),
+        include_stop=bool(request.include_stop_str_in_output),
+        key=caller.key,
+        limits=caller.limits,
+        stream=bool(request.stream),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        traceparent=caller.traceparent,
+        parent_span_id=caller.parent_span_id,
+    )
+
+
+def _checked_model(request: Shared, models: ModelRegistry) -> ServedModel:
+    refuse_unsupported(request)
+    model = models.get(request.model)
+    if request.stream_options is not None and not request.stream:
+        raise bad_value("stream_options", "`stream_options` needs `stream` to be true.")
+    return model
+
+
+def _prompt_count(prompt: str | list[Any]) -> int:
+    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
+
+
+def _check_count(request: Shared, prompts: int, bounds: Bounds) -> None:
+    if prompts > bounds.prompts:
+        raise bad_value("prompt", f"`prompt` has {prompts} prompts, at most {bounds.prompts} are taken.")
+    choices = prompts * (request.n or 1)
+    if choices > bounds.choices:
+        raise bad_value(
+            "n", f"{prompts} prompts with `n` {request.n} give {choices} choices, at most {bounds.choices}."
+        )
+
+
+def _stream_options(request: Shared) -> tuple[bool, bool]:
+    options = request.stream_options
+    if options is None:
+        return False, False
+    # As vLLM has it: continuous figures only where the final ones are asked for too.
+    return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
+
+
+def _stops(request: Shared) -> list[str]:
+    stop = request.stop
+    return [stop] if isinstance(stop, str) else list(stop or [])
+
+
+def _prompts(prompt: Any, vocabulary: int) -> tuple[list[str] | None, list[list[int]] | None]:
+    if isinstance(prompt, str):
+        return [prompt], None
+    kinds = set(map(type, prompt))
+    if kinds == {str}:
+        return prompt, None
+    if kinds == {int}:
+        prompt = [prompt]
+    elif kinds != {list}:
+        raise bad_value("prompt", "`prompt` mixes strings, token ids and lists; give one kind.", "invalid_type")
+    for ids in prompt:
+        if max(ids) >= vocabulary:
+            raise bad_value("prompt", f"`prompt` names token {max(ids)}; the model has {vocabulary} tokens.")
+    return None, prompt

@@ -1,0 +1,45 @@
+"""Log-probabilities as the two endpoints show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.ingress.calls import DeltaLogprob
+
+
+def chat_logprobs(entries: list[DeltaLogprob]) -> dict[str, Any]:
+    """Chat's form: one object per token, bytes as a list of numbers."""
+    return {
+        "content": [
+            {
+                "token": e.token,
+                "logprob": e.logprob,
+                "bytes": list(e.token_bytes),
+                "top_logprobs": [{"token": t, "logprob": p, "bytes": list(b)} for t, p, b in e.top],
+            }
+            for e in entries
+        ]
+    }
+
+
+class CompletionLogprobs:
+    """Completions' form: parallel lists; offsets count characters of the choice's text from its start."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self, offset: int = 0) -> None:
+        """``offset``: where the first token's text begins."""
+        self._offset = offset
+
+    def take(self, entries: list[DeltaLogprob]) -> dict[str, Any]:
+        """The lists for these tokens; the offsets go on from the tokens before."""
+        offsets = []
+        for entry in entries:
+            offsets.append(self._offset)
+            self._offset += len(entry.token)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [e.logprob for e in entries],
+            "tokens": [e.token for e in entries],
+            "top_logprobs": [{t: p for t, p, _ in e.top} or None for e in entries],
+        }

@@ -1,0 +1,94 @@
+"""Chat messages to the prompt's text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.ingress.api.errors import ApiError, bad_value, unsupported
+from services.ingress.api.requests import ChatMessage, ChatRequest, TokenizeRequest
+from services.ingress.tokenizer import ChatTemplate, TemplateRefused
+
+#: Names that `chat_template_kwargs` may not set: they are the request's own.
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+def prompt_text(request: ChatRequest | TokenizeRequest, template: ChatTemplate | None) -> str:
+    """The rendered prompt.
+
+    Raises:
+        ApiError: 400 where the model has no template, it refuses the messages, or the options contradict each other.
+    """
+    if template is None:
+        raise unsupported("messages", "This model has no chat template; use /v1/completions.")
+    open_end = bool(request.continue_final_message)
+    generate = not open_end if request.add_generation_prompt is None else request.add_generation_prompt
+    if open_end and generate:
+        raise bad_value(
+            "continue_final_message", "`continue_final_message` and `add_generation_prompt` exclude each other."
+        )
+    extra = request.chat_template_kwargs or {}
+    for name in extra:
+        if name in _RESERVED:
+            raise bad_value("chat_template_kwargs", f"`chat_template_kwargs` may not set `{name}`.")
+    messages = [_plain(m, template, f"messages[{i}]") for i, m in enumerate(request.messages or [])]
+    tools = msgspec.to_builtins(request.tools) if request.tools else None
+    if tools is not None and not template.traits.tools:
+        raise unsupported("tools", "`tools` is not supported: this model's chat template does not know them.")
+    try:
+        text = template.render(messages, tools=tools, add_generation_prompt=generate, **extra)
+    except TemplateRefused as error:
+        raise ApiError(
+            400,
+            f"The model's chat template refuses these messages: {error}",
+            param="messages",
+            code="invalid_messages",
+        ) from None
+    return _open_end(text, messages[-1]) if open_end else text
+
+
+def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str, Any]:
+    """A message as templates read it: absent fields left out, content as a string or as parts."""
+    content = message.content
+    if content is None and not (message.role == "assistant" and message.tool_calls):
+        raise bad_value(f"{param}.content", f"`{param}.content` is missing.", "missing_parameter")
+    role = message.role
+    if role == "developer" and not template.traits.developer:
+        role = "system"  # OpenAI's newer name for it
+    out: dict[str, Any] = {"role": role, "content": _content(content, template.traits.content_parts)}
+    if message.name is not None:
+        out["name"] = message.name
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        out["tool_calls"] = [_call(c, f"{param}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls)]
+    return out
+
+
+def _content(content: str | list[Any] | None, as_parts: bool) -> Any:
+    if as_parts:
+        parts = [content] if isinstance(content, str) else [p.text for p in content or []]
+        return [{"type": "text", "text": text} for text in parts]
+    if isinstance(content, list):
+        return "\n".join(part.text for part in content)
+    return content or ""
+
+
+def _call(call: Any, param: str) -> dict[str, Any]:
+    """Templates write arguments with ``tojson``, so they get them as an object."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments.encode()) if call.function.arguments else {}
+    except msgspec.DecodeError:
+        raise bad_value(f"{param}.function.arguments", f"`{param}.function.arguments` is no valid JSON.") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _open_end(text: str, last: dict[str, Any]) -> str:
+    """Cuts what the template put after the last message's content."""
+    content = last["content"]
+    tail = content[-1]["text"] if isinstance(content, list) else content
+    at = text.rfind(tail.strip())
+    if not tail.strip() or at < 0:
+        raise bad_value("continue_final_message", "The final message has no text to continue in this template.")
+    return text[: at + len(tail.strip())]

@@ -1,0 +1,151 @@
+"""The OpenAPI 3.1 document, generated from the request Structs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.ingress.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.ingress.api.unsupported import NOT_SUPPORTED
+
+_REF = "#/components/schemas/{name}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_USAGE = {
+    "type": "object",
+    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+    "properties": {
+        "prompt_tokens": {"type": "integer"},
+        "completion_tokens": {"type": "integer"},
+        "total_tokens": {"type": "integer"},
+    },
+}
+
+
+def openapi_body(version: str, models: Sequence[str]) -> bytes:
+    """The document as JSON."""
+    return msgspec.json.encode(openapi_document(version, models))
+
+
+def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
+    """The document of an ingress that serves these models."""
+    requests = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    _, components = msgspec.json.schema_components(requests, ref_template=_REF)
+    for kind, names in NOT_SUPPORTED.items():
+        for name in names:
+            components[kind.__name__]["properties"].pop(name, None)
+    for kind in requests:
+        components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
+    components |= {"Error": _ERROR, "Usage": _USAGE, "Response": _response("choices"), "Models": _response("data")}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Millrace",
+            "version": version,
+            "description": "The OpenAI API over many engine instances; docs/API.md says what differs.",
+        },
+        "paths": {
+            "/v1/chat/completions": _post("chat", "A chat completion.", "ChatRequest", _ref("Response")),
+            "/v1/completions": _post("complete", "A completion.", "CompletionRequest", _ref("Response")),
+            "/tokenize": _post("tokenize", "Text or messages to token ids.", "TokenizeRequest", {"type": "object"}),
+            "/detokenize": _post("detokenize", "Token ids to text.", "DetokenizeRequest", {"type": "object"}),
+            "/v1/models": _get("models", "The served models.", _ref("Models")),
+            "/v1/models/{model}": _get("model", "One served model.", {"type": "object"}, parameter="model"),
+            "/health": _get("health", "Whether this process is up.", {"type": "object"}),
+            "/ready": _get("ready", "Whether every model has an instance.", {"type": "object"}, busy=True),
+            "/version": _get("version", "The version.", {"type": "object"}),
+            "/metrics": _get("metrics", "Prometheus metrics.", {"type": "string"}, media="text/plain"),
+        },
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REF.format(name=name)}
+
+
+def _response(items: str) -> dict[str, Any]:
+    properties: dict[str, Any] = {"object": {"type": "string"}, items: {"type": "array", "items": {"type": "object"}}}
+    required = ["object", items]
+    if items == "choices":
+        properties |= {"id": {"type": "string"}, "model": {"type": "string"}, "created": {"type": "integer"}}
+        properties["usage"] = _ref("Usage")
+        required += ["id", "model", "created", "usage"]
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def _json(schema: dict[str, Any], description: str, media: str = "application/json") -> dict[str, Any]:
+    return {"description": description, "content": {media: {"schema": schema}}}
+
+
+def _errors(*statuses: tuple[str, str]) -> dict[str, Any]:
+    return {status: _json(_ref("Error"), description) for status, description in statuses}
+
+
+def _post(name: str, summary: str, request: str, response: dict[str, Any]) -> dict[str, Any]:
+    answer = _json(response, "The answer.")
+    if request in ("ChatRequest", "CompletionRequest"):
+        event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+        answer["content"]["text/event-stream"] = {"schema": event}
+    return {
+        "post": {
+            "operationId": name,
+            "summary": summary,
+            "security": [{}, {"key": []}],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
+            "responses": {
+                "200": answer,
+                **_errors(
+                    ("400", "Something in the request has to change; `param` says what."),
+                    ("401", "No key, or one that is not known."),
+                    ("404", "The model is not served."),
+                    ("413", "The body is too large."),
+                    ("429", "A limit of the key is reached; see Retry-After."),
+                    ("503", "Nothing can take the request now; see Retry-After."),
+                    ("504", "The request was not done within its deadline."),
+                ),
+            },
+        }
+    }
+
+
+def _get(
+    name: str,
+    summary: str,
+    response: dict[str, Any],
+    *,
+    parameter: str = "",
+    media: str = "application/json",
+    busy: bool = False,
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": name,
+        "summary": summary,
+        "responses": {"200": _json(response, "The answer.", media), **_errors(("401", "No key."))},
+    }
+    if parameter:
+        schema = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": schema}]
+        operation["responses"] |= _errors(("404", "There is no such model."))
+    if busy:
+        operation["responses"]["503"] = _json(response, "Not yet.")
+    return {"get": operation}

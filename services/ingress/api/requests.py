@@ -1,0 +1,260 @@
+"""Bodies of requests, as Structs. They are the source of validation and of the OpenAPI document.
+
+Every field that OpenAI or vLLM 0.32 documents and that means something here is declared with its bounds; what is
+known but not supported is declared with the values that change nothing (api/unsupported.py); everything else is
+refused as unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+#: Choices per prompt: OpenAI's own bound. Prompts times choices have a configured bound besides.
+CHOICES_MAX = 128
+#: OpenAI allows 4 stop strings; so does this.
+STOP_MAX = 4
+STOP_LENGTH_MAX = 1_000
+#: vLLM's default ``max_logprobs``.
+LOGPROBS_MAX = 20
+MESSAGES_MAX = 10_000
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+StopText = Annotated[str, Meta(min_length=1, max_length=STOP_LENGTH_MAX)]
+Stop = StopText | Annotated[list[StopText], Meta(max_length=STOP_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
+Repetition = Annotated[float, Meta(gt=0, le=100)]
+Seed = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+Count = Annotated[int, Meta(ge=1, le=INT64_MAX)]
+Size = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=256)]
+LogitBias = Annotated[
+    dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)
+]
+TopLogprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
+JsonObject = dict[str, Any]
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A named JSON Schema."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    schema: JsonObject | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the output must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``structured_outputs``: exactly one constraint."""
+
+    json: str | JsonObject | None = None
+    json_object: bool | None = None
+    regex: Annotated[str, Meta(min_length=1, max_length=10_000)] | None = None
+    choice: Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(min_length=1, max_length=1_000)] | None = None
+    grammar: Annotated[str, Meta(min_length=1, max_length=100_000)] | None = None
+
+
+class Function(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call; ``parameters`` is a JSON Schema."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool: only functions."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The name of one of the request's functions."""
+
+    name: str
+
+
+class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Asks for a call of one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a message: only text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call that the model made earlier; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One tool call of an assistant message."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message. The fields with None or empty values only are what earlier responses carry back in."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Meta(min_length=1)] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What chat and completions have in common."""
+
+    model: Name
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Stop | None = None
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's own
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: Repetition | None = None
+    min_tokens: Size | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # Taken and without effect; docs/API.md says so.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
+    length_penalty: Any = UNSET
+    use_beam_search: Any = UNSET
+    spaces_between_special_tokens: Any = UNSET
+    truncate_prompt_tokens: Any = UNSET
+    allowed_token_ids: Any = UNSET
+    bad_words: Any = UNSET
+    prompt_logprobs: Any = UNSET
+    priority: Any = UNSET
+    guided_json: Any = UNSET
+    guided_regex: Any = UNSET
+    guided_choice: Any = UNSET
+    guided_grammar: Any = UNSET
+    guided_decoding_backend: Any = UNSET
+    return_token_ids: Any = UNSET
+    return_tokens_as_token_ids: Any = UNSET
+
+
+class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    audio: Any = UNSET
+    modalities: Any = UNSET
+    prediction: Any = UNSET
+    reasoning_effort: Any = UNSET
+    verbosity: Any = UNSET
+    web_search_options: Any = UNSET
+    functions: Any = UNSET
+    function_call: Any = UNSET
+    chat_template: Any = UNSET
+    documents: Any = UNSET
+    echo: Any = UNSET
+
+
+class CompletionRequest(Shared, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/completions."""
+
+    prompt: (
+        Annotated[str, Meta(min_length=1)]
+        | Annotated[
+            list[Annotated[str, Meta(min_length=1)] | TokenId | Annotated[list[TokenId], Meta(min_length=1)]],
+            Meta(min_length=1, description="All of one kind: strings, token ids, or lists of token ids."),
+        ]
+    )
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    best_of: Any = UNSET
+    suffix: Any = UNSET
+    prompt_embeds: Any = UNSET
+
+
+class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /tokenize: a prompt or messages, as vLLM has it."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /detokenize."""
+
+    model: Name | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,114 @@
+"""Request fields to Sampling: defaults as vLLM has them, and the checks that need more than one field."""
+
+from __future__ import annotations
+
+from millrace.contracts.worker import Sampling, StructuredOutput
+
+from services.ingress.api.errors import ApiError, bad_value
+from services.ingress.api.requests import INT64_MAX, ChatRequest, CompletionRequest, Shared
+
+#: vLLM's and OpenAI's default of the completions endpoint.
+COMPLETION_TOKENS_DEFAULT = 16
+
+
+def sampling_of(
+    request: Shared, *, structured: StructuredOutput | None, prompt_tokens: int, max_model_len: int, vocabulary: int
+) -> Sampling:
+    """How this request's tokens are drawn.
+
+    Args:
+        prompt_tokens: Length of its longest prompt.
+        max_model_len: Prompt plus output bound of the model, tokens.
+        vocabulary: Number of token ids.
+
+    Raises:
+        ApiError: 400 for fields that contradict each other or the model.
+    """
+    max_tokens = output_bound(request, prompt_tokens=prompt_tokens, max_model_len=max_model_len)
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_value("min_tokens", f"`min_tokens` is {min_tokens}, more than the {max_tokens} tokens allowed.")
+    if request.seed is not None and request.seed + (request.n or 1) - 1 > INT64_MAX:
+        raise bad_value("seed", "`seed` is too large: choice c is drawn with `seed` + c, which has to fit 64 bits.")
+    top_k = request.top_k or 0
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=0 if top_k == -1 else top_k,
+        min_p=request.min_p or 0.0,
+        seed=request.seed,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=_bias(request, vocabulary),
+        logprobs=_logprobs(request),
+        stop_token_ids=_stop_ids(request, vocabulary),
+        ignore_eos=bool(request.ignore_eos),
+        structured=structured,
+    )
+
+
+def output_bound(request: Shared, *, prompt_tokens: int, max_model_len: int) -> int:
+    """Output tokens at most: what the client says, else what remains of the model's length (chat) or 16.
+
+    Raises:
+        ApiError: 400 where prompt, or prompt and output together, do not fit.
+    """
+    chat = isinstance(request, ChatRequest)
+    room = max_model_len - prompt_tokens
+    if room < 1:
+        raise prompt_too_long(request, f"the prompt has {prompt_tokens} tokens", max_model_len)
+    param, asked = "max_tokens", request.max_tokens
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        if asked not in (None, request.max_completion_tokens):
+            raise bad_value("max_tokens", "`max_tokens` and `max_completion_tokens` differ; give one of them.")
+        param, asked = "max_completion_tokens", request.max_completion_tokens
+    if asked is None:
+        return room if chat else min(room, COMPLETION_TOKENS_DEFAULT)
+    if asked > room:
+        detail = f"the prompt has {prompt_tokens} tokens and `{param}` asks for {asked} more"
+        raise _too_long(param, detail, max_model_len)
+    return asked
+
+
+def prompt_too_long(request: Shared, detail: str, max_model_len: int) -> ApiError:
+    """400: the prompt alone does not fit."""
+    return _too_long("messages" if isinstance(request, ChatRequest) else "prompt", detail, max_model_len)
+
+
+def _too_long(param: str, detail: str, max_model_len: int) -> ApiError:
+    message = f"This model's maximum context length is {max_model_len} tokens, but {detail}."
+    return bad_value(param, message, "context_length_exceeded")
+
+
+def _bias(request: Shared, vocabulary: int) -> dict[int, float] | None:
+    if not request.logit_bias:
+        return None
+    bias = {int(token): value for token, value in request.logit_bias.items()}
+    for token in bias:
+        if token >= vocabulary:
+            raise bad_value("logit_bias", f"`logit_bias` names token {token}; the model has {vocabulary} tokens.")
+    return bias
+
+
+def _stop_ids(request: Shared, vocabulary: int) -> list[int]:
+    ids = request.stop_token_ids or []
+    for token in ids:
+        if token >= vocabulary:
+            raise bad_value(
+                "stop_token_ids", f"`stop_token_ids` names token {token}; the model has {vocabulary} tokens."
+            )
+    return ids
+
+
+def _logprobs(request: Shared) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    assert isinstance(request, ChatRequest)
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise bad_value("top_logprobs", "`top_logprobs` needs `logprobs` to be true.")
+        return None
+    return request.top_logprobs or 0

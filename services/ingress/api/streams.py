@@ -1,0 +1,191 @@
+"""Server-sent events of a streamed response, from byte templates made once per stream.
+
+One event per delta. A chat stream is: a role event per choice, content events, one event with the finish reason per
+choice, a usage event where asked for, ``[DONE]``. Text that a decoder still holds back gives no event.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from services.ingress.api.errors import ApiError
+from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
+from services.ingress.calls import ChoiceDelta, Usage
+
+_encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ResponseHead(msgspec.Struct, frozen=True):
+    """What every part of one response repeats.
+
+    Attributes:
+        id: ``chatcmpl-...`` or ``cmpl-...``.
+        created: Unix seconds.
+        choices: Number of choices over all prompts.
+    """
+
+    id: str
+    created: int
+    model: str
+    choices: int
+
+
+class EventStream(Protocol):
+    """Turns what the core delivers into bytes of the event stream."""
+
+    def opening(self) -> bytes:
+        """Events before the first delta."""
+        ...
+
+    def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
+        """Events of one delivery; may be empty."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """Events after the last delta, ``[DONE]`` included."""
+        ...
+
+
+def usage_object(usage: Usage) -> dict[str, object]:
+    """OpenAI's ``usage``."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event that ends a stream which cannot go on."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+class StreamParts:
+    """Byte templates that all streams have.
+
+    Attributes:
+        head: Start of every event, up to the list of choices.
+    """
+
+    __slots__ = ("_choices", "_continuous", "_plain", "_wanted", "head")
+
+    def __init__(self, head: ResponseHead, kind: str, *, include_usage: bool, continuous: bool) -> None:
+        fields = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+        self.head = b"data: " + _encode(fields)[:-1] + b',"choices":['
+        self._choices = head.choices
+        self._wanted = include_usage
+        self._continuous = continuous
+        self._plain = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+
+    def tail(self, usage: Usage) -> bytes:
+        """What stands after the choices: nothing, ``usage: null``, or the figures so far."""
+        if not self._continuous:
+            return self._plain
+        return b',"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+
+    def roles(self) -> bytes:
+        """A chat's first events: the role, once per choice."""
+        tail = self.tail(Usage(0, 0))
+        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        return b"".join([self.head + role % i + tail for i in range(self._choices)])
+
+    def closing(self, usage: Usage) -> bytes:
+        """The usage event, where asked for, and the end."""
+        if not self._wanted:
+            return DONE
+        return self.head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + DONE
+
+
+class ChatStream:
+    """Events of a streamed chat completion."""
+
+    __slots__ = ("_parts", "_starts")
+
+    def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool) -> None:
+        self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
+        self._starts = [self._parts.head + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
+
+    def opening(self) -> bytes:
+        return self._parts.roles()
+
+    def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
+        tail = self._parts.tail(usage)
+        if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:  # nearly all
+            delta = deltas[0]
+            if not delta.text:
+                return b""
+            return b"".join(
+                (self._starts[delta.index], _encode(delta.text), b'},"logprobs":null,"finish_reason":null}]', tail)
+            )
+        return b"".join([self._events(delta, tail) for delta in deltas])
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._parts.closing(usage)
+
+    def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
+        out = b""
+        if delta.text or delta.logprobs:
+            logprobs = b"null" if delta.logprobs is None else _encode(chat_logprobs(delta.logprobs))
+            content = self._starts[delta.index] + _encode(delta.text)
+            out = content + b'},"logprobs":' + logprobs + b',"finish_reason":null}]' + tail
+        if delta.finish_reason:
+            out += self._parts.head + finish_choice(delta, b'"delta":{},"logprobs":null') + tail
+        return out
+
+
+class CompletionStream:
+    """Events of a streamed completion."""
+
+    __slots__ = ("_echo", "_logprobs", "_parts", "_per_prompt", "_starts")
+
+    def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[str]) -> None:
+        """``echo``: the text before each prompt's output; empty for none."""
+        self._parts = StreamParts(head, "text_completion", include_usage=include_usage, continuous=continuous)
+        self._starts = [self._parts.head + b'{"index":%d,"text":' % i for i in range(head.choices)]
+        self._echo = echo
+        self._per_prompt = head.choices // len(echo) if echo else 1
+        self._logprobs = [CompletionLogprobs() for _ in range(head.choices)]
+
+    def opening(self) -> bytes:
+        if not self._echo:
+            return b""
+        tail = self._parts.tail(Usage(0, 0))
+        rest = b',"logprobs":null,"finish_reason":null}]' + tail
+        return b"".join(
+            [start + _encode(self._echo[i // self._per_prompt]) + rest for i, start in enumerate(self._starts)]
+        )
+
+    def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
+        tail = self._parts.tail(usage)
+        if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:
+            delta = deltas[0]
+            if not delta.text:
+                return b""
+            return b"".join(
+                (self._starts[delta.index], _encode(delta.text), b',"logprobs":null,"finish_reason":null}]', tail)
+            )
+        return b"".join([self._event(delta, tail) for delta in deltas])
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._parts.closing(usage)
+
+    def _event(self, delta: ChoiceDelta, tail: bytes) -> bytes:
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return b""
+        logprobs = b"null"
+        if delta.logprobs is not None:
+            logprobs = _encode(self._logprobs[delta.index].take(delta.logprobs))
+        own = b'"text":' + _encode(delta.text) + b',"logprobs":' + logprobs
+        return self._parts.head + finish_choice(delta, own) + tail
+
+
+def finish_choice(delta: ChoiceDelta, own: bytes) -> bytes:
+    """A choice with its finish fields: ``own`` is what stands between index and finish reason."""
+    reason = _encode(delta.finish_reason or None)
+    stop = b',"stop_reason":' + _encode(delta.stop_reason) if delta.finish_reason else b""
+    return b'{"index":%d,' % delta.index + own + b',"finish_reason":' + reason + stop + b"}]"

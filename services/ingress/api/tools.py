@@ -1,0 +1,177 @@
+"""Tools: which requests can have them, what constrains the output, and how the output becomes tool calls.
+
+A call that is asked for (``required``, or a named function) is decoded under a JSON Schema, so it always parses. A
+call that the model may choose (``auto``) is read from ``<tool_call>`` tags where the model's template writes them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from millrace.contracts.worker import StructuredOutput
+
+from services.ingress.api.errors import bad_value, unsupported
+from services.ingress.api.formats import checked_schema
+from services.ingress.api.requests import ChatRequest, NamedTool, Tool
+from services.ingress.tokenizer import TemplateTraits
+
+_encode = msgspec.json.Encoder().encode
+#: Longest schema of all functions together, bytes: it travels with each submission.
+CONSTRAINT_BYTES_MAX = 131_072
+
+OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+
+
+class ToolMode(StrEnum):
+    """How an output is read."""
+
+    NONE = "none"  # as text
+    NAMED = "named"  # the whole output is the arguments of one function
+    REQUIRED = "required"  # the whole output is a JSON array of calls
+    TAGGED = "tagged"  # text with calls between tags
+
+
+class ToolPlan(msgspec.Struct, frozen=True):
+    """What a request's tools mean for its output.
+
+    Attributes:
+        function: Name of the function with NAMED.
+        structured: Constraint on the output; None for none.
+    """
+
+    mode: ToolMode = ToolMode.NONE
+    function: str = ""
+    structured: StructuredOutput | None = None
+
+
+class ParsedCall(msgspec.Struct, frozen=True):
+    """One call in an output; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+NO_TOOLS = ToolPlan()
+
+
+def plan_tools(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
+    """Decides how tools are served for this request.
+
+    Raises:
+        ApiError: 400 where the template has no tools, or a choice cannot be honoured.
+    """
+    choice = request.tool_choice
+    if not request.tools:
+        if choice not in (None, "none"):
+            raise bad_value("tool_choice", "`tool_choice` needs `tools`.")
+        return NO_TOOLS
+    if not traits.tools:
+        raise unsupported("tools", "`tools` is not supported: this model's chat template does not know them.")
+    for i, tool in enumerate(request.tools):
+        if tool.function.parameters is not None:
+            checked_schema(tool.function.parameters, f"tools[{i}].function.parameters")
+    if choice == "none":
+        return NO_TOOLS
+    if choice in (None, "auto"):
+        return _auto(request, traits)
+    if request.logprobs:
+        raise unsupported("logprobs", "`logprobs` with a forced tool call is not supported.")
+    if request.response_format is not None or request.structured_outputs is not None:
+        raise bad_value("tool_choice", "A forced tool call cannot have another output format.")
+    if isinstance(choice, NamedTool):
+        tool = _named(request.tools, choice.function.name)
+        return ToolPlan(ToolMode.NAMED, tool.function.name, _constraint(_arguments_schema(tool)))
+    return ToolPlan(ToolMode.REQUIRED, "", _constraint(_calls_schema(request)))
+
+
+def parse_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
+    """Splits a whole output into its text and its calls. What does not parse stays text."""
+    if plan.mode is ToolMode.NAMED:
+        return "", [ParsedCall(plan.function, text)]
+    if plan.mode is ToolMode.REQUIRED:
+        return _parse_array(text)
+    return _parse_tagged(text) if plan.mode is ToolMode.TAGGED else (text, [])
+
+
+def _auto(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
+    if not traits.hermes_calls:
+        raise unsupported(
+            "tool_choice",
+            "`tool_choice` `auto` is not supported: this model's chat template writes no <tool_call> tags to read "
+            "calls from. Use `required`, a named function, or `none`.",
+        )
+    if request.stream and request.logprobs:
+        raise unsupported("logprobs", "`logprobs` with streamed tool calls is not supported.")
+    if request.parallel_tool_calls is False:
+        raise unsupported("parallel_tool_calls", "`parallel_tool_calls` false is not supported with `auto`.")
+    return ToolPlan(ToolMode.TAGGED)
+
+
+def _named(tools: list[Tool], name: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise bad_value("tool_choice.function.name", f"`tools` has no function `{name}`.")
+
+
+def _arguments_schema(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or {"type": "object"}
+
+
+def _calls_schema(request: ChatRequest) -> dict[str, Any]:
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.function.name}, "parameters": _arguments_schema(tool)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in request.tools or []
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if request.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    return schema
+
+
+def _constraint(schema: dict[str, Any]) -> StructuredOutput:
+    text = _encode(schema).decode()
+    if len(text) > CONSTRAINT_BYTES_MAX:
+        raise bad_value("tools", f"The functions' schemas are longer than {CONSTRAINT_BYTES_MAX} bytes together.")
+    return StructuredOutput(json_schema=text)
+
+
+def _parse_array(text: str) -> tuple[str, list[ParsedCall]]:
+    try:
+        calls = msgspec.json.decode(text.encode(), type=list[dict[str, Any]])
+        return "", [ParsedCall(str(c["name"]), _encode(c["parameters"]).decode()) for c in calls]
+    except (msgspec.DecodeError, KeyError):  # cut off by max_tokens
+        return text, []
+
+
+def _parse_tagged(text: str) -> tuple[str, list[ParsedCall]]:
+    calls: list[ParsedCall] = []
+    rest: list[str] = []
+    at = 0
+    while True:
+        begin = text.find(OPEN_TAG, at)
+        end = text.find(CLOSE_TAG, begin) if begin >= 0 else -1
+        if end < 0:
+            rest.append(text[at:])
+            return "".join(rest).strip() if calls else text, calls
+        rest.append(text[at:begin])
+        call = _tagged_call(text[begin + len(OPEN_TAG) : end])
+        if call is None:
+            return text, []
+        calls.append(call)
+        at = end + len(CLOSE_TAG)
+
+
+def _tagged_call(text: str) -> ParsedCall | None:
+    try:
+        value = msgspec.json.decode(text.strip().encode(), type=dict[str, Any])
+        return ParsedCall(str(value["name"]), _encode(value.get("arguments", {})).decode())
+    except (msgspec.DecodeError, KeyError):
+        return None

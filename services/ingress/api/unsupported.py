@@ -1,0 +1,70 @@
+"""Parameters that are known and not supported: which values change nothing, and what to say of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from services.ingress.api.errors import unsupported
+from services.ingress.api.requests import ChatRequest, CompletionRequest, Shared
+
+_GUIDED = "use `structured_outputs` or `response_format`"
+
+#: Field -> (values that mean the same as leaving it out, what to do instead).
+_SHARED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "length_penalty": ((None, 1.0), "there is no beam search"),
+    "use_beam_search": ((None, False), "there is no beam search"),
+    "spaces_between_special_tokens": ((None, True), "leave it out"),
+    "truncate_prompt_tokens": ((None,), "shorten the prompt"),
+    "allowed_token_ids": ((None,), "use `logit_bias` or `structured_outputs`"),
+    "bad_words": ((None, []), "use `logit_bias`"),
+    "prompt_logprobs": ((None,), "leave it out"),
+    "priority": ((None, 0), "all requests have one priority"),
+    "guided_json": ((None,), _GUIDED),
+    "guided_regex": ((None,), _GUIDED),
+    "guided_choice": ((None,), _GUIDED),
+    "guided_grammar": ((None,), _GUIDED),
+    "guided_decoding_backend": ((None,), _GUIDED),
+    "return_token_ids": ((None, False), "use `/tokenize` on the text"),
+    "return_tokens_as_token_ids": ((None, False), "leave it out"),
+}
+_CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "audio": ((None,), "only text is served"),
+    "modalities": ((None, ["text"]), "only text is served"),
+    "prediction": ((None,), "leave it out"),
+    "reasoning_effort": ((None, "none"), "leave it out"),
+    "verbosity": ((None,), "leave it out"),
+    "web_search_options": ((None,), "leave it out"),
+    "functions": ((None, []), "use `tools`"),
+    "function_call": ((None, "none"), "use `tool_choice`"),
+    "chat_template": ((None,), "the model's own template is used"),
+    "documents": ((None, []), "put them into a message"),
+    "echo": ((None, False), "leave it out"),
+}
+_COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
+    "best_of": ((None, 1), "use `n`"),
+    "suffix": ((None, ""), "leave it out"),
+    "prompt_embeds": ((None,), "send text or token ids"),
+}
+_ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
+    kind: [(name, values, hint) for name, (values, hint) in (_SHARED | own).items()]
+    for kind, own in ((ChatRequest, _CHAT), (CompletionRequest, _COMPLETION))
+}
+
+NOT_SUPPORTED: dict[type[Struct], frozenset[str]] = {k: frozenset(n for n, _, _ in v) for k, v in _ITEMS.items()}
+
+
+def refuse_unsupported(request: Shared) -> None:
+    """Checks that no unsupported parameter asks for anything.
+
+    Raises:
+        ApiError: 400 naming the first one that does.
+    """
+    for name, harmless, hint in _ITEMS[type(request)]:
+        value = getattr(request, name)
+        if value is UNSET:
+            continue
+        # A bool equals an int in Python: `best_of: true` is not `best_of: 1`.
+        if not any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in harmless):
+            raise unsupported(name, f"`{name}` is not supported: {hint}.")

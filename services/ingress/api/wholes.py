@@ -1,0 +1,141 @@
+"""Responses that are sent in one piece: deltas are collected, and the body is made at the end."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
+from services.ingress.api.streams import ResponseHead, usage_object
+from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
+from services.ingress.calls import ChoiceDelta, DeltaLogprob, Usage
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Whole(Protocol):
+    """Collects deltas and gives one body."""
+
+    def deltas(self, deltas: list[ChoiceDelta]) -> None:
+        """Adds what came."""
+        ...
+
+    def body(self, usage: Usage) -> bytes:
+        """The JSON document."""
+        ...
+
+
+class _Choice:
+    """What one choice has so far."""
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[DeltaLogprob] | None = None
+        self.finish_reason = ""
+        self.stop_reason: str | int | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        if delta.text:
+            self.texts.append(delta.text)
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+        if delta.finish_reason:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+class _Collected:
+    def __init__(self, head: ResponseHead) -> None:
+        self._head = head
+        self._choices = [_Choice() for _ in range(head.choices)]
+
+    def deltas(self, deltas: list[ChoiceDelta]) -> None:
+        for delta in deltas:
+            self._choices[delta.index].add(delta)
+
+    def _document(self, kind: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        head = self._head
+        return _encode(
+            {
+                "id": head.id,
+                "object": kind,
+                "created": head.created,
+                "model": head.model,
+                "choices": choices,
+                "system_fingerprint": None,
+                "usage": usage_object(usage),
+            }
+        )
+
+
+class WholeChat(_Collected):
+    """A chat completion."""
+
+    def __init__(self, head: ResponseHead, tools: ToolPlan) -> None:
+        super().__init__(head)
+        self._tools = tools
+
+    def body(self, usage: Usage) -> bytes:
+        choices = [self._choice(i, choice) for i, choice in enumerate(self._choices)]
+        return self._document("chat.completion", choices, usage)
+
+    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        reason = choice.finish_reason
+        if self._tools.mode is not ToolMode.NONE:
+            reason = self._read_calls(index, message, reason)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+            "finish_reason": reason,
+            "stop_reason": choice.stop_reason,
+        }
+
+    def _read_calls(self, index: int, message: dict[str, Any], reason: str) -> str:
+        text, calls = parse_calls(self._tools, message["content"])
+        if not calls:
+            return reason
+        message["content"] = text or None
+        message["tool_calls"] = [
+            {"id": call_id(self._head.id, index, i), "type": "function", "function": msgspec.to_builtins(call)}
+            for i, call in enumerate(calls)
+        ]
+        return calls_reason(self._tools.mode, reason)
+
+
+class WholeCompletion(_Collected):
+    """A completion."""
+
+    def __init__(self, head: ResponseHead, echo: list[str]) -> None:
+        super().__init__(head)
+        self._echo = echo
+
+    def body(self, usage: Usage) -> bytes:
+        per_prompt = self._head.choices // len(self._echo) if self._echo else 1
+        choices = []
+        for i, choice in enumerate(self._choices):
+            text = "".join(choice.texts)
+            choices.append(
+                {
+                    "index": i,
+                    "text": self._echo[i // per_prompt] + text if self._echo else text,
+                    "logprobs": None if choice.logprobs is None else CompletionLogprobs().take(choice.logprobs),
+                    "finish_reason": choice.finish_reason,
+                    "stop_reason": choice.stop_reason,
+                }
+            )
+        return self._document("text_completion", choices, usage)
+
+
+def call_id(response: str, choice: int, index: int) -> str:
+    """Id of a tool call, unique over responses."""
+    return f"call_{response.partition('-')[2]}_{choice}_{index}"
+
+
+def calls_reason(mode: ToolMode, reason: str) -> str:
+    """Finish reason of a choice with calls: OpenAI says ``stop`` where one function was named."""
+    return "tool_calls" if reason == "stop" and mode is not ToolMode.NAMED else reason

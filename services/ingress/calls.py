@@ -1,0 +1,183 @@
+"""What passes between ingress's HTTP adapter and its core: calls in, deltas out.
+
+A *call* is one HTTP request for a completion, validated and tokenised by the adapter. The core decides its fate:
+exactly one of RefuseCall,
+CompleteCall or FailCall ends it (or nothing, after CallAbandoned). DeliverDeltas come only between acceptance and
+the end.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+from millrace.actor.effects import Effect
+from millrace.contracts.message import Body
+from millrace.contracts.worker import Sampling
+
+
+class CallKind(StrEnum):
+    """Which endpoint."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of an API key; 0 for none."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request.
+
+    Attributes:
+        request: Id, unique over all ingresses.
+        prompts: Token ids, one list per prompt; choice ``p * n + c`` is prompt p's choice c and sequence
+            ``<request>.<p * n + c>``.
+        prompt_head: First 2,048 characters of the rendered prompt, for the tagger.
+        sampling: Sampling of choice 0; choice c of each prompt gets ``seed + c`` where a seed is set (as vLLM does).
+        stop: Stop strings, applied in the core; at most 4.
+        include_stop: Keep the stop string in the text.
+        key: Name of the API key; empty where none is asked for.
+        stream: Whether the adapter wants deltas as they come. Without it the core delivers the same deltas; they
+            may be fewer and larger.
+        timeout_ns: Time from arrival until the call fails with a clear error; 0 for the configured default.
+        traceparent: Context of the call's root span, sampled flag included; made by the adapter or taken from the
+            client's.
+        parent_span_id: The client's own span id; empty for none.
+    """
+
+    request: str
+    kind: CallKind
+    model: str
+    prompts: list[list[int]]
+    sampling: Sampling
+    n: int = 1
+    prompt_head: str = ""
+    stop: list[str] = []
+    include_stop: bool = False
+    key: str = ""
+    limits: KeyLimits = KeyLimits()
+    stream: bool = False
+    skip_special_tokens: bool = True
+    timeout_ns: int = 0
+    traceparent: str = ""
+    parent_span_id: str = ""
+    policy: str = ""
+
+
+class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):
+    """A client wants this."""
+
+    call: Call
+
+
+class CallAbandoned(Body, frozen=True, kw_only=True, tag="local.CallAbandoned/1"):
+    """The client hung up, or was cut as a slow reader (``reason`` ``client_gone`` or ``slow_reader``)."""
+
+    request: str
+    reason: str
+
+
+class DeltaLogprob(msgspec.Struct, frozen=True):
+    """Log-probability of one token with its alternatives; tokens as text and as bytes.
+
+    Attributes:
+        top: Triples of (token text, logprob, token bytes), falling.
+    """
+
+    token: str
+    logprob: float
+    token_bytes: bytes
+    top: list[tuple[str, float, bytes]]
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True):
+    """New text of one choice.
+
+    Attributes:
+        index: ``p * n + c``.
+        text: Only complete characters; text that may be the start of a stop string is held back.
+        tokens: Number of output tokens this delta covers.
+        finish_reason: ``stop``, ``length`` or ``""`` while it goes on.
+        stop_reason: The stop string or token id that ended it.
+    """
+
+    index: int
+    text: str
+    tokens: int
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+    logprobs: list[DeltaLogprob] | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of a whole call: prompts counted once each, outputs over all choices, stop tokens included as
+    vLLM counts them.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class AcceptCall(Effect, frozen=True, kw_only=True):
+    """The call passed admission and was dispatched: the adapter may send headers and, for chat, the role delta."""
+
+    request: str
+
+
+class DeliverDeltas(Effect, frozen=True, kw_only=True):
+    """New text for one call: one effect per call and bus message, all its choices together.
+
+    Attributes:
+        usage: Counts so far (for ``continuous_usage_stats``).
+    """
+
+    request: str
+    deltas: list[ChoiceDelta]
+    usage: Usage
+
+
+class CompleteCall(Effect, frozen=True, kw_only=True):
+    """Every choice ended."""
+
+    request: str
+    usage: Usage
+
+
+class RefusalKind(StrEnum):
+    """Why a call is refused or failed; the adapter maps each to status, OpenAI error type and code."""
+
+    RATE_LIMITED = "rate_limited"  # 429, with retry_after_s
+    CONCURRENCY = "concurrency"  # 429
+    QUEUE_FULL = "queue_full"  # 503, with retry_after_s
+    NO_INSTANCE = "no_instance"  # 503: the model is known but nothing serves it now
+    UNKNOWN_MODEL = "unknown_model"  # 404
+    TOO_LONG = "too_long"  # 400, param messages / prompt
+    INVALID = "invalid"  # 400: the engine refuses the parameters
+    TIMEOUT = "timeout"  # 504: not done within its deadline
+    CONTINUATION_FAILED = "continuation_failed"  # 503 or, mid-stream, an error event
+    STOPPING = "stopping"  # 503: this ingress is going down
+
+
+class RefuseCall(Effect, frozen=True, kw_only=True):
+    """The call was not accepted; nothing of it reached, or is left at, a worker."""
+
+    request: str
+    kind: RefusalKind
+    detail: str
+    param: str = ""
+    retry_after_s: float = 0.0
+
+
+class FailCall(Effect, frozen=True, kw_only=True):
+    """An accepted call cannot be finished. In a stream the adapter sends an error event and ends it."""
+
+    request: str
+    kind: RefusalKind
+    detail: str

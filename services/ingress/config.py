@@ -1,0 +1,166 @@
+"""Ingress's configuration. Durations are seconds here and nanoseconds in the code."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.errors import ConfigError
+from millrace.policies.dispatch import DISPATCH_POLICIES
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP side.
+
+    Attributes:
+        host: Address that it binds.
+        port: TCP port; 0 for a free one.
+        url: How others reach it, told in its presence; empty for ``http://<host>:<port>``.
+        reuse_port: Bind with SO_REUSEPORT: several ingress processes share one port.
+        body_bytes_max: Largest request body; a 128 Ki-token prompt is under 1 MB.
+        prompts_max: Most prompts of one completions request.
+        choices_max: Most choices (prompts times ``n``) of one request.
+        reader_buffer_bytes: Bytes that may wait for a slow reader before it is cut.
+        reader_behind_s: How long more than a quarter of that may wait.
+        connections_max: Open connections; further ones are closed at once.
+        read_s: Time that a client has to send a whole request.
+        idle_s: Time that a connection may be open without a request.
+        keys_file: File of API keys (hashed); empty for no keys.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    url: str = ""
+    reuse_port: bool = False
+    body_bytes_max: int = 4_000_000
+    prompts_max: int = 64
+    choices_max: int = 128
+    reader_buffer_bytes: int = 1_000_000
+    reader_behind_s: float = 20.0
+    connections_max: int = 20_000
+    read_s: float = 30.0
+    idle_s: float = 75.0
+    keys_file: str = ""
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that ingress can tokenise for.
+
+    Attributes:
+        name: As clients and instances call it.
+        path: Folder with ``config.json``, ``tokenizer.json``, ``tokenizer_config.json`` and the chat template.
+    """
+
+    name: str
+    path: str
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of what is open at once.
+
+    Attributes:
+        calls_open_max: Calls of all keys together, waiting ones included; beyond it QUEUE_FULL. At 30 KB per open
+            call 8,192 are 250 MB.
+        sequences_open_max: Sequences of all calls together; beyond it QUEUE_FULL.
+        call_timeout_s: Deadline of a call that names none.
+        drain_s: After SIGTERM running calls may go on for so long.
+    """
+
+    calls_open_max: int = 8_192
+    sequences_open_max: int = 16_384
+    call_timeout_s: float = 600.0
+    drain_s: float = 30.0
+
+
+class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How instances are chosen and asked.
+
+    Attributes:
+        policy: A name of ``DISPATCH_POLICIES``.
+        parameters: The policy's parameters.
+        policy_per_request: Whether a request may name its own policy (experiments); else one that does is refused.
+        submit_timeout_s: Time for a worker to answer a submission.
+        tries_max: Instances that are asked before the call is refused.
+        wait_s: How long a new call waits for an instance when none is usable just now although a plan has named some.
+    """
+
+    policy: str = "join_shortest_queue"
+    parameters: dict[str, Any] = {}
+    policy_per_request: bool = False
+    submit_timeout_s: float = 1.0
+    tries_max: int = 8
+    wait_s: float = 10.0
+
+
+class TaggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the tagger is asked.
+
+    Attributes:
+        mode: ``always``; ``needed``: only where the policy looks at the expected length; ``never``.
+        timeout_s: Then the length is unknown; a request never fails for it.
+        pause_s: After three failures in a row nobody is asked for so long.
+    """
+
+    mode: Literal["always", "needed", "never"] = "always"
+    timeout_s: float = 0.05
+    pause_s: float = 1.0
+
+
+class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a sequence goes on elsewhere.
+
+    Attributes:
+        silence_s: An instance without a summary for so long is suspect.
+        reconnect_grace_s: After the bus came back nobody is suspected for so long.
+        resend_timeout_s: Time for a worker to answer a resend.
+        probe_s: A sequence without a token for so long is asked about (the last tokens may be lost); doubles each
+            time up to a quarter of ``stall_s``.
+        stall_s: A stream without a token for so long is continued elsewhere though its instance lives.
+        queue_stall_s: The same before the epoch's first token: queues are slower than streams.
+        deadline_s: A sequence that found no instance for so long fails.
+        fruitless_max: Continuations in a row without a single new token, then the call fails.
+    """
+
+    silence_s: float = 1.5
+    reconnect_grace_s: float = 2.0
+    resend_timeout_s: float = 1.0
+    probe_s: float = 2.0
+    stall_s: float = 30.0
+    queue_stall_s: float = 120.0
+    deadline_s: float = 30.0
+    fruitless_max: int = 6
+
+
+class IngressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that ``python -m services.ingress --config FILE`` takes.
+
+    Attributes:
+        record: File that keeps the core's inbox for ``millrace replay``; empty for none.
+    """
+
+    name: str = "ingress-0"
+    bus: BusConfig = BusConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    http: HttpConfig = HttpConfig()
+    models: list[ModelConfig] = []
+    limits: LimitsConfig = LimitsConfig()
+    dispatch: DispatchConfig = DispatchConfig()
+    tagging: TaggingConfig = TaggingConfig()
+    continuation: ContinuationConfig = ContinuationConfig()
+    record: str = ""
+
+
+def policy_parameters(config: DispatchConfig) -> msgspec.Struct:
+    """The chosen policy's parameters.
+
+    Raises:
+        ConfigError: for an unknown policy or a wrong parameter.
+    """
+    policy = DISPATCH_POLICIES.get(config.policy)
+    if policy is None:
+        raise ConfigError(f"dispatch.policy: {config.policy!r} is none of {', '.join(sorted(DISPATCH_POLICIES))}")
+    try:
+        return msgspec.convert(config.parameters, policy.parameters)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"dispatch.parameters of {config.policy}: {error}") from None

@@ -1,0 +1,165 @@
+"""Routes of the HTTP side: which path takes which method, who may, and what answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from millrace.telemetry.opening import package_version
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from services.ingress.api.drafts import Bounds, chat_draft, completion_draft
+from services.ingress.api.errors import SERVER, ApiError, unknown_model
+from services.ingress.api.models import ModelRegistry
+from services.ingress.api.openapi import openapi_body
+from services.ingress.api.tokenizing import detokenize, tokenize
+from services.ingress.http.exchange import Exchange
+from services.ingress.http.metrics import HttpMetrics
+from services.ingress.http.open_calls import OpenCalls, bearer, client_id
+from services.ingress.keys import ANYBODY, KeyHolder, KeyStore
+
+_encode = msgspec.json.Encoder().encode
+_MODELS = "/v1/models/"
+
+Handler = Callable[[Exchange, KeyHolder], None]
+
+
+class App:
+    """Answers exchanges. Nothing here waits."""
+
+    def __init__(
+        self,
+        *,
+        models: ModelRegistry,
+        calls: OpenCalls,
+        bounds: Bounds,
+        keys: KeyStore | None,
+        metrics: HttpMetrics,
+        on_bug: Callable[[Exception, str], None],
+    ) -> None:
+        """Args:
+        keys: None where no key is asked for.
+        on_bug: Told of an exception that should not have been.
+        """
+        self._models = models
+        self._calls = calls
+        self._bounds = bounds
+        self._keys = keys
+        self._metrics = metrics
+        self._version = package_version()
+        self._on_bug = on_bug
+        self._openapi = openapi_body(self._version, models.names())
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/chat/completions": {"POST": self._chat},
+            "/v1/completions": {"POST": self._completion},
+            "/v1/models": {"GET": self._list_models},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
+            "/metrics": {"GET": self._metrics_text},
+            "/version": {"GET": self._show_version},
+            "/openapi.json": {"GET": self._document},
+        }
+        #: Answered without a key: what probes, scrapers and people who look for the API need.
+        self._open = frozenset({"/health", "/ready", "/metrics", "/version", "/openapi.json"})
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answers one request, or hands it to the core. Never raises."""
+        path = exchange.request.path
+        label = path if path in self._routes else "other"
+        try:
+            handler = self._find(exchange)
+            holder = ANYBODY if self._keys is None or path in self._open else self._holder(exchange, self._keys)
+            handler(exchange, holder)
+        except ApiError as error:
+            self._calls.answer_error(exchange, label, error)
+        except Exception as error:  # noqa: BLE001 - a bug in one request must not take the others' connections down
+            self._on_bug(error, path)
+            self._calls.answer_error(exchange, label, ApiError(500, "Internal error.", kind=SERVER))
+
+    def refused(self, exchange: Exchange, error: ApiError) -> None:
+        """Answers what never became a request."""
+        self._calls.answer_error(exchange, "other", error)
+
+    def _find(self, exchange: Exchange) -> Handler:
+        request = exchange.request
+        methods = self._routes.get(request.path)
+        if methods is None and request.path.startswith(_MODELS):
+            methods = {"GET": self._show_model}
+        if methods is None:
+            raise ApiError(404, f"There is no {request.path[:200]} here.", code="unknown_path")
+        handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            allowed = ", ".join(methods)
+            raise ApiError(
+                405,
+                f"{request.path[:200]} does not take {request.method}, only {allowed}.",
+                code="method_not_allowed",
+                headers=((b"allow", allowed.encode()),),
+            )
+        return handler
+
+    def _holder(self, exchange: Exchange, keys: KeyStore) -> KeyHolder:
+        token = bearer(exchange)
+        if not token:
+            raise _unauthorized("No API key: send the header `Authorization: Bearer <key>`.", "missing_api_key")
+        holder = keys.lookup(token)
+        if holder is None:
+            raise _unauthorized("This API key is not known.", "invalid_api_key")
+        return holder
+
+    def _chat(self, exchange: Exchange, holder: KeyHolder) -> None:
+        draft = chat_draft(exchange.request.body, self._models, self._bounds)
+        self._calls.submit(exchange, "/v1/chat/completions", draft, holder)
+
+    def _completion(self, exchange: Exchange, holder: KeyHolder) -> None:
+        draft = completion_draft(exchange.request.body, self._models, self._bounds)
+        self._calls.submit(exchange, "/v1/completions", draft, holder)
+
+    def _list_models(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, self._models.list_body())
+
+    def _show_model(self, exchange: Exchange, holder: KeyHolder) -> None:
+        name = exchange.request.path[len(_MODELS) :]
+        if not name:
+            raise unknown_model(name)
+        self._answer(exchange, _encode(self._models.card(self._models.get(name))))
+
+    def _tokenize(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, tokenize(exchange.request.body, self._models))
+
+    def _detokenize(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, detokenize(exchange.request.body, self._models))
+
+    def _health(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, b'{"status":"ok"}')
+
+    def _ready(self, exchange: Exchange, holder: KeyHolder) -> None:
+        waiting = self._models.waiting_for()
+        body = _encode({"status": "waiting" if waiting else "ready", "models_without_instance": waiting})
+        self._answer(exchange, body, 503 if waiting else 200)
+
+    def _metrics_text(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._count(exchange, 200)
+        exchange.respond(200, generate_latest(self._metrics.registry), CONTENT_TYPE_LATEST.encode())
+
+    def _show_version(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, _encode({"version": self._version}))
+
+    def _document(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, self._openapi)
+
+    def _answer(self, exchange: Exchange, body: bytes, status: int = 200) -> None:
+        self._count(exchange, status)
+        request_id = client_id(exchange) or self._calls.next_id().encode()
+        exchange.respond(status, body, headers=[(b"x-request-id", request_id)])
+
+    def _count(self, exchange: Exchange, status: int) -> None:
+        path = exchange.request.path
+        self._metrics.responses.add(path if path in self._routes else "other", str(status))
+
+
+def _unauthorized(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers=((b"www-authenticate", b"Bearer"),))

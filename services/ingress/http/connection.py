@@ -1,0 +1,295 @@
+"""One HTTP/1.1 connection: bytes to requests, in order, with every bound that a client could overstep.
+
+Why not ASGI: deltas come as effects in the middle of the bus's callback, and a write straight to the transport costs
+no task switch; a lost connection is known in the same loop turn; and the transport's buffer can be measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+
+from services.ingress.api.errors import ApiError
+from services.ingress.http.exchange import Exchange, Gone, HttpRequest
+
+#: Request line and headers together, bytes. Browsers and proxies send under 16 KiB.
+HEAD_BYTES_MAX = 65_536
+#: Requests that may wait behind the one being answered on a pipelined connection; then reading stops.
+PIPELINED_MAX = 16
+#: After refusing a body, how long and how much of it is still read and thrown away, so that the client reads the
+#: answer instead of a reset.
+LINGER_S = 2.0
+LINGER_BYTES_MAX = 64_000_000
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one connection.
+
+    Attributes:
+        body_bytes_max: Largest request body.
+        buffer_bytes_max: Bytes that may wait for a slow reader.
+        slow_reader_s: How long more than a quarter of that may wait.
+        read_s: Time to send a whole request.
+        idle_s: Time between requests.
+    """
+
+    body_bytes_max: int
+    buffer_bytes_max: int
+    slow_reader_s: float
+    read_s: float
+    idle_s: float
+
+
+class ConnectionHost(Protocol):
+    """The server as a connection sees it."""
+
+    limits: ConnectionLimits
+    date_header: bytes
+
+    def now_s(self) -> float:
+        """Loop time, seconds."""
+        ...
+
+    def handle(self, exchange: Exchange) -> None:
+        """A whole request came."""
+        ...
+
+    def opened(self, connection: HttpConnection) -> bool:
+        """A connection came; False refuses it."""
+        ...
+
+    def lost(self, connection: HttpConnection) -> None:
+        """It is gone."""
+        ...
+
+    def refused(self, exchange: Exchange, error: ApiError) -> None:
+        """Answers what never became a request."""
+        ...
+
+
+class HttpConnection(asyncio.Protocol):
+    """The protocol of one connection; see the module."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, host: ConnectionHost) -> None:
+        self._host = host
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[Exchange] = deque()
+        self._current: Exchange | None = None
+        self._last_activity_s = host.now_s()
+        self._behind_since_s = 0.0
+        self._linger_bytes = -1  # what may still be thrown away; -1 while the connection is in use
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._head_bytes = 0
+        self._in_request = False
+        self._keep_alive = False
+        self._chunked = True
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # a server's are always both ways
+        self.transport.set_write_buffer_limits(high=self._host.limits.buffer_bytes_max // 4)
+        if not self._host.opened(self):
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._host.lost(self)
+        self._leave(Gone.CLIENT_GONE)
+
+    def data_received(self, data: bytes) -> None:
+        if self._linger_bytes >= 0:
+            self._discard(len(data))
+            return
+        if not self._in_request:
+            self._last_activity_s = self._host.now_s()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Not taken up; the request itself has been read whole. What follows is a new message.
+            self._parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] if upgrade.args else len(data) :]
+            if rest and self._linger_bytes < 0:
+                self.data_received(rest)
+        except httptools.HttpParserError as error:
+            self._refuse(ApiError(400, f"This is no valid HTTP request: {error}.", code="invalid_http"))
+
+    def pause_writing(self) -> None:
+        self._behind_since_s = self._host.now_s()
+
+    def resume_writing(self) -> None:
+        self._behind_since_s = 0.0
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        self._in_request = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+        self._count_head(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._chunked = self._parser.get_http_version() == "1.1"
+        # To be asked here: the parser forgets with the message's last byte.
+        self._keep_alive = self._chunked and self._parser.should_keep_alive()
+        length = self._headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._host.limits.body_bytes_max:
+            self._refuse_body()
+        elif self._headers.get(b"expect", b"").lower() == b"100-continue" and self._linger_bytes < 0:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if self._linger_bytes >= 0:
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes > self._host.limits.body_bytes_max:
+            self._refuse_body()
+        else:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._linger_bytes >= 0:
+            return
+        self._in_request = False
+        exchange = Exchange(self._request(), self)
+        if self._current is not None:
+            self._waiting.append(exchange)
+            if len(self._waiting) >= PIPELINED_MAX:
+                self.transport.pause_reading()
+            return
+        self._current = exchange
+        self._host.handle(exchange)
+
+    # Channel
+
+    def date_header(self) -> bytes:
+        """``date: ...`` with its line end."""
+        return self._host.date_header
+
+    def finished(self, exchange: Exchange) -> None:
+        """A response is complete."""
+        if self._linger_bytes >= 0:
+            if not self.transport.is_closing():
+                self.transport.write_eof()  # the client sees the end at once, and may go on sending for a while
+            return
+        self._current = None
+        self._last_activity_s = self._host.now_s()
+        if not exchange.request.keep_alive:
+            self.transport.close()
+        elif self._waiting:
+            # Not from here: a client could nest as many calls as it pipelines requests.
+            self._current = self._waiting.popleft()
+            asyncio.get_running_loop().call_soon(self._next, self._current)
+
+    def _next(self, exchange: Exchange) -> None:
+        if exchange.closed or self.transport.is_closing():
+            return
+        self.transport.resume_reading()
+        self._host.handle(exchange)
+
+    # Bounds
+
+    def sweep(self, now_s: float) -> None:
+        """Ends the connection where it oversteps a time; called about once a second."""
+        limits = self._host.limits
+        if self._linger_bytes >= 0:
+            if now_s - self._last_activity_s > LINGER_S:
+                self.transport.close()
+        elif self._behind_since_s and now_s - self._behind_since_s > limits.slow_reader_s:
+            self.cut(Gone.SLOW_READER)
+        elif self._in_request:
+            if now_s - self._last_activity_s > limits.read_s:
+                self._refuse(ApiError(408, "The request did not come whole in time.", code="request_timeout"))
+        elif self._current is None and now_s - self._last_activity_s > limits.idle_s:
+            self.transport.close()
+
+    def check_buffer(self) -> None:
+        """Cuts a reader that lets more than the bound wait; called after writes to a stream."""
+        if self._behind_since_s and self.transport.get_write_buffer_size() > self._host.limits.buffer_bytes_max:
+            self.cut(Gone.SLOW_READER)
+
+    def cut(self, reason: Gone) -> None:
+        """Ends the connection now."""
+        self._leave(reason)
+        self.transport.abort()
+
+    def close_when_idle(self) -> None:
+        """Ends the connection after what is being answered; at once where nothing is."""
+        if self._current is None and not self._waiting:
+            self.transport.close()
+        elif self._current is not None:
+            self._current.request.keep_alive = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._current is not None
+
+    def _request(self) -> HttpRequest:
+        url = self._url
+        if not url.startswith(b"/") and url.lower().startswith(b"http"):  # as a proxy writes it
+            url = httptools.parse_url(url).path or b"/"
+        path = url.partition(b"?")[0].partition(b"#")[0].decode("latin-1")
+        return HttpRequest(
+            method=self._parser.get_method().decode("ascii"),
+            path=unquote(path) if "%" in path else path,
+            headers=self._headers,
+            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            keep_alive=self._keep_alive,
+            chunked=self._chunked,
+        )
+
+    def _leave(self, reason: Gone) -> None:
+        current, self._current = self._current, None
+        self._waiting.clear()
+        if current is not None:
+            current.gone(reason)
+
+    def _count_head(self, count: int) -> None:
+        self._head_bytes += count
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse(ApiError(431, f"The headers are longer than {HEAD_BYTES_MAX} bytes.", code="headers_too_long"))
+
+    def _refuse_body(self) -> None:
+        limit = self._host.limits.body_bytes_max
+        message = f"The body is larger than {limit} bytes."
+        self._refuse(ApiError(413, message, code="body_too_large"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers what never became a request, and reads on only to throw away."""
+        if self._linger_bytes >= 0:
+            return
+        self._linger_bytes = LINGER_BYTES_MAX
+        self._last_activity_s = self._host.now_s()
+        self._in_request = False
+        if self._current is not None:  # an earlier response is under way: its bytes must not be mixed with these
+            self.cut(Gone.CLIENT_GONE)
+            return
+        self._body.clear()
+        # A parser that has failed does not know its method either; it matters for HEAD only.
+        request = HttpRequest(method="POST", path="", headers=self._headers, body=b"", keep_alive=False, chunked=True)
+        self._host.refused(Exchange(request, self), error)
+
+    def _discard(self, count: int) -> None:
+        self._linger_bytes -= count
+        if self._linger_bytes < 0:
+            self._linger_bytes = 0
+            self.transport.abort()

@@ -1,0 +1,156 @@
+"""One request with its response: what a handler gets. Writing never waits; the transport holds what is not yet sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+HeaderPairs = Sequence[tuple[bytes, bytes]]
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_STREAM_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Gone(StrEnum):
+    """Why nobody reads the response any more."""
+
+    CLIENT_GONE = "client_gone"
+    SLOW_READER = "slow_reader"
+    STOPPING = "stopping"
+
+
+class HttpRequest(msgspec.Struct, gc=False):
+    """A whole request.
+
+    Attributes:
+        path: Decoded path without the query.
+        headers: By lower-case name; of repeated ones the last.
+        keep_alive: Whether the connection outlives the response.
+        chunked: Whether the response may use chunked coding (HTTP/1.1).
+    """
+
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool
+    chunked: bool
+
+
+class Channel(Protocol):
+    """The connection as an exchange sees it."""
+
+    transport: asyncio.Transport
+
+    def finished(self, exchange: Exchange) -> None:
+        """The response is complete: go on with the next request."""
+        ...
+
+    def date_header(self) -> bytes:
+        """``date: ...`` with its line end."""
+        ...
+
+    def check_buffer(self) -> None:
+        """More was written: cut a reader that is too far behind."""
+        ...
+
+
+class Exchange:
+    """One request and its response. Owned by its handler until ``respond``, ``end`` or ``gone``; what is written
+    after that is dropped.
+
+    Attributes:
+        on_gone: Called once, with the reason, if the connection ends before the response is complete.
+    """
+
+    __slots__ = ("_channel", "_streaming", "closed", "on_gone", "request")
+
+    def __init__(self, request: HttpRequest, channel: Channel) -> None:
+        self.request = request
+        self._channel = channel
+        self._streaming = False
+        self.closed = False
+        self.on_gone: Callable[[Gone], None] | None = None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a stream's head has been sent."""
+        return self._streaming
+
+    def respond(
+        self, status: int, body: bytes, content_type: bytes = b"application/json", headers: HeaderPairs = ()
+    ) -> None:
+        """Sends a whole response."""
+        if self.closed:
+            return
+        request = self.request
+        head = [_STATUS_LINES[status], self._channel.date_header(), b"content-type: ", content_type]
+        head.append(b"\r\ncontent-length: %d\r\n" % len(body))
+        self._add_headers(head, headers)
+        if request.method != "HEAD":
+            head.append(body)
+        self._close()
+        self._channel.transport.write(b"".join(head))
+        self._channel.finished(self)
+
+    def start_stream(self, headers: HeaderPairs, first: bytes) -> None:
+        """Sends the head of an event stream with its first events (may be none)."""
+        if self.closed:
+            return
+        self._streaming = True
+        head = [_STATUS_LINES[200], self._channel.date_header(), _STREAM_HEAD]
+        if self.request.chunked:
+            head.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self.request.keep_alive = False  # its end is the connection's end
+        self._add_headers(head, headers)
+        if first:
+            head.append(self._framed(first))
+        self._channel.transport.write(b"".join(head))
+
+    def write(self, events: bytes) -> None:
+        """Sends more of a stream."""
+        if not self.closed and events:
+            self._channel.transport.write(self._framed(events))
+            self._channel.check_buffer()
+
+    def end(self, events: bytes = b"") -> None:
+        """Sends the last events and completes the stream."""
+        if self.closed:
+            return
+        out = self._framed(events) if events else b""
+        if self.request.chunked:
+            out += _LAST_CHUNK
+        self._close()
+        if out:
+            self._channel.transport.write(out)
+        self._channel.finished(self)
+
+    def gone(self, reason: Gone) -> None:
+        """The connection says that nobody reads any more."""
+        if self.closed:
+            return
+        told, self.on_gone = self.on_gone, None
+        self._close()
+        if told is not None:
+            told(reason)
+
+    def _close(self) -> None:
+        self.closed = True
+        self.on_gone = None  # breaks the reference cycle with the handler's state
+
+    def _framed(self, events: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(events), events) if self.request.chunked else events
+
+    def _add_headers(self, head: list[bytes], headers: HeaderPairs) -> None:
+        for name, value in headers:
+            head += (name, b": ", value, b"\r\n")
+        if not self.request.keep_alive:
+            head.append(b"connection: close\r\n")
+        head.append(b"\r\n")

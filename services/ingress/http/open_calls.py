@@ -1,0 +1,308 @@
+"""The OpenAI API over one ingress core: exchanges in, calls to the core, its effects back into responses.
+
+Deliveries of one loop turn are written together: one write per stream and turn. With the bus keeping pace that is one
+server-sent event and one write per bus message; when ingress is behind, several events share a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from millrace.actor.effects import Effect
+from millrace.telemetry.tracecontext import (
+    TraceContext,
+    child,
+    format_traceparent,
+    new_trace,
+    parse_traceparent,
+    sample,
+)
+
+from services.ingress.api.drafts import Caller, Draft, build_call, refuse_hopeless
+from services.ingress.api.errors import SERVER, ApiError, refusal
+from services.ingress.api.models import ModelRegistry
+from services.ingress.api.streams import ChatStream, CompletionStream, EventStream, ResponseHead, error_event
+from services.ingress.api.tool_stream import ToolChatStream
+from services.ingress.api.tools import ToolMode
+from services.ingress.api.wholes import Whole, WholeChat, WholeCompletion
+from services.ingress.calls import (
+    AcceptCall,
+    Call,
+    CallAbandoned,
+    CallKind,
+    CallSubmitted,
+    CompleteCall,
+    DeliverDeltas,
+    FailCall,
+    RefuseCall,
+)
+from services.ingress.http.exchange import Exchange, Gone
+from services.ingress.http.metrics import HttpMetrics
+from services.ingress.keys import KeyHolder
+from services.ingress.tokenizer import LOOP_CHARACTERS_MAX
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_BEARER = re.compile(rb"(?i:bearer) +(\S+)")
+
+
+class View:
+    """One call as the client sees it. ``stream`` or ``whole`` is set, as the client asked."""
+
+    __slots__ = ("dirty", "exchange", "headers", "path", "pending", "stream", "whole")
+
+    def __init__(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]]) -> None:
+        self.exchange = exchange
+        self.path = path
+        self.headers = headers
+        self.stream: EventStream | None = None
+        self.whole: Whole | None = None
+        self.pending: list[bytes] = []
+        self.dirty = False
+
+
+class Tracer:
+    """Where trace ids come from.
+
+    Attributes:
+        rng: Source of request and trace ids.
+        share: Share of requests traced where the client does not say.
+    """
+
+    __slots__ = ("rng", "share")
+
+    def __init__(self, rng: random.Random, share: float) -> None:
+        self.rng = rng
+        self.share = share
+
+
+class OpenCalls:
+    """Open calls: starts them in the core, and carries out what it says. All on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        deliver: Callable[[CallSubmitted | CallAbandoned, str], None],
+        models: ModelRegistry,
+        metrics: HttpMetrics,
+        tracer: Tracer,
+        now_s: Callable[[], float],
+        on_bug: Callable[[BaseException, str], None],
+    ) -> None:
+        """Args:
+        deliver: Gives the core a body with a trace context.
+        now_s: Unix time, for ``created``.
+        on_bug: Told of an exception that should not have been, with the path.
+        """
+        self._deliver = deliver
+        self._models = models
+        self._metrics = metrics
+        self._tracer = tracer
+        self._now_s = now_s
+        self._on_bug = on_bug
+        self._prefix = f"{tracer.rng.getrandbits(40):010x}-"
+        self._count = 0
+        self._views: dict[str, View] = {}
+        self._dirty: list[View] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
+        """What the runtime needs to carry out the core's own effects."""
+        return {
+            AcceptCall: self._accept,
+            DeliverDeltas: self._deltas,
+            CompleteCall: self._complete,
+            RefuseCall: self._refuse,
+            FailCall: self._fail,
+        }
+
+    def next_id(self) -> str:
+        """A request id: unique over processes by its random beginning."""
+        self._count += 1
+        return f"{self._prefix}{self._count:x}"
+
+    def submit(self, exchange: Exchange, path: str, draft: Draft, holder: KeyHolder) -> None:
+        """Tokenises and starts a call.
+
+        Raises:
+            ApiError: what the client has to change (where tokenising needed no thread).
+        """
+        if draft.token_ids is not None:
+            self._start(exchange, path, draft, draft.token_ids, holder)
+            return
+        refuse_hopeless(draft, self._models.limit(draft.model))
+        texts = draft.texts or []
+        if sum(map(len, texts)) > LOOP_CHARACTERS_MAX:
+            task = asyncio.get_running_loop().create_task(self._submit_later(exchange, path, draft, holder))
+            self._tasks.add(task)
+            task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
+            return
+        encode = draft.model.tokenizer.encode
+        self._start(exchange, path, draft, [encode(text, special=draft.special) for text in texts], holder)
+
+    async def _submit_later(self, exchange: Exchange, path: str, draft: Draft, holder: KeyHolder) -> None:
+        encode = draft.model.tokenizer.encode_off_loop
+        prompts = [await encode(text, special=draft.special) for text in draft.texts or []]
+        if exchange.closed:
+            return
+        try:
+            self._start(exchange, path, draft, prompts, holder)
+        except ApiError as error:
+            self.answer_error(exchange, path, error)
+
+    def _tokenised(self, task: asyncio.Task[None], exchange: Exchange, path: str) -> None:
+        self._tasks.discard(task)
+        bug = None if task.cancelled() else task.exception()
+        if bug is not None:
+            self._on_bug(bug, path)
+            self.answer_error(exchange, path, ApiError(500, "Internal error.", kind=SERVER))
+
+    def _start(self, exchange: Exchange, path: str, draft: Draft, prompts: list[list[int]], holder: KeyHolder) -> None:
+        request = self.next_id()
+        trace, parent = self._trace(exchange)
+        caller = Caller(
+            request=request,
+            key=holder.name,
+            limits=holder.limits,
+            traceparent=format_traceparent(trace),
+            parent_span_id=parent,
+        )
+        call = build_call(draft, prompts, caller, self._models.limit(draft.model))
+        view = View(exchange, path, [(b"x-request-id", client_id(exchange) or request.encode())])
+        self._shape(view, draft, call)
+        self._views[request] = view
+        exchange.on_gone = lambda reason: self._abandon(request, reason)
+        self._deliver(CallSubmitted(call=call), call.traceparent)
+
+    def _shape(self, view: View, draft: Draft, call: Call) -> None:
+        """Chooses what turns deltas into bytes."""
+        chat = draft.kind is CallKind.CHAT
+        choices = len(call.prompts) * call.n
+        prefix = "chatcmpl-" if chat else "cmpl-"
+        head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices)
+        echo = self._echo(draft, call)
+        if not call.stream:
+            view.whole = WholeChat(head, draft.tools) if chat else WholeCompletion(head, echo)
+        elif chat and draft.tools.mode is not ToolMode.NONE:
+            view.stream = ToolChatStream(
+                head, draft.tools, include_usage=draft.include_usage, continuous=draft.continuous_usage
+            )
+        elif chat:
+            view.stream = ChatStream(head, include_usage=draft.include_usage, continuous=draft.continuous_usage)
+        else:
+            view.stream = CompletionStream(
+                head, include_usage=draft.include_usage, continuous=draft.continuous_usage, echo=echo
+            )
+
+    def _echo(self, draft: Draft, call: Call) -> list[str]:
+        if not draft.echo:
+            return []
+        decode = draft.model.tokenizer.decode
+        return draft.texts if draft.texts is not None else [decode(ids) for ids in call.prompts]
+
+    def _trace(self, exchange: Exchange) -> tuple[TraceContext, str]:
+        """The root span's context, and the client's span id."""
+        tracer = self._tracer
+        header = exchange.request.headers.get(b"traceparent")
+        theirs = parse_traceparent(header.decode("latin-1")) if header else None
+        if theirs is not None:
+            return child(theirs, tracer.rng), theirs.span_id
+        return new_trace(tracer.rng, sampled=sample(tracer.rng, tracer.share)), ""
+
+    # Effects of the core. One for a call that is not here any more comes after its client left: nothing to do.
+
+    def _accept(self, effect: AcceptCall) -> None:
+        view = self._views.get(effect.request)
+        if view is not None and view.stream is not None:
+            self._metrics.responses.add(view.path, "200")
+            view.exchange.start_stream(view.headers, view.stream.opening())
+
+    def _deltas(self, effect: DeliverDeltas) -> None:
+        view = self._views.get(effect.request)
+        if view is None:
+            return
+        if view.stream is None:
+            assert view.whole is not None
+            view.whole.deltas(effect.deltas)
+            return
+        events = view.stream.deltas(effect.deltas, effect.usage)
+        if events:
+            view.pending.append(events)
+            if not view.dirty:
+                view.dirty = True
+                if not self._dirty:
+                    asyncio.get_running_loop().call_soon(self._flush)
+                self._dirty.append(view)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for view in dirty:
+            view.dirty = False
+            if view.pending:
+                events = view.pending[0] if len(view.pending) == 1 else b"".join(view.pending)
+                view.pending.clear()
+                view.exchange.write(events)
+
+    def _complete(self, effect: CompleteCall) -> None:
+        view = self._views.pop(effect.request, None)
+        if view is None:
+            return
+        if view.stream is not None:
+            view.pending.append(view.stream.closing(effect.usage))
+            view.exchange.end(b"".join(view.pending))
+            view.pending.clear()
+            return
+        assert view.whole is not None
+        self._metrics.responses.add(view.path, "200")
+        view.exchange.respond(200, view.whole.body(effect.usage), headers=view.headers)
+
+    def _refuse(self, effect: RefuseCall) -> None:
+        error = refusal(effect.kind, effect.detail, effect.param, effect.retry_after_s)
+        self._end_with(effect.request, error)
+
+    def _fail(self, effect: FailCall) -> None:
+        self._end_with(effect.request, refusal(effect.kind, effect.detail))
+
+    def _end_with(self, request: str, error: ApiError) -> None:
+        view = self._views.pop(request, None)
+        if view is None:
+            return
+        if view.exchange.streaming:
+            view.pending.append(error_event(error))
+            view.exchange.end(b"".join(view.pending))
+            view.pending.clear()
+        else:
+            self.answer_error(view.exchange, view.path, error, view.headers)
+
+    def _abandon(self, request: str, reason: Gone) -> None:
+        if self._views.pop(request, None) is None:
+            return
+        self._metrics.gone.add(reason.value)
+        self._deliver(CallAbandoned(request=request, reason=reason.value), "")
+
+    def answer_error(
+        self, exchange: Exchange, path: str, error: ApiError, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        """Sends an error as the response."""
+        extra = list(headers) if headers else [(b"x-request-id", client_id(exchange) or self.next_id().encode())]
+        extra += error.headers
+        self._metrics.responses.add(path, str(error.status))
+        exchange.respond(error.status, error.body(), headers=extra)
+
+
+def client_id(exchange: Exchange) -> bytes:
+    """The client's own request id where it is sane, else nothing."""
+    theirs = exchange.request.headers.get(b"x-request-id", b"")
+    return theirs if theirs and _SANE_ID.fullmatch(theirs) else b""
+
+
+def bearer(exchange: Exchange) -> bytes:
+    """The bearer token; empty for none."""
+    match = _BEARER.fullmatch(exchange.request.headers.get(b"authorization", b"").strip())
+    return match.group(1) if match else b""

@@ -1,0 +1,104 @@
+"""Listens, keeps the connections, sweeps them for those that overstep a time, and ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from email.utils import formatdate
+
+from services.ingress.api.errors import ApiError
+from services.ingress.http.connection import ConnectionLimits, HttpConnection
+from services.ingress.http.exchange import Exchange, Gone
+
+#: How often times are checked, seconds: a limit is overstepped by at most this.
+SWEEP_S = 0.5
+#: Length of the kernel's accept queue.
+BACKLOG = 2048
+
+
+class HttpServer:
+    """An HTTP/1.1 server in the running loop. Handlers are plain functions of an Exchange."""
+
+    def __init__(
+        self,
+        handle: Callable[[Exchange], None],
+        refused: Callable[[Exchange, ApiError], None],
+        *,
+        limits: ConnectionLimits,
+        connections_max: int,
+    ) -> None:
+        """Args:
+        handle: Takes each whole request.
+        refused: Answers what never became one (bad HTTP, too large, too slow).
+        """
+        self.handle = handle
+        self.refused = refused
+        self.limits = limits
+        self.date_header = b""
+        self._connections_max = connections_max
+        self._connections: set[HttpConnection] = set()
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._connections)
+
+    async def start(self, host: str, port: int, *, reuse_port: bool) -> int:
+        """Listens; returns the port.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self._server = await self._loop.create_server(
+            lambda: HttpConnection(self), host, port, backlog=BACKLOG, reuse_port=reuse_port or None
+        )
+        self._sweep()
+        bound: socket.socket = self._server.sockets[0]
+        return int(bound.getsockname()[1])
+
+    def stop_listening(self) -> None:
+        """Takes no new connection; idle ones are closed, others after their response."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close_when_idle()
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends everything; what is not done within the grace is cut."""
+        self.stop_listening()
+        until_s = self._loop.time() + grace_s
+        while any(c.busy for c in self._connections) and self._loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # polled, but only while the process ends
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            if connection.busy:
+                connection.cut(Gone.STOPPING)
+            else:
+                connection.transport.close()
+
+    def now_s(self) -> float:
+        """Loop time, seconds."""
+        return self._loop.time()
+
+    def opened(self, connection: HttpConnection) -> bool:
+        """Keeps a connection; False beyond the bound."""
+        if len(self._connections) >= self._connections_max:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def lost(self, connection: HttpConnection) -> None:
+        """Forgets it."""
+        self._connections.discard(connection)
+
+    def _sweep(self) -> None:
+        self.date_header = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        now_s = self._loop.time()
+        for connection in list(self._connections):
+            connection.sweep(now_s)
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)

@@ -1,0 +1,83 @@
+"""API keys: who a bearer token is. The file holds hashes; it is read again when it changes."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from pathlib import Path
+
+import msgspec
+from millrace.actor.errors import ConfigError
+from millrace.contracts.keyfile import KeyRecord, hash_key, read_key_file
+
+from services.ingress.calls import KeyLimits
+
+
+class KeyHolder(msgspec.Struct, frozen=True):
+    """Who a key belongs to."""
+
+    name: str
+    limits: KeyLimits
+
+
+#: Everybody, where no keys are asked for.
+ANYBODY = KeyHolder("", KeyLimits())
+
+
+class KeyStore:
+    """Keys of one file. ``refresh`` is called about once a second by the shell; a lookup does no I/O."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Reads the file.
+
+        Raises:
+            ConfigError: it is missing or wrong.
+        """
+        self._path = Path(path)
+        self._stamp = self._look()
+        self._holders = self._read()
+
+    def lookup(self, key: bytes) -> KeyHolder | None:
+        """The holder of a key, None for nobody. The time taken tells nothing: what is looked up is a hash, which a
+        caller cannot steer towards a stored one.
+        """
+        digest = hash_key(key)
+        found = self._holders.get(digest)
+        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    def refresh(self) -> str:
+        """Reads the file again if it changed; returns what went wrong, or nothing. After an error the keys stay as
+        they were: a half-written or removed file must not lock everybody out.
+        """
+        try:
+            stamp = self._look()
+            if stamp == self._stamp:
+                return ""
+            self._stamp = stamp
+            self._holders = self._read()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def _look(self) -> tuple[int, int, int]:
+        try:
+            status = os.stat(self._path)
+        except OSError as error:
+            raise ConfigError(f"{self._path}: {error.strerror}") from None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _read(self) -> dict[str, tuple[str, KeyHolder]]:
+        try:
+            file = read_key_file(self._path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self._path}: {error}") from None
+        return {record.sha256: (record.sha256, _holder(record)) for record in file.keys}
+
+
+def _holder(record: KeyRecord) -> KeyHolder:
+    limits = KeyLimits(
+        requests_per_minute=record.requests_per_minute,
+        tokens_per_minute=record.tokens_per_minute,
+        concurrency=record.concurrency,
+    )
+    return KeyHolder(record.name, limits)

@@ -1,0 +1,77 @@
+"""Opening a call: what is refused before anything is kept of it, and what is kept of one that is let in."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from millrace.contracts.tagger import LengthTag
+from millrace.contracts.worker import Sampling
+from millrace.policies.dispatch import DISPATCH_POLICIES
+
+from services.ingress.admission import Refusal
+from services.ingress.calls import Call, RefusalKind
+from services.ingress.state import IngressState, OpenCall, OpenSequence
+from services.ingress.text import TextStream
+
+
+def refusal_of(state: IngressState, call: Call) -> Refusal | None:
+    """Why a call is not let in; None after it was counted in."""
+    if state.stopping:
+        return Refusal(RefusalKind.STOPPING, "This server is going down.")
+    if call.policy and not (state.config.dispatch.policy_per_request and call.policy in DISPATCH_POLICIES):
+        return Refusal(RefusalKind.INVALID, f"The dispatch policy {call.policy} cannot be chosen here.", "policy")
+    model = call.model
+    if model not in state.models:
+        return Refusal(RefusalKind.UNKNOWN_MODEL, f"The model {model} does not exist.", "model")
+    lengths = list(map(len, call.prompts))
+    refusal = _too_long(state, call, max(lengths))
+    if refusal is not None:
+        return refusal
+    refusal = state.admission.admit(call, len(lengths) * call.n, sum(lengths), state.now_ns)
+    if refusal is None:
+        state.metrics.calls_open = state.admission.calls_open
+        state.metrics.sequences_open = state.admission.sequences_open
+    return refusal
+
+
+def _too_long(state: IngressState, call: Call, prompt_tokens: int) -> Refusal | None:
+    limit = state.cluster.length_max(call.model)
+    if limit is None or prompt_tokens + call.sampling.max_tokens <= limit:
+        return None
+    detail = (
+        f"The model's limit is {limit} tokens; the prompt has {prompt_tokens} and up to {call.sampling.max_tokens} "
+        f"more were asked for."
+    )
+    return Refusal(RefusalKind.TOO_LONG, detail, "prompt" if prompt_tokens >= limit else "max_tokens")
+
+
+def open_call(state: IngressState, call: Call) -> OpenCall:
+    """Keeps a call that was let in, with its sequences."""
+    opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout)
+    if call.sampling.ignore_eos:
+        opened.expected_output_tokens = call.sampling.max_tokens
+        opened.predicted = float(call.sampling.max_tokens)
+    vocabulary = state.models[call.model].vocabulary
+    samplings = [_of_choice(call.sampling, choice) for choice in range(call.n)]
+    for index in range(len(call.prompts) * call.n):
+        text = TextStream(vocabulary, call.stop, call.include_stop, call.skip_special_tokens, call.sampling.min_tokens)
+        sequence = OpenSequence(opened, index, samplings[index % call.n], text, state.now_ns)
+        opened.sequences.append(sequence)
+        state.sequences[sequence.id] = sequence
+    state.calls[call.request] = opened
+    return opened
+
+
+def _of_choice(sampling: Sampling, choice: int) -> Sampling:
+    if sampling.seed is None or choice == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=sampling.seed + choice)
+
+
+def expected_output(call: OpenCall, tag: LengthTag) -> tuple[float | None, int | None]:
+    """The tag's mean, and what engines are told: whole tokens within the call's bounds. None where unknown."""
+    mean = tag.mean
+    if tag.request != call.request or mean is None or not math.isfinite(mean) or mean < 0:
+        return None, None
+    return mean, max(1, min(round(mean), call.call.sampling.max_tokens))

@@ -1,0 +1,32 @@
+"""Builds the actor of a recording again, for `millrace replay`. The model folders must still be where they were."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from services.ingress.actor import IngressActor
+from services.ingress.config import IngressConfig
+from services.ingress.metrics import IngressMetrics
+from services.ingress.state import TextModel
+from services.ingress.tokenizer import ModelTokenizer
+
+
+def core_rng(name: str, incarnation: int) -> random.Random:
+    """The core's source of ids: the first draw of its process's."""
+    return random.Random(random.Random(f"{name}/{incarnation}").getrandbits(64))
+
+
+def replay_actor(config: str, seed: int) -> IngressActor:
+    """The actor as it was when the recording began; ``seed`` is its incarnation."""
+    known = msgspec.json.decode(config, type=IngressConfig)
+    tokenizers = {model.name: ModelTokenizer.load(model.path) for model in known.models}
+    return IngressActor(
+        config=known,
+        incarnation=seed,
+        models={name: TextModel(each.vocabulary, each.eos_token_ids) for name, each in tokenizers.items()},
+        metrics=IngressMetrics(),
+        rng=core_rng(known.name, seed),
+        url=known.http.url or f"http://{known.http.host}:{known.http.port}",
+    )

@@ -1,0 +1,338 @@
+"""The state of one ingress: open calls, their sequences with token logs, and what is asked of others just now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from random import Random
+from typing import Any
+
+import msgspec
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import Sampling
+from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
+from millrace.telemetry.tracecontext import parse_traceparent
+
+from services.ingress.admission import Admission
+from services.ingress.calls import Call, ChoiceDelta, DeltaLogprob
+from services.ingress.cluster import Cluster, Instance
+from services.ingress.config import IngressConfig, policy_parameters
+from services.ingress.metrics import IngressMetrics
+from services.ingress.text import TextStream, Vocabulary
+
+SECOND_NS = 1_000_000_000
+MILLISECOND_NS = 1_000_000
+
+
+class TextModel(msgspec.Struct, frozen=True):
+    """What the core must know of a model to turn tokens into text and to see that a log has ended.
+
+    Attributes:
+        eos_token_ids: Ids that end a sequence unless ``ignore_eos``.
+    """
+
+    vocabulary: Vocabulary
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+class Phase(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"  # ingress owns it: no instance has it, it is to be placed
+    SUBMITTED = "submitted"  # asked of an instance in the current epoch, not answered yet
+    RUNNING = "running"  # owned by its instance in the current epoch
+    ENDED = "ended"
+
+
+class OpenSequence:
+    """One choice of one prompt, from submission to its end.
+
+    Attributes:
+        log: All output tokens so far, over all epochs. Everything else of a continuation follows from it.
+        owned: Whether an instance ever accepted it: what comes later is a continuation.
+        last_ns: Last token, or last placement where none came since.
+        fresh: No token came in this epoch.
+        excluded: Instance -> incarnation that failed it since it was last owned.
+        waiting_since_ns: When it last lost its instance, or came; 0 while it is owned.
+        rounds: Pauses since then.
+        fruitless: Continuations in a row without a new token.
+        resend: Correlation of the open ResendTokens; empty for none.
+        lazy: The call neither streams nor has stop strings: its tokens become text once, at the end.
+        pushed: Tokens of the log that became text.
+        held_text, held_logprobs: For calls that do not stream: output that is delivered with the end.
+    """
+
+    __slots__ = (
+        "call",
+        "epoch",
+        "excluded",
+        "finish_reason",
+        "fresh",
+        "fruitless",
+        "held_logprobs",
+        "held_text",
+        "id",
+        "incarnation",
+        "index",
+        "instance",
+        "last_ns",
+        "lazy",
+        "log",
+        "owned",
+        "phase",
+        "placed_ns",
+        "probe_after_ns",
+        "probed_ns",
+        "prompt",
+        "pushed",
+        "resend",
+        "resend_failures",
+        "retry_at_ns",
+        "rounds",
+        "sampling",
+        "span",
+        "span_attributes",
+        "span_start_ns",
+        "stop_reason",
+        "submit",
+        "text",
+        "tokens_max",
+        "tries",
+        "waiting_since_ns",
+        "why",
+    )
+
+    def __init__(self, call: OpenCall, index: int, sampling: Sampling, text: TextStream, now_ns: int) -> None:
+        self.call = call
+        self.index = index
+        self.id = f"{call.request}.{index}"
+        self.prompt = call.call.prompts[index // call.call.n]
+        self.sampling = sampling
+        self.tokens_max = sampling.max_tokens
+        self.text = text
+        self.lazy = not call.call.stream and not call.call.stop  # detokenise once, at the end
+        self.log: list[int] = []
+        self.phase = Phase.WAITING
+        self.epoch = -1  # each placement raises it by one
+        self.instance: Instance | None = None
+        self.incarnation = 0  # of the instance, when it was asked
+        self.placed_ns = 0
+        self.owned = False
+        self.fresh = True
+        self.last_ns = now_ns
+        self.probe_after_ns = 0
+        self.probed_ns = 0
+        self.resend = ""
+        self.resend_failures = 0
+        self.submit = ""
+        self.excluded: dict[str, int] = {}
+        self.tries = 0
+        self.rounds = 0
+        self.retry_at_ns = 0
+        self.waiting_since_ns = now_ns
+        self.fruitless = 0
+        self.why = ""
+        self.finish_reason = ""
+        self.stop_reason: str | int | None = None
+        self.pushed = 0
+        self.held_text: list[str] = []
+        self.held_logprobs: list[DeltaLogprob] = []
+        self.span = ""
+        self.span_start_ns = 0
+        self.span_attributes: dict[str, Any] | None = None
+
+
+class OpenCall:
+    """One HTTP request, from submission to its one end.
+
+    Attributes:
+        unaccepted: Sequences that no instance has accepted yet; at 0 the call is accepted.
+        unended: Sequences that have not ended; at 0 the call is complete.
+        held: Deltas that came before the call was accepted.
+        touched, settling: Deltas of the bus message in hand and what became of its chunks, where the call has several
+            choices.
+        trace: Context of the root span; None where the trace is not sampled.
+    """
+
+    __slots__ = (
+        "accepted",
+        "arrival_ns",
+        "cached_tokens",
+        "call",
+        "continuations",
+        "deadline_ns",
+        "expected_output_tokens",
+        "first_token_ns",
+        "held",
+        "instances",
+        "output_tokens",
+        "policy",
+        "predicted",
+        "prompt_tokens",
+        "request",
+        "sequences",
+        "settling",
+        "several",
+        "tagging",
+        "touched",
+        "trace",
+        "unaccepted",
+        "unended",
+    )
+
+    def __init__(self, call: Call, now_ns: int, timeout_ns: int) -> None:
+        self.call = call
+        self.request = call.request
+        self.arrival_ns = now_ns
+        self.deadline_ns = now_ns + timeout_ns
+        self.sequences: list[OpenSequence] = []
+        self.unaccepted = self.unended = len(call.prompts) * call.n
+        self.several = self.unended > 1
+        self.accepted = False
+        self.tagging = ""
+        self.predicted: float | None = None
+        self.expected_output_tokens: int | None = None
+        self.policy = ""
+        self.prompt_tokens = sum(map(len, call.prompts))
+        self.output_tokens = 0
+        self.cached_tokens = 0
+        self.first_token_ns = 0
+        self.continuations = 0
+        self.instances: list[str] = []
+        self.held: list[ChoiceDelta] = []
+        self.touched: list[ChoiceDelta] = []
+        self.settling: list[Any] = []
+        context = None if call.traceparent.endswith("0") else parse_traceparent(call.traceparent)
+        self.trace = context if context is not None and context.sampled else None
+
+
+class PendingTag(msgspec.Struct, frozen=True):
+    """A TagRequest under way."""
+
+    call: Any
+    started_ns: int
+    span: str
+
+
+class PendingSubmit(msgspec.Struct, frozen=True):
+    """A SubmitSequence under way."""
+
+    sequence: Any
+    epoch: int
+    instance: Instance
+
+
+class PendingResend(msgspec.Struct, frozen=True):
+    """A ResendTokens under way."""
+
+    sequence: Any
+    epoch: int
+
+
+Pending = PendingTag | PendingSubmit | PendingResend
+
+
+class IngressState:
+    """Everything one ingress knows, changed by the handlers of actor.py and the modules it calls."""
+
+    def __init__(
+        self,
+        *,
+        config: IngressConfig,
+        incarnation: int,
+        models: Mapping[str, TextModel],
+        metrics: IngressMetrics,
+        rng: Random,
+    ) -> None:
+        self.config = config
+        self.name = config.name
+        self.now_ns = 0  # of the message in hand
+        self.incarnation = incarnation
+        self.models = models
+        self.metrics = metrics
+        self.rng = rng
+        self.subjects = Subjects(config.bus.cluster)
+        self.cluster = Cluster()
+        self.admission = Admission(config.limits)
+        self.calls: dict[str, OpenCall] = {}
+        self.sequences: dict[str, OpenSequence] = {}
+        self.owned: dict[str, dict[str, OpenSequence]] = {}  # instance -> its submitted and running sequences
+        self.waiting: dict[str, OpenSequence] = {}
+        self.pending: dict[str, Pending] = {}
+        self.correlations = 0
+        self.acknowledge: dict[str, list[tuple[str, int]]] = {}
+        self.disowned: dict[str, int] = {}  # stray sequence -> unix ns until which it is not cancelled again
+        self.parameters = policy_parameters(config.dispatch)
+        self.policy = DISPATCH_POLICIES[config.dispatch.policy]
+        self.policy_states: dict[tuple[str, str], Any] = {}
+        self.connected = True
+        self.detectors_from_ns = 0
+        self.outage_end_ns = 0
+        self.tag_failures = 0
+        self.tag_from_ns = 0
+        self.stopping = False
+        self.stop_at_ns = 0
+        self.place_timer_ns = 0
+        self.times = Times.of(config)
+
+    def correlation(self, kind: str, pending: Pending) -> str:
+        """A fresh correlation under which ``pending`` is found again."""
+        self.correlations += 1
+        name = f"{kind}.{self.correlations}"
+        self.pending[name] = pending
+        return name
+
+    def detecting(self, now_ns: int) -> bool:
+        """Whether silence means anything now: not while the bus is away, nor shortly after."""
+        return self.connected and now_ns >= self.detectors_from_ns
+
+    def policy_of(self, call: OpenCall) -> tuple[DispatchPolicy, Any]:
+        """The call's policy with its parameters; those of its own choice have their defaults."""
+        name = call.call.policy
+        if not name or name == self.policy.name:
+            return self.policy, self.parameters
+        own = DISPATCH_POLICIES[name]
+        return own, own.parameters()
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations of the configuration, nanoseconds."""
+
+    call_timeout: int
+    drain: int
+    submit_timeout: int
+    wait: int
+    tag_timeout: int
+    tag_pause: int
+    silence: int
+    reconnect_grace: int
+    resend_timeout: int
+    probe: int
+    stall: int
+    queue_stall: int
+    continuation: int
+
+    @classmethod
+    def of(cls, config: IngressConfig) -> Times:
+        """Converts once."""
+        ns = _ns
+        c = config.continuation
+        return cls(
+            call_timeout=ns(config.limits.call_timeout_s),
+            drain=ns(config.limits.drain_s),
+            submit_timeout=ns(config.dispatch.submit_timeout_s),
+            wait=ns(config.dispatch.wait_s),
+            tag_timeout=ns(config.tagging.timeout_s),
+            tag_pause=ns(config.tagging.pause_s),
+            silence=ns(c.silence_s),
+            reconnect_grace=ns(c.reconnect_grace_s),
+            resend_timeout=ns(c.resend_timeout_s),
+            probe=ns(c.probe_s),
+            stall=ns(c.stall_s),
+            queue_stall=ns(c.queue_stall_s),
+            continuation=ns(c.deadline_s),
+        )
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * SECOND_NS)

@@ -1,0 +1,43 @@
+"""Chunks that belong to nobody here: dropped and counted, and their engine told to stop wasting steps on them."""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect, Publish
+from millrace.contracts.ingress import TokenChunk
+from millrace.contracts.worker import CancelSequence
+
+from services.ingress.endings import acknowledge
+from services.ingress.state import SECOND_NS, IngressState, OpenSequence
+
+#: A stray sequence is cancelled at most this often: cancels take a step to work, and its chunks go on until then.
+CANCEL_EVERY_NS = 1 * SECOND_NS
+#: Stray sequences remembered. Beyond it all are forgotten: the price is a cancel more.
+DISOWNED_MAX = 4_096
+
+
+def note_stray(
+    state: IngressState, chunk: TokenChunk, sequence: OpenSequence | None, instance: str, out: list[Effect]
+) -> None:
+    """A chunk of an ended or unknown sequence, of an old epoch, or from an instance that does not own it.
+
+    A finished one is acknowledged (the acknowledgement may have been lost), a running one cancelled (the cancel may
+    have been). One whose epoch is newer than the present one is neither: nothing here could have caused it.
+    """
+    state.metrics.discarded.add("late")
+    if sequence is not None and chunk.epoch >= sequence.epoch:
+        return
+    if chunk.finish is not None:
+        acknowledge(state, instance, chunk.sequence, chunk.epoch, out)
+        return
+    now_ns = state.now_ns
+    if state.disowned.get(chunk.sequence, 0) > now_ns:
+        return
+    if len(state.disowned) >= DISOWNED_MAX:
+        state.disowned.clear()
+    state.disowned[chunk.sequence] = now_ns + CANCEL_EVERY_NS
+    out.append(
+        Publish(
+            subject=state.subjects.engine(instance, "cancel"),
+            body=CancelSequence(sequence=chunk.sequence, epoch=chunk.epoch, reason="stray"),
+        )
+    )

@@ -1,0 +1,240 @@
+"""A model's tokenizer and chat template, read from its folder in Hugging Face's layout; no transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import msgspec
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from millrace.actor.errors import ConfigError
+from tokenizers import Tokenizer
+
+from services.ingress.text import Vocabulary
+
+#: Prompts longer than this are tokenised in a thread. Tokenising runs at 2 to 5 MB/s: this much costs the loop 10 to
+#: 25 ms, about one engine step.
+LOOP_CHARACTERS_MAX = 50_000
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+#: What a template's own expressions can raise on values that it does not expect.
+_TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks what the model says, for training; here its content stands as it is."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateRefused(Exception):
+    """The chat template raised, or fails on these messages; the text is the template's own."""
+
+
+class TemplateTraits(msgspec.Struct, frozen=True):
+    """What a chat template makes use of.
+
+    Attributes:
+        tools: It mentions ``tools``.
+        hermes_calls: It writes tool calls as JSON between ``<tool_call>`` tags.
+        content_parts: It walks over a message's content, so it wants a list of parts, not a string.
+        developer: It knows the role ``developer``.
+    """
+
+    tools: bool
+    hermes_calls: bool
+    content_parts: bool
+    developer: bool
+
+
+class ChatTemplate:
+    """A compiled chat template in a sandbox: it can reach nothing but the values given to it."""
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        """Compiles the template.
+
+        Raises:
+            ConfigError: it is no valid template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
+            autoescape=False,
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"chat template: {error}") from None
+        self._special = dict(special)
+        self.traits = TemplateTraits(
+            tools=re.search(r"\btools\b", source) is not None,
+            hermes_calls="<tool_call>" in source,
+            content_parts=re.search(r"for\s+\w+\s+in\s+\w+(\.content|\[['\"]content['\"]\])", source) is not None,
+            developer="developer" in source,
+        )
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+        """The prompt's text.
+
+        Raises:
+            TemplateRefused: the template raised, or cannot cope with these messages.
+        """
+        try:
+            return self._template.render(messages=messages, **self._special, **values)
+        except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
+            raise TemplateRefused(str(error) or type(error).__name__) from None
+
+
+class ModelTokenizer:
+    """Text to ids and chat to text for one model. Reading is thread-safe."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        max_model_len: int = 0,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """Args:
+        max_model_len: Positions the model was made for; 0 where its folder does not say.
+        eos_token_ids: Ids that end a sequence.
+        """
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.template = template
+        self.vocabulary = Vocabulary(tokenizer)
+        self._characters_per_token_max = _characters_per_token_max(tokenizer, self.vocabulary)
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ModelTokenizer:
+        """Reads ``tokenizer.json``, ``tokenizer_config.json``, ``chat_template.jinja`` and ``config.json``.
+
+        Raises:
+            ConfigError: the folder has no ``tokenizer.json``, or a file is unreadable.
+        """
+        home = Path(folder)
+        file = home / "tokenizer.json"
+        if not file.is_file():
+            raise ConfigError(f"{home}: no tokenizer.json")
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception for a bad file
+            raise ConfigError(f"{file}: {error}") from None
+        settings = _read_json(home / "tokenizer_config.json")
+        source = _template_source(home, settings)
+        special = _special_tokens(settings)
+        config, generation = _read_json(home / "config.json"), _read_json(home / "generation_config.json")
+        ends = _ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id"))
+        return cls(
+            tokenizer,
+            ChatTemplate(source, special) if source else None,
+            max_model_len=int(config.get("max_position_embeddings") or 0),
+            eos_token_ids=ends | _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
+        )
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids; ``special`` adds what the tokenizer puts around a text (BOS)."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def tokens_at_least(self, text: str) -> int:
+        """A bound that needs no tokenising; 0 where this tokenizer has none."""
+        return len(text) // self._characters_per_token_max if self._characters_per_token_max else 0
+
+    async def encode_off_loop(self, text: str, *, special: bool) -> list[int]:
+        """The same in a thread (the library gives up the GIL)."""
+        return await asyncio.to_thread(self.encode, text, special=special)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included, as vLLM's ``/detokenize`` gives it."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def token_string(self, token_id: int) -> str:
+        """The vocabulary's own name of a token; empty for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+
+def _characters_per_token_max(tokenizer: Tokenizer, vocabulary: Vocabulary) -> int:
+    """Characters that one token stands for at most; 0 where a token can stand for any number (text that is normalised
+    away or unknown, blanks that an added token swallows).
+    """
+    if vocabulary.longest_piece == 0 or tokenizer.normalizer is not None:
+        return 0
+    greedy = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
+    return 0 if greedy else vocabulary.longest_piece
+
+
+def _ids(value: Any) -> frozenset[int]:
+    """Configurations have one id, a list of ids, or none."""
+    return frozenset(value) if isinstance(value, list) else frozenset() if value is None else frozenset((value,))
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now(UTC).strftime(form)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None
+) -> str:
+    """Plain JSON: jinja2's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = msgspec.json.decode(file.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: not an object")
+    return value
+
+
+def _template_source(home: Path, settings: Mapping[str, Any]) -> str:
+    file = home / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several named ones
+        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        source = named.get("default") or next(iter(named.values()), None)
+    return source if isinstance(source, str) else ""
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    out = {}
+    for name in _SPECIAL_NAMES:
+        value = settings.get(name)
+        if isinstance(value, dict):  # an AddedToken written out
+            value = value.get("content")
+        if isinstance(value, str):
+            out[name] = value
+    return out

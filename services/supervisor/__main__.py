@@ -1,0 +1,181 @@
+"""Runs a local cluster: nats-server first, then everything else under the supervisor's actor, until Ctrl-C or
+SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from millrace.actor.errors import BusError, ConfigError
+from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.contracts.local import StopRequested
+from millrace.contracts.message import Body
+from millrace.telemetry import open_telemetry
+
+from services.supervisor.actor import ACCEPTS, SupervisorActor
+from services.supervisor.buckets import create_buckets
+from services.supervisor.config import SupervisorConfig
+from services.supervisor.display import Display, banner
+from services.supervisor.effects import SignalChild, StartChild
+from services.supervisor.launcher import Launcher
+from services.supervisor.layout import Layout, UpOptions
+from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports
+from services.supervisor.probes import http_ready, wait_for
+
+#: How long nats-server may take to answer /healthz, seconds. It takes 0.1 s; JetStream recovering a large store takes
+#: longer.
+NATS_START_LIMIT_S = 15.0
+
+#: Time between two looks at the children once all is ready, seconds; shorter than the shortest pause before a restart.
+WATCH_S = 0.1
+
+
+class Cluster:
+    """The running supervisor of one cluster."""
+
+    def __init__(self, config: SupervisorConfig, layout: Layout) -> None:
+        self._config = config
+        self._layout = layout
+        self._incarnation = time.time_ns()
+        self._directory = Path(config.directory)
+        self._launcher = Launcher(self._directory / "logs", self._notify)
+        if any(child.fork_config for child in config.children):
+            from services.supervisor.zygote import ZygoteForker
+
+            self._launcher.forker = ZygoteForker(self._directory / "run" / "zygote.sock", self._notify)
+        self._handle: ActorHandle | None = None
+        self._early: list[Body] = []
+        self._actor = SupervisorActor(
+            name=config.name,
+            cluster=config.bus.cluster,
+            incarnation=self._incarnation,
+            children=[config.nats, *config.children],
+        )
+
+    async def run(self) -> int:
+        """Brings everything up, stays, takes everything down; returns the exit code."""
+        telemetry = open_telemetry("supervisor", self._config.name, self._config.telemetry)
+        title = f"starting {len(self._config.children)} processes"
+        try:
+            with Display(self._actor.snapshot, title=title) as display:
+                await self._start_nats()
+                runtime = NatsRuntime(
+                    bus=self._config.bus, name=self._config.name, telemetry=telemetry, registry=telemetry.registry
+                )
+                await runtime.connect()
+                await create_buckets(self._config.bus)
+                self._handle = runtime.add(
+                    self._actor,
+                    accepts=ACCEPTS,
+                    handlers={StartChild: self._launcher.start, SignalChild: self._launcher.signal},
+                )
+                self._actor.adopt("nats", self._nats_pid, runtime.now_ns())
+                self._listen_for_signals()
+                running = asyncio.create_task(runtime.run())
+                code = await self._until_ready(display, running)
+                while not running.done():
+                    display.update()  # what dies and what comes back
+                    await asyncio.wait([running], timeout=WATCH_S)
+            await running
+            display.say("the cluster is down")
+            return code
+        finally:
+            telemetry.close()
+
+    async def _until_ready(self, display: Display, running: asyncio.Task[str]) -> int:
+        """Draws until the API answers, then says where it is; stops the cluster where that takes too long."""
+        deadline = time.monotonic() + self._config.ready_limit_s
+        while not running.done():
+            display.update()
+            if await http_ready(self._config.ingress_url) and self._all_ready():
+                self._say_ready(display)
+                return 0
+            if time.monotonic() > deadline:
+                display.say(self._failure_text())
+                self._stop()
+                return 1
+            await asyncio.sleep(0.05)
+        return 0
+
+    def _all_ready(self) -> bool:
+        return all(child["state"] == "ready" for child in self._actor.snapshot().values())
+
+    def _say_ready(self, display: Display) -> None:
+        display.update()
+        display.__exit__(None, None, None)
+        text = banner(
+            url=self._config.ingress_url,
+            model=self._config.model,
+            directory=os.path.relpath(self._directory),
+            nats_url=self._config.bus.servers[0],
+            took_s=display.elapsed_s,
+            keys=bool(self._layout.options.keys),
+        )
+        (self._directory / "run" / "banner.txt").write_text(text)
+        display.say(text + "Ctrl-C stops everything." if sys.stdout.isatty() else text)
+
+    def _failure_text(self) -> str:
+        late = {name: child for name, child in self._actor.snapshot().items() if child["state"] != "ready"}
+        lines = [f"not ready after {self._config.ready_limit_s:.0f} s:"]
+        for name, child in late.items():
+            log = self._launcher.log_path(name)
+            lines.append(f"  {name}: {child['state']} {child['last_exit']}; its log is {log}")
+        return "\n".join(lines or ["every process is ready but the API does not answer"])
+
+    async def _start_nats(self) -> None:
+        self._launcher.start(StartChild(spec=self._config.nats))
+        url = f"{self._config.nats_monitor_url}/healthz"
+        if not await wait_for(url, NATS_START_LIMIT_S):
+            raise BusError(f"nats-server is not healthy; its log is {self._launcher.log_path('nats')}")
+        self._nats_pid = next(body.pid for body in self._early if hasattr(body, "pid") and body.pid)
+        self._early.clear()
+
+    def _notify(self, body: Body) -> None:
+        if self._handle is None:
+            self._early.append(body)
+        else:
+            self._handle.deliver(body)
+
+    def _listen_for_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+
+    def _stop(self) -> None:
+        if self._handle is not None:
+            self._handle.deliver(StopRequested())
+
+
+def main() -> int:
+    """Reads what was asked for, checks that it can be had, and runs it."""
+    parser = argparse.ArgumentParser(prog="python -m services.supervisor", description=__doc__)
+    parser.add_argument("--options", required=True, help="JSON of UpOptions, as `millrace up` writes it")
+    try:
+        options = msgspec.json.decode(parser.parse_args().options.encode(), type=UpOptions)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(claim(Path(options.directory)))
+            check(options)
+            clear_leftovers(Path(options.directory))
+            layout = Layout(free_ports(options))
+            config = layout.plan()
+            layout.write()
+            file = Path(config.directory) / "run" / "cluster.json"
+            stack.callback(file.unlink, missing_ok=True)
+            file.touch(mode=0o600)
+            file.write_bytes(layout.cluster_file(os.getpid(), time.time_ns()))
+            return asyncio.run(Cluster(config, layout).run())
+    except (AlreadyRunning, BusError, ConfigError, msgspec.ValidationError) as error:
+        print(f"millrace up: {error}", file=sys.stderr)  # noqa: T201  # talks to the person who typed `up`
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

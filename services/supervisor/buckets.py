@@ -1,0 +1,59 @@
+"""Creates the JetStream KV buckets of a cluster, as the catalog says.
+
+`python -m services.supervisor.buckets --config FILE` (a BusConfig) does it alone, where no supervisor runs: in
+containers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+import nats
+from millrace.actor.buckets import ensure_bucket
+from millrace.actor.config import BusConfig, load_config
+from millrace.actor.errors import BusError, BusUnavailable, ConfigError
+from millrace.contracts.catalog import BUCKETS
+from millrace.contracts.subjects import Subjects
+
+
+async def create_buckets(bus: BusConfig, *, replicas: int = 1) -> None:
+    """Creates every bucket that is not there.
+
+    Raises:
+        BusUnavailable: no server, or JetStream does not answer.
+    """
+    subjects = Subjects(bus.cluster)
+    inbox = f"_INBOX.{bus.user}".encode() if bus.user else b"_INBOX"
+    try:
+        client = await nats.connect(
+            bus.servers, user=bus.user or None, password=bus.password or None, inbox_prefix=inbox, connect_timeout=5
+        )
+    except (OSError, nats.errors.Error) as error:
+        raise BusUnavailable(f"{bus.servers[0]}: {error}") from None
+    try:
+        stream = client.jetstream()
+        for bucket in BUCKETS:
+            full_name = subjects.bucket(bucket.name)
+            await ensure_bucket(stream, name=bucket.name, full_name=full_name, replicas=replicas)
+    except nats.errors.Error as error:
+        raise BusUnavailable(f"JetStream: {error}") from None
+    finally:
+        await client.close()
+
+
+def main() -> int:
+    """Creates them once; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m services.supervisor.buckets")
+    parser.add_argument("--config", required=True)
+    try:
+        asyncio.run(create_buckets(load_config(BusConfig, parser.parse_args().config)))
+    except (BusError, ConfigError) as error:
+        print(f"buckets: {error}", file=sys.stderr)  # noqa: T201  # there is no logger in this one-shot
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Configuration of the supervisor: what one machine's cluster consists of."""
+
+from __future__ import annotations
+
+import msgspec
+from millrace.actor.config import BusConfig, TelemetryConfig
+
+
+class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One process to keep running.
+
+    Attributes:
+        name: Unique among the children; its log is ``<name>.log``.
+        role: The role under which it shows its presence.
+        command: Program and arguments; empty where the process is forked by the zygote.
+        fork_config: Configuration file for the zygote to fork a worker with; empty where ``command`` is set.
+        core: Core that a forked worker's engine is pinned to; -1 for none.
+        presences: Names that show presence once it is ready (several where one process hosts several actors).
+        after: Child that must be ready before this one is started; empty for none.
+        stop_order: Children with a lower number are asked to stop first.
+        stop_limit_ms: How long it may take to stop before it is killed.
+    """
+
+    name: str
+    role: str
+    command: list[str] = []
+    fork_config: str = ""
+    core: int = -1
+    presences: list[str] = []
+    after: str = ""
+    stop_order: int = 0
+    stop_limit_ms: int = 10_000
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the supervisor of a local cluster needs.
+
+    Attributes:
+        name: Unique name on the bus.
+        directory: Folder of the cluster's files (``.millrace``).
+        nats: The NATS server's process; started first, stopped last.
+        nats_monitor_url: Base URL of its monitoring endpoint.
+        children: Everything else.
+        ingress_url: Base URL of the API; it is polled for ``/ready`` at start.
+        model: Served model name, for the example that is printed.
+        ready_limit_s: How long the whole start may take before it is called failed, seconds.
+    """
+
+    name: str = "supervisor"
+    directory: str = ".millrace"
+    bus: BusConfig = BusConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    nats: ChildSpec
+    nats_monitor_url: str
+    children: list[ChildSpec]
+    ingress_url: str
+    model: str
+    ready_limit_s: float = 180.0

@@ -1,0 +1,101 @@
+"""What `up` shows a person: the start as it goes, then where everything is, later what dies and comes back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from services.supervisor.state import ChildState
+
+_STYLES = {ChildState.READY: "green", ChildState.BACKING_OFF: "red", ChildState.STARTING: "yellow"}
+
+#: Children shown by name while starting; the rest is summed up, so that 64 of them do not fill the screen.
+ROWS_MAX = 14
+
+
+class Display:
+    """Draws the start on a terminal; prints a line per change elsewhere."""
+
+    def __init__(self, snapshot: Callable[[], dict[str, Any]], *, title: str) -> None:
+        self._snapshot = snapshot
+        self._title = title
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._began = time.monotonic()
+        self._live: Live | None = None
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> Display:
+        """Begins drawing."""
+        if self._console.is_terminal:
+            self._live = Live(self._draw(), console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        else:
+            self._console.print(self._title)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes the drawing away; from then on, changes are printed."""
+        if self._live is not None:
+            self._said = {name: str(child["state"]) for name, child in self._snapshot().items()}
+            self._live.stop()
+            self._live = None
+
+    def update(self) -> None:
+        """Shows the children as they are now."""
+        if self._live is not None:
+            self._live.update(self._draw())
+            return
+        for name, child in self._snapshot().items():
+            state = str(child["state"])
+            if self._said.get(name) != state and state in (ChildState.READY, ChildState.BACKING_OFF):
+                extra = f" ({child['last_exit']})" if child["last_exit"] and state != ChildState.READY else ""
+                self._console.print(f"  {time.monotonic() - self._began:5.1f} s  {name} {state}{extra}")
+            self._said[name] = state
+
+    def say(self, text: str) -> None:
+        """Prints a line or several."""
+        self._console.print(text, soft_wrap=True)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since drawing began."""
+        return time.monotonic() - self._began
+
+    def _draw(self) -> RenderableType:
+        children = self._snapshot()
+        table = Table.grid(padding=(0, 2))
+        for name, child in list(children.items())[:ROWS_MAX]:
+            state = ChildState(child["state"])
+            actors = f"{child['present']}/{child['expected']}" if child["expected"] > 1 else ""
+            detail = child["last_exit"] if state is ChildState.BACKING_OFF else actors
+            table.add_row(Text(name), Text(str(state), style=_STYLES.get(state, "dim")), Text(detail, style="dim"))
+        ready = sum(child["state"] == ChildState.READY for child in children.values())
+        head = Spinner("dots", text=f"{self._title}: {ready} of {len(children)} ready, {self.elapsed_s:.1f} s")
+        return Group(head, table)
+
+
+def banner(*, url: str, model: str, directory: str, nats_url: str, took_s: float, keys: bool) -> str:
+    """What is printed once everything is ready."""
+    key = ' -H "Authorization: Bearer $MILLRACE_API_KEY"' if keys else ""
+    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 1 to 12."}}]}}'
+    return "\n".join(
+        [
+            f"Millrace is up after {took_s:.1f} s.",
+            "",
+            f"  API      {url}/v1   (model {model})",
+            f"  try      curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+            "  watch    millrace status, millrace top, millrace tap 'decision.>', millrace trace",
+            f"  NATS     {nats_url}",
+            f"  logs     {directory}/logs",
+            f"  traces   {directory}/traces",
+            "",
+        ]
+    )

@@ -1,0 +1,51 @@
+"""What passes between the supervisor's actor and its shell: processes to start and to signal, and what became of
+them.
+"""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect
+from millrace.contracts.message import Body
+
+from services.supervisor.config import ChildSpec
+
+
+class StartChild(Effect, frozen=True, kw_only=True):
+    """Starts a process: ChildStarted, or ChildExited where it could not be started."""
+
+    spec: ChildSpec
+
+
+class SignalChild(Effect, frozen=True, kw_only=True):
+    """Sends a signal to a child's process. A process that has already ended is no error."""
+
+    name: str
+    pid: int
+    signal: int
+
+
+class ChildStarted(Body, frozen=True, kw_only=True, tag="local.ChildStarted/1"):
+    """The process runs."""
+
+    name: str
+    pid: int
+
+
+class ChildExited(Body, frozen=True, kw_only=True, tag="local.ChildExited/1"):
+    """The process ended, or could not be started (pid 0).
+
+    Attributes:
+        status: Exit status; the negative signal number where a signal ended it.
+        detail: A sentence where it could not be started.
+    """
+
+    name: str
+    pid: int
+    status: int
+    detail: str = ""
+
+
+class ChildReady(Body, frozen=True, kw_only=True, tag="local.ChildReady/1"):
+    """The shell knows that a child without presence is ready (the zygote, nats-server)."""
+
+    name: str

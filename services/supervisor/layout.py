@@ -1,0 +1,260 @@
+"""Plans a local cluster: which processes, with which configuration files. Pure but for `write`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.contracts.catalog import Role
+from millrace.supervision.nats_config import NatsServerOptions, nats_config
+
+from services.supervisor.config import ChildSpec, SupervisorConfig
+
+#: vLLM on CPU pays one core per engine; more engines than this are for GPU nodes and compose.
+VLLM_INSTANCES_MAX = 4
+
+#: Modelled engines are cheap: this many share one worker process before a second one is worth its memory.
+MODELLED_PER_PROCESS = 64
+
+#: Instances of modelled engines that one machine is asked to run at most.
+INSTANCES_MAX = 2_000
+
+#: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
+VLLM_KV_BYTES = 256 * 1024 * 1024
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person asked for.
+
+    Attributes:
+        engine: ``vllm`` or ``modelled``.
+        instances: Engines; 0 for the default (cores, at most four; 8 modelled).
+        model: Served name.
+        model_path: Folder of the model.
+        policy: Dispatch policy.
+        processes: Worker processes of modelled engines; 0 for one per 64 engines.
+        ingresses: Ingress processes sharing the port.
+        keys: File of API keys; empty for none.
+        trace_sample: Share of requests traced.
+        worker: Further fields of WorkerConfig, by name.
+        ingress: Further fields of IngressConfig, by name.
+    """
+
+    directory: str = ".millrace"
+    cluster: str = "local"
+    engine: str = "vllm"
+    instances: int = 0
+    model: str = "millrace-mini"
+    model_path: str = ""
+    policy: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    nats_port: int = 4222
+    nats_monitor_port: int = 8222
+    metrics_port: int = 9100
+    processes: int = 0
+    ingresses: int = 1
+    keys: str = ""
+    otlp: str = ""
+    trace_sample: float = 1.0
+    log_format: str = "console"
+    log_level: str = "info"
+    cores: list[int] = msgspec.field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
+    worker: dict[str, Any] = msgspec.field(default_factory=dict)
+    ingress: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Layout:
+    """The files and processes of one cluster."""
+
+    def __init__(self, options: UpOptions) -> None:
+        """Draws passwords; nothing is written yet."""
+        self.options = options
+        self.root = Path(options.directory).absolute()
+        self.run_dir = self.root / "run"
+        self.passwords = {role: secrets.token_urlsafe(18) for role in Role}
+        self._files: dict[Path, bytes] = {}
+        self._metrics_ports = iter(range(options.metrics_port, options.metrics_port + 1000))
+
+    def plan(self) -> SupervisorConfig:
+        """Decides every process and prepares its files."""
+        options = self.options
+        nats = self._nats()
+        children = [
+            *self._service("tagger", "tagger-0", {}, stop_order=3),
+            *self._service("coordinator", "coordinator-0", {}, stop_order=3),
+            *self._workers(),
+            *[child for index in range(options.ingresses) for child in self._ingress(index)],
+        ]
+        config = SupervisorConfig(
+            directory=str(self.root),
+            bus=msgspec.convert(self._bus(Role.SUPERVISOR), BusConfig),
+            telemetry=msgspec.convert(
+                self._telemetry() | {"log_file": str(self.root / "logs" / "supervisor.log")}, TelemetryConfig
+            ),
+            nats=nats,
+            nats_monitor_url=f"http://127.0.0.1:{options.nats_monitor_port}",
+            children=children,
+            ingress_url=f"http://{_reachable(options.host)}:{options.port}",
+            model=options.model,
+        )
+        self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
+        return config
+
+    def write(self) -> Path:
+        """Writes every file, readable by the owner only (they hold passwords); returns the supervisor's
+        configuration.
+        """
+        for folder in (self.run_dir, self.root / "logs", self.root / "traces"):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.run_dir.chmod(0o700)
+        for path, content in self._files.items():
+            path.touch(mode=0o600)
+            path.write_bytes(content)
+        return self.run_dir / "supervisor.json"
+
+    def cluster_file(self, supervisor_pid: int, started_ns: int) -> bytes:
+        """What the command line reads to find this cluster."""
+        options = self.options
+        return msgspec.json.encode(
+            {
+                "cluster": options.cluster,
+                "nats_url": f"nats://127.0.0.1:{options.nats_port}",
+                "observer_user": str(Role.OBSERVER),
+                "observer_password": self.passwords[Role.OBSERVER],
+                "ingress_url": f"http://{_reachable(options.host)}:{options.port}",
+                "model": options.model,
+                "supervisor_pid": supervisor_pid,
+                "started_ns": started_ns,
+            }
+        )
+
+    def _nats(self) -> ChildSpec:
+        options = self.options
+        server = NatsServerOptions(
+            cluster=options.cluster,
+            port=options.nats_port,
+            monitor_port=options.nats_monitor_port,
+            store_dir=str(self.root / "jetstream"),
+        )
+        path = self.run_dir / "nats.conf"
+        self._files[path] = nats_config(server, self.passwords).encode()
+        command = [str(Path(sys.executable).parent / "nats-server"), "-c", str(path)]
+        return ChildSpec(name="nats", role="nats", command=command, stop_order=9)
+
+    def _bus(self, role: Role) -> dict[str, Any]:
+        return {
+            "cluster": self.options.cluster,
+            "servers": [f"nats://127.0.0.1:{self.options.nats_port}"],
+            "user": str(role),
+            "password": self.passwords[role],
+        }
+
+    def _telemetry(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "log_format": options.log_format,
+            "log_level": options.log_level,
+            "otlp_endpoint": options.otlp,
+            "trace_dir": "" if options.otlp else str(self.root / "traces"),
+            "trace_sample": options.trace_sample,
+        }
+
+    def _config_file(self, role: Role, name: str, fields: dict[str, Any]) -> Path:
+        path = self.run_dir / f"{name}.json"
+        telemetry = self._telemetry() | {"metrics_port": next(self._metrics_ports)}
+        config = {"name": name, "bus": self._bus(role), "telemetry": telemetry} | fields
+        self._files[path] = msgspec.json.encode(config)
+        return path
+
+    def _service(self, noun: str, name: str, fields: dict[str, Any], *, stop_order: int) -> list[ChildSpec]:
+        path = self._config_file(Role(noun), name, fields)
+        command = [sys.executable, "-m", f"services.{noun}", "--config", str(path)]
+        return [ChildSpec(name=name, role=noun, command=command, presences=[name], stop_order=stop_order)]
+
+    def _ingress(self, index: int) -> list[ChildSpec]:
+        options = self.options
+        fields: dict[str, Any] = {
+            "http": {"host": options.host, "port": options.port, "reuse_port": options.ingresses > 1},
+            "models": [{"name": options.model, "path": options.model_path}],
+        }
+        if options.policy:
+            fields["dispatch"] = {"policy": options.policy}
+        if options.keys:
+            fields["http"]["keys_file"] = str(Path(options.keys).absolute())
+        return self._service("ingress", f"ingress-{index}", merged(fields, options.ingress), stop_order=1)
+
+    def _workers(self) -> list[ChildSpec]:
+        return self._vllm_workers() if self.options.engine == "vllm" else self._modelled_workers()
+
+    def _vllm_workers(self) -> list[ChildSpec]:
+        options = self.options
+        cores = options.cores
+        count = options.instances or min(len(cores), VLLM_INSTANCES_MAX)
+        children = [self._zygote()]
+        for index in range(count):
+            name = f"worker-{index}"
+            core = cores[index % len(cores)]
+            fields = {
+                "engine": "vllm",
+                "model": options.model,
+                "model_path": options.model_path,
+                "kv_bytes": VLLM_KV_BYTES,
+                "engine_cores": [core],
+            }
+            path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
+            children.append(
+                ChildSpec(
+                    name=name,
+                    role="worker",
+                    fork_config=str(path),
+                    core=core,
+                    presences=[name],
+                    after="zygote",
+                    stop_order=2,
+                    stop_limit_ms=15_000,
+                )
+            )
+        return children
+
+    def _zygote(self) -> ChildSpec:
+        command = [sys.executable, "-m", "services.worker.zygote", "--socket", str(self.run_dir / "zygote.sock")]
+        return ChildSpec(name="zygote", role="zygote", command=command, stop_order=4)
+
+    def _modelled_workers(self) -> list[ChildSpec]:
+        options = self.options
+        count = options.instances or 8
+        processes = min(count, options.processes or -(-count // MODELLED_PER_PROCESS))
+        children = []
+        for index in range(processes):
+            share = count // processes + (index < count % processes)
+            name = f"worker-{index}"
+            fields = {
+                "engine": "modelled",
+                "model": options.model,
+                "model_path": options.model_path,  # its tokenizer, so that the modelled text can be read
+                "instances": share,
+            }
+            names = [name] if share == 1 else [f"{name}-{i}" for i in range(share)]
+            path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
+            command = [sys.executable, "-m", "services.worker", "--config", str(path)]
+            children.append(ChildSpec(name=name, role="worker", command=command, presences=names, stop_order=2))
+        return children
+
+
+def merged(fields: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` with ``over`` laid over them, table by table."""
+    result = dict(fields)
+    for key, value in over.items():
+        held = result.get(key)
+        result[key] = merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

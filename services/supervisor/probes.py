@@ -1,0 +1,39 @@
+"""Asks HTTP endpoints whether they are ready, without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from urllib.parse import urlsplit
+
+
+async def http_ready(base_url: str) -> bool:
+    """Whether ``GET <base_url>/ready`` answers 200."""
+    return await _status(f"{base_url}/ready") == 200
+
+
+async def wait_for(url: str, limit_s: float) -> bool:
+    """Polls a URL until it answers 200, or the limit is reached."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if await _status(url) == 200:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def _status(url: str) -> int:
+    """HTTP status of a GET; 0 where nothing answers within a second."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            try:
+                writer.write(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+                line = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return 0
+    words = line.split()
+    return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0

@@ -1,0 +1,42 @@
+"""One child as the supervisor sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from services.supervisor.config import ChildSpec
+
+
+class ChildState(StrEnum):
+    """Where a child stands."""
+
+    WAITING = "waiting"  # for the child named in `after`
+    STARTING = "starting"  # the process runs or is being started; not all of its actors have shown presence
+    READY = "ready"
+    BACKING_OFF = "backing_off"  # it ended; a timer will start it again
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass
+class Child:
+    """A child and its history.
+
+    Attributes:
+        pid: 0 while no process runs.
+        started_ns: When the present process was started.
+        failures: Ends in a row without a healthy spell between them.
+        restarts: Starts after the first, ever.
+        present: Actors of the present process that have shown presence.
+        last_exit: How the last process ended, for people; empty before the first end.
+    """
+
+    spec: ChildSpec
+    state: ChildState = ChildState.WAITING
+    pid: int = 0
+    started_ns: int = 0
+    failures: int = 0
+    restarts: int = 0
+    present: set[str] = field(default_factory=set)
+    last_exit: str = ""

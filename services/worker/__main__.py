@@ -1,0 +1,170 @@
+"""Starts a worker: the engine first, then telemetry and the bus, then the actors.
+
+The engine comes first because its process is forked from this one, and a fork is only safe while there is one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from millrace.actor.config import load_config
+from millrace.actor.effects import Effect
+from millrace.actor.engine import AddToEngine, CancelInEngine, Engine, EngineEvent, EngineInfo
+from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
+from millrace.actor.hosting import masked
+from millrace.actor.loop import run_to_end
+from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.telemetry import open_telemetry
+
+from services.worker.actor import ACCEPTS, DRAINED, WorkerActor
+from services.worker.config import EngineKind, WorkerConfig
+from services.worker.metrics import WorkerCollector
+from services.worker.replay import origin_of, worker_rng
+from services.worker.reports import Identity
+
+
+class EngineLink:
+    """Ties one engine to one actor: effects one way, events the other. Events before the actor exists are idle
+    snapshots and are dropped.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.handle: ActorHandle | None = None
+
+    async def start(self) -> EngineInfo:
+        """Starts the engine."""
+        return await self.engine.start(self._hear)
+
+    def _hear(self, event: EngineEvent) -> None:
+        if self.handle is not None:
+            self.handle.deliver(event)
+
+    def handlers(self) -> dict[type[Effect], Callable[[Any], None]]:
+        """What carries out the engine's effects."""
+        return {
+            AddToEngine: lambda effect: self.engine.add(effect.sequence),
+            CancelInEngine: lambda effect: self.engine.cancel(effect.sequences),
+        }
+
+
+def build_engine(config: WorkerConfig) -> Engine:
+    """The engine behind one instance.
+
+    Raises:
+        ConfigError: its parameters are wrong.
+    """
+    if config.engine is EngineKind.MODELLED:
+        return _modelled(config)
+    if config.instances != 1:
+        raise ConfigError(f"instances = {config.instances}: a vLLM worker has one engine; start more workers")
+    from services.worker.vllm_engine import environment
+
+    environment.prepare()
+    # Imported here: it takes five seconds, and a modelled worker has no need of it.
+    from services.worker.vllm_engine.engine import VllmEngine
+
+    return VllmEngine(config)
+
+
+def _modelled(config: WorkerConfig) -> Engine:
+    from services.worker.modelled import ModelledConfig, ModelledLiveEngine
+
+    try:
+        modelled = msgspec.convert(config.modelled, ModelledConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"modelled: {error}") from None
+    return ModelledLiveEngine(modelled, model=config.model, model_path=config.model_path)
+
+
+async def serve(config: WorkerConfig) -> int:
+    """Runs the worker until it has drained or its engine died; returns the exit code.
+
+    Raises:
+        EngineStartFailed: the engine did not start. BusError: the bus cannot be reached.
+    """
+    incarnation = time.time_ns()
+    links = [EngineLink(build_engine(config)) for _ in range(config.instances)]
+    try:
+        infos = [await link.start() for link in links]
+        if config.worker_cores:
+            os.sched_setaffinity(0, config.worker_cores)
+        return await _serve_bus(config, incarnation, links, infos)
+    finally:
+        for link in links:
+            await link.engine.stop()
+
+
+async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineLink], infos: list[EngineInfo]) -> int:
+    telemetry = open_telemetry("worker", config.name, config.telemetry)
+    try:
+        telemetry.logger.info("starting", config=masked(config), engines=msgspec.to_builtins(infos))
+        runtime = NatsRuntime(bus=config.bus, name=config.name, telemetry=telemetry, registry=telemetry.registry)
+        await runtime.connect()
+        actors = [
+            _actor(config, name, incarnation, info, runtime)
+            for name, info in zip(config.instance_names(), infos, strict=True)
+        ]
+        telemetry.registry.register(
+            WorkerCollector(lambda: [(a.name, a.figures, a.reporter.snapshot, a.ledger.forgotten) for a in actors])
+        )
+        telemetry.serve_metrics()
+        for actor, link in zip(actors, links, strict=True):
+            link.handle = runtime.add(
+                actor,
+                accepts=ACCEPTS,
+                handlers=link.handlers(),
+                record=_record(config, actor),
+                origin=origin_of(actor.identity, actor.info, config.limits, cluster=config.bus.cluster),
+            )
+        reason = await runtime.run()
+        telemetry.logger.info("stopped", reason=reason)
+    finally:
+        telemetry.close()
+    return 0 if reason == DRAINED else 1
+
+
+def _actor(config: WorkerConfig, name: str, incarnation: int, info: EngineInfo, runtime: NatsRuntime) -> WorkerActor:
+    identity = Identity(
+        instance=name, incarnation=incarnation, model=config.model, host=socket.gethostname(), pid=os.getpid()
+    )
+    rng = worker_rng(name, incarnation)
+    return WorkerActor(identity=identity, info=info, subjects=runtime.subjects, limits=config.limits, rng=rng)
+
+
+def _record(config: WorkerConfig, actor: WorkerActor) -> str:
+    return f"{config.record}.{actor.name}" if config.record and config.instances > 1 else config.record
+
+
+def run(path: str, *, engine_cores: list[int] | None = None) -> int:
+    """Runs the worker of a configuration file; returns the exit code. What went wrong at start is said on stderr.
+
+    Args:
+        engine_cores: Replaces the configuration's.
+    """
+    try:
+        config = load_config(WorkerConfig, path)
+        if engine_cores is not None:
+            config = msgspec.structs.replace(config, engine_cores=engine_cores)
+        return run_to_end(serve(config))
+    except (ConfigError, BusError, EngineStartFailed) as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return 1
+
+
+def main() -> int:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(prog="python -m services.worker")
+    parser.add_argument("--config", required=True, help="TOML or JSON file, see services/worker/config.py")
+    return run(parser.parse_args().config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,394 @@
+"""The worker: sole owner of one engine, its sequences and its KV blocks.
+
+    message in            change                                   messages out
+    SubmitSequence        held, given to the engine                SequenceAccepted | SequenceRefused
+    SequenceAdded         the engine has it                        SequenceAccepted to whoever waits
+    SequenceRejected      gone again                               SequenceRefused INVALID
+    EngineStepped         tokens kept; ended ones finished         TokensGenerated, one per ingress; status, summary
+    EngineObserved        snapshot replaced                        status, summary
+    CancelSequence        out of the engine and gone               (nothing)
+    ResendTokens          (none)                                   TokensResent | TokensForgotten
+    AcknowledgeSequences  finished ones gone                       (nothing)
+    ServicePresence       orphans of a dead ingress cancelled      (nothing)
+    BusReconnected        marks used                               what may have been lost, again
+    TimerFired            unacknowledged ends repeated, deadlines,  TokensGenerated, status, summary, presence, record
+                            orphans, forgetting
+    DrainWorker,          no new work; at the limit the rest is    SequencesReturned DRAINING, then Stop
+      StopRequested         taken out of the engine
+    EngineFailed          everything live is lost here             SequencesReturned ENGINE_DIED, then Stop
+
+Invariants: a sequence is held in at most one epoch; its tokens are a gapless list from ``base_index`` on; an epoch
+that was held, cancelled or handed back is never taken again (fences); every accepted sequence ends in exactly one of
+finish sent, cancelled by its ingress, returned, or lost with this incarnation.
+
+A dead engine is not restarted inside the process: the worker stops, the supervisor starts a new incarnation, and
+ingress sees one kind of loss only.
+
+When overloaded: more than ``max_sequences + queue_max`` live sequences are refused FULL; finished ones that nobody
+acknowledges are forgotten after a time and beyond a number, oldest first, and counted; replays of old epochs are
+recognised for the last FENCES_MAX sequences.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe
+from millrace.actor.engine import (
+    CancelInEngine,
+    EngineFailed,
+    EngineInfo,
+    EngineObserved,
+    EngineStepped,
+    SequenceAdded,
+    SequenceRejected,
+    StepOutput,
+)
+from millrace.contracts.catalog import Role
+from millrace.contracts.ingress import FinishReason, ReturnReason, TokensResent
+from millrace.contracts.local import BusDisconnected, BusReconnected, KeyNotPut, KeyPut, StopRequested, TimerFired
+from millrace.contracts.message import Message
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import (
+    AcknowledgeSequences,
+    CancelSequence,
+    DrainWorker,
+    ResendTokens,
+    SubmitSequence,
+    TokensForgotten,
+)
+
+from services.worker.config import WorkerLimits
+from services.worker.desk import Desk, answer, unexpected
+from services.worker.ingresses import Ingresses
+from services.worker.intake import Intake
+from services.worker.reports import Identity
+from services.worker.state import Held
+
+_MS = 1_000_000
+#: Heartbeat and housekeeping: presence, marks, orphans, deadlines, forgetting.
+TICK_NS = 1_000 * _MS
+#: The bucket drops keys after 10 s: three chances.
+REGISTER_NS = 3_000 * _MS
+
+#: Wire types that a worker takes.
+ACCEPTS = (SubmitSequence, CancelSequence, ResendTokens, AcknowledgeSequences, DrainWorker, ServicePresence)
+#: Reason of the Stop effect after an orderly end.
+DRAINED = "drained"
+
+TICK, REGISTER, DRAIN, LINGER = "tick", "register", "drain", "linger"
+
+
+class WorkerActor:
+    """One instance: the engine's sequences and what is said about them. See the module's docstring."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        info: EngineInfo,
+        subjects: Subjects,
+        limits: WorkerLimits,
+        rng: random.Random,
+    ) -> None:
+        self.identity = identity
+        self.info = info
+        self._desk = Desk(identity=identity, info=info, subjects=subjects, limits=limits, rng=rng)
+        self.ledger = self._desk.ledger
+        self.figures = self._desk.figures
+        self.reporter = self._desk.reporter
+        self._intake = Intake(self._desk, info, queue_max=limits.queue_max)
+        self._ingresses = Ingresses()
+        self._subjects = subjects
+        self._limits = limits
+        self._drain_until_ns: int | None = None
+        self._lingering = False
+        self._stopped = False
+
+    @property
+    def name(self) -> str:
+        """Instance name."""
+        return self.identity.instance
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Subscribes the instance's inbox and the ingresses' heartbeats, registers, and starts the timers."""
+        return [
+            Subscribe(subject=self._subjects.engine(self.name, "*")),
+            Subscribe(subject=self._subjects.presences(Role.INGRESS)),
+            *self._on_register(now_ns),
+            *self._on_tick(now_ns),
+            *self.reporter.on_timer(now_ns, 0),
+        ]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """Takes one message; once drained, the last one's effects end with Stop."""
+        if self._stopped:
+            return unexpected(message, "this worker has stopped")
+        effects = self._dispatch(message, now_ns)
+        return effects + self._leave_if_drained(now_ns) if self._drain_until_ns is not None else effects
+
+    def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
+        """All branching by type is here."""
+        match message.body:
+            case EngineStepped() as body:
+                return self._on_stepped(body, now_ns)
+            case SubmitSequence() as body:
+                orphans = self._heard(body.ingress, body.ingress_incarnation, now_ns)
+                incarnation = self._ingresses.incarnation(body.ingress)
+                return orphans + self._intake.submit(body, message, now_ns, incarnation=incarnation)
+            case SequenceAdded(sequence=sequence):
+                return self._intake.added(sequence)
+            case SequenceRejected() as body:
+                return self._intake.rejected(body, now_ns)
+            case CancelSequence() as body:
+                return self._on_cancel(body, now_ns)
+            case ResendTokens() as body:
+                return self._on_resend(body, message)
+            case AcknowledgeSequences() as body:
+                return self._on_acknowledge(body)
+            case ServicePresence() as body:
+                return self._on_presence(body, now_ns)
+            case EngineObserved(snapshot=snapshot):
+                self.reporter.take(snapshot)
+                return self._desk.reports(now_ns)
+            case TimerFired(name=name):
+                return self._on_timer(name, now_ns)
+            case BusDisconnected():
+                self.reporter.bus_up = False
+                return []
+            case BusReconnected():
+                return self._on_reconnected(now_ns)
+            case DrainWorker(limit_ms=limit_ms):
+                return self._on_drain(now_ns, limit_ms, "drain requested")
+            case StopRequested():
+                return self._on_drain(now_ns, self._limits.drain_limit_ms, "stop requested")
+            case EngineFailed(detail=detail):
+                return self._on_engine_failed(detail, now_ns)
+            case KeyPut() | KeyNotPut():
+                return []
+            case _:
+                return unexpected(message, f"a worker does not take {type(message.body).__name__}")
+
+    # --- decoding
+
+    def _on_stepped(self, body: EngineStepped, now_ns: int) -> list[Effect]:
+        touched: list[Held] = []
+        ended: list[Held] = []
+        for output in body.outputs:
+            held = self.ledger.get(output.sequence)
+            if held is None or not held.live:
+                self.figures.late_outputs += 1
+                continue
+            self._take_output(held, output, body.at_ns or now_ns)
+            touched.append(held)
+            if output.finish is not None:
+                ended.append(held)
+        if body.snapshot is not None:
+            self.figures.stepped(self.reporter.snapshot, body.snapshot)
+            self.reporter.take(body.snapshot)
+        effects = self._desk.publish(touched, step=body.step)
+        for held in ended:
+            effects += self._desk.spans(held, held.finished_ns, str(held.finish))
+        return effects + self._desk.reports(now_ns)
+
+    def _take_output(self, held: Held, output: StepOutput, at_ns: int) -> None:
+        if output.scheduled_ns and not held.scheduled_ns:
+            held.scheduled_ns = output.scheduled_ns
+        if output.cached_tokens is not None:
+            held.cached_tokens = output.cached_tokens
+        held.preemptions = max(held.preemptions, output.preemptions)
+        if output.token_ids and not held.first_token_ns:
+            held.first_token_ns = at_ns
+            self.figures.first_token(held)
+        held.token_ids.extend(output.token_ids)
+        if held.logprobs is not None:
+            held.logprobs.extend(output.logprobs or [])
+        self.figures.output_tokens += len(output.token_ids)
+        if output.finish is not None:
+            self._desk.finish(held, output.finish, at_ns)
+
+    def _on_resend(self, body: ResendTokens, message: Message) -> list[Effect]:
+        held = self.ledger.get(body.sequence)
+        if held is None or held.epoch != body.epoch or body.from_index < held.base_index:
+            forgotten = TokensForgotten(sequence=body.sequence, epoch=body.epoch)
+            return answer(message.reply_to, body.sequence, forgotten)
+        self.figures.resends += 1
+        start = min(body.from_index - held.base_index, len(held.token_ids))
+        return answer(message.reply_to, body.sequence, TokensResent(chunk=held.chunk(start)))
+
+    def _on_acknowledge(self, body: AcknowledgeSequences) -> list[Effect]:
+        for sequence, epoch in body.sequences:
+            held = self.ledger.get(sequence)
+            if held is not None and held.epoch <= epoch and not held.live:
+                self.ledger.drop(held)
+        return []
+
+    # --- removal
+
+    def _on_cancel(self, body: CancelSequence, now_ns: int) -> list[Effect]:
+        held = self.ledger.get(body.sequence)
+        self.ledger.fence(body.sequence, body.epoch)
+        if held is None or held.epoch > body.epoch:
+            return []
+        self.figures.cancelled += held.live
+        return self._desk.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
+
+    def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
+        if body.role != Role.INGRESS:
+            return []
+        if body.state is PresenceState.DEAD:
+            known = self._ingresses.incarnation(body.name)
+            return self._cancel_orphans(body.name, body.incarnation or min(known, body.at_ns), now_ns, "ingress died")
+        return self._heard(body.name, body.incarnation, now_ns)
+
+    def _heard(self, ingress: str, incarnation: int, now_ns: int) -> list[Effect]:
+        """A sign of life; a new incarnation leaves the older one's sequences orphaned."""
+        self._ingresses.seen(ingress, now_ns)
+        if not self._ingresses.renewed(ingress, incarnation):
+            return []
+        return self._cancel_orphans(ingress, incarnation - 1, now_ns, "ingress restarted")
+
+    def _cancel_orphans(self, ingress: str, incarnation_max: int, now_ns: int, why: str) -> list[Effect]:
+        orphans = self.ledger.of_ingress(ingress, incarnation_max=incarnation_max)
+        if not orphans:
+            return []
+        self.figures.orphans += sum(held.live for held in orphans)
+        line = Log(
+            level="warning", event="orphans_cancelled", fields={"ingress": ingress, "why": why, "n": len(orphans)}
+        )
+        return [line, *self._desk.remove(orphans, now_ns, why)]
+
+    # --- time
+
+    def _on_timer(self, name: str, now_ns: int) -> list[Effect]:
+        match name:
+            case "tick":
+                return self._on_tick(now_ns)
+            case "report":
+                return self.reporter.on_timer(now_ns, self.figures.output_tokens)
+            case "register":
+                return self._on_register(now_ns)
+            case "drain":
+                return self._on_drain_limit(now_ns)
+            case "linger":
+                return self._leave(now_ns, DRAINED)
+            case _:
+                return []
+
+    def _on_tick(self, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = [StartTimer(name=TICK, at_ns=now_ns + TICK_NS)]
+        if self.reporter.bus_up:
+            effects.append(self.reporter.presence(now_ns))
+            effects += self._desk.remind(now_ns)
+            for held in self.ledger:
+                held.tick()
+            for ingress in self._ingresses.take_silent(now_ns, limit_ns=self._limits.ingress_silence_ms * _MS):
+                known = self._ingresses.incarnation(ingress)
+                effects += self._cancel_orphans(ingress, known, now_ns, "ingress silent")
+        forgotten = self.ledger.forget(
+            now_ns, ttl_ns=self._limits.finished_ttl_ms * _MS, finished_max=self._limits.finished_max
+        )
+        if forgotten:
+            effects.append(Log(level="warning", event="unacknowledged_forgotten", fields={"n": len(forgotten)}))
+        return effects + self._expire(now_ns)
+
+    def _expire(self, now_ns: int) -> list[Effect]:
+        """Ends sequences past their deadline: the ingress has failed the call by then, and may have forgotten it."""
+        late = [h for h in self.ledger if h.live and h.deadline_ns is not None and now_ns >= h.deadline_ns]
+        if not late:
+            return []
+        for held in late:
+            self._desk.finish(held, FinishReason.CANCELLED, now_ns, "past its deadline")
+        self.figures.expired += len(late)
+        cancel = CancelInEngine(sequences=[held.sequence for held in late])
+        ended = [span for held in late for span in self._desk.spans(held, now_ns, "past its deadline")]
+        return [cancel, *self._desk.publish(late), *ended]
+
+    def _on_register(self, now_ns: int) -> list[Effect]:
+        return [StartTimer(name=REGISTER, at_ns=now_ns + REGISTER_NS), *self.reporter.register()]
+
+    # --- the bus goes and comes
+
+    def _on_reconnected(self, now_ns: int) -> list[Effect]:
+        """Says again what may have been lost: everything since the older mark, which froze when the bus went away.
+
+        Ingress drops by index what it has. Without this a stream whose last tokens were lost would never end, since
+        no later message would show it a gap.
+        """
+        self.reporter.bus_up = True
+        self._ingresses.all_seen(now_ns)
+        return [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._desk.repeat()]
+
+    # --- the end
+
+    def _on_drain(self, now_ns: int, limit_ms: int, why: str) -> list[Effect]:
+        """The earliest of several limits holds."""
+        until_ns = now_ns + max(0, limit_ms) * _MS
+        if self._drain_until_ns is not None and self._drain_until_ns <= until_ns:
+            return []
+        self._drain_until_ns = until_ns
+        self.reporter.draining = True
+        fields = {"why": why, "limit_ms": limit_ms, "live": self.ledger.live}
+        effects: list[Effect] = [
+            Log(level="info", event="draining", fields=fields),
+            StartTimer(name=DRAIN, at_ns=until_ns),
+        ]
+        if self.reporter.bus_up:
+            effects += [self.reporter.presence(now_ns), self.reporter.summary(now_ns, self.figures.output_tokens)]
+        return effects
+
+    def _on_drain_limit(self, now_ns: int) -> list[Effect]:
+        if self._drain_until_ns is None or now_ns < self._drain_until_ns:
+            return []
+        live = [held for held in self.ledger if held.live]
+        returned = self._desk.hand_back(live, ReturnReason.DRAINING)
+        return returned + self._desk.remove(live, now_ns, "handed back: draining")
+
+    def _leave_if_drained(self, now_ns: int) -> list[Effect]:
+        if self.ledger.live or self._stopped:
+            return []
+        if not len(self.ledger):
+            return self._leave(now_ns, DRAINED)
+        if self._lingering:
+            return []
+        # Finished ones may still be asked for again; a little while only.
+        self._lingering = True
+        return [StartTimer(name=LINGER, at_ns=now_ns + self._limits.linger_ms * _MS)]
+
+    def _on_engine_failed(self, detail: str, now_ns: int) -> list[Effect]:
+        live = [held for held in self.ledger if held.live]
+        line = Log(level="error", event="engine_failed", fields={"detail": detail, "lost": len(live)})
+        ended = [span for held in live for span in self._desk.spans(held, now_ns, "engine died")]
+        returned = self._desk.hand_back(live, ReturnReason.ENGINE_DIED)
+        for held in live:
+            self.reporter.gone(held)
+            self.ledger.drop(held)
+        return [line, *returned, *ended, *self._leave(now_ns, f"engine failed: {detail}")]
+
+    def _leave(self, now_ns: int, reason: str) -> list[Effect]:
+        self._stopped = True
+        self.reporter.draining = True
+        return [self.reporter.presence(now_ns), self.reporter.unregister(), Stop(reason=reason)]
+
+    # --- for people and checkers
+
+    def snapshot(self) -> dict[str, Any]:
+        """State for people and checkers."""
+        return {
+            "instance": self.name,
+            "live": self.ledger.live,
+            "held": len(self.ledger),
+            "draining": self.reporter.draining,
+            "stopped": self._stopped,
+            "bus_up": self.reporter.bus_up,
+            "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
+            "figures": self.figures.plain(),
+        }
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the state contradicts itself."""
+        self.ledger.check()
+        self.reporter.check(self.ledger)
+        assert self.ledger.live <= self._intake.live_max, "queue bound"

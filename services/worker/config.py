@@ -1,0 +1,103 @@
+"""Configuration of a worker: which engine, with which limits, and how it speaks on the bus."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from millrace.actor.config import BusConfig, TelemetryConfig
+
+
+class EngineKind(StrEnum):
+    """What stands behind the Engine port."""
+
+    VLLM = "vllm"
+    MODELLED = "modelled"
+
+
+class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of the worker actor. Times in milliseconds.
+
+    Attributes:
+        queue_max: Sequences that may wait beyond the engine's running batch; further ones are refused FULL.
+        drain_limit_ms: How long running sequences may go on after SIGTERM before they are handed back.
+        linger_ms: How long a drained worker still answers ``resend`` for finished sequences nobody acknowledged.
+        finished_ttl_ms: How long finished, unacknowledged sequences are kept.
+        finished_max: How many of them are kept at most.
+        ingress_silence_ms: An ingress silent for so long is taken for dead; its sequences are cancelled.
+        status_interval_min_ms: Least time between two StatusSnapshots; 0 for one per engine step.
+        summary_interval_min_ms: Least time between two InstanceSummaries.
+        report_interval_max_ms: Greatest time between two of each, with room for a late timer below 250.
+    """
+
+    queue_max: int = 1024
+    drain_limit_ms: int = 10_000
+    linger_ms: int = 1_000
+    finished_ttl_ms: int = 30_000
+    finished_max: int = 4096
+    ingress_silence_ms: int = 5_000
+    status_interval_min_ms: int = 20
+    summary_interval_min_ms: int = 25
+    report_interval_max_ms: int = 200
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker process.
+
+    Attributes:
+        name: Instance name, unique in the cluster; with ``instances`` > 1 the prefix of ``<name>-0``, ``<name>-1``...
+        model: Served model name: the one clients ask for, and the token in subjects.
+        instances: Worker actors in this process, modelled engines only.
+        model_path: Folder with config.json, tokenizer and weights; modelled engines use the tokenizer alone.
+        dtype: ``auto``, ``bfloat16``, ``float16`` or ``float32``.
+        load_format: vLLM's; ``dummy`` draws weights at random from the seed instead of reading them.
+        block_size: Tokens per KV block.
+        kv_bytes: Size of the KV cache, bytes; 0 for 256 MiB on a CPU and for vLLM's choice on a GPU.
+        kv_blocks: Number of KV blocks to use of it, vLLM's null block included; 0 for as many as fit.
+        max_model_len: Prompt plus output, tokens; 0 for the model's own limit.
+        max_num_seqs: Bound of the running batch.
+        max_num_batched_tokens: Token budget of a step.
+        seed: Engine seed.
+        tensor_parallel_size: GPUs of one engine.
+        async_scheduling: None leaves it to vLLM (on for CUDA, off here).
+        enforce_eager: None for vLLM's default (off on GPU; CPU is run eagerly here).
+        engine_args: Further ``AsyncEngineArgs`` by name, passed through.
+        engine_cores: Cores that the engine process is pinned to; empty for no pinning.
+        worker_cores: Cores that the worker process itself is pinned to; empty for no pinning.
+        modelled: Parameters of the modelled engine (services/worker/modelled.py).
+        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
+    """
+
+    name: str
+    model: str
+    engine: EngineKind = EngineKind.VLLM
+    instances: int = 1
+    model_path: str = ""
+    dtype: str = "auto"
+    load_format: str = "auto"
+    block_size: int = 32
+    kv_bytes: int = 0
+    kv_blocks: int = 0
+    max_model_len: int = 0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    tensor_parallel_size: int = 1
+    async_scheduling: bool | None = None
+    enforce_eager: bool | None = None
+    engine_args: dict[str, Any] = {}
+    engine_cores: list[int] = []
+    worker_cores: list[int] = []
+    modelled: dict[str, Any] = {}
+    record: str = ""
+    limits: WorkerLimits = WorkerLimits()
+    bus: BusConfig = BusConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    def instance_names(self) -> list[str]:
+        """Names of the worker actors in this process."""
+        if self.instances == 1:
+            return [self.name]
+        return [f"{self.name}-{index}" for index in range(self.instances)]

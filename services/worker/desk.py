@@ -1,0 +1,116 @@
+"""What every part of the worker actor works on: the ledger, and the ways in which a sequence's news leave it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from millrace.actor.effects import Effect, Reply
+from millrace.actor.engine import CancelInEngine, EngineInfo
+from millrace.contracts.ingress import FinishReason, ReturnReason
+from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import RefusalReason, SequenceRefused
+
+from services.worker import spans
+from services.worker.config import WorkerLimits
+from services.worker.metrics import WorkerFigures
+from services.worker.outbox import Outbox
+from services.worker.reporter import Reporter
+from services.worker.reports import Identity
+from services.worker.state import Held, Ledger
+
+#: Acknowledgements come within a few hundred milliseconds where nothing was lost.
+REMIND_NS = 1_000_000_000
+
+
+class Desk:
+    """Sole writer of the ledger, with figures, reporter and outbox beside it.
+
+    Attributes:
+        ledger: Every sequence held.
+        figures: What is counted.
+        reporter: What is said about the instance; knows whether the bus is up.
+    """
+
+    def __init__(
+        self, *, identity: Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits, rng: random.Random
+    ) -> None:
+        self.identity = identity
+        self.ledger = Ledger()
+        self.figures = WorkerFigures()
+        self.reporter = Reporter(identity=identity, info=info, subjects=subjects, limits=limits)
+        self._outbox = Outbox(identity=identity, subjects=subjects, figures=self.figures)
+        self._rng = rng
+
+    def publish(self, touched: Iterable[Held], *, step: int | None = None) -> list[Effect]:
+        """What these have not sent yet. While the bus is down it stays unsent, until ``repeat``."""
+        if not self.reporter.bus_up:
+            return []
+        return self._outbox.tokens(touched, step=self.reporter.snapshot.step if step is None else step)
+
+    def repeat(self) -> list[Effect]:
+        """What may have been lost with the bus, once more."""
+        return self._outbox.repeat(self.ledger, step=self.reporter.snapshot.step)
+
+    def remind(self, now_ns: int) -> list[Effect]:
+        """Says again how sequences ended that nobody has acknowledged for a while: a last message that was lost is
+        followed by no other one that would show it.
+        """
+        late = [h for h in self.ledger if not h.live and h.finish_sent and now_ns - h.finished_ns >= REMIND_NS]
+        return self._outbox.remind(late, step=self.reporter.snapshot.step)
+
+    def finish(self, held: Held, finish: FinishReason, now_ns: int, detail: str = "") -> None:
+        """Notes the end of a live sequence; its tokens stay."""
+        self.reporter.gone(held)
+        self.ledger.finish(held, finish, now_ns, detail)
+        self.figures.finished[finish] += 1
+
+    def remove(self, group: Iterable[Held], now_ns: int, outcome: str) -> list[Effect]:
+        """Takes sequences out of the engine and forgets them; whoever still waits for an answer gets a refusal."""
+        group = list(group)
+        live = [held for held in group if held.live]
+        effects: list[Effect] = [CancelInEngine(sequences=[held.sequence for held in live])] if live else []
+        for held in group:
+            self.reporter.gone(held)
+            self.ledger.drop(held)
+        for held in live:
+            effects += self.spans(held, now_ns, outcome)
+            effects += self.refuse(held, RefusalReason.STALE_EPOCH, outcome)
+        return effects
+
+    def hand_back(self, live: list[Held], reason: ReturnReason) -> list[Effect]:
+        """Tells their ingresses that these are theirs again."""
+        return self._outbox.returned(live, reason)
+
+    def refuse(self, held: Held, reason: RefusalReason, detail: str) -> list[Effect]:
+        """Answers everybody who waits for the engine to take this sequence."""
+        refused = SequenceRefused(sequence=held.sequence, epoch=held.epoch, reason=reason, detail=detail)
+        return [effect for waiter in held.waiters for effect in answer(waiter, held.sequence, refused)]
+
+    def spans(self, held: Held, end_ns: int, outcome: str) -> list[Effect]:
+        """The spans of a sequence that ends here."""
+        made = spans.sequence_spans(
+            held, instance=self.identity.instance, end_ns=end_ns, outcome=outcome, rng=self._rng
+        )
+        return list(made)
+
+    def reports(self, now_ns: int) -> list[Effect]:
+        """Status and summary, where they are due."""
+        return self.reporter.if_due(now_ns, self.figures.output_tokens)
+
+
+def request_of(sequence: str) -> str:
+    """Request id of a sequence id ``<request>.<index>``."""
+    return sequence.rpartition(".")[0] or sequence
+
+
+def answer(reply_to: str, sequence: str, body: Body) -> list[Effect]:
+    """A reply where one is expected."""
+    return [Reply(to=reply_to, body=body, request=request_of(sequence))] if reply_to else []
+
+
+def unexpected(message: Message, detail: str) -> list[Effect]:
+    """An ErrorReply where one is expected."""
+    body = ErrorReply(reason="unexpected", detail=detail)
+    return [Reply(to=message.reply_to, body=body)] if message.reply_to else []

@@ -1,0 +1,122 @@
+"""From a submit to the engine's answer: the worker's half of the submit handshake."""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect
+from millrace.actor.engine import AddToEngine, EngineInfo, EngineSequence, SequenceRejected
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.message import Message
+from millrace.contracts.worker import RefusalReason, SequenceAccepted, SequenceRefused, SubmitSequence
+
+from services.worker import admission
+from services.worker.admission import AdmissionView
+from services.worker.desk import Desk, answer
+from services.worker.state import WAITERS_MAX, Held
+
+
+class Intake:
+    """Takes, refuses and repeats; keeps nothing but the desk it works on.
+
+    Attributes:
+        live_max: Bound of live sequences: running batch plus queue.
+    """
+
+    def __init__(self, desk: Desk, info: EngineInfo, *, queue_max: int) -> None:
+        self._desk = desk
+        self._info = info
+        self.live_max = info.max_sequences + queue_max
+
+    def submit(self, body: SubmitSequence, message: Message, now_ns: int, *, incarnation: int) -> list[Effect]:
+        """Idempotent per (sequence, epoch); a newer epoch replaces the older one.
+
+        Args:
+            incarnation: Newest known of the asking ingress.
+        """
+        ledger, figures = self._desk.ledger, self._desk.figures
+        held = ledger.get(body.sequence)
+        if held is not None and held.epoch == body.epoch:
+            return self._repeat_answer(held, message)
+        refused_for = admission.refusal(body, self._view(body, incarnation))
+        if refused_for is not None:
+            reason, detail = refused_for
+            figures.refused[reason] += 1
+            refused = SequenceRefused(sequence=body.sequence, epoch=body.epoch, reason=reason, detail=detail)
+            return answer(message.reply_to, body.sequence, refused)
+        replaced = self._desk.remove([held], now_ns, "replaced by a newer epoch") if held is not None else []
+        return replaced + self._admit(body, message, now_ns)
+
+    def _view(self, body: SubmitSequence, incarnation: int) -> AdmissionView:
+        return AdmissionView(
+            fence=self._desk.ledger.fenced(body.sequence),
+            ingress_incarnation=incarnation,
+            draining=self._desk.reporter.draining,
+            live=self._desk.ledger.live,
+            live_max=self.live_max,
+            max_model_len=self._info.max_model_len,
+        )
+
+    def _admit(self, body: SubmitSequence, message: Message, now_ns: int) -> list[Effect]:
+        held = Held(
+            sequence=body.sequence,
+            epoch=body.epoch,
+            ingress=body.ingress,
+            ingress_incarnation=body.ingress_incarnation,
+            traceparent=message.traceparent,
+            prompt_tokens=len(body.prompt_token_ids),
+            base_index=len(body.output_token_ids),
+            max_tokens=body.sampling.max_tokens,
+            received_ns=now_ns,
+            deadline_ns=body.deadline_ns,
+            logprobs=[] if body.sampling.logprobs is not None else None,
+            waiters=[message.reply_to] if message.reply_to else [],
+        )
+        self._desk.ledger.admit(held)
+        if 0 < held.max_tokens <= held.base_index:
+            # The break came between the last token and its finish reason: nothing is left to decode.
+            accepted = self.added(held.sequence)
+            self._desk.finish(held, FinishReason.LENGTH, now_ns)
+            return accepted + self._desk.publish([held])
+        self._desk.reporter.submitted(held)
+        sequence = EngineSequence(
+            sequence=body.sequence,
+            prompt_token_ids=body.prompt_token_ids,
+            sampling=body.sampling,
+            output_token_ids=body.output_token_ids,
+            arrival_ns=now_ns,
+            priority=body.priority,
+            expected_output_tokens=body.expected_output_tokens,
+        )
+        return [AddToEngine(sequence=sequence), *self._desk.reports(now_ns)]
+
+    def _repeat_answer(self, held: Held, message: Message) -> list[Effect]:
+        self._desk.figures.repeated_submits += 1
+        if held.added:
+            accepted = SequenceAccepted(sequence=held.sequence, epoch=held.epoch)
+            return answer(message.reply_to, held.sequence, accepted)
+        if message.reply_to and len(held.waiters) < WAITERS_MAX:
+            held.waiters.append(message.reply_to)
+        return []
+
+    def added(self, sequence: str) -> list[Effect]:
+        """The engine has it: everybody who waits learns so."""
+        held = self._desk.ledger.get(sequence)
+        if held is None or held.added:
+            return []  # cancelled meanwhile, or the earlier epoch's answer came late
+        held.added = True
+        self._desk.figures.accepted += 1
+        waiters, held.waiters = held.waiters, []
+        accepted = SequenceAccepted(sequence=sequence, epoch=held.epoch)
+        return [effect for waiter in waiters for effect in answer(waiter, sequence, accepted)]
+
+    def rejected(self, body: SequenceRejected, now_ns: int) -> list[Effect]:
+        """The engine refuses its parameters: gone again, and the same epoch may come with better ones."""
+        held = self._desk.ledger.get(body.sequence)
+        if held is None or not held.live:
+            return []
+        if held.added:
+            self._desk.finish(held, FinishReason.ERROR, now_ns, body.detail)
+            return self._desk.publish([held])
+        self._desk.reporter.gone(held)
+        self._desk.ledger.retract(held)
+        self._desk.figures.refused[RefusalReason.INVALID] += 1
+        return self._desk.refuse(held, RefusalReason.INVALID, body.detail)

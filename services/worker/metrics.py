@@ -1,0 +1,164 @@
+"""What a worker counts: plain figures kept by the actor, and the collector that shows them to Prometheus.
+
+The actor knows no metrics library. It counts into WorkerFigures; the collector reads them when Prometheus asks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from millrace.actor.engine import EngineSnapshot
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from services.worker.state import Held
+
+#: Upper bounds in seconds: from one cached step of a tiny model to a long queue.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """Counts per bucket and their sum, without a metrics library.
+
+    Attributes:
+        counts: One per bound, and one for what is above the last.
+        total: Sum of all observations, seconds.
+    """
+
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Adds one observation."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Pairs of (bound, number at or below it), as Prometheus wants them."""
+        pairs, running = [], 0
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+            running += count
+            pairs.append((bound, float(running)))
+        return pairs
+
+
+class WorkerFigures:
+    """Everything a worker counts since its start."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refused: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()
+        self.returned: Counter[str] = Counter()
+        self.repeated_submits = 0
+        self.cancelled = 0
+        self.orphans = 0
+        self.expired = 0
+        self.late_outputs = 0
+        self.output_tokens = 0
+        self.token_messages = 0
+        self.resends = 0
+        self.repeated_chunks = 0
+        self.queue = Histogram()
+        self.prefill = Histogram()
+        self.step = Histogram()
+
+    def first_token(self, held: Held) -> None:
+        """Notes queue and prefill time of a sequence whose first token has just come."""
+        scheduled_ns = held.scheduled_ns or held.first_token_ns
+        self.queue.observe(max(0, scheduled_ns - held.received_ns) / 1e9)
+        self.prefill.observe(max(0, held.first_token_ns - scheduled_ns) / 1e9)
+
+    def stepped(self, before: EngineSnapshot, after: EngineSnapshot) -> None:
+        """Notes the duration of a new step."""
+        if after.step > before.step:
+            self.step.observe(after.step_duration_ns / 1e9)
+
+    def plain(self) -> dict[str, Any]:
+        """Counts without the histograms."""
+        skipped = ("queue", "prefill", "step")
+        return {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(self).items() if k not in skipped}
+
+
+_COUNTERS = {
+    "accepted": "Sequences taken",
+    "repeated_submits": "Submits of a sequence and epoch already held",
+    "cancelled": "Live sequences cancelled by their ingress",
+    "orphans": "Live sequences cancelled because their ingress is gone",
+    "expired": "Live sequences ended at their deadline",
+    "late_outputs": "Engine outputs for sequences no longer held",
+    "output_tokens": "Tokens generated",
+    "token_messages": "Token messages sent",
+    "resends": "Resend requests answered with tokens",
+    "repeated_chunks": "Chunks said again after an outage of the bus",
+}
+_LABELLED = {
+    "refused": ("reason", "Sequences refused"),
+    "finished": ("reason", "Sequences ended in the engine"),
+    "returned": ("reason", "Live sequences handed back"),
+}
+_HISTOGRAMS = {
+    "queue": "Time from submission to the first batch",
+    "prefill": "Time from the first batch to the first token",
+    "step": "Duration of an engine step",
+}
+
+
+class WorkerCollector:
+    """Reads the figures of this process's worker actors when Prometheus asks. Register it in the worker's registry.
+
+    Args:
+        sources: Returns (instance, figures, last snapshot, sequences forgotten) of every actor.
+    """
+
+    def __init__(self, sources: Callable[[], Iterable[tuple[str, WorkerFigures, EngineSnapshot, int]]]) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric family once, with one sample per instance."""
+        sources = list(self._sources())
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"millrace_worker_{name}", text, labels=["instance"])
+            for instance, figures, _, _ in sources:
+                counter.add_metric([instance], getattr(figures, name))
+            yield counter
+        for name, (label, text) in _LABELLED.items():
+            counter = CounterMetricFamily(f"millrace_worker_{name}", text, labels=["instance", label])
+            for instance, figures, _, _ in sources:
+                for value, count in getattr(figures, name).items():
+                    counter.add_metric([instance, str(value)], count)
+            yield counter
+        for name, text in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"millrace_worker_{name}_seconds", text, labels=["instance"])
+            for instance, figures, _, _ in sources:
+                kept: Histogram = getattr(figures, name)
+                histogram.add_metric([instance], buckets=kept.cumulative(), sum_value=kept.total)
+            yield histogram
+        yield from _snapshot_metrics(sources)
+
+
+def _snapshot_metrics(sources: list[tuple[str, WorkerFigures, EngineSnapshot, int]]) -> Iterator[Metric]:
+    forgotten = CounterMetricFamily(
+        "millrace_worker_forgotten", "Finished sequences forgotten unacknowledged", labels=["instance"]
+    )
+    preemptions = CounterMetricFamily("millrace_worker_preemptions", "Preemptions in the engine", labels=["instance"])
+    gauges = {
+        "running": GaugeMetricFamily("millrace_worker_running", "Sequences in the running batch", labels=["instance"]),
+        "waiting": GaugeMetricFamily("millrace_worker_waiting", "Sequences in the queue", labels=["instance"]),
+        "free": GaugeMetricFamily("millrace_worker_blocks_free", "Free KV blocks", labels=["instance"]),
+        "total": GaugeMetricFamily("millrace_worker_blocks_total", "KV blocks", labels=["instance"]),
+    }
+    for instance, _, snapshot, count in sources:
+        forgotten.add_metric([instance], count)
+        preemptions.add_metric([instance], snapshot.preemptions)
+        gauges["running"].add_metric([instance], len(snapshot.running))
+        gauges["waiting"].add_metric([instance], len(snapshot.waiting))
+        gauges["free"].add_metric([instance], snapshot.blocks_free)
+        gauges["total"].add_metric([instance], snapshot.blocks_total)
+    yield forgotten
+    yield preemptions
+    yield from gauges.values()

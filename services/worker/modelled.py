@@ -1,0 +1,144 @@
+"""A modelled engine in wall-clock time: the Engine port without vLLM.
+
+One timer per step and engine; dozens of engines share one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence
+from millrace.actor.errors import EngineStartFailed
+from millrace.enginemodel.coefficients import load_coefficients
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.pacing import PacedEngine
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.tokens import OutputLengths, Vocabulary
+
+MODEL_VERSION = "1"
+
+
+class ModelledConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A modelled engine.
+
+    Attributes:
+        parameters: Scheduler limits.
+        coefficients: Name of a set of step-time coefficients (libs/millrace/enginemodel/coefficients).
+        speed: How much faster than modelled time passes; 0 for steps that take no time but their own computing.
+        lengths: Spread of natural output lengths.
+        tokenizer: Folder with tokenizer.json and tokenizer_config.json, for printable output; empty for the worker's
+            ``model_path``, and where that is empty too, for ids as in ASCII.
+        snapshot_interval_ns: Least time between two snapshots while it runs; 0 for one with every step.
+    """
+
+    parameters: EngineParameters = EngineParameters()
+    coefficients: str = "cpu-8m"
+    speed: float = 1.0
+    lengths: OutputLengths = OutputLengths()
+    tokenizer: str = ""
+    snapshot_interval_ns: int = 0
+
+
+class ModelledLiveEngine:
+    """Implements the Engine port. Use from one event loop thread."""
+
+    def __init__(self, config: ModelledConfig, *, model: str = "modelled", model_path: str = "") -> None:
+        """Args: model_path: folder of the model whose tokenizer is used where the configuration names none."""
+        self._config = config
+        self._tokenizer = config.tokenizer or model_path
+        self._model = model
+        self._paced: PacedEngine | None = None
+
+    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
+        """Builds the engine. Raises EngineStartFailed where the configuration is wrong."""
+        assert self._paced is None, "start() is called once"
+        config = self._config
+        try:
+            step_time = load_coefficients(config.coefficients)
+            vocabulary = read_vocabulary(self._tokenizer) if self._tokenizer else Vocabulary()
+        except (ValueError, KeyError, OSError, msgspec.DecodeError) as error:
+            raise EngineStartFailed(f"{type(error).__name__}: {error}") from error
+        self._paced = PacedEngine(
+            ModelledEngine(config.parameters, step_time, vocabulary=vocabulary, lengths=config.lengths),
+            LoopClock(),
+            listener,
+            speed=config.speed,
+            snapshot_interval_ns=config.snapshot_interval_ns,
+        )
+        return self._info()
+
+    def _info(self) -> EngineInfo:
+        parameters = self._config.parameters
+        return EngineInfo(
+            engine="modelled",
+            engine_version=MODEL_VERSION,
+            model=self._model,
+            max_model_len=parameters.max_model_len,
+            max_sequences=parameters.max_sequences,
+            token_budget=parameters.token_budget,
+            block_size=parameters.block_size,
+            blocks_total=parameters.blocks_total,
+        )
+
+    def add(self, sequence: EngineSequence) -> None:
+        """Adds a sequence; the answer comes with the loop's next turn."""
+        self._running().add(sequence)
+
+    def cancel(self, sequences: list[str]) -> None:
+        """Cancels sequences; their blocks are free at once."""
+        self._running().cancel(sequences)
+
+    async def stop(self) -> None:
+        """Ends the engine. Idempotent."""
+        if self._paced is not None:
+            self._paced.stop()
+
+    def fail(self, detail: str) -> None:
+        """Lets the engine die, for drills: EngineFailed is its last word."""
+        self._running().fail(detail)
+
+    def _running(self) -> PacedEngine:
+        assert self._paced is not None, "start() first"
+        return self._paced
+
+
+class LoopClock:
+    """The running event loop's clock as unix ns, fixed against the system's clock once, so that it never goes back."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._offset_ns = time.time_ns() - int(self._loop.time() * 1e9)
+
+    def now_ns(self) -> int:
+        return int(self._loop.time() * 1e9) + self._offset_ns
+
+    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
+        if time_ns == 0:
+            self._loop.call_soon(callback)
+        else:
+            self._loop.call_at((time_ns - self._offset_ns) / 1e9, callback)
+
+
+def read_vocabulary(folder: str) -> Vocabulary:
+    """Ids for printable text out of a Hugging Face tokenizer's files.
+
+    Raises:
+        ValueError: the files lack what is needed. OSError: they cannot be read.
+    """
+    path = Path(folder)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    ids: dict[str, int] = dict(tokenizer["model"]["vocab"])
+    ids.update((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
+    eos = config.get("eos_token")
+    eos = eos["content"] if isinstance(eos, dict) else eos
+    letters = tuple(ids[letter] for letter in "etaoinshrdlucmfwypvbgkjqxz" if letter in ids)
+    spaces = tuple(ids[space] for space in ("Ġ", " ", "▁") if space in ids)[:1]
+    if eos not in ids or not letters or not spaces:
+        raise ValueError(f"{path}: the tokenizer names no eos_token, or has no tokens for single letters and the space")
+    return Vocabulary(size=max(ids.values()) + 1, eos_token_id=ids[eos], letters=letters, spaces=spaces)

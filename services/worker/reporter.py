@@ -1,0 +1,118 @@
+"""When a worker says what about itself: status, summary, presence and registration, each within its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, StartTimer
+from millrace.actor.engine import EngineInfo, EngineSnapshot
+from millrace.contracts.catalog import Role
+from millrace.contracts.subjects import Subjects
+
+from services.worker import reports
+from services.worker.config import WorkerLimits
+from services.worker.state import Held
+
+_MS = 1_000_000
+REPORT = "report"
+
+
+class Reporter:
+    """Owns the last engine snapshot and the times of the last reports. Publishes nothing while the bus is down.
+
+    Attributes:
+        snapshot: The engine's state as last seen.
+        bus_up: Kept by the actor.
+    """
+
+    def __init__(
+        self, *, identity: reports.Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits
+    ) -> None:
+        self.identity = identity
+        self.info = info
+        self.snapshot: EngineSnapshot = reports.empty_snapshot(info, 0)
+        self.bus_up = True
+        self.draining = False
+        self._subjects = subjects
+        self._limits = limits
+        self._unseen: dict[str, Held] = {}
+        self._status_ns = 0
+        self._status_stale = False
+        self._summary_ns = 0
+
+    def submitted(self, held: Held) -> None:
+        """A sequence that the next snapshots may not show yet: it counts as waiting until one is younger."""
+        self._unseen[held.sequence] = held
+
+    def gone(self, held: Held) -> None:
+        """A sequence that no snapshot needs to show any more."""
+        self._unseen.pop(held.sequence, None)
+
+    def take(self, snapshot: EngineSnapshot) -> None:
+        """Replaces the snapshot, unless it is older than the one at hand."""
+        if snapshot.at_ns < self.snapshot.at_ns:
+            return
+        self.snapshot = snapshot
+        self._status_stale = True
+        if self._unseen:
+            self._unseen = {name: held for name, held in self._unseen.items() if held.received_ns > snapshot.at_ns}
+
+    def if_due(self, now_ns: int, output_tokens: int) -> list[Effect]:
+        """After a change: status and summary where their least intervals allow."""
+        if not self.bus_up:
+            return []
+        effects: list[Effect] = []
+        if self._status_stale and now_ns - self._status_ns >= self._limits.status_interval_min_ms * _MS:
+            effects.append(self._status(now_ns))
+        if now_ns - self._summary_ns >= self._limits.summary_interval_min_ms * _MS:
+            effects.append(self.summary(now_ns, output_tokens))
+        return effects
+
+    def on_timer(self, now_ns: int, output_tokens: int) -> list[Effect]:
+        """At least one of each per greatest interval; the timer follows the older of the two."""
+        interval = self._limits.report_interval_max_ms * _MS
+        effects: list[Effect] = []
+        if self.bus_up and now_ns - self._status_ns >= interval:
+            effects.append(self._status(now_ns))
+        if self.bus_up and now_ns - self._summary_ns >= interval:
+            effects.append(self.summary(now_ns, output_tokens))
+        due = min(self._status_ns, self._summary_ns) + interval
+        return [*effects, StartTimer(name=REPORT, at_ns=due if due > now_ns else now_ns + interval)]
+
+    def _status(self, now_ns: int) -> Publish:
+        self._status_ns, self._status_stale = now_ns, False
+        body = reports.status(self.identity, self.snapshot)
+        return Publish(subject=self._subjects.status(self.identity.model, self.identity.instance), body=body)
+
+    def summary(self, now_ns: int, output_tokens: int) -> Publish:
+        """The summary as of now, whatever the interval."""
+        self._summary_ns = now_ns
+        counts = reports.SummaryCounts(
+            now_ns=now_ns,
+            block_size=self.info.block_size,
+            output_tokens_total=output_tokens,
+            draining=self.draining,
+        )
+        body = reports.summary(self.identity, self.snapshot, self._unseen.values(), counts)
+        return Publish(subject=self._subjects.summary(self.identity.model, self.identity.instance), body=body)
+
+    def presence(self, now_ns: int) -> Publish:
+        """The heartbeat; LEAVING once the worker drains."""
+        body = reports.presence(self.identity, now_ns=now_ns, leaving=self.draining)
+        return Publish(subject=self._subjects.presence(Role.WORKER, self.identity.instance), body=body)
+
+    def register(self) -> list[Effect]:
+        """Writes the instance's record."""
+        if not self.bus_up:
+            return []
+        value = reports.record(self.identity, self.info)
+        return [PutKey(bucket="instance", key=self.identity.instance, value=value, correlation="register")]
+
+    def unregister(self) -> Effect:
+        """Deletes the instance's record."""
+        return DeleteKey(bucket="instance", key=self.identity.instance, correlation="leave")
+
+    def check(self, held: Iterable[Held]) -> None:
+        """Raises AssertionError where a sequence counts as unseen that is not held."""
+        known = {id(entry) for entry in held}
+        assert all(id(entry) in known for entry in self._unseen.values()), "unseen but not held"

@@ -1,0 +1,128 @@
+"""What a worker tells everybody about itself: snapshot, summary, record and presence as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from millrace.actor.engine import EngineInfo, EngineSnapshot
+from millrace.contracts.catalog import Role
+from millrace.contracts.status import (
+    BatchComposition,
+    InstanceRecord,
+    InstanceSummary,
+    PresenceState,
+    ServicePresence,
+    StatusSnapshot,
+)
+
+from services.worker.state import Held
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a worker is.
+
+    Attributes:
+        incarnation: Start time of the process, unix ns.
+    """
+
+    instance: str
+    incarnation: int
+    model: str
+    host: str = ""
+    pid: int = 0
+
+
+def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
+    """What stands in the KV bucket ``instance``."""
+    return InstanceRecord(
+        instance=identity.instance,
+        incarnation=identity.incarnation,
+        model=identity.model,
+        engine=info.engine,
+        engine_version=info.engine_version,
+        max_model_len=info.max_model_len,
+        max_sequences=info.max_sequences,
+        token_budget=info.token_budget,
+        block_size=info.block_size,
+        blocks_total=info.blocks_total,
+        host=identity.host,
+        pid=identity.pid,
+        engine_pid=info.engine_pid,
+    )
+
+
+def presence(identity: Identity, *, now_ns: int, leaving: bool) -> ServicePresence:
+    """The heartbeat of this worker."""
+    state = PresenceState.LEAVING if leaving else PresenceState.ALIVE
+    return ServicePresence(
+        role=Role.WORKER, name=identity.instance, incarnation=identity.incarnation, at_ns=now_ns, state=state
+    )
+
+
+def empty_snapshot(info: EngineInfo, now_ns: int) -> EngineSnapshot:
+    """The state of an engine that has computed nothing yet."""
+    return EngineSnapshot(
+        step=0,
+        at_ns=now_ns,
+        running=[],
+        waiting=[],
+        blocks_free=info.blocks_total,
+        blocks_total=info.blocks_total,
+        preemptions=0,
+        step_duration_ns=0,
+        batch=BatchComposition(),
+    )
+
+
+def status(identity: Identity, snapshot: EngineSnapshot) -> StatusSnapshot:
+    """The full snapshot as it goes out."""
+    return StatusSnapshot(
+        instance=identity.instance,
+        incarnation=identity.incarnation,
+        model=identity.model,
+        step=snapshot.step,
+        at_ns=snapshot.at_ns,
+        running=snapshot.running,
+        waiting=snapshot.waiting,
+        blocks_free=snapshot.blocks_free,
+        blocks_total=snapshot.blocks_total,
+        preemptions=snapshot.preemptions,
+        step_duration_ns=snapshot.step_duration_ns,
+        batch=snapshot.batch,
+    )
+
+
+class SummaryCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a summary says besides the snapshot."""
+
+    now_ns: int
+    block_size: int
+    output_tokens_total: int
+    draining: bool
+
+
+def summary(
+    identity: Identity, snapshot: EngineSnapshot, unseen: Iterable[Held], counts: SummaryCounts
+) -> InstanceSummary:
+    """The small form. ``unseen`` are sequences submitted after the snapshot: they count as waiting."""
+    later = list(unseen)
+    return InstanceSummary(
+        instance=identity.instance,
+        incarnation=identity.incarnation,
+        model=identity.model,
+        at_ns=counts.now_ns,
+        running=len(snapshot.running),
+        waiting=len(snapshot.waiting) + len(later),
+        running_tokens=sum(entry.prompt_tokens + entry.output_tokens for entry in snapshot.running),
+        waiting_prefill_tokens=sum(
+            entry.prompt_tokens + entry.output_tokens - entry.computed_tokens for entry in snapshot.waiting
+        )
+        + sum(held.prompt_tokens + held.base_index for held in later),
+        blocks_free=snapshot.blocks_free,
+        blocks_total=snapshot.blocks_total,
+        block_size=counts.block_size,
+        preemptions=snapshot.preemptions,
+        output_tokens_total=counts.output_tokens_total,
+        draining=counts.draining,
+    )

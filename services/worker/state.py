@@ -1,0 +1,183 @@
+"""What a worker remembers of each sequence, and the ledger that bounds how much of it there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
+
+#: Epoch fences kept for sequences that are gone: at 100 requests a second this is a quarter of an hour of replays.
+FENCES_MAX = 100_000
+#: Most reply addresses kept for one sequence that the engine has not answered for yet: retries of one ingress.
+WAITERS_MAX = 4
+#: Tokens with alternatives in one message: 20 alternatives take about 300 bytes a token, so 600 KB at most.
+LOGPROB_TOKENS_MAX = 2_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """One sequence in one epoch, from submit until it is acknowledged, cancelled, returned or forgotten.
+
+    Attributes:
+        base_index: Output tokens of earlier epochs: the index of ``token_ids[0]`` in the whole sequence.
+        token_ids: Generated here in this epoch.
+        logprobs: One entry per token where asked for, else None.
+        sent: Number of ``token_ids`` that went out at least once.
+        mark_recent: ``len(token_ids)`` at the last tick.
+        mark_older: The same one tick earlier; what came after it may have been lost when the bus went away.
+        scheduled_ns: When it first entered a batch; 0 before.
+        waiters: Reply addresses (with traceparent) that want to know whether the engine took it.
+    """
+
+    sequence: str
+    epoch: int
+    ingress: str
+    ingress_incarnation: int
+    traceparent: str
+    prompt_tokens: int
+    base_index: int
+    max_tokens: int
+    received_ns: int
+    deadline_ns: int | None = None
+    added: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    detail: str = ""
+    cached_tokens: int | None = None
+    preemptions: int = 0
+    sent: int = 0
+    finish_sent: bool = False
+    mark_recent: int = 0
+    mark_older: int = 0
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    finished_ns: int = 0
+    waiters: list[str] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        """Whether the engine still works on it."""
+        return self.finish is None
+
+    def chunk(self, start: int) -> TokenChunk:
+        """Everything known from local index ``start`` on, cut where alternatives would make it too large."""
+        stop = len(self.token_ids)
+        if self.logprobs is not None:
+            stop = min(stop, start + LOGPROB_TOKENS_MAX)
+        whole = stop == len(self.token_ids)
+        return TokenChunk(
+            sequence=self.sequence,
+            epoch=self.epoch,
+            first_index=self.base_index + start,
+            token_ids=self.token_ids[start:stop],
+            finish=self.finish if whole else None,
+            logprobs=self.logprobs[start:stop] if self.logprobs is not None else None,
+            cached_tokens=self.cached_tokens if start == 0 else None,
+            detail=self.detail if whole else "",
+        )
+
+    def take_unsent(self) -> TokenChunk:
+        """The chunk of what has not gone out yet, which counts as sent from now on."""
+        chunk = self.chunk(self.sent)
+        self.sent += len(chunk.token_ids)
+        self.finish_sent = self.finish_sent or chunk.finish is not None
+        return chunk
+
+    def tick(self) -> None:
+        """Moves the marks: called once a second while the bus is there."""
+        self.mark_older = self.mark_recent
+        self.mark_recent = len(self.token_ids)
+
+
+class Ledger:
+    """All sequences of a worker, the fences of those that are gone, and the counts of what was dropped."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self._fences: dict[str, int] = {}
+        self.live = 0
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._held.values())
+
+    def get(self, sequence: str) -> Held | None:
+        """The sequence, live or finished; None where it is unknown or gone."""
+        return self._held.get(sequence)
+
+    def admit(self, held: Held) -> None:
+        """Takes a new sequence; one of an older epoch must have been dropped before."""
+        assert held.sequence not in self._held
+        self._held[held.sequence] = held
+        self.live += 1
+        self.fence(held.sequence, held.epoch)
+
+    def finish(self, held: Held, finish: FinishReason, now_ns: int, detail: str = "") -> None:
+        """Notes the end; the tokens stay until they are acknowledged or forgotten."""
+        assert held.live
+        held.finish = finish
+        held.detail = detail
+        held.finished_ns = now_ns
+        self.live -= 1
+
+    def drop(self, held: Held) -> None:
+        """Removes a sequence with its tokens; its fence stays."""
+        del self._held[held.sequence]
+        if held.live:
+            self.live -= 1
+
+    def retract(self, held: Held) -> None:
+        """Removes a sequence that the engine refused, fence included: it was never owned here."""
+        self.drop(held)
+        if self._fences.get(held.sequence) == held.epoch:
+            del self._fences[held.sequence]
+
+    def fence(self, sequence: str, epoch: int) -> None:
+        """Refuses this epoch and older ones from now on, unless it is the one held."""
+        self._fences[sequence] = max(epoch, self._fences.pop(sequence, epoch))
+        if len(self._fences) > FENCES_MAX:
+            del self._fences[next(iter(self._fences))]
+
+    def fenced(self, sequence: str) -> int | None:
+        """The newest epoch known of a sequence; None where nothing is known."""
+        return self._fences.get(sequence)
+
+    def of_ingress(self, ingress: str, *, incarnation_max: int | None = None) -> list[Held]:
+        """Sequences of an ingress, at most up to an incarnation."""
+        return [
+            held
+            for held in self
+            if held.ingress == ingress and (incarnation_max is None or held.ingress_incarnation <= incarnation_max)
+        ]
+
+    def forget(self, now_ns: int, *, ttl_ns: int, finished_max: int) -> list[Held]:
+        """Drops finished sequences that nobody acknowledged in time, or that are too many; oldest first."""
+        finished = sorted((held for held in self if not held.live), key=lambda held: held.finished_ns)
+        excess = len(finished) - finished_max
+        old = [h for index, h in enumerate(finished) if index < excess or now_ns - h.finished_ns >= ttl_ns]
+        for held in old:
+            self.drop(held)
+        self.forgotten += len(old)
+        return old
+
+    def check(self) -> None:
+        """Raises AssertionError where counts and entries differ."""
+        assert self.live == sum(held.live for held in self), "live count"
+        for held in self:
+            assert held.sent <= len(held.token_ids), held.sequence
+            assert held.logprobs is None or len(held.logprobs) == len(held.token_ids), held.sequence
+            fence = self._fences.get(held.sequence)
+            assert fence is None or fence >= held.epoch, held.sequence
+
+
+def by_ingress(sequences: Iterable[Held]) -> dict[str, list[Held]]:
+    """Groups sequences by their ingress, in order of first appearance."""
+    groups: dict[str, list[Held]] = {}
+    for held in sequences:
+        groups.setdefault(held.ingress, []).append(held)
+    return groups

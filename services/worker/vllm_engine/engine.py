@@ -1,0 +1,249 @@
+"""The Engine port on real vLLM: one AsyncLLM, tokens in and out, one EngineStepped per batch of outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import vllm
+from millrace.actor.engine import (
+    EngineEvent,
+    EngineFailed,
+    EngineInfo,
+    EngineObserved,
+    EngineSequence,
+    EngineSnapshot,
+    EngineStepped,
+    SequenceAdded,
+    SequenceRejected,
+    StepOutput,
+)
+from millrace.actor.errors import EngineStartFailed
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.worker.config import WorkerConfig
+from services.worker.vllm_engine import names, snapshot_buffer, startup
+from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
+from services.worker.vllm_engine.scheduler import decode_snapshot
+
+#: How long the engine process has for ending by itself before it is killed. It owns nothing that outlives it; a GPU's
+#: memory is given back more surely by an orderly end.
+STOP_TIMEOUT_S = 0.5 if current_platform.is_cpu() else 10.0
+#: Longest that a snapshot in the buffer goes unseen while no outputs come (an abort in an idle engine).
+IDLE_POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class _Active:
+    """A sequence that the engine works on."""
+
+    sequence: str
+    logprobs: int | None
+    preemptions: int = 0
+
+
+class VllmEngine:
+    """One vLLM engine in a process of its own. All methods run on the event loop's thread, which is the main one."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._llm: AsyncLLM | None = None
+        self._listener: Callable[[EngineEvent], None] = lambda event: None
+        self._active: dict[str, _Active] = {}
+        self._identities: dict[str, str] = {}
+        self._serial = 0
+        self._step = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+        self._failed = False
+
+    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
+        """Starts it; blocks the loop meanwhile, since the engine must be forked by this thread.
+
+        Raises:
+            EngineStartFailed: with vLLM's reason.
+        """
+        self._listener = listener
+        path = snapshot_buffer.create()
+        try:
+            self._llm = startup.launch(self._config, path)
+            self._snapshots = snapshot_buffer.SnapshotReader(path)
+        except Exception as error:
+            raise EngineStartFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            path.unlink()
+        self._supported = await self._llm.engine_core.get_supported_tasks_async()
+        self._spawn(self._read_outputs())
+        self._spawn(self._poll_when_idle())
+        return self._info(self._llm)
+
+    def _info(self, llm: AsyncLLM) -> EngineInfo:
+        config = llm.vllm_config
+        blocks = config.cache_config.num_gpu_blocks or 0
+        return EngineInfo(
+            engine="vllm",
+            engine_version=vllm.__version__,
+            model=self._config.model,
+            max_model_len=config.model_config.max_model_len,
+            max_sequences=config.scheduler_config.max_num_seqs,
+            token_budget=config.scheduler_config.max_num_batched_tokens,
+            block_size=config.cache_config.block_size,
+            blocks_total=blocks - 1,  # less vLLM's null block, as in the snapshots
+            engine_pid=llm.engine_core.resources.engine_manager.processes[0].pid,
+        )
+
+    # --- in
+
+    def add(self, sequence: EngineSequence) -> None:
+        """Verifies and adds a sequence. The answer comes with the loop's next turn."""
+        try:
+            request = self._request(sequence)
+        except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
+            self._answer(SequenceRejected(sequence=sequence.sequence, detail=_sentence(error)))
+            return
+        self._active[request.request_id] = _Active(sequence.sequence, sequence.sampling.logprobs)
+        self._identities[sequence.sequence] = request.request_id
+        self._answer(SequenceAdded(sequence=sequence.sequence))
+        self._spawn(self._core().add_request_async(request))
+
+    def _request(self, sequence: EngineSequence) -> EngineCoreRequest:
+        assert self._llm is not None, "start() first"
+        self._serial += 1
+        return self._llm.input_processor.process_inputs(
+            names.request_id(sequence.sequence, self._serial),
+            tokens_input([*sequence.prompt_token_ids, *sequence.output_token_ids]),
+            sampling_params(sequence),
+            supported_tasks=self._supported,
+            arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
+            priority=sequence.priority,
+        )
+
+    def cancel(self, sequences: list[str]) -> None:
+        """Aborts sequences; nothing more is heard of them, and their blocks are free in the next snapshot."""
+        identities = [identity for name in sequences if (identity := self._identities.pop(name, None))]
+        for identity in identities:
+            del self._active[identity]
+        if identities:
+            self._spawn(self._core().abort_requests_async(identities))
+
+    def _answer(self, event: EngineEvent) -> None:
+        asyncio.get_running_loop().call_soon(self._listener, event)
+
+    # --- out
+
+    async def _read_outputs(self) -> None:
+        core = self._core()
+        while True:
+            outputs = await core.get_output_async()
+            self._tell(outputs)
+
+    def _tell(self, outputs: EngineCoreOutputs) -> None:
+        taken = [told for output in outputs.outputs if (told := self._take(output)) is not None]
+        step = outputs.scheduler_stats.step_counter if outputs.scheduler_stats else self._step
+        snapshot = self._new_snapshot()
+        if taken or step > self._step:
+            self._step = max(step, self._step)
+            self._listener(EngineStepped(step=step, at_ns=time.time_ns(), outputs=taken, snapshot=snapshot))
+        elif snapshot is not None:
+            self._listener(EngineObserved(snapshot=snapshot))
+
+    def _take(self, output: EngineCoreOutput) -> StepOutput | None:
+        active = self._active.get(output.request_id)
+        if active is None:
+            return None  # cancelled while this was under way
+        scheduled_ns = self._take_events(active, output)
+        finish = FINISH[output.finish_reason] if output.finish_reason is not None else None
+        if finish is not None:
+            del self._active[output.request_id]
+            self._identities.pop(active.sequence, None)
+        lists = output.new_logprobs
+        return StepOutput(
+            sequence=active.sequence,
+            token_ids=output.new_token_ids,
+            finish=finish,
+            logprobs=token_logprobs(lists, active.logprobs)
+            if lists is not None and active.logprobs is not None
+            else None,
+            scheduled_ns=scheduled_ns,
+            cached_tokens=output.prefill_stats.num_cached_tokens if output.prefill_stats else None,
+            preemptions=active.preemptions,
+        )
+
+    def _take_events(self, active: _Active, output: EngineCoreOutput) -> int:
+        """Counts preemptions; returns when the sequence was first scheduled, unix ns, or 0."""
+        scheduled_ns = 0
+        for event in output.events or ():
+            if event.type == EngineCoreEventType.PREEMPTED:
+                active.preemptions += 1
+            elif event.type == EngineCoreEventType.SCHEDULED and not scheduled_ns:
+                # Both processes read the same monotonic clock.
+                scheduled_ns = time.time_ns() - int((time.monotonic() - event.timestamp) * 1e9)
+        return scheduled_ns
+
+    def _new_snapshot(self) -> EngineSnapshot | None:
+        payload = self._snapshots.read_new()
+        return decode_snapshot(payload) if payload is not None else None
+
+    async def _poll_when_idle(self) -> None:
+        """An abort in an idle engine gives no outputs; its snapshot is found here."""
+        while True:
+            await asyncio.sleep(IDLE_POLL_S)
+            if not self._active and (snapshot := self._new_snapshot()) is not None:
+                self._listener(EngineObserved(snapshot=snapshot))
+
+    # --- the end
+
+    def _core(self) -> Any:
+        assert self._llm is not None, "start() first"
+        return self._llm.engine_core
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Tells once that the engine is gone. An unexpected error of ours ends it as well: it is a bug."""
+        if self._stopping or self._failed:
+            return
+        self._failed = True
+        self._active.clear()
+        self._identities.clear()
+        self._listener(EngineFailed(detail=self._reason(error)))
+
+    def _reason(self, error: BaseException) -> str:
+        process = self._core().resources.engine_manager.processes[0]
+        ended = f"; engine process {process.pid} ended with {process.exitcode}" if process.exitcode is not None else ""
+        said = (
+            "the engine process is dead" if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
+        )
+        return said + ended
+
+    async def stop(self) -> None:
+        """Ends the engine and its process. Idempotent."""
+        if self._stopping or self._llm is None:
+            return
+        self._stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        llm = self._llm
+        await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
+        self._snapshots.close()
+
+
+def _sentence(error: BaseException) -> str:
+    """VLLM's first sentence, or the kind of error where it says nothing."""
+    return str(error).strip() or type(error).__name__

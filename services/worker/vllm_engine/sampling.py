@@ -1,0 +1,81 @@
+"""Sampling as the contract says it, in vLLM's words; and vLLM's log-probabilities in the contract's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.actor.engine import EngineSequence
+from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.worker import Sampling, StructuredOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine import FinishReason as VllmFinishReason
+
+from services.worker.vllm_engine.continuation import EXPECTED_TOKENS, OUTPUT_TOKENS
+
+FINISH = {
+    VllmFinishReason.STOP: FinishReason.STOP,
+    VllmFinishReason.LENGTH: FinishReason.LENGTH,
+    VllmFinishReason.ABORT: FinishReason.CANCELLED,
+    VllmFinishReason.ERROR: FinishReason.ERROR,
+    VllmFinishReason.REPETITION: FinishReason.STOP,
+}
+
+
+def sampling_params(sequence: EngineSequence) -> SamplingParams:
+    """VLLM's parameters of a sequence: tokens only, no text.
+
+    Raises:
+        ValueError: vLLM refuses a value; its sentence says which.
+    """
+    sampling = sequence.sampling
+    arguments: dict[str, Any] = {}
+    if sequence.output_token_ids:
+        arguments[OUTPUT_TOKENS] = len(sequence.output_token_ids)
+    if sequence.expected_output_tokens is not None:
+        arguments[EXPECTED_TOKENS] = sequence.expected_output_tokens
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        logprobs=sampling.logprobs,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        structured_outputs=_structured(sampling),
+        extra_args=arguments or None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
+
+
+def _structured(sampling: Sampling) -> StructuredOutputsParams | None:
+    constraint: StructuredOutput | None = sampling.structured
+    if constraint is None:
+        return None
+    return StructuredOutputsParams(
+        json=constraint.json_schema,
+        json_object=constraint.json_object or None,
+        regex=constraint.regex,
+        choice=constraint.choice,
+        grammar=constraint.grammar,
+    )
+
+
+def token_logprobs(lists: Any, alternatives: int) -> list[TokenLogprobs]:
+    """One entry per position: the sampled token, then its ``alternatives`` most probable ones.
+
+    vLLM's rows are as wide as the widest request of the batch; what this sequence did not ask for is cut off.
+    """
+    width = alternatives + 1
+    return [
+        TokenLogprobs(ids[:width].tolist(), values[:width].tolist(), int(rank))
+        for ids, values, rank in zip(lists.logprob_token_ids, lists.logprobs, lists.sampled_token_ranks, strict=True)
+    ]

@@ -1,0 +1,216 @@
+"""vLLM's scheduler, which besides tells after each step what it knows of every request.
+
+Both classes run inside the engine process; vLLM finds them by their path (``scheduler_cls``). They change no
+scheduling decision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from millrace.actor.engine import EngineSnapshot
+from millrace.contracts.status import BatchComposition, SequenceState
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
+from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
+from vllm.v1.request import Request, RequestStatus
+
+from services.worker.vllm_engine import continuation, process
+from services.worker.vllm_engine.names import sequence_of
+from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
+
+#: Key in VllmConfig.additional_config: path of the snapshot buffer.
+SNAPSHOT_PATH = "millrace_snapshot_path"
+#: Waiting sequences shown in a snapshot; the rest are beyond what any policy looks at.
+WAITING_MAX = 4096
+
+
+#: The mixin stands in front of either scheduler; to the type checker it is one of them.
+_Base: Any = Scheduler if TYPE_CHECKING else object
+
+
+class SnapshotMixin(_Base):
+    """Adds snapshots, step numbers and continuations to a vLLM scheduler."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        process.die_with_parent()
+        path = self.vllm_config.additional_config[SNAPSHOT_PATH]
+        self._writer = SnapshotWriter(path)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._under_way: deque[tuple[int, BatchComposition]] = deque()
+        self._steps = 0
+        self._preempted = 0
+        self._last_end_ns = 0
+        self._last_duration_ns = 0
+        self._last_batch = BatchComposition()
+        self.write_snapshot()
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request, continued ones with their output restored."""
+        if request.request_id not in self.requests:
+            continuation.restore_output(request)
+            request.millrace_fixed = _fixed(request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Schedules a batch and notes its composition and start."""
+        started_ns = time.monotonic_ns()
+        output = super().schedule(*args, **kwargs)
+        self._under_way.append((started_ns, composition(output, self.requests)))
+        for new in output.scheduled_new_reqs:
+            self._first_scheduled(new, started_ns)
+        return output
+
+    def _first_scheduled(self, new: Any, started_ns: int) -> None:
+        request = self.requests[new.req_id]
+        request.record_event(EngineCoreEventType.SCHEDULED, started_ns / 1e9)
+        if request.num_output_tokens:
+            # A continuation: the V1 runner reads here what the V2 runner always gets (see runner.py).
+            new.prefill_token_ids = list(request._all_token_ids)
+            if request.num_preemptions == 0:
+                request.prefill_stats = _stats_of_continuation(request, new.num_computed_tokens)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self._preempted += 1
+        request.record_event(EngineCoreEventType.PREEMPTED)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        """Takes a step's result, writes the snapshot, and sends the step's number with the outputs."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        started_ns, batch = self._under_way.popleft()
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            now_ns = time.monotonic_ns()
+            self._steps += 1
+            self._last_duration_ns = now_ns - max(started_ns, self._last_end_ns)
+            self._last_end_ns = now_ns
+            self._last_batch = batch
+        self.write_snapshot()
+        message = outputs.get(0)
+        if message is None:
+            outputs[0] = message = EngineCoreOutputs()
+        if message.scheduler_stats is None:
+            message.scheduler_stats = SchedulerStats()
+        message.scheduler_stats.step_counter = self._steps
+        return outputs
+
+    def write_snapshot(self) -> None:
+        """Writes the state as it is now into shared memory."""
+        pool = self.kv_cache_manager.block_pool
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        waiting = islice(chain(self.kv_holding_waiting, self.waiting), WAITING_MAX)
+        snapshot = (
+            self._steps,
+            time.time_ns(),
+            _entries(self.running, managers),
+            _entries(waiting, managers),
+            pool.get_num_free_blocks(),
+            pool.num_gpu_blocks - 1,  # block 0 is vLLM's null block and never free
+            self._preempted,
+            self._last_duration_ns,
+            self._last_batch,
+        )
+        self._writer.write(self._encoder.encode(snapshot))
+
+
+class SnapshotScheduler(SnapshotMixin, Scheduler):
+    """For engines that schedule one step at a time: the CPU."""
+
+
+class SnapshotAsyncScheduler(SnapshotMixin, AsyncScheduler):
+    """For engines that schedule ahead of the GPU; with the plain class vLLM would give that up."""
+
+
+_STATES = {RequestStatus.RUNNING: str(SequenceState.RUNNING), RequestStatus.PREEMPTED: str(SequenceState.PREEMPTED)}
+_WAITING = str(SequenceState.WAITING)
+
+
+def _fixed(request: Request) -> tuple[Any, ...]:
+    """What of an entry never changes, computed once: a snapshot is taken every step."""
+    arrival_ns = int(request.arrival_time * 1e9)
+    return (
+        sequence_of(request.request_id),
+        request.num_prompt_tokens,
+        request.max_tokens,
+        arrival_ns,
+        continuation.extra(request, continuation.EXPECTED_TOKENS),
+    )
+
+
+def _entries(requests: Iterable[Request], managers: Any) -> list[tuple[Any, ...]]:
+    """Sequences in the field order of SequenceStatus."""
+    if len(managers) == 1:
+        tables = managers[0].req_to_blocks
+        return [_entry(request, len(tables.get(request.request_id, ()))) for request in requests]
+    return [
+        _entry(request, sum(len(manager.req_to_blocks.get(request.request_id, ())) for manager in managers))
+        for request in requests
+    ]
+
+
+def _entry(request: Request, blocks: int) -> tuple[Any, ...]:
+    sequence, prompt_tokens, max_tokens, arrival_ns, expected = request.millrace_fixed
+    return (
+        sequence,
+        _STATES.get(request.status, _WAITING),
+        prompt_tokens,
+        request.num_computed_tokens,
+        len(request._output_token_ids),
+        max_tokens,
+        blocks,
+        arrival_ns,
+        expected,
+    )
+
+
+def _stats_of_continuation(request: Request, cached_tokens: int) -> PrefillStats:
+    """Prefix hits of a continuation, which may reach into its earlier output; no more than the prompt is told."""
+    stats = PrefillStats()
+    stats.set(
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_local_cached_tokens=min(cached_tokens, request.num_prompt_tokens),
+        num_external_cached_tokens=0,
+    )
+    return stats
+
+
+class _Wire(EngineSnapshot, frozen=True, kw_only=True, array_like=True):
+    """EngineSnapshot as it lies in the buffer: values in field order, no names."""
+
+
+_decoder = msgspec.msgpack.Decoder(_Wire)
+
+
+def decode_snapshot(payload: bytes) -> EngineSnapshot:
+    """Reads what ``write_snapshot`` wrote."""
+    wire = _decoder.decode(payload)
+    return EngineSnapshot(**{field: getattr(wire, field) for field in _Wire.__struct_fields__})
+
+
+def composition(output: SchedulerOutput, requests: dict[str, Request]) -> BatchComposition:
+    """What a batch will compute. Call right after it was scheduled."""
+    decodes = prefills = prefill_tokens = context = 0
+    work = 0.0
+    scheduled = output.num_scheduled_tokens
+    cached = output.scheduled_cached_reqs
+    befores = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+    befores.extend(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    for identity, before in befores:
+        count = scheduled[identity]
+        context += before + count
+        request = requests[identity]
+        if count == 1 and before >= request.num_prompt_tokens and before + 1 >= request.num_tokens:
+            decodes += 1
+        else:
+            prefills += 1
+            prefill_tokens += count
+            work += count * (before + count / 2)
+    return BatchComposition(decodes, prefills, prefill_tokens, context, work)

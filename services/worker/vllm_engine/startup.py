@@ -1,0 +1,92 @@
+"""From a WorkerConfig to a running vLLM engine: arguments, environment, processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor import Executor
+
+from services.worker.config import WorkerConfig
+from services.worker.vllm_engine.process import children_on
+from services.worker.vllm_engine.scheduler import SNAPSHOT_PATH
+
+_PACKAGE = "services.worker.vllm_engine"
+#: KV cache of a CPU engine whose configuration names no size; vLLM itself would take nearly all memory there is.
+CPU_KV_BYTES = 256 << 20
+
+
+class TokensOnlyAsyncLLM(AsyncLLM):
+    """AsyncLLM without its output handler: outputs are read from the engine core's client directly."""
+
+    def _run_output_handler(self) -> None:
+        """Starts nothing; the one reader is VllmEngine's."""
+
+
+def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
+    """VLLM's arguments for a worker; ``config.engine_args`` wins over what is derived.
+
+    Raises:
+        TypeError: ``engine_args`` names something AsyncEngineArgs does not know.
+    """
+    arguments: dict[str, Any] = {
+        "model": config.model_path,
+        "served_model_name": [config.model],
+        "dtype": config.dtype,
+        "load_format": config.load_format,
+        "block_size": config.block_size,
+        "max_model_len": config.max_model_len or None,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "seed": config.seed,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "kv_cache_memory_bytes": config.kv_bytes or None,
+        "num_gpu_blocks_override": config.kv_blocks or None,
+        "async_scheduling": config.async_scheduling,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "scheduler_cls": f"{_PACKAGE}.scheduler.SnapshotAsyncScheduler",
+        "additional_config": {SNAPSHOT_PATH: str(snapshot_path)},
+    }
+    if config.enforce_eager is not None:
+        arguments["enforce_eager"] = config.enforce_eager
+    if current_platform.is_cpu():
+        arguments |= {
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni",
+            "scheduler_cls": f"{_PACKAGE}.scheduler.SnapshotScheduler",
+            "worker_cls": f"{_PACKAGE}.runner.ContinuingCPUWorker",
+            "kv_cache_memory_bytes": config.kv_bytes or CPU_KV_BYTES,
+        }
+    elif current_platform.is_cuda_alike():
+        arguments["worker_cls"] = f"{_PACKAGE}.gpu_worker.ContinuingGPUWorker"
+        if config.async_scheduling is False:
+            arguments["scheduler_cls"] = f"{_PACKAGE}.scheduler.SnapshotScheduler"
+    return AsyncEngineArgs(**{**arguments, **config.engine_args})
+
+
+def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:
+    """Starts the engine process and waits until it is ready. Call on the main thread (see process.py).
+
+    Raises:
+        Exception: whatever vLLM raises for a bad argument, a missing model or a failed start.
+    """
+    arguments = engine_args(config, snapshot_path)
+    vllm_config = arguments.create_engine_config()
+    if current_platform.is_cpu():
+        # vLLM asks for "spawn" here, for OpenMP's sake; with one thread a fork is safe, and ten times as fast.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        torch.set_num_threads(1)
+    with children_on(config.engine_cores):
+        return TokensOnlyAsyncLLM(
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_requests=False,
+            log_stats=False,
+        )

@@ -1,0 +1,57 @@
+"""Every implementation of the Engine port, started once per module."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.engine import harness
+from tests.contract.engine.harness import Harness
+from tests.engine import tiny_llama
+
+NO_VLLM = importlib.util.find_spec("vllm") is None
+IMPLEMENTATIONS = [
+    "simulated",
+    "modelled",
+    pytest.param(
+        "vllm",
+        marks=[
+            pytest.mark.engine,
+            pytest.mark.timeout(300),
+            pytest.mark.skipif(NO_VLLM, reason="real vLLM is not installed here"),
+        ],
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.build(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As much of a tokenizer as the modelled engine reads, with the ids that the suite counts on."""
+    folder = tmp_path_factory.mktemp("tiny-tokenizer")
+    ids = {letter: 65 + index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz")} | {"Ġ": 222}
+    specials = [{"content": "<eos>", "id": harness.EOS}, {"content": "<last>", "id": harness.VOCABULARY - 1}]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}, "added_tokens": specials}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
+def engine(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    match request.param:
+        case "simulated":
+            started = harness.simulated()
+        case "modelled":
+            started = harness.modelled(request.getfixturevalue("tiny_tokenizer"))
+        case _:
+            started = harness.vllm(request.getfixturevalue("tiny_model"))
+    with started as ready:
+        yield ready

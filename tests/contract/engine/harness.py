@@ -1,0 +1,377 @@
+"""One way to talk to every implementation of the Engine port: it is started, fed, and its events are awaited.
+
+Not a test. The suite is synchronous, so that one engine serves all tests of a module: a real one takes long to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from millrace.actor.engine import (
+    AddToEngine,
+    CancelInEngine,
+    Engine,
+    EngineEvent,
+    EngineFailed,
+    EngineInfo,
+    EngineObserved,
+    EngineSequence,
+    EngineSnapshot,
+    EngineStepped,
+    SequenceAdded,
+    SequenceRejected,
+    StepOutput,
+)
+from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.worker import Sampling
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.tokens import OutputLengths, Vocabulary
+from millrace.sim.engine_sim import SimulatedEngine
+from millrace.sim.process import SimProcess
+from millrace.sim.runtime_sim import Simulation
+
+MAX_MODEL_LEN, BLOCK_SIZE, BLOCKS_TOTAL, MAX_SEQUENCES, TOKEN_BUDGET = 256, 32, 24, 8, 64
+VOCABULARY, EOS = 288, 257
+WAIT_S = 60.0
+
+
+class Result:
+    """What an engine said of one sequence, put together."""
+
+    def __init__(self) -> None:
+        self.added = False
+        self.rejected: str | None = None
+        self.outputs: list[StepOutput] = []
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return [entry for output in self.outputs for entry in output.logprobs or []]
+
+    @property
+    def finish(self) -> FinishReason | None:
+        return self.outputs[-1].finish if self.outputs else None
+
+    @property
+    def over(self) -> bool:
+        return self.rejected is not None or self.finish is not None
+
+
+class Harness:
+    """A started engine with everything that it said.
+
+    Attributes:
+        events: In order.
+        promises_seeds: Whether sampling at temperature 1 with a seed is repeatable and can be continued.
+    """
+
+    promises_seeds = True
+
+    def __init__(self) -> None:
+        self.events: list[EngineEvent] = []
+        self.results: dict[str, Result] = {}
+        self.info: EngineInfo
+        self._serial = 0
+
+    def hear(self, event: EngineEvent) -> None:
+        self.events.append(event)
+        match event:
+            case SequenceAdded(sequence=sequence):
+                self.results[sequence].added = True
+            case SequenceRejected(sequence=sequence, detail=detail):
+                self.results[sequence].rejected = detail
+            case EngineStepped(outputs=outputs):
+                for output in outputs:
+                    self.results[output.sequence].outputs.append(output)
+
+    def add(self, prompt: list[int], *, output: list[int] | None = None, priority: int = 0, **sampling: Any) -> str:
+        """Adds a sequence; greedy where ``temperature`` is not given. Returns its id."""
+        self._serial += 1
+        name = f"r{self._serial}.0"
+        self.add_as(name, prompt, output=output, priority=priority, **sampling)
+        return name
+
+    def add_as(
+        self, name: str, prompt: list[int], *, output: list[int] | None = None, priority: int = 0, **sampling: Any
+    ) -> None:
+        self.results.setdefault(name, Result())
+        sequence = EngineSequence(
+            sequence=name,
+            prompt_token_ids=prompt,
+            sampling=Sampling(**{"max_tokens": 16, "temperature": 0.0, **sampling}),
+            output_token_ids=output or [],
+            arrival_ns=self.now_ns(),
+            priority=priority,
+        )
+        self.put(sequence)
+
+    def run(self, prompt: list[int], **options: Any) -> Result:
+        """Adds a sequence and waits until it is over."""
+        return self.finish(self.add(prompt, **options))
+
+    def finish(self, name: str) -> Result:
+        result = self.results[name]
+        self.until(lambda: result.over, f"{name} to end")
+        return result
+
+    def snapshots(self, since: int = 0) -> list[EngineSnapshot]:
+        """Snapshots told from event ``since`` on."""
+        found = [event.snapshot for event in self.events[since:] if isinstance(event, EngineStepped | EngineObserved)]
+        return [snapshot for snapshot in found if snapshot is not None]
+
+    def until_idle(self) -> EngineSnapshot:
+        """Waits for a snapshot of the empty engine."""
+        self.until(lambda: bool(self.snapshots()) and _empty(self.snapshots()[-1]), "the engine to be empty")
+        return self.snapshots()[-1]
+
+    # Each implementation's own
+
+    def put(self, sequence: EngineSequence) -> None:
+        raise NotImplementedError
+
+    def cancel(self, names: list[str]) -> None:
+        raise NotImplementedError
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        raise NotImplementedError
+
+    def rest(self) -> None:
+        """Lets a few steps' time pass."""
+        raise NotImplementedError
+
+    def now_ns(self) -> int:
+        raise NotImplementedError
+
+    def die(self) -> None:
+        """Ends the engine by force."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+
+def _empty(snapshot: EngineSnapshot) -> bool:
+    return not snapshot.running and not snapshot.waiting
+
+
+class LiveHarness(Harness):
+    """An Engine on an event loop of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self._loop = asyncio.new_event_loop()
+        self.info = self._run(engine.start(self.hear))
+
+    def _run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(work)
+
+    def _call(self, work: Callable[[], None]) -> None:
+        async def call() -> None:
+            work()
+
+        self._run(call())
+
+    def put(self, sequence: EngineSequence) -> None:
+        self._call(lambda: self.engine.add(sequence))
+
+    def cancel(self, names: list[str]) -> None:
+        self._call(lambda: self.engine.cancel(names))
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        async def wait() -> None:
+            deadline = time.monotonic() + WAIT_S
+            while not done():
+                assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}; last event: {self.events[-1:]}"
+                await asyncio.sleep(0.001)
+
+        self._run(wait())
+
+    def rest(self) -> None:
+        self._run(asyncio.sleep(0.2))
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def die(self) -> None:
+        if self.info.engine_pid:
+            os.kill(self.info.engine_pid, signal.SIGKILL)
+        else:
+            self._call(lambda: self.engine.fail("killed by the test"))  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        self._run(self.engine.stop())
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.close()
+
+
+class SimulatedHarness(Harness):
+    """The modelled engine behind an actor on virtual time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._simulation = Simulation(seed=1)
+        self._simulation.add(lambda _: _Actor(self), node="w0", accepts=(), handlers=self._handlers)
+        parameters = modelled_parameters()
+        self.info = EngineInfo(
+            engine="modelled",
+            engine_version="sim",
+            model="modelled",
+            max_model_len=parameters.max_model_len,
+            max_sequences=parameters.max_sequences,
+            token_budget=parameters.token_budget,
+            block_size=parameters.block_size,
+            blocks_total=parameters.blocks_total,
+        )
+
+    def _handlers(self, process: SimProcess) -> Any:
+        self._engine = SimulatedEngine(process, modelled_engine(), snapshot_interval_ns=0)
+        self._process = process
+        return self._engine.handlers()
+
+    def put(self, sequence: EngineSequence) -> None:
+        self._engine.handlers()[AddToEngine](AddToEngine(sequence=sequence))
+
+    def cancel(self, names: list[str]) -> None:
+        self._engine.handlers()[CancelInEngine](CancelInEngine(sequences=names))
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        deadline = self._simulation.now_ns + int(WAIT_S * 1e9)
+        while not done():
+            assert self._simulation.now_ns < deadline, f"waited {WAIT_S} s for {what}; last: {self.events[-1:]}"
+            self._simulation.run_for(1_000_000)
+
+    def rest(self) -> None:
+        self._simulation.run_for(200_000_000)
+
+    def now_ns(self) -> int:
+        return self._simulation.now_ns
+
+    def die(self) -> None:
+        self._engine.fail()
+
+    def stop(self) -> None:
+        self._engine.paced.stop()
+
+    def close(self) -> None:
+        self.stop()
+
+
+class _Actor:
+    """Hands everything to the harness."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+
+    name = "worker"
+
+    def start(self, now_ns: int) -> list[Any]:
+        return []
+
+    def handle(self, message: Any, now_ns: int) -> list[Any]:
+        self._harness.hear(message.body)
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def check_invariants(self) -> None:
+        return None
+
+
+def modelled_parameters() -> EngineParameters:
+    return EngineParameters(
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        blocks_total=BLOCKS_TOTAL,
+        max_sequences=MAX_SEQUENCES,
+        token_budget=TOKEN_BUDGET,
+    )
+
+
+def modelled_engine() -> ModelledEngine:
+    return ModelledEngine(
+        modelled_parameters(),
+        LinearStepTime(fixed=1_000_000, per_decode=10_000, per_prefill_token=5_000),
+        vocabulary=Vocabulary(size=VOCABULARY, eos_token_id=EOS),
+        lengths=OutputLengths(mean=20, sigma=0.5, length_max=60),
+    )
+
+
+@contextmanager
+def simulated() -> Iterator[Harness]:
+    """The modelled engine on virtual time."""
+    harness = SimulatedHarness()
+    yield harness
+    harness.close()
+
+
+@contextmanager
+def modelled(tokenizer: Path) -> Iterator[Harness]:
+    """The modelled engine on the wall clock."""
+    from services.worker.modelled import ModelledConfig, ModelledLiveEngine
+
+    config = ModelledConfig(
+        parameters=modelled_parameters(),
+        tokenizer=str(tokenizer),
+        speed=2.0,
+        lengths=OutputLengths(mean=20, sigma=0.5, length_max=60),
+    )
+    harness = LiveHarness(ModelledLiveEngine(config))
+    yield harness
+    harness.close()
+
+
+@contextmanager
+def vllm(model: Path) -> Iterator[Harness]:
+    """Real vLLM in a process of its own, with random weights."""
+    from services.worker.vllm_engine import environment
+
+    environment.prepare()
+    from services.worker.config import EngineKind, WorkerConfig
+    from services.worker.vllm_engine.engine import VllmEngine
+
+    config = WorkerConfig(
+        name="contract",
+        model="tiny",
+        engine=EngineKind.VLLM,
+        model_path=str(model),
+        dtype="float32",
+        block_size=BLOCK_SIZE,
+        kv_bytes=64 * 2**20,
+        kv_blocks=BLOCKS_TOTAL + 1,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_SEQUENCES,
+        max_num_batched_tokens=TOKEN_BUDGET,
+    )
+    harness = LiveHarness(VllmEngine(config))
+    yield harness
+    harness.close()
+
+
+def failures(harness: Harness) -> list[EngineFailed]:
+    return [event for event in harness.events if isinstance(event, EngineFailed)]
+
+
+def without_sampling_noise(entries: list[TokenLogprobs]) -> list[Any]:
+    """Log-probabilities to four digits: batches of other shapes round differently in the last ones."""
+    return [(entry.token_ids, [round(value, 4) for value in entry.logprobs], entry.rank) for entry in entries]
+
+
+def as_builtins(value: Any) -> Any:
+    return msgspec.to_builtins(value)

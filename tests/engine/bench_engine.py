@@ -1,0 +1,209 @@
+"""Drives one real engine from synchronous tests: its own event loop, decode to the end, stop where asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from millrace.actor.engine import (
+    EngineEvent,
+    EngineFailed,
+    EngineInfo,
+    EngineObserved,
+    EngineSequence,
+    EngineSnapshot,
+    EngineStepped,
+    SequenceRejected,
+    StepOutput,
+)
+from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.worker import Sampling
+
+from services.worker.config import WorkerConfig
+from services.worker.vllm_engine import environment
+
+environment.prepare()
+
+#: Longest wait for anything in these tests, seconds.
+PATIENCE_S = 120.0
+
+
+class Decoded(msgspec.Struct):
+    """What came out for one sequence."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: FinishReason | None = None
+    first: StepOutput | None = None
+    preemptions: int = 0
+
+
+def config(model: Path, **fields: Any) -> WorkerConfig:
+    """A small engine: float32, so that recomputing and decoding give the same tokens to the last bit that matters."""
+    defaults: dict[str, Any] = {
+        "name": "w0",
+        "model": "m",
+        "model_path": str(model),
+        "dtype": "float32",
+        "kv_bytes": 64 << 20,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 128,
+    }
+    return WorkerConfig(**{**defaults, **fields})
+
+
+class BenchEngine:
+    """A started VllmEngine with everything it said."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        from services.worker.vllm_engine.engine import VllmEngine
+
+        self.loop = asyncio.new_event_loop()
+        self.engine = VllmEngine(config)
+        self.events: list[EngineEvent] = []
+        self.decoded: dict[str, Decoded] = {}
+        self.info: EngineInfo = self.loop.run_until_complete(self.engine.start(self._hear))
+        self._serial = 0
+
+    def _hear(self, event: EngineEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, EngineStepped):
+            for output in event.outputs:
+                self._take(output)
+
+    def _take(self, output: StepOutput) -> None:
+        decoded = self.decoded.setdefault(output.sequence, Decoded(tokens=[], logprobs=[], first=output))
+        decoded.tokens += output.token_ids
+        decoded.logprobs += output.logprobs or []
+        decoded.finish = output.finish or decoded.finish
+        decoded.preemptions = output.preemptions
+
+    def name(self) -> str:
+        """A fresh sequence id."""
+        self._serial += 1
+        return f"r{self._serial}.0"
+
+    def add(self, prompt: list[int], sampling: Sampling, output: list[int] | None = None, **fields: Any) -> str:
+        """Adds a sequence on the loop; returns its id."""
+        name = self.name()
+        sequence = EngineSequence(
+            sequence=name, prompt_token_ids=prompt, sampling=sampling, output_token_ids=output or [], **fields
+        )
+
+        async def add() -> None:
+            self.engine.add(sequence)
+
+        self.loop.run_until_complete(add())
+        return name
+
+    def cancel(self, *names: str) -> None:
+        async def cancel() -> None:
+            self.engine.cancel(list(names))
+
+        self.loop.run_until_complete(cancel())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Runs the loop until the condition holds; fails after PATIENCE_S."""
+
+        async def wait() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while not condition():  # noqa: ASYNC110 - the condition is over what any event may change
+                    await asyncio.sleep(0.002)
+
+        self.loop.run_until_complete(wait())
+
+    def finish(self, *names: str) -> list[Decoded]:
+        """Decodes these to their ends."""
+        self.until(lambda: all(name in self.decoded and self.decoded[name].finish for name in names))
+        return [self.decoded[name] for name in names]
+
+    def run(self, prompt: list[int], sampling: Sampling, output: list[int] | None = None) -> Decoded:
+        """Decodes one sequence to its end."""
+        return self.finish(self.add(prompt, sampling, output))[0]
+
+    def rejected(self, name: str) -> bool:
+        return any(isinstance(e, SequenceRejected) and e.sequence == name for e in self.events)
+
+    def rejection(self, name: str) -> str:
+        """The engine's sentence about a sequence that it must refuse."""
+
+        def rejected() -> list[SequenceRejected]:
+            return [e for e in self.events if isinstance(e, SequenceRejected) and e.sequence == name]
+
+        self.until(lambda: bool(rejected()))
+        return rejected()[0].detail
+
+    def snapshot(self) -> EngineSnapshot | None:
+        """The last one heard."""
+        for event in reversed(self.events):
+            if isinstance(event, EngineStepped | EngineObserved) and event.snapshot is not None:
+                return event.snapshot
+        return None
+
+    def idle(self) -> bool:
+        """Whether the last snapshot shows nothing running or waiting and every block free."""
+        last = self.snapshot()
+        return last is not None and not last.running and not last.waiting and last.blocks_free == last.blocks_total
+
+    def failures(self) -> list[EngineFailed]:
+        return [event for event in self.events if isinstance(event, EngineFailed)]
+
+    def stop(self) -> None:
+        self.loop.run_until_complete(self.engine.stop())
+        self.loop.close()
+
+
+_REFERENCE = """
+import json, sys
+from services.worker.vllm_engine import environment
+environment.prepare()
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+arguments, calls = json.load(sys.stdin)
+llm = LLM(**arguments)
+answers = []
+for prompt, fields in calls:
+    if fields.get("structured_outputs"):
+        fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+    if fields.get("logit_bias"):
+        fields["logit_bias"] = {int(k): v for k, v in fields["logit_bias"].items()}
+    (answer,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(**fields), use_tqdm=False)
+    output = answer.outputs[0]
+    logprobs = None
+    if output.logprobs is not None:
+        logprobs = [{token: entry.logprob for token, entry in position.items()} for position in output.logprobs]
+    answers.append([list(output.token_ids), output.finish_reason, logprobs])
+print("ANSWERS" + json.dumps(answers))
+"""
+
+
+def reference(model: Path, calls: list[tuple[list[int], dict[str, Any]]]) -> list[tuple[list[int], str, Any]]:
+    """The same calls through vLLM's own ``LLM.generate``, one by one, in a process of its own."""
+    arguments = {
+        "model": str(model),
+        "dtype": "float32",
+        "block_size": 32,
+        "kv_cache_memory_bytes": 64 << 20,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 128,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+        "distributed_executor_backend": "uni",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _REFERENCE],
+        input=json.dumps([arguments, calls]),
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS")]
+    assert lines, done.stderr[-3000:]
+    return [tuple(answer) for answer in json.loads(lines[0].removeprefix("ANSWERS"))]

@@ -1,0 +1,50 @@
+"""A fresh recording of real vLLM equals the committed one: an upgrade that schedules otherwise shows here.
+
+That the model equals the recordings is checked without vLLM, in tests/unit/test_enginemodel_fidelity.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from millrace.enginemodel.recording import RecordedRun, replay
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDINGS = Path(__file__).resolve().parent / "recordings"
+
+# Runs whose batches do not depend on which tokens are sampled: those may differ between processors.
+FRESH = ["preemption", "async-priorities-preempted"]
+
+
+def read(path: Path) -> RecordedRun:
+    return msgspec.json.decode(path.read_bytes(), type=RecordedRun)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs, recorded just now."""
+    folder = tmp_path_factory.mktemp("recordings")
+    command = [sys.executable, "-m", "bench.engine.record_runs", *FRESH, "--output", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FRESH)
+def test_real_vllm_schedules_as_it_did_when_it_was_recorded(fresh: Path, name: str) -> None:
+    now, before = read(fresh / f"{name}.json"), read(RECORDINGS / f"{name}.json")
+    assert now.log == before.log
+    for index, (step, recorded) in enumerate(zip(now.steps, before.steps, strict=True)):
+        assert step == recorded, f"step {index}: {now.engine} differs from {before.engine}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FRESH)
+def test_the_model_replays_the_fresh_recording(fresh: Path, name: str) -> None:
+    run = read(fresh / f"{name}.json")
+    assert replay(run) == run.steps

@@ -1,0 +1,296 @@
+"""The Engine port on real vLLM: its tokens, refusals, cancels and snapshots."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from millrace.actor.engine import EngineObserved, EngineStepped
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.status import SequenceState
+from millrace.contracts.worker import Sampling, StructuredOutput
+
+from tests.engine import tiny_llama
+from tests.engine.bench_engine import BenchEngine, config, reference
+
+#: Starting engines takes a minute where other test runs share the cores.
+pytestmark = pytest.mark.timeout(300)
+
+PROMPT = [7, 11, 13, 17, 19, 23, 29, 31]
+LONG = [index % 250 + 1 for index in range(300)]
+SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"boolean"}},"required":["a","b"]}'
+
+#: Name, prompt, sampling here, the same for vLLM.
+CASES: list[tuple[str, list[int], Sampling, dict[str, Any]]] = [
+    ("greedy", PROMPT, Sampling(max_tokens=40, temperature=0.0), {"max_tokens": 40, "temperature": 0.0}),
+    ("long_prompt", LONG, Sampling(max_tokens=20, temperature=0.0), {"max_tokens": 20, "temperature": 0.0}),
+    (
+        "logprobs",
+        PROMPT,
+        Sampling(max_tokens=12, temperature=0.0, logprobs=3),
+        {"max_tokens": 12, "temperature": 0.0, "logprobs": 3},
+    ),
+    (
+        "penalties",
+        PROMPT,
+        Sampling(max_tokens=40, temperature=0.0, frequency_penalty=1.2, presence_penalty=0.5, repetition_penalty=1.3),
+        {
+            "max_tokens": 40,
+            "temperature": 0.0,
+            "frequency_penalty": 1.2,
+            "presence_penalty": 0.5,
+            "repetition_penalty": 1.3,
+        },
+    ),
+    ("seed", PROMPT, Sampling(max_tokens=40, seed=5), {"max_tokens": 40, "seed": 5}),
+    (
+        "nucleus",
+        PROMPT,
+        Sampling(max_tokens=40, seed=5, temperature=0.8, top_p=0.9, top_k=40, min_p=0.01),
+        {"max_tokens": 40, "seed": 5, "temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    ),
+    (
+        "stop_and_bias",
+        PROMPT,
+        Sampling(max_tokens=60, min_tokens=8, seed=2, logit_bias={99: 6.0}, stop_token_ids=[99]),
+        {"max_tokens": 60, "min_tokens": 8, "seed": 2, "logit_bias": {"99": 6.0}, "stop_token_ids": [99]},
+    ),
+    (
+        "json_schema",
+        PROMPT,
+        Sampling(max_tokens=60, temperature=0.0, structured=StructuredOutput(json_schema=SCHEMA)),
+        {"max_tokens": 60, "temperature": 0.0, "structured_outputs": {"json": SCHEMA}},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.build(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[BenchEngine]:
+    engine = BenchEngine(config(model))
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def answers(model: Path) -> dict[str, tuple[list[int], str, Any]]:
+    calls = [(prompt, {"detokenize": False, **fields}) for _, prompt, _, fields in CASES]
+    return dict(zip([case[0] for case in CASES], reference(model, calls), strict=True))
+
+
+@pytest.mark.parametrize("name", [case[0] for case in CASES])
+def test_tokens_are_those_of_vllms_own_generate(
+    engine: BenchEngine, answers: dict[str, tuple[list[int], str, Any]], name: str
+) -> None:
+    _, prompt, sampling, _ = next(case for case in CASES if case[0] == name)
+    tokens, finish, logprobs = answers[name]
+    here = engine.run(prompt, sampling)
+    assert here.tokens == tokens
+    assert str(here.finish) == finish
+    if logprobs is not None:
+        for entry, expected in zip(here.logprobs, logprobs, strict=True):
+            assert len(entry.token_ids) == (sampling.logprobs or 0) + 1
+            for token, value in zip(entry.token_ids, entry.logprobs, strict=True):
+                assert value == pytest.approx(expected[str(token)], abs=1e-4)
+
+
+def test_sequences_of_one_batch_get_what_they_get_alone(engine: BenchEngine) -> None:
+    samplings = [Sampling(max_tokens=30, temperature=0.0), Sampling(max_tokens=30, seed=9, logprobs=2)]
+    alone = [engine.run(PROMPT, sampling) for sampling in samplings]
+    together = engine.finish(*[engine.add(PROMPT, sampling) for sampling in samplings * 3])
+    for one, other in zip(itertools.cycle(alone), together, strict=False):
+        assert other.tokens == one.tokens
+    assert [len(entry.token_ids) for entry in together[1].logprobs] == [3] * len(together[1].tokens)
+    assert together[0].logprobs == []
+
+
+def test_seeded_sequences_with_prompts_in_chunks_harm_nobody(engine: BenchEngine) -> None:
+    alone = engine.run(LONG, Sampling(max_tokens=10, seed=4))
+    together = engine.finish(*[engine.add(LONG, Sampling(max_tokens=10, seed=4)) for _ in range(3)])
+    assert [decoded.tokens for decoded in together] == [alone.tokens] * 3
+    assert not engine.failures()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "sentence"),
+    [
+        (PROMPT, Sampling(max_tokens=5, top_p=7.0), "top_p must be in (0, 1]"),
+        (PROMPT, Sampling(max_tokens=0), "max_tokens must be at least 1"),
+        (PROMPT, Sampling(max_tokens=5, temperature=-1.0), "temperature must be non-negative"),
+        (PROMPT, Sampling(max_tokens=5, logprobs=500), "logprobs"),
+        (PROMPT, Sampling(max_tokens=5, logit_bias={99999: 1.0}), "99999"),
+        ([99999], Sampling(max_tokens=5), "out of vocabulary"),
+        ([-3], Sampling(max_tokens=5), "out of vocabulary"),
+        ([1] * 2000, Sampling(max_tokens=5), "1024"),
+        (PROMPT, Sampling(max_tokens=5, structured=StructuredOutput(json_schema="{nonsense")), "json"),
+    ],
+)
+def test_bad_parameters_are_refused_with_vllms_sentence(
+    engine: BenchEngine, prompt: list[int], sampling: Sampling, sentence: str
+) -> None:
+    name = engine.add(prompt, sampling)
+    assert sentence.lower() in engine.rejection(name).lower()
+    assert not engine.failures()
+
+
+#: Values that pass or fail vLLM's checks at their edge. One of them that killed the engine would kill, by way of
+#: continuation, every engine of the cluster.
+EDGES: list[dict[str, Any]] = [
+    {"seed": 2**64 - 1},
+    {"seed": -(2**63)},
+    {"temperature": math.nan},
+    {"temperature": 1e-30},
+    {"top_p": math.nan},
+    {"top_k": 2**62},
+    {"frequency_penalty": math.inf},
+    {"repetition_penalty": 0.0},
+    {"max_tokens": 2**62, "stop_token_ids": list(range(200))},
+    {"min_tokens": 50},
+    {"logprobs": -1},
+    {"logprobs": 20},
+    {"logit_bias": {5: math.nan}},
+    {"logit_bias": dict.fromkeys(range(tiny_llama.VOCABULARY), -math.inf)},
+    {"stop_token_ids": [2**40]},
+    {"structured": StructuredOutput()},
+    {"structured": StructuredOutput(choice=[""])},
+    {"structured": StructuredOutput(regex="(a|b){1,5000}(c|d){1,5000}")},
+    {"structured": StructuredOutput(grammar="root ::= root")},
+    {"structured": StructuredOutput(json_schema='{"$ref":"#"}')},
+]
+
+
+def test_no_value_at_the_edge_kills_the_engine(engine: BenchEngine) -> None:
+    names = [engine.add(PROMPT, Sampling(**{"max_tokens": 8, **fields})) for fields in EDGES]
+
+    def answered(name: str) -> bool:
+        decoded = engine.decoded.get(name)
+        return (decoded is not None and decoded.finish is not None) or engine.rejected(name)
+
+    engine.until(lambda: bool(engine.failures()) or all(answered(name) for name in names))
+    assert not engine.failures()
+    assert engine.run(PROMPT, Sampling(max_tokens=3)).finish is not None
+
+
+def test_a_cancelled_sequence_is_silent_and_its_blocks_come_back(engine: BenchEngine) -> None:
+    names = [engine.add(LONG, Sampling(max_tokens=600, ignore_eos=True)) for _ in range(3)]
+    engine.until(lambda: all(len(engine.decoded.get(name, _NONE).tokens) > 3 for name in names))
+    assert not engine.idle()
+    engine.cancel(*names)
+    steps = _steps(engine)
+    heard = [len(engine.decoded[name].tokens) for name in names]
+    engine.until(engine.idle)
+    assert [len(engine.decoded[name].tokens) for name in names] == heard
+    # One step may have ended unheard, one more was under way when the abort came.
+    assert _steps(engine) - steps <= 2
+
+
+def test_a_sequence_may_come_back_under_its_name_while_its_abort_is_under_way(engine: BenchEngine) -> None:
+    from millrace.actor.engine import EngineSequence
+
+    expected = engine.run(PROMPT, Sampling(max_tokens=30, temperature=0.0)).tokens
+    sequence = EngineSequence(
+        sequence="again.0", prompt_token_ids=PROMPT, sampling=Sampling(max_tokens=30, temperature=0.0)
+    )
+
+    async def replace() -> None:
+        for _ in range(5):
+            engine.engine.add(sequence)
+            engine.engine.cancel(["again.0"])
+        engine.engine.add(sequence)
+
+    engine.loop.run_until_complete(replace())
+    assert engine.finish("again.0")[0].tokens == expected
+
+
+def test_cached_tokens_and_times_come_with_the_first_output(engine: BenchEngine) -> None:
+    prompt = [200 + index % 50 for index in range(100)]
+    first = engine.run(prompt, Sampling(max_tokens=3)).first
+    second = engine.run(prompt, Sampling(max_tokens=3)).first
+    assert first is not None
+    assert second is not None
+    assert (first.cached_tokens, second.cached_tokens) == (0, 96)
+    told = [event.at_ns for event in engine.events if isinstance(event, EngineStepped)]
+    assert 0 < told[-1] - second.scheduled_ns < 60 * 10**9
+
+
+def test_the_snapshot_says_what_the_scheduler_knows(engine: BenchEngine) -> None:
+    engine.until(engine.idle)
+    engine.events.clear()
+    names = [engine.add([1 + index] * 40, Sampling(max_tokens=12, ignore_eos=True)) for index in range(18)]
+    engine.finish(*names)
+    engine.until(engine.idle)
+    steps = [event for event in engine.events if isinstance(event, EngineStepped)]
+    outputs = dict.fromkeys(names, 0)
+    seen_waiting = False
+    for event in steps:
+        for output in event.outputs:
+            outputs[output.sequence] += len(output.token_ids)
+        if event.snapshot is None or event.snapshot.step != event.step:
+            continue
+        snapshot = event.snapshot
+        assert len(snapshot.running) <= 16
+        seen_waiting = seen_waiting or bool(snapshot.waiting)
+        assert all(entry.state is SequenceState.WAITING for entry in snapshot.waiting)
+        for entry in snapshot.running:
+            assert entry.output_tokens == outputs[entry.sequence]
+            assert (entry.prompt_tokens, entry.max_tokens) == (40, 12)
+            assert entry.blocks == -(-entry.computed_tokens // 32)
+        held = sum(entry.blocks for entry in snapshot.running)
+        assert snapshot.blocks_free == snapshot.blocks_total - held, "no block is shared in this test"
+        assert snapshot.batch.decodes + snapshot.batch.prefills <= 16
+    assert seen_waiting
+    numbers = [event.step for event in steps]
+    assert numbers == sorted(set(numbers)), "one message per step"
+    prefilled = sum(e.snapshot.batch.prefill_tokens for e in steps if e.snapshot and e.snapshot.step == e.step)
+    assert prefilled <= 18 * 40
+
+
+def test_preemptions_are_counted_where_the_cache_is_too_small(model: Path) -> None:
+    engine = BenchEngine(config(model, kv_bytes=0, kv_blocks=33, max_model_len=512))
+    try:
+        assert engine.info.blocks_total == 32
+        alone = engine.run(PROMPT, Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)).tokens
+        names = [engine.add(PROMPT, Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)) for _ in range(6)]
+        together = engine.finish(*names)
+        assert [decoded.tokens for decoded in together] == [alone] * 6
+        assert sum(decoded.preemptions for decoded in together) > 0
+        engine.until(engine.idle)
+        last = engine.snapshot()
+        assert last is not None
+        assert last.preemptions == sum(decoded.preemptions for decoded in together)
+    finally:
+        engine.stop()
+
+
+def test_an_idle_engine_says_nothing(engine: BenchEngine) -> None:
+    engine.run(PROMPT, Sampling(max_tokens=2))
+    engine.until(engine.idle)
+    engine.events.clear()
+    engine.loop.run_until_complete(_pause(0.3))
+    assert [e for e in engine.events if not isinstance(e, EngineObserved)] == []
+
+
+async def _pause(seconds: float) -> None:
+    import asyncio
+
+    await asyncio.sleep(seconds)
+
+
+def _steps(engine: BenchEngine) -> int:
+    return max((event.step for event in engine.events if isinstance(event, EngineStepped)), default=0)
+
+
+class _Empty:
+    tokens: list[int] = []
+    finish: FinishReason | None = None
+
+
+_NONE = _Empty()

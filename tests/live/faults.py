@@ -1,0 +1,48 @@
+"""Faults under load, the same for modelled and real engines: streams at 20 a second while something is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from bench.up_cluster import Streamed, UpRig, offer, prompt_text, stream
+
+RATE = 20.0
+PROMPTS = 8
+
+
+async def undisturbed(rig: UpRig, **fields: Any) -> dict[int, tuple[str, str, int]]:
+    """What each prompt gives when nothing dies."""
+    async with httpx.AsyncClient(timeout=120) as client:
+        results = await asyncio.gather(*(stream(client, rig, prompt_text(n), **fields) for n in range(PROMPTS)))
+    assert not [result.error for result in results if result.error]
+    return {number: result.outcome for number, result in enumerate(results)}
+
+
+async def under_fire(
+    rig: UpRig, shoot: Callable[[], None], *, seconds: float, shots: int, **fields: Any
+) -> list[tuple[int, Streamed]]:
+    """Offers load for a while and shoots at equal distances in it."""
+    load = asyncio.create_task(offer(rig, rate=RATE, count=int(RATE * seconds), prompts=PROMPTS, **fields))
+    for _ in range(shots):
+        await asyncio.sleep(seconds / (shots + 1))
+        shoot()
+    return await load
+
+
+def expect_identical(results: list[tuple[int, Streamed]], expected: dict[int, tuple[str, str, int]]) -> None:
+    """No stream failed, and each gave what it gives undisturbed."""
+    failed = [result.error for _, result in results if result.error]
+    assert not failed, f"{len(failed)} of {len(results)} failed, the first: {failed[0]}"
+    for number, result in results:
+        assert result.outcome == expected[number], f"prompt {number}: {result.outcome} is not {expected[number]}"
+
+
+def kill(pid: int) -> None:
+    """Kill -9 of one process, which must have been there."""
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,191 @@
+"""What the tests of ingress's HTTP side stand on: a model folder, a core that answers by itself, a served port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from millrace.contracts.worker import Sampling
+from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from services.ingress.api.drafts import Bounds
+from services.ingress.api.models import ModelRegistry, ServedModel, Serving
+from services.ingress.calls import (
+    AcceptCall,
+    Call,
+    CallAbandoned,
+    CallSubmitted,
+    ChoiceDelta,
+    CompleteCall,
+    DeliverDeltas,
+    DeltaLogprob,
+    FailCall,
+    RefusalKind,
+    RefuseCall,
+    Usage,
+)
+from services.ingress.http.app import App
+from services.ingress.http.connection import ConnectionLimits
+from services.ingress.http.metrics import HttpMetrics
+from services.ingress.http.open_calls import OpenCalls, Tracer
+from services.ingress.http.server import HttpServer
+from services.ingress.keys import KeyStore
+from services.ingress.tokenizer import ModelTokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOL_TEMPLATE = (
+    "{% if tools %}<|system|>{% for t in tools %}{{ t | tojson }}{% endfor %} answer in <tool_call> tags<|end|>"
+    "{% endif %}" + TEMPLATE
+)
+MAX_MODEL_LEN = 2048
+
+
+def write_model_folder(folder: Path, template: str = TEMPLATE, max_model_len: int = MAX_MODEL_LEN) -> Path:
+    """A byte-level tokenizer without merges, with a chat template, as a Hugging Face folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|end|>", "<|user|>", "<|assistant|>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|end|>"}))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": max_model_len}))
+    return folder
+
+
+class FakeCore:
+    """Answers each call with ``w0 w1 ...``, one word per token and delivery, until max_tokens; keeps what it was told.
+
+    Attributes:
+        pace_s: Time between deliveries.
+        refuse: Refuses every call so.
+        fail_after: Fails a call after so many tokens.
+        words: What token i says.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.abandoned: list[CallAbandoned] = []
+        self.pace_s = 0.0
+        self.refuse: tuple[RefusalKind, str, float] | None = None
+        self.fail_after: int | None = None
+        self.words: Callable[[Call, int], str] = lambda call, i: f"w{i} "
+        self.handlers: dict[type, Callable[[Any], None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def deliver(self, body: CallSubmitted | CallAbandoned, traceparent: str) -> None:
+        if isinstance(body, CallAbandoned):
+            self.abandoned.append(body)
+            self._running.pop(body.request).cancel()
+            return
+        self.calls.append(body.call)
+        if self.refuse is not None:
+            kind, detail, retry = self.refuse
+            self._do(RefuseCall(request=body.call.request, kind=kind, detail=detail, retry_after_s=retry))
+            return
+        self._running[body.call.request] = asyncio.get_running_loop().create_task(self._run(body.call))
+
+    async def _run(self, call: Call) -> None:
+        self._do(AcceptCall(request=call.request))
+        choices = len(call.prompts) * call.n
+        prompt_tokens = sum(map(len, call.prompts))
+        for i in range(call.sampling.max_tokens):
+            await asyncio.sleep(self.pace_s)
+            if i == self.fail_after:
+                self._do(FailCall(request=call.request, kind=RefusalKind.CONTINUATION_FAILED, detail="no instance"))
+                return
+            last = i + 1 == call.sampling.max_tokens
+            deltas = [self._delta(call, c, i, last) for c in range(choices)]
+            self._do(DeliverDeltas(request=call.request, deltas=deltas, usage=Usage(prompt_tokens, (i + 1) * choices)))
+        self._do(CompleteCall(request=call.request, usage=Usage(prompt_tokens, call.sampling.max_tokens * choices)))
+
+    def _delta(self, call: Call, choice: int, i: int, last: bool) -> ChoiceDelta:
+        word = self.words(call, i)
+        logprobs = None
+        if call.sampling.logprobs is not None:
+            top = [(word, -0.5, word.encode())][: call.sampling.logprobs]
+            logprobs = [DeltaLogprob(word, -0.5, word.encode(), top)]
+        return ChoiceDelta(choice, word, 1, "length" if last else "", None, logprobs)
+
+    def _do(self, effect: Any) -> None:
+        self.handlers[type(effect)](effect)
+
+
+class Rig:
+    """One served HTTP side over a FakeCore."""
+
+    def __init__(self, core: FakeCore, port: int, registry: CollectorRegistry, bugs: list[BaseException]) -> None:
+        self.core = core
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.registry = registry
+        self.bugs = bugs
+        self.instances = {"tiny": 1, "tools": 1}
+        self.models: ModelRegistry
+        self.calls: OpenCalls
+
+
+LIMITS = ConnectionLimits(
+    body_bytes_max=4_000_000, buffer_bytes_max=1_000_000, slow_reader_s=10.0, read_s=10.0, idle_s=60.0
+)
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, *, keys: KeyStore | None = None, limits: ConnectionLimits = LIMITS
+) -> AsyncIterator[Rig]:
+    """Serves models ``tiny`` and ``tools`` on a free port of the loopback."""
+    core, registry, bugs = FakeCore(), CollectorRegistry(), []
+    rig = Rig(core, 0, registry, bugs)
+    served_models = {
+        name: ServedModel(
+            name=name,
+            tokenizer=ModelTokenizer.load(write_model_folder(folder / name, template)),
+            max_model_len=MAX_MODEL_LEN,
+        )
+        for name, template in (("tiny", TEMPLATE), ("tools", TOOL_TEMPLATE))
+    }
+    registry_of_models = ModelRegistry(served_models, lambda name: Serving(rig.instances.get(name, 0)))
+    metrics = HttpMetrics(registry)
+    calls = OpenCalls(
+        deliver=core.deliver,
+        models=registry_of_models,
+        metrics=metrics,
+        tracer=Tracer(random.Random(7), 0.0),
+        now_s=time.time,
+        on_bug=lambda error, path: bugs.append(error),
+    )
+    core.handlers = dict(calls.handlers())
+    rig.models, rig.calls = registry_of_models, calls
+    app = App(
+        models=registry_of_models,
+        calls=calls,
+        bounds=Bounds(),
+        keys=keys,
+        metrics=metrics,
+        on_bug=lambda error, path: bugs.append(error),
+    )
+    server = HttpServer(app.handle, app.refused, limits=limits, connections_max=1000)
+    metrics.connections = lambda: server.connections
+    rig.port = await server.start("127.0.0.1", 0, reuse_port=False)
+    rig.url = f"http://127.0.0.1:{rig.port}"
+    try:
+        yield rig
+    finally:
+        await server.stop(0.2)
+
+
+def sampling(**fields: Any) -> Sampling:
+    """Sampling with max_tokens 16 unless said otherwise."""
+    return Sampling(**({"max_tokens": 16} | fields))

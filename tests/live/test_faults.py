@@ -1,0 +1,142 @@
+"""What dies comes back and costs no request: a whole cluster with modelled engines, processes killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import nats
+import pytest
+from millrace.contracts.catalog import CHANNELS, Role
+from millrace.contracts.codec import encode
+from millrace.contracts.ingress import TokenChunk, TokensGenerated
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import CancelSequence
+
+from bench.up_cluster import UpRig, prompt_text, stream
+from tests.live.faults import expect_identical, kill, under_fire, undisturbed
+from tests.live.ingress_rig import write_model_folder
+
+LENGTH = {"max_tokens": 60}
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    model = write_model_folder(folder / "model")
+    # Two worker processes with two engines each: killing one leaves somewhere to go.
+    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=["--processes", "2"])
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+async def test_a_second_up_says_that_one_runs(rig: UpRig) -> None:
+    again = rig.again()
+    assert again.returncode == 1
+    assert "already running" in again.stderr
+    assert rig.url in again.stderr
+
+
+@pytest.mark.parametrize("victim", ["worker-0.json", "services.tagger", "services.coordinator"])
+async def test_killing_a_service_under_load_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    before = rig.pids(victim)
+    results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=4, shots=1, **LENGTH)
+    expect_identical(results, expected)
+    await rig.well(2)
+    assert rig.pids(victim)
+    assert rig.pids(victim) != before
+
+
+async def test_streams_go_on_after_nats_was_killed(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), seconds=4, shots=1, **LENGTH)
+    expect_identical(results, expected)
+    await rig.well(2)
+
+
+async def test_an_ingress_that_was_killed_is_back_in_five_seconds_and_workers_cancel_its_orphans(rig: UpRig) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        orphan = asyncio.create_task(stream(client, rig, prompt_text(1), max_tokens=1500, ignore_eos=True))
+        await asyncio.sleep(0.5)
+        kill(rig.pids("services.ingress")[0])
+        killed = time.monotonic()
+        assert (await orphan).error
+        while True:
+            try:
+                if (await client.get(f"{rig.url}/ready")).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            assert time.monotonic() - killed < 5
+            await asyncio.sleep(0.02)
+    deadline = time.monotonic() + 10
+    while (rig.totals().get("running"), rig.totals().get("waiting")) != (0, 0):
+        assert time.monotonic() < deadline, rig.cli("status")
+    assert not (await under_fire(rig, lambda: None, seconds=0.5, shots=0, **LENGTH))[0][1].error
+
+
+async def test_a_client_that_hangs_up_frees_its_blocks(rig: UpRig) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        task = asyncio.create_task(stream(client, rig, prompt_text(2), max_tokens=1500, ignore_eos=True))
+        await asyncio.sleep(0.5)
+        assert rig.totals()["running"] == 1
+        task.cancel()
+    deadline = time.monotonic() + 5
+    while rig.totals().get("running") != 0:
+        assert time.monotonic() < deadline, rig.cli("status")
+
+
+async def test_strangers_bytes_on_every_subject_change_nothing(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    before = {what: rig.pids(what) for what in ("services.ingress", "worker-0.json", "services.tagger")}
+
+    async def shower() -> None:
+        for role in Role:
+            await _shower(rig, role)
+
+    noise = asyncio.create_task(shower())
+    results = await under_fire(rig, lambda: None, seconds=3, shots=0, **LENGTH)
+    await noise
+    expect_identical(results, expected)
+    assert {what: rig.pids(what) for what in before} == before
+    assert await rig.metric("millrace_actor_refused_total") > 0
+
+
+async def _shower(rig: UpRig, role: Role) -> None:
+    """Random bytes, wrong versions and replayed messages from one user on all that it may publish to."""
+    rng = random.Random(str(role))
+    nats_text = (rig.folder / "run" / "nats.conf").read_text()
+    password = nats_text.partition(f'user: {role}, password: "')[2].partition('"')[0]
+    client = await nats.connect(rig.cluster_file()["nats_url"], user=str(role), password=password)
+    subjects = Subjects(rig.cluster_file()["cluster"])
+    wrong_version = encode(CancelSequence(sequence="x.0", epoch=9)).replace(b"CancelSequence/1", b"CancelSequence/9")
+    chunk = TokenChunk("nobody.0", 0, 0, [1, 2, 3])
+    stale = encode(TokensGenerated(instance="worker-0", incarnation=1, step=1, chunks=[chunk]))
+    for channel in CHANNELS:
+        if role not in channel.senders:
+            continue
+        for name in ("m", "worker-0", "worker-1", "ingress-0", "tagger-0"):
+            tokens = [name if token.startswith("{") else token for token in channel.subject.split(".")]
+            subject = ".".join([subjects.prefix, *tokens])
+            for payload in (b"", os.urandom(0) + rng.randbytes(64), rng.randbytes(2000), wrong_version, stale):
+                await client.publish(subject, payload, headers={"Mr-Type": "Nonsense/1"})
+    await client.flush()
+    await client.close()
+
+
+async def test_down_takes_everything_down(tmp_path: Path) -> None:
+    model = write_model_folder(tmp_path / "model")
+    cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=3)
+    cluster.start()
+    processes = cluster.processes()
+    assert len(processes) >= 5
+    assert "the cluster is down" in cluster.cli("down")
+    assert not [process for process in processes if process.is_running()]
+    assert "no cluster is running" in cluster.cli("down")

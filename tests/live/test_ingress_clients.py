@@ -1,0 +1,194 @@
+"""What people really use: the openai client, LangChain and tools, against the HTTP side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import uvloop
+from langchain_openai import ChatOpenAI, OpenAI
+
+from services.ingress.calls import Call, RefusalKind
+from tests.live.ingress_rig import Rig, served
+
+MESSAGES: Any = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather in a town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+    },
+}
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Overriding the:pytest.PytestDeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    """The loop that ingress really runs on."""
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path):
+    async with served(tmp_path) as rig:
+        yield rig
+        assert rig.bugs == []
+
+
+@pytest.fixture
+async def client(rig: Rig):
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def says(rig: Rig, text: str) -> None:
+    """Makes the fake core say a text, a character per token, ending with the text."""
+
+    def words(call: Call, i: int) -> str:
+        return text[i] if i < len(text) else ""
+
+    rig.core.words = words
+
+
+async def test_openai_chat_with_all_its_fields(client: openai.AsyncOpenAI, rig: Rig):
+    answer = await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_completion_tokens=3, n=2, temperature=0.5, top_p=0.9, seed=7, stop=["x"],
+        presence_penalty=0.1, frequency_penalty=0.2, logit_bias={"65": 2}, logprobs=True, top_logprobs=1, user="me",
+        extra_body={"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True, "min_tokens": 1},
+    )  # fmt: skip
+    assert [c.message.content for c in answer.choices] == ["w0 w1 w2 "] * 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+    assert answer.choices[0].logprobs.content[0].top_logprobs[0].token == "w0 "
+    call = rig.core.calls[0]
+    sampling = call.sampling
+    assert (call.n, call.stop, sampling.seed, sampling.top_k, sampling.logit_bias) == (2, ["x"], 7, 5, {65: 2.0})
+    assert (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (0.5, 0.9, 0.1, 1.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.logprobs) == (0.1, 0.2, 1)
+    assert (sampling.ignore_eos, sampling.min_tokens, sampling.max_tokens) == (True, 1, 3)
+
+
+async def test_openai_stream_with_usage(client: openai.AsyncOpenAI):
+    stream = await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=3, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert (text, chunks[-1].usage.completion_tokens, chunks[0].choices[0].delta.role) == ("w0 w1 w2 ", 3, "assistant")
+
+
+async def test_openai_completions_with_a_batch_of_prompts(client: openai.AsyncOpenAI):
+    answer = await client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=2, n=2, logprobs=1)
+    assert [(c.index, c.text) for c in answer.choices] == [(i, "w0 w1 ") for i in range(4)]
+    assert answer.choices[0].logprobs.tokens == ["w0 ", "w1 "]
+    tokens = await client.completions.create(model="tiny", prompt=[[1, 2], [3]], max_tokens=1)
+    assert tokens.usage.prompt_tokens == 3
+
+
+async def test_openai_parses_a_response_format(client: openai.AsyncOpenAI, rig: Rig):
+    says(rig, '{"a":1}')
+    schema = {"name": "thing", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "strict": True}
+    answer = await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=7, response_format={"type": "json_schema", "json_schema": schema}
+    )
+    assert json.loads(answer.choices[0].message.content) == {"a": 1}
+    assert json.loads(rig.core.calls[0].sampling.structured.json_schema) == schema["schema"]
+
+
+async def test_openai_raises_its_own_exceptions(client: openai.AsyncOpenAI, rig: Rig):
+    with pytest.raises(openai.NotFoundError):
+        await client.chat.completions.create(model="nobody", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError) as bad:
+        await client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=10**6)
+    assert (bad.value.code, bad.value.param) == ("context_length_exceeded", "max_tokens")
+    rig.core.refuse = (RefusalKind.RATE_LIMITED, "slow down", 1.0)
+    with pytest.raises(openai.RateLimitError):
+        await client.chat.completions.create(model="tiny", messages=MESSAGES)
+    rig.core.refuse, rig.core.fail_after = None, 1
+    stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=5, stream=True)
+    with pytest.raises(openai.APIError):
+        async for _ in stream:
+            pass
+
+
+async def test_openai_lists_models(client: openai.AsyncOpenAI):
+    assert [m.id async for m in await client.models.list()] == ["tiny", "tools"]
+    assert (await client.models.retrieve("tiny")).id == "tiny"
+
+
+async def test_langchain_chat_and_completions_stream_and_not(rig: Rig):
+    settings: Any = {"model": "tiny", "base_url": f"{rig.url}/v1", "api_key": "none", "max_tokens": 3}
+    chat = ChatOpenAI(**settings, temperature=0)
+    assert (await chat.ainvoke("hi")).content == "w0 w1 w2 "
+    assert "".join([str(c.content) async for c in chat.astream("hi")]) == "w0 w1 w2 "
+    plain = OpenAI(**settings)
+    assert await plain.ainvoke("hi") == "w0 w1 w2 "
+    assert "".join([c async for c in plain.astream("hi")]) == "w0 w1 w2 "
+
+
+async def whole_calls(stream: Any) -> tuple[list[tuple[str, str]], str, str]:
+    """Names and arguments of streamed calls, put together; the text; the finish reason."""
+    calls: dict[int, list[str]] = {}
+    text, finish = "", ""
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+            for call in choice.delta.tool_calls or []:
+                entry = calls.setdefault(call.index, ["", ""])
+                entry[0] += call.function.name or ""
+                entry[1] += call.function.arguments or ""
+    return [(name, arguments) for name, arguments in calls.values()], text, finish
+
+
+TOOL_CASES: list[tuple[str, Any, str, list[tuple[str, Any]], str, str]] = [
+    ("a named function", {"type": "function", "function": {"name": "weather"}}, '{"town":"Köln"}',
+     [("weather", {"town": "Köln"})], "", "length"),
+    ("required", "required", '[{"name":"weather","parameters":{"town":"A"}},{"name":"weather","parameters":{}}]',
+     [("weather", {"town": "A"}), ("weather", {})], "", "length"),
+    ("auto", "auto", 'Let me see. <tool_call>{"name": "weather", "arguments": {"town": "B"}}</tool_call>',
+     [("weather", {"town": "B"})], "Let me see.", "length"),
+    ("auto without a call", "auto", "No <tool is needed", [], "No <tool is needed", "length"),
+    ("auto with half a call", "auto", 'x <tool_call>{"name"', [], 'x <tool_call>{"name"', "length"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "said", "calls", "text", "finish"), TOOL_CASES, ids=[c[0] for c in TOOL_CASES]
+)
+async def test_tool_calls_whole_and_streamed(
+    client: openai.AsyncOpenAI, rig: Rig, name: str, choice: Any, said: str, calls: Any, text: str, finish: str
+):
+    says(rig, said)
+    fields: Any = {"model": "tools", "messages": MESSAGES, "tools": [WEATHER], "tool_choice": choice}
+    fields["max_tokens"] = len(said)
+    answer = (await client.chat.completions.create(**fields)).choices[0]
+    got = [(c.function.name, json.loads(c.function.arguments)) for c in answer.message.tool_calls or []]
+    assert (got, answer.message.content or "", answer.finish_reason) == (calls, text, finish)
+    streamed, shown, end = await whole_calls(await client.chat.completions.create(**fields, stream=True))
+    assert ([(n, json.loads(a)) for n, a in streamed], shown.strip(), end) == (calls, text, finish)
+    constrained = rig.core.calls[0].sampling.structured
+    assert (constrained is not None) == (choice != "auto")
+
+
+async def test_a_conversation_with_earlier_calls_and_their_answers_is_rendered(client: openai.AsyncOpenAI, rig: Rig):
+    said: Any = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"town":"A"}'}}
+    conversation: Any = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [said]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    await client.chat.completions.create(
+        model="tools", messages=conversation, tools=[WEATHER], tool_choice="none", max_tokens=1
+    )
+    assert '"name": "weather"' in rig.core.calls[0].prompt_head
+    assert "<|tool|>rain" in rig.core.calls[0].prompt_head

@@ -1,0 +1,216 @@
+"""NatsRuntime as a process: how it starts, stops, crashes, records, and what it counts."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from millrace.actor import connection
+from millrace.actor.cell import ActorCrashed
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import Effect, Log, Publish, Reply, Request, StartTimer, Subscribe, WatchKeys
+from millrace.actor.errors import BusRefused, BusUnavailable
+from millrace.actor.recording import Handled, RecordingReader, replay
+from millrace.actor.runtime_nats import NatsRuntime
+from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, Replied, TimerFired
+from millrace.contracts.message import Message
+from millrace.contracts.tagger import LengthTag, TagRequest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.contract.bus.harness import Logged
+from tests.contract.bus.probe import Probe
+from tests.live.nats_process import NatsProcess
+
+SECOND = 1_000_000_000
+FOREVER_S = 20.0
+
+
+def runtime_at(url: str, logged: Logged | None = None, registry: CollectorRegistry | None = None) -> NatsRuntime:
+    bus = BusConfig(cluster="runtime", servers=[url])
+    return NatsRuntime(bus=bus, name="test", telemetry=logged or Logged(), registry=registry or CollectorRegistry())
+
+
+class Breaks(Probe):
+    """Has a bug."""
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        assert not isinstance(message.body, TimerFired), "two and two are five"
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"sums": [2, 2, 5]}
+
+
+async def test_a_bug_in_a_handler_ends_the_process_and_logs_the_actors_state(nats_server: NatsProcess):
+    logged = Logged()
+    runtime = runtime_at(nats_server.url, logged)
+    await runtime.connect()
+    runtime.add(Breaks("broken", StartTimer(name="now", at_ns=0)), accepts=())
+    with pytest.raises(ActorCrashed, match="two and two are five"):
+        await asyncio.wait_for(runtime.run(), FOREVER_S)
+    [line] = [event for event in logged.events if event.event == "actor_crashed"]
+    assert line.fields["snapshot"] == {"sums": [2, 2, 5]}
+
+
+async def test_sigterm_asks_every_actor_and_the_runtime_ends_with_the_last(nats_server: NatsProcess):
+    runtime = runtime_at(nats_server.url)
+    await runtime.connect()
+    for name in ("one", "two"):
+        runtime.add(Probe(name), accepts=())
+    running = asyncio.create_task(runtime.run())
+    await asyncio.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, FOREVER_S) == "asked"
+
+
+async def test_effects_before_a_stop_still_leave(nats_server: NatsProcess):
+    hearer = Probe("hearer", Subscribe(subject="mr.runtime.bye"))
+    keeps = runtime_at(nats_server.url)
+    await keeps.connect()
+    keeps.add(hearer, accepts=(LengthTag,))
+    running = asyncio.create_task(keeps.run(signals=False))
+    leaver = runtime_at(nats_server.url)
+    await leaver.connect()
+    messages = [Publish(subject="mr.runtime.bye", body=LengthTag(request=str(index))) for index in range(5000)]
+    leaver.add(Probe("leaver", *messages), accepts=())
+    leaving = asyncio.create_task(leaver.run(signals=False))
+    await asyncio.sleep(0)
+    leaver.request_stop()
+    await asyncio.wait_for(leaving, FOREVER_S)
+    async with asyncio.timeout(FOREVER_S):
+        while len(hearer.got) < 5000:  # noqa: ASYNC110 the probe signals nobody
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_no_server_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int):
+    monkeypatch.setattr(connection, "CONNECT_S", 0.5)
+    with pytest.raises(BusUnavailable, match="no NATS server at nats://127"):
+        await runtime_at(f"nats://127.0.0.1:{unused_tcp_port}").connect()
+
+
+async def test_a_wrong_password_is_said_at_once(tmp_path: Path):
+    server = NatsProcess(tmp_path, "authorization { users: [ { user: ingress, password: right } ] }")
+    server.start()
+    try:
+        bus = BusConfig(cluster="runtime", servers=[server.url], user="ingress", password="wrong")
+        runtime = NatsRuntime(bus=bus, name="test", telemetry=Logged(), registry=CollectorRegistry())
+        with pytest.raises(BusRefused, match="refused user 'ingress'"):
+            await asyncio.wait_for(runtime.connect(), 5)
+    finally:
+        server.close()
+
+
+async def test_a_connection_that_the_server_ends_with_an_error_is_opened_anew_with_its_subscriptions_and_watches(
+    nats_server: NatsProcess, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connection, "REOPEN_S", 0.05)
+    runtime = runtime_at(nats_server.url)
+    await runtime.connect()
+    probe = Probe("probe", Subscribe(subject="mr.runtime.again"), WatchKeys(bucket="plan"))
+    runtime.add(probe, accepts=(LengthTag,))
+    running = asyncio.create_task(runtime.run(signals=False))
+    await _until(lambda: probe.bodies(BucketReady))
+    over_the_limit = b"x" * 2_000_000  # nats-server ends a connection for this
+    runtime._connection.client.publish_now("mr.runtime.again", "", b"NATS/1.0\r\n\r\n", over_the_limit)
+    await _until(lambda: len(probe.bodies(BucketReady)) == 2)
+    assert [type(body) for body in probe.bodies()[1:3]] == [BusDisconnected, BusReconnected]
+    speaker = Probe("speaker", Publish(subject="mr.runtime.again", body=LengthTag(request="r")))
+    runtime.add(speaker, accepts=())
+    await _until(lambda: probe.bodies(LengthTag))
+    runtime.request_stop()
+    await running
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(FOREVER_S):
+        while not condition():  # noqa: ASYNC110 a probe signals nobody
+            await asyncio.sleep(0.01)
+
+
+def tagger() -> Probe:
+    def rule(message: Message, now_ns: int) -> list[Effect]:
+        if isinstance(message.body, TagRequest):
+            return [Reply(to=message.reply_to, body=LengthTag(request=message.body.request, mean=float(now_ns % 7)))]
+        return []
+
+    return Probe("tagger", Subscribe(subject="mr.runtime.tag.m"), rule=rule)
+
+
+async def _record(url: str, path: Path) -> None:
+    runtime = runtime_at(url)
+    await runtime.connect()
+    runtime.add(tagger(), accepts=(TagRequest,), record=str(path / "tagger"))
+    body = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
+    asks = [
+        Request(subject="mr.runtime.tag.m", body=body, correlation=str(number), timeout_ns=SECOND)
+        for number in range(5)
+    ]
+    asker = Probe("asker", *asks)
+    runtime.add(asker, accepts=(), record=str(path / "asker"))
+    running = asyncio.create_task(runtime.run(signals=False))
+    async with asyncio.timeout(FOREVER_S):
+        while len(asker.got) < 5:  # noqa: ASYNC110 the probe signals nobody
+            await asyncio.sleep(0.01)
+    runtime.request_stop()
+    await running
+
+
+async def test_a_recorded_inbox_replays_without_a_difference_and_shows_one_where_there_is_one(
+    nats_server: NatsProcess, tmp_path: Path
+):
+    await _record(nats_server.url, tmp_path)
+    reader = RecordingReader(tmp_path / "tagger")
+    assert reader.header.actor == "tagger"
+    assert list(replay(reader, tagger())) == []
+    changed = list(replay(reader, Probe("tagger", Subscribe(subject="mr.runtime.tag.m"))))
+    assert [difference.message for difference in changed] == ["TagRequest"] * 5
+    assert changed[0].replayed is None
+
+
+async def test_a_recording_keeps_local_messages_with_what_they_carry(nats_server: NatsProcess, tmp_path: Path):
+    await _record(nats_server.url, tmp_path)
+    reader = RecordingReader(tmp_path / "asker")
+    heard = Probe("asker", *[])
+    list(replay(reader, heard))
+    replies = heard.bodies(Replied)
+    assert len(replies) == 5
+    assert all(isinstance(reply.body, LengthTag) for reply in replies)
+    whole = (tmp_path / "asker").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:-3])
+    frames = [frame for frame in RecordingReader(tmp_path / "cut") if isinstance(frame, Handled)]
+    assert len(frames) == sum(isinstance(frame, Handled) for frame in reader) - 1
+
+
+async def test_what_was_handled_refused_and_dropped_is_counted(nats_server: NatsProcess):
+    registry = CollectorRegistry()
+    logged = Logged()
+    runtime = runtime_at(nats_server.url, logged, registry)
+    await runtime.connect()
+    probe = Probe("probe", Subscribe(subject="mr.runtime.count"))
+    runtime.add(probe, accepts=(LengthTag,))
+    wrong = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
+    runtime.add(
+        Probe(
+            "speaker",
+            *[Publish(subject="mr.runtime.count", body=wrong)] * 3,
+            *[Publish(subject="mr.runtime.count", body=LengthTag(request="r"))] * 200,
+        ),
+        accepts=(),
+    )
+    running = asyncio.create_task(runtime.run(signals=False))
+    async with asyncio.timeout(FOREVER_S):
+        while len(probe.got) < 200:  # noqa: ASYNC110 the probe signals nobody
+            await asyncio.sleep(0.01)
+    text = generate_latest(registry).decode()
+    assert 'millrace_actor_handled_total{actor="probe",type="LengthTag"} 200.0' in text
+    assert 'millrace_actor_refused_total{actor="probe",kind="unexpected"} 3.0' in text
+    assert 'millrace_actor_handle_seconds_count{actor="probe"} 3.0' in text
+    assert "millrace_bus_connected 1.0" in text
+    assert [event.event for event in logged.events if isinstance(event, Log)].count("message_refused") == 1
+    runtime.request_stop()
+    await running

@@ -1,0 +1,292 @@
+"""The verbs that look on, against a real nats-server with the permissions of a real cluster."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from millrace.contracts.catalog import Role
+from millrace.contracts.codec import encode
+from millrace.contracts.message import Body
+from millrace.contracts.observers import DecisionMade
+from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.status import InstanceSummary, ServicePresence
+from millrace.contracts.subjects import Subjects
+from millrace.supervision.nats_config import NatsServerOptions, nats_config
+from nats.aio.client import Client
+
+PASSWORDS = {role: f"secret-of-{role}" for role in Role}
+SUBJECTS = Subjects("local")
+START_S_MAX = 10.0
+
+
+class Server:
+    """nats-server with per-role users and a cluster file beside it, as the supervisor leaves them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        options = NatsServerOptions(port=self.port, store_dir=str(folder / "js"))
+        (folder / "nats.conf").write_text(nats_config(options, PASSWORDS))
+        (folder / ".millrace" / "run").mkdir(parents=True)
+        known = {
+            "cluster": "local",
+            "nats_url": self.url,
+            "observer_user": "observer",
+            "observer_password": PASSWORDS[Role.OBSERVER],
+            "ingress_url": "http://127.0.0.1:8000",
+        }
+        (folder / ".millrace" / "run" / "cluster.json").write_text(json.dumps(known))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        binary = Path(sys.executable).with_name("nats-server")
+        with open(self.folder / "log", "ab") as log:
+            self._process = subprocess.Popen([binary, "-c", self.folder / "nats.conf"], stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline:
+            with _socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise TimeoutError("nats-server did not open its port")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=10)
+            self._process = None
+
+
+def _socket() -> Any:
+    import socket
+
+    return socket.socket()
+
+
+def _free_port() -> int:
+    with _socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("observed"))
+    made.start()
+    yield made
+    made.kill()
+
+
+@asynccontextmanager
+async def user(server: Server, role: Role) -> AsyncIterator[Client]:
+    client = await nats.connect(
+        server.url, user=role.value, password=PASSWORDS[role], inbox_prefix=f"_INBOX.{role}".encode()
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def millrace(server: Server, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command as a person in the cluster's folder runs it; ended here if it has not ended by itself."""
+    environment = {key: value for key, value in os.environ.items() if key != "MILLRACE_DIR"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "millrace.cli",
+        *words,
+        cwd=server.folder,
+        env=environment | {"PYTHONUNBUFFERED": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def output(server: Server, *words: str) -> tuple[int, str, str]:
+    async with millrace(server, *words) as process:
+        out, error = await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode is not None
+        return process.returncode, out.decode(), error.decode()
+
+
+def decision(index: int) -> DecisionMade:
+    return DecisionMade(
+        request=f"r{index}",
+        sequences=[f"r{index}.0"],
+        epoch=0,
+        kind="dispatch",
+        policy="random",
+        model="tiny",
+        chosen="w0",
+        reason="drawn",
+    )
+
+
+async def send(client: Client, subject: str, body: Body, sender: str) -> None:
+    await client.publish(subject, encode(body), headers={"Mr-Type": body.type_name(), "Mr-Sender": sender})
+
+
+async def repeat(client: Client, subject: str, sender: str) -> None:
+    """Decisions, ten a second, until cancelled: the tap need not be waited for."""
+    for index in range(10_000):
+        await send(client, subject, decision(index), sender)
+        await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def decisions(server: Server) -> AsyncIterator[None]:
+    async with user(server, Role.INGRESS) as client:
+        task = asyncio.create_task(repeat(client, SUBJECTS.decision("tiny"), "ingress-0"))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def test_tap_prints_one_line_per_message_and_ends_at_the_count(server: Server) -> None:
+    async with decisions(server):
+        code, out, error = await output(server, "tap", "decision.>", "--count", "3")
+    assert (code, error) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) == 3
+    assert all("decision.tiny     ingress-0 → DecisionMade r" in line for line in lines)
+    assert all("dispatch to w0 by random" in line and len(line) <= 120 for line in lines)
+
+
+async def test_tap_shows_garbage_and_unknown_versions_and_goes_on(server: Server) -> None:
+    async with millrace(server, "tap", "decision.>", "--count", "3", "--json") as tap, decisions(server):
+        assert tap.stdout is not None
+        await asyncio.wait_for(tap.stdout.readline(), 20)
+        async with user(server, Role.INGRESS) as client:
+            await client.publish(SUBJECTS.decision("tiny"), b"\xc1\xff")
+            await client.flush()
+        rest = (await asyncio.wait_for(tap.stdout.read(), 20)).splitlines()
+    assert "malformed" in [json.loads(line).get("trouble") for line in rest]
+
+
+async def test_a_record_of_the_bus_reads_back_as_it_was(server: Server, tmp_path: Path) -> None:
+    file = str(tmp_path / "bus.rec")
+    async with decisions(server):
+        _, out, _ = await output(server, "tap", "decision.>", "--count", "4", "--record", file)
+    code, again, _ = await output(server, "tap", "--read", file)
+    assert code == 0
+    assert again == out
+    code, _, error = await output(server, "replay", file)
+    assert code == 1
+    assert "recording of the bus" in error
+
+
+async def test_tap_survives_a_restart_of_the_server(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    try:
+        async with millrace(server, "tap", "decision.>") as tap:
+            assert tap.stdout is not None
+            assert tap.stderr is not None
+            async with decisions(server):
+                await asyncio.wait_for(tap.stdout.readline(), 20)
+            server.kill()
+            assert b"the NATS server is gone" in await asyncio.wait_for(tap.stderr.readline(), 20)
+            server.start()
+            assert b"it is back" in await asyncio.wait_for(tap.stderr.readline(), 20)
+            async with decisions(server):
+                # Lines from before the restart may still wait in the pipe; new ones start at r0 again.
+                line = b""
+                while b" r0 " not in line:
+                    line = await asyncio.wait_for(tap.stdout.readline(), 20)
+                    assert line
+    finally:
+        server.kill()
+
+
+async def test_a_wrong_password_and_a_missing_server_are_one_sentence(server: Server) -> None:
+    code, _, error = await output(server, "tap", "--password", "wrong")
+    assert code == 1
+    assert "refuses user observer" in error
+    code, _, error = await output(server, "status", "--nats", f"nats://127.0.0.1:{_free_port()}")
+    assert code == 1
+    assert "no NATS server answers at" in error
+    assert error.count("\n") == 1
+
+
+async def test_a_subject_that_one_may_not_read_is_refused_not_silent(server: Server) -> None:
+    code, _, error = await output(server, "tap", "mr.other.>")
+    assert code == 1
+    assert "does not let user observer read mr.other.>" in error
+
+
+async def beat(worker: Client, ingress: Client) -> None:
+    """An instance's and an ingress's heartbeats until cancelled: 400 tok/s."""
+    start = time.time_ns() - 60 * 10**9
+    for index in range(10_000):
+        now = time.time_ns()
+        summary = InstanceSummary(
+            instance="w0",
+            incarnation=start,
+            model="tiny",
+            at_ns=start + index * 100_000_000,
+            running=3,
+            waiting=1,
+            running_tokens=1,
+            waiting_prefill_tokens=1,
+            blocks_free=25,
+            blocks_total=100,
+            block_size=16,
+            preemptions=0,
+            output_tokens_total=40 * index,
+        )
+        await send(worker, SUBJECTS.summary("tiny", "w0"), summary, "w0")
+        presence = ServicePresence(role="ingress", name="ingress-0", incarnation=start, at_ns=now)
+        await send(ingress, SUBJECTS.presence("ingress", "ingress-0"), presence, "ingress-0")
+        await asyncio.sleep(0.1)
+
+
+async def test_status_shows_instances_stages_services_and_rates_with_an_observer_s_rights(server: Server) -> None:
+    async with user(server, Role.SUPERVISOR) as supervisor:
+        bucket = await supervisor.jetstream().create_key_value(bucket=SUBJECTS.bucket("plan"))
+        stage = Stage(name="s7", length_min=0, length_max=None, instances=["w0"])
+        await bucket.put("tiny", encode(Plan(model="tiny", epoch=1, stages=[stage], coordinator="c0")))
+    async with user(server, Role.WORKER) as worker, user(server, Role.INGRESS) as ingress:
+        task = asyncio.create_task(beat(worker, ingress))
+        code, out, error = await output(server, "status", "--json")
+        table_code, table, _ = await output(server, "status")
+        task.cancel()
+    assert (code, table_code, error) == (0, 0, "")
+    report = json.loads(out)
+    (row,) = report["instances"]
+    assert (row["instance"], row["stage"], row["state"], row["running"], row["blocks_used"]) == (
+        "w0",
+        "s7",
+        "ready",
+        3,
+        75,
+    )
+    assert row["output_tokens_per_s"] == pytest.approx(400)
+    assert [service["name"] for service in report["services"]] == ["ingress-0"]
+    assert report["totals"]["instances_ready"] == 1
+    assert "75/100" in table
+    assert "s7" in table
+
+
+async def test_top_without_a_terminal_says_what_to_use_instead(server: Server) -> None:
+    code, _, error = await output(server, "top")
+    assert code == 1
+    assert "millrace status --json" in error

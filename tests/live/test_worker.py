@@ -1,0 +1,169 @@
+"""Worker processes with modelled engines on a real nats-server: many instances, outages, orphans, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.message import ErrorReply
+from millrace.contracts.status import InstanceRecord, PresenceState, ServicePresence
+from millrace.contracts.worker import AcknowledgeSequences, ResendTokens, Sampling, SequenceAccepted, TokensForgotten
+
+from tests.live.nats_process import NatsProcess
+from tests.live.worker_rig import FakeIngress, create_buckets, start_worker, write_config
+
+PROMPT = list(range(1, 40))
+#: About two seconds at the modelled 2 to 3 ms a step.
+LONG = Sampling(max_tokens=800, ignore_eos=True)
+
+
+class Workers:
+    """A server of its own (tests kill it) and one worker process with three instances."""
+
+    def __init__(self, folder: Path, cluster: str) -> None:
+        self.cluster = cluster
+        self.nats = NatsProcess(folder)
+        self.nats.start()
+        asyncio.run(create_buckets(self.nats.url, cluster))
+        config = write_config(
+            folder,
+            "w",
+            self.nats.url,
+            cluster,
+            engine="modelled",
+            instances=3,
+            limits={"drain_limit_ms": 300, "linger_ms": 100, "ingress_silence_ms": 2500},
+        )
+        self.process: subprocess.Popen[bytes] = start_worker(config)
+        self.log = config.with_suffix(".log")
+
+    def ingress(self, **fields: object) -> FakeIngress:
+        return FakeIngress(self.nats.url, self.cluster, **fields)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=10)
+        self.nats.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]:
+    workers = Workers(tmp_path, "live")
+    yield workers
+    workers.close()
+    assert "actor_crashed" not in workers.log.read_text()
+
+
+async def test_instances_of_one_process_are_workers_of_their_own(workers: Workers) -> None:
+    async with workers.ingress() as ingress:
+        await ingress.up("w-0", "w-1", "w-2")
+        for index in range(3):
+            assert isinstance(await ingress.submit(f"w-{index}", f"r{index}.0", PROMPT, LONG), SequenceAccepted)
+        streams = await ingress.finished("r0.0", "r1.0", "r2.0")
+        assert [len(stream.tokens) for stream in streams] == [800] * 3
+        assert [stream.gaps for stream in streams] == [0] * 3
+        await ingress.until(lambda: len(ingress.summaries) == 3)
+        bucket = await ingress._nats.jetstream().key_value(ingress.subjects.bucket("instance"))
+        assert sorted(await bucket.keys()) == ["w-0", "w-1", "w-2"]
+
+
+async def test_streams_go_on_after_the_server_was_killed_and_came_back(workers: Workers) -> None:
+    async with workers.ingress() as ingress:
+        await ingress.up("w-0")
+        await ingress.submit("w-0", "ends-during.0", PROMPT, Sampling(max_tokens=300, ignore_eos=True))
+        await ingress.submit("w-0", "ends-after.0", PROMPT, Sampling(max_tokens=1500, ignore_eos=True))
+        await ingress.until(lambda: len(ingress.streams["ends-during.0"].tokens) > 50)
+        workers.nats.kill()
+        heard = len(ingress.streams["ends-during.0"].tokens)
+        await asyncio.sleep(2.0)
+        await asyncio.to_thread(workers.nats.start)
+        during, after = await ingress.finished("ends-during.0", "ends-after.0")
+        assert heard < len(during.tokens) == 300
+        assert len(after.tokens) == 1500
+        assert during.finish is FinishReason.LENGTH
+
+
+async def test_an_ingress_that_falls_silent_loses_its_sequences(workers: Workers) -> None:
+    async with workers.ingress() as ingress:
+        await ingress.up("w-0")
+        await ingress.submit("w-0", "r.0", PROMPT, Sampling(max_tokens=6000, ignore_eos=True))
+        await ingress.until(lambda: len(ingress.streams["r.0"].tokens) > 10)
+        ingress.alive = False
+        await ingress.until(lambda: (s := ingress.snapshots["w-0"]).running == [] and s.blocks_free == s.blocks_total)
+        subject = ingress.subjects.engine("w-0", "resend")
+        answer = await ingress.request(subject, ResendTokens(sequence="r.0", epoch=0, from_index=0))
+        assert isinstance(answer, TokensForgotten)
+
+
+async def test_a_restarted_ingress_leaves_no_orphans(workers: Workers) -> None:
+    async with workers.ingress() as ingress:
+        await ingress.up("w-0")
+        await ingress.submit("w-0", "r.0", PROMPT, Sampling(max_tokens=6000, ignore_eos=True))
+        await ingress.until(lambda: len(ingress.streams["r.0"].tokens) > 10)
+        ingress.incarnation = time.time_ns()
+        await ingress.until(lambda: not ingress.snapshots["w-0"].running, patience_s=3)
+
+
+async def test_acknowledged_tokens_are_forgotten(workers: Workers) -> None:
+    async with workers.ingress() as ingress:
+        await ingress.up("w-0")
+        await ingress.submit("w-0", "r.0", PROMPT, Sampling(max_tokens=5, ignore_eos=True))
+        await ingress.finished("r.0")
+        acknowledge = ingress.subjects.engine("w-0", "acknowledge")
+        await ingress.publish(acknowledge, AcknowledgeSequences(sequences=[("r.0", 0)]))
+        ask = ResendTokens(sequence="r.0", epoch=0, from_index=0)
+        answer = await ingress.request(ingress.subjects.engine("w-0", "resend"), ask)
+        assert isinstance(answer, TokensForgotten)
+
+
+async def test_strangers_bytes_are_refused_and_harm_nobody(workers: Workers) -> None:
+    async with workers.ingress() as ingress:
+        await ingress.up("w-0")
+        await ingress.submit("w-0", "r.0", PROMPT, LONG)
+        inbox = ingress.subjects.engine("w-0", "submit")
+        for payload in (b"", b"\xff" * 50, b"\x81\xa4type\xb1SubmitSequence/99", bytes(range(256)) * 20):
+            answer = await ingress._nats.request(inbox, payload, timeout=5)
+            from millrace.contracts.codec import decode
+
+            assert isinstance(decode(answer.data), ErrorReply)
+        record = InstanceRecord(
+            instance="x", incarnation=1, model="m", engine="vllm", engine_version="0", max_model_len=1,
+            max_sequences=1, token_budget=1, block_size=1, blocks_total=1,
+        )  # fmt: skip
+        assert isinstance(await ingress.request(inbox, record), ErrorReply)
+        (stream,) = await ingress.finished("r.0")
+        assert (len(stream.tokens), stream.gaps) == (800, 0)
+
+
+async def test_news_of_a_dead_ingress_cancels_its_sequences(workers: Workers) -> None:
+    async with workers.ingress() as ingress, workers.ingress(name="i1") as other:
+        await ingress.up("w-0")
+        for one, sequence in ((ingress, "mine.0"), (other, "others.0")):
+            await one.submit("w-0", sequence, PROMPT, LONG)
+        dead = ServicePresence(role="ingress", name="i1", incarnation=0, at_ns=time.time_ns(), state=PresenceState.DEAD)
+        await ingress.publish(ingress.subjects.presence("ingress", "i1"), dead)
+        await ingress.finished("mine.0")
+        assert other.streams["others.0"].finish is None
+
+
+async def test_sigterm_hands_back_what_is_left_and_unregisters(workers: Workers) -> None:
+    async with workers.ingress() as ingress:
+        await ingress.up("w-0", "w-1", "w-2")
+        await ingress.submit("w-0", "r.0", PROMPT, Sampling(max_tokens=6000, ignore_eos=True))
+        workers.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(workers.process.wait, 10) == 0
+        await ingress.until(lambda: bool(ingress.returned))
+        assert ingress.returned[0].sequences == [("r.0", 0)]
+        assert ingress.presences["w-0"].state is PresenceState.LEAVING
+        bucket = await ingress._nats.jetstream().key_value(ingress.subjects.bucket("instance"))
+        from nats.js.errors import NoKeysError
+
+        with pytest.raises(NoKeysError):
+            await bucket.keys()

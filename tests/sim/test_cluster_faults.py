@@ -1,0 +1,111 @@
+"""The whole cluster in virtual time under random load and random harm, seed after seed.
+
+As many seeds as fit in a budget of processor time run here; ``python -m millrace.sim.soak --seeds 500`` runs them all,
+and ``MILLRACE_SIM_SEEDS=500`` has this test do so. A failing seed is named in the message, with what was done to it.
+"""
+
+import os
+import resource
+
+import pytest
+from millrace.contracts.catalog import Role
+from millrace.sim.runtime_sim import SECOND, SimulationFailed
+from millrace.sim.scenario import Report, Scenario
+
+#: Processor time for random seeds in the ordinary test run, seconds.
+BUDGET_S = 60.0
+SEEDS = int(os.environ.get("MILLRACE_SIM_SEEDS", "0"))
+
+
+def processor_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.timeout(3600 if SEEDS else 600)
+def test_random_harm_breaks_no_promise():
+    began_s = processor_s()
+    reports: list[Report] = []
+    while len(reports) < SEEDS if SEEDS else processor_s() - began_s < BUDGET_S:
+        reports.append(Scenario(len(reports)).run())
+    outcomes: dict[str, int] = {}
+    for report in reports:
+        for outcome, count in report.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+    print(f"{len(reports)} seeds, {sum(report.handled for report in reports):,} messages, {outcomes}")
+    assert sum(len(report.faults) for report in reports) > len(reports)
+    assert outcomes["completed"] > 0.9 * sum(outcomes.values())
+    assert max(report.epochs_max for report in reports) >= 1, "nothing was ever continued"
+
+
+def test_the_same_seed_gives_the_same_run():
+    assert Scenario(7).run() == Scenario(7).run()
+    assert Scenario(7).run().trace_hash != Scenario(8).run().trace_hash
+
+
+def test_without_faults_every_call_completes_in_its_first_epoch():
+    report = Scenario(3, faults=False).run()
+    assert set(report.outcomes) <= {"completed", "abandoned"}
+    assert report.restarts == 0
+    assert report.epochs_max == 0
+
+
+def undisturbed(seed: int, *, rate: float = 0.0) -> Scenario:
+    return Scenario(seed, faults=False, rate=rate)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_workers_fail_no_request(seed: int):
+    scenario = undisturbed(seed)
+    cluster = scenario.cluster
+    for index in range(6):  # one at a time: the others go on
+        worker = cluster.workers[index % len(cluster.workers)]
+        cluster.simulation.after((2 + 2 * index) * SECOND // 2, cluster.simulation.faults.kill, worker)
+    report = scenario.run()
+    assert set(report.outcomes) <= {"completed", "abandoned"}
+    assert report.epochs_max >= 1
+
+
+@pytest.mark.parametrize("role", [Role.TAGGER, Role.COORDINATOR])
+def test_killed_taggers_and_coordinators_fail_no_request(role: Role):
+    scenario = undisturbed(21)
+    cluster = scenario.cluster
+    for actor in cluster.of_role(role):
+        for second in (2, 4, 6):
+            cluster.simulation.after(second * SECOND, cluster.simulation.faults.kill, actor)
+    report = scenario.run()
+    assert set(report.outcomes) <= {"completed", "abandoned"}
+    assert report.restarts >= 3
+
+
+@pytest.mark.parametrize("keep_store", [True, False], ids=["store kept", "store lost"])
+@pytest.mark.parametrize("seconds", [1, 8])
+def test_a_server_that_is_back_within_ten_seconds_fails_no_request(seconds: int, keep_store: bool):
+    scenario = undisturbed(31)
+    faults, simulation = scenario.cluster.simulation.faults, scenario.cluster.simulation
+    simulation.after(4 * SECOND, lambda: faults.stop_bus(keep_store=keep_store))
+    simulation.after((4 + seconds) * SECOND, faults.start_bus)
+    report = scenario.run()
+    assert set(report.outcomes) <= {"completed", "abandoned"}
+
+
+def test_an_ingress_that_dies_loses_its_own_connections_and_workers_are_empty_afterwards():
+    scenario = undisturbed(41, rate=30.0)
+    cluster = scenario.cluster
+    cluster.simulation.after(4 * SECOND, cluster.simulation.faults.kill, cluster.ingresses[0])
+    report = scenario.run()  # ends with a look at every worker's sequences and blocks
+    assert set(report.outcomes) <= {"completed", "abandoned", "connection lost"}
+    assert report.outcomes["connection lost"] >= 1
+
+
+def test_a_token_that_is_not_the_expected_one_is_found():
+    scenario = undisturbed(5)
+    oracle = scenario.cluster.clients._oracle
+    real = oracle.choices
+    oracle.choices = (
+        lambda call: [  # type: ignore[method-assign]
+            type(choice)(choice.text[:-1] + "~", choice.tokens, choice.finish_reason) for choice in real(call)
+        ]
+    )
+    with pytest.raises(SimulationFailed, match="seed 5"):
+        scenario.run()

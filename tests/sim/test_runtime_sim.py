@@ -1,0 +1,261 @@
+"""The simulation itself: seeds, kills, partitions, faulty links, failures that can be repeated."""
+
+from typing import Any
+
+import pytest
+from millrace.actor.effects import Effect, Publish, Reply, Request, StartTimer, Stop, Subscribe
+from millrace.contracts.local import BusDisconnected, BusReconnected, Replied, RequestFailed, TimerFired
+from millrace.contracts.message import Message
+from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.sim.checkers import Checker
+from millrace.sim.checkers.order import NoMessageAfterStop, TimeNeverGoesBack
+from millrace.sim.checkers.queues import BoundedQueues
+from millrace.sim.links import LinkModel
+from millrace.sim.process import SimProcess
+from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation, SimulationFailed
+
+FAULTY = LinkModel(jitter_ns=200_000, loss=0.05, duplicate=0.05, reorder=0.1)
+
+
+class Asker:
+    """Sends a numbered request every 10 ms."""
+
+    def __init__(self, name: str = "asker") -> None:
+        self.name = name
+        self.asked = 0
+        self.ended: list[tuple[str, str]] = []
+        self.heard: list[str] = []
+
+    def start(self, now_ns: int) -> list[Effect]:
+        return [StartTimer(name="tick", at_ns=now_ns + 10 * MILLISECOND)]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        match message.body:
+            case TimerFired():
+                self.asked += 1
+                body = TagRequest(request=str(self.asked), model="m", prompt_tokens=1, max_tokens=1)
+                tick = StartTimer(name="tick", at_ns=now_ns + 10 * MILLISECOND)
+                return [Request(subject="tag", body=body, correlation=str(self.asked), timeout_ns=SECOND), tick]
+            case Replied(correlation=correlation):
+                self.ended.append((correlation, "replied"))
+            case RequestFailed(correlation=correlation, reason=reason):
+                self.ended.append((correlation, reason.value))
+            case other:
+                self.heard.append(type(other).__name__)
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"open": self.asked - len(self.ended)}
+
+    def check_invariants(self) -> None:
+        assert len(self.ended) <= self.asked
+
+
+class Answerer:
+    """Answers everything; counts what it got."""
+
+    def __init__(self, incarnation: int, *, breaks_at: int = 0) -> None:
+        self.name = "answerer"
+        self.incarnation = incarnation
+        self.got = 0
+        self._breaks_at = breaks_at
+
+    def start(self, now_ns: int) -> list[Effect]:
+        return [Subscribe(subject="tag", queue_group="taggers")]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        if isinstance(message.body, TagRequest):
+            self.got += 1
+            assert self.got != self._breaks_at, "as the test wants it"
+            return [Reply(to=message.reply_to, body=LengthTag(request=message.body.request))]
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"got": self.got}
+
+    def check_invariants(self) -> None:
+        """Nothing can contradict itself here."""
+
+
+def cluster(seed: int, **options: Any) -> tuple[Simulation, Any, Any]:
+    simulation = Simulation(seed, **options)
+    answerer = simulation.add(Answerer, node="b", accepts=(TagRequest,))
+    asker = simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
+    return simulation, asker, answerer
+
+
+def outcomes(asker: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for _correlation, outcome in asker.actor.ended:
+        counts[outcome] = counts.get(outcome, 0) + 1
+    return counts
+
+
+def test_without_faults_every_request_is_answered():
+    simulation, asker, _ = cluster(1)
+    simulation.run_for(10 * SECOND + MILLISECOND)
+    assert outcomes(asker) == {"replied": 1000}
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
+    def trace_hash(seed: int) -> int:
+        simulation, _, answerer = cluster(seed, link=FAULTY)
+        simulation.after(SECOND, simulation.faults.kill, answerer)
+        simulation.after(2 * SECOND, simulation.start, answerer)
+        simulation.run_for(5 * SECOND)
+        return simulation.trace_hash
+
+    assert trace_hash(5) == trace_hash(5)
+    assert trace_hash(5) != trace_hash(6)
+
+
+def test_a_faulty_link_loses_and_repeats_and_yet_every_request_ends_once():
+    simulation, asker, answerer = cluster(3, link=FAULTY)
+    simulation.run_for(60 * SECOND)
+    simulation.faults.change_link("a", LinkModel())
+    simulation.run_for(2 * SECOND)
+    correlations = [correlation for correlation, _outcome in asker.actor.ended]
+    assert len(set(correlations)) == len(correlations)
+    assert outcomes(asker)["timeout"] > 100
+    assert answerer.actor.got > 6000 * 0.9
+    assert simulation.counts["late_reply"] > 0
+
+
+def test_a_killed_actor_hears_nothing_and_comes_back_as_a_new_incarnation():
+    simulation, asker, answerer = cluster(1)
+    first = answerer.actor
+    between_ticks = SECOND + 5 * MILLISECOND
+    simulation.after(between_ticks, simulation.faults.kill, answerer)
+    simulation.after(between_ticks + SECOND, simulation.start, answerer)
+    simulation.run_for(3 * SECOND)
+    assert first.got == 100
+    assert answerer.actor is not first
+    assert answerer.actor.incarnation == first.incarnation + between_ticks + SECOND
+    assert outcomes(asker)["no_responders"] == 100
+
+
+def test_timers_of_a_killed_actor_never_fire():
+    simulation, asker, _ = cluster(1)
+    first = asker.actor
+    simulation.run_for(SECOND)
+    simulation.faults.kill(asker)
+    asked = first.asked
+    simulation.run_for(SECOND)
+    assert first.asked == asked
+    assert asker.process is None
+
+
+def test_a_short_partition_costs_messages_and_nobody_is_told():
+    simulation, asker, _ = cluster(1)
+    simulation.after(SECOND, simulation.faults.partition, "b")
+    simulation.after(3 * SECOND, simulation.faults.heal, "b")
+    simulation.run_for(6 * SECOND)
+    assert outcomes(asker)["timeout"] == 200
+    assert asker.actor.heard == []
+
+
+def test_a_long_partition_is_noticed_on_both_sides():
+    simulation, asker, _ = cluster(1)
+    simulation.after(SECOND, simulation.faults.partition, "b")
+    simulation.after(31 * SECOND, simulation.faults.heal, "b")
+    simulation.run_for(40 * SECOND)
+    counts = outcomes(asker)
+    assert counts["timeout"] > 1000  # until the server notices, it still believes in the connection
+    assert counts["no_responders"] > 1000
+    assert counts["replied"] > 800
+
+
+def test_a_partitioned_asker_fails_its_requests_once_it_notices():
+    simulation, asker, _ = cluster(1)
+    simulation.after(SECOND, simulation.faults.partition, "a")
+    simulation.after(31 * SECOND, simulation.faults.heal, "a")
+    simulation.run_for(40 * SECOND)
+    assert asker.actor.heard == [BusDisconnected.__name__, BusReconnected.__name__]
+    assert outcomes(asker)["disconnected"] > 1000
+
+
+def test_an_actor_that_starts_while_the_bus_is_away_starts_when_it_is_back():
+    simulation, _, answerer = cluster(1)
+    simulation.faults.kill(answerer)
+    simulation.faults.stop_bus()
+    simulation.run_for(SECOND)
+    simulation.start(answerer)
+    simulation.run_for(SECOND)
+    assert answerer.process is None
+    simulation.faults.start_bus()
+    simulation.run_for(2 * SECOND)
+    assert answerer.actor.got > 100
+
+
+def test_a_handler_that_raises_fails_the_simulation_with_its_seed_and_last_deliveries():
+    simulation = Simulation(77)
+    simulation.add(lambda incarnation: Answerer(incarnation, breaks_at=5), node="b", accepts=(TagRequest,))
+    simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
+    with pytest.raises(SimulationFailed, match=r"(?s)seed 77.*as the test wants it.*answerer +TagRequest"):
+        simulation.run_for(SECOND)
+
+
+def test_without_verification_the_same_things_happen():
+    checked, asker_checked, _ = cluster(4, link=FAULTY)
+    fast, asker_fast, _ = cluster(4, link=FAULTY, verify=False, invariants_every=0)
+    for simulation in (checked, fast):
+        simulation.run_for(20 * SECOND)
+    assert asker_checked.actor.ended == asker_fast.actor.ended
+    assert checked.handled == fast.handled
+
+
+def test_checkers_look_on_and_can_fail_the_run():
+    class Never(Checker):
+        def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
+            assert not isinstance(message.body, Replied), "no reply wanted"
+
+    simulation, _, _ = cluster(1)
+    simulation.check_with(Never())
+    with pytest.raises(SimulationFailed, match="no reply wanted"):
+        simulation.run_for(SECOND)
+
+
+def test_the_generic_checkers_hold_on_a_faulty_run_with_kills():
+    simulation, _, answerer = cluster(9, link=FAULTY)
+    simulation.check_with(NoMessageAfterStop())
+    simulation.check_with(TimeNeverGoesBack())
+    simulation.check_with(BoundedQueues({"open": 250}))
+    for second in range(1, 9, 2):
+        simulation.after(second * SECOND, simulation.faults.kill, answerer)
+        simulation.after(second * SECOND + SECOND // 2, simulation.start, answerer)
+    simulation.run_for(10 * SECOND)
+    simulation.finish()
+
+
+def test_a_queue_over_its_bound_is_found():
+    simulation, _, _ = cluster(1)
+    simulation.check_with(BoundedQueues({"open": 20}))
+    simulation.after(SECOND, simulation.faults.partition, "b")
+    with pytest.raises(AssertionError, match="open of asker"):
+        simulation.run_for(5 * SECOND)
+
+
+def test_an_actor_that_stopped_is_gone():
+    class Leaver(Asker):
+        def handle(self, message: Message, now_ns: int) -> list[Effect]:
+            return [Publish(subject="bye", body=LengthTag(request="r")), Stop(reason="enough")]
+
+    simulation = Simulation(1)
+    leaver = simulation.add(lambda _incarnation: Leaver("leaver"), node="a", accepts=())
+    process = leaver.process
+    simulation.run_for(SECOND)
+    assert leaver.process is None
+    assert process is not None
+    assert process.stop_reason == "enough"
+
+
+def test_an_actor_that_starts_behind_a_partition_starts_when_it_is_healed():
+    simulation, _, answerer = cluster(1)
+    simulation.faults.kill(answerer)
+    simulation.faults.partition("b")
+    simulation.start(answerer)
+    simulation.run_for(SECOND)
+    assert answerer.process is None
+    simulation.faults.heal("b")
+    simulation.run_for(2 * SECOND)
+    assert answerer.actor.got > 100

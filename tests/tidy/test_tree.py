@@ -1,0 +1,82 @@
+"""What the tree as a whole promises: a README where one is looked for, exact locks, nothing of one machine."""
+
+import re
+import tomllib
+
+import pytest
+
+from tests.tidy.tree import ROOT, tracked_files
+
+#: Paths that exist on somebody's machine only. Container files may name paths inside their image.
+MACHINE_PATH = re.compile(r"(?<![\w.}-])/(?:root|home|Users|work)/\w+|/opt/(?:pypi|wheels)|/tmp/bash_\w+")
+CONTAINER_FOLDERS = ("compose",)
+
+PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[0-9][\w.]*")
+
+#: What git refuses comfortably and a reader never opens; the trained models are the largest files here.
+FILE_BYTES_MAX = 25_000_000
+
+
+def test_no_file_names_a_path_of_one_machine():
+    found: list[str] = []
+    for path in tracked_files():
+        if path.parts[0] in CONTAINER_FOLDERS:
+            continue
+        text = (ROOT / path).read_bytes().decode("utf-8", errors="ignore")
+        found.extend(f"{path}: {match.group()}" for match in MACHINE_PATH.finditer(text))
+    assert not found, "\n".join(found)
+
+
+def test_no_file_is_too_large():
+    large = [str(path) for path in tracked_files() if (ROOT / path).stat().st_size > FILE_BYTES_MAX]
+    assert not large, "\n".join(large)
+
+
+def test_every_service_has_a_readme():
+    services = {path.parts[1] for path in tracked_files() if path.parts[0] == "services" and len(path.parts) > 2}
+    assert services
+    missing = [
+        f"services/{name}/README.md" for name in sorted(services) if not _is_tracked(f"services/{name}/README.md")
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_policy_has_a_readme():
+    policies = [path.parent for path in tracked_files() if path.name == "policy.py"]
+    assert policies
+    missing = [f"{folder}/README.md" for folder in policies if not _is_tracked(f"{folder}/README.md")]
+    assert not missing, "\n".join(missing)
+
+
+def _is_tracked(name: str) -> bool:
+    return any(str(path) == name for path in tracked_files())
+
+
+@pytest.mark.parametrize("layer", ["control", "dev", "cpu"])
+def test_a_lock_holds_exact_versions_and_nothing_else(layer: str):
+    lines = [line for line in (ROOT / f"locks/{layer}.txt").read_text().splitlines() if not line.startswith("#")]
+    assert lines
+    assert [line for line in lines if not PIN.fullmatch(line)] == []
+
+
+def test_every_dependency_is_locked():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {"control": project["dependencies"], "dev": project["optional-dependencies"]["dev"]}
+    control = _locked("control")
+    missing = [
+        f"{line} is not in locks/{layer}.txt; run ./task lock"
+        for layer, lines in wanted.items()
+        for line in lines
+        if _package(line) not in control | _locked(layer)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def _locked(layer: str) -> set[str]:
+    return {_package(line) for line in (ROOT / f"locks/{layer}.txt").read_text().splitlines() if "==" in line}
+
+
+def _package(requirement: str) -> str:
+    name = re.match(r"[\w.-]+", requirement)
+    assert name, requirement
+    return re.sub(r"[-_.]+", "-", name.group()).lower()

@@ -1,0 +1,244 @@
+"""A driver of one IngressActor for unit tests: what a runtime would do, with lists in place of a bus."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, TypeVar
+
+from millrace.actor.effects import Effect, Publish, Request, StartTimer
+from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
+from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, TimerFired
+from millrace.contracts.message import Message
+from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.contracts.tagger import TagRequest
+from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
+from tokenizers import Tokenizer, decoders, models
+
+from services.ingress.actor import IngressActor
+from services.ingress.calls import Call, CallKind, CallSubmitted, DeliverDeltas
+from services.ingress.config import IngressConfig, TaggingConfig
+from services.ingress.metrics import IngressMetrics
+from services.ingress.state import TextModel
+from services.ingress.text import Vocabulary
+
+SECOND = 1_000_000_000
+MILLISECOND = 1_000_000
+START = 1_000 * SECOND
+MODEL = "tiny"
+EOS = 26
+#: Ids 0 to 25 are the letters a to z, 26 the end of sequence.
+_VOCAB = {chr(ord("a") + i): i for i in range(26)} | {"</s>": EOS}
+
+E = TypeVar("E", bound=Effect)
+
+
+def letters_vocabulary() -> Vocabulary:
+    tokenizer = Tokenizer(models.BPE(vocab=_VOCAB, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return Vocabulary(tokenizer)
+
+
+VOCABULARY = letters_vocabulary()
+NO_TAG = TaggingConfig(mode="never")
+
+
+class Bench:
+    """An ingress with a clock, its open requests and everything that it let out."""
+
+    def __init__(self, config: IngressConfig | None = None, *, instances: int = 2, seed: int = 1) -> None:
+        self.config = config or IngressConfig(tagging=NO_TAG)
+        self.now_ns = START
+        self.metrics = IngressMetrics()
+        self.actor = IngressActor(
+            config=self.config,
+            incarnation=7,
+            models={MODEL: TextModel(VOCABULARY, frozenset({EOS}))},
+            metrics=self.metrics,
+            rng=Random(seed),
+            url="http://here",
+        )
+        self.started = self.actor.start(START)
+        self.effects: list[Effect] = list(self.started)
+        self.summary_at = {f"w{i}": 0 for i in range(instances)}
+        self.incarnations = {f"w{i}": 1 for i in range(instances)}
+        if instances:
+            self.plan(*self.summary_at)
+            for name in self.summary_at:
+                self.register(name)
+                self.summary(name)
+        self.effects.clear()
+
+    def send(self, body: Any, reply_to: str = "") -> list[Effect]:
+        """Handles one message; effects are returned, kept, and the invariants hold after it."""
+        out = self.actor.handle(Message(body=body, reply_to=reply_to), self.now_ns)
+        self.effects += out
+        self.actor.check_invariants()
+        return out
+
+    def plan(self, *names: str, epoch: int = 1) -> list[Effect]:
+        stage = Stage(name="s0", length_min=0, length_max=None, instances=list(names))
+        value = Plan(model=MODEL, epoch=epoch, stages=[stage], coordinator="c0")
+        return self.send(KeyChanged(bucket="plan", key=MODEL, value=value, revision=epoch))
+
+    def register(self, name: str, *, max_model_len: int = 4096) -> list[Effect]:
+        record = InstanceRecord(
+            instance=name,
+            incarnation=self.incarnations[name],
+            model=MODEL,
+            engine="modelled",
+            engine_version="1",
+            max_model_len=max_model_len,
+            max_sequences=8,
+            token_budget=512,
+            block_size=16,
+            blocks_total=1000,
+        )
+        return self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
+
+    def summary(self, name: str, **fields: Any) -> list[Effect]:
+        self.summary_at[name] = max(self.summary_at[name] + 1, self.now_ns)
+        values: dict[str, Any] = {
+            "running": 0,
+            "waiting": 0,
+            "running_tokens": 0,
+            "waiting_prefill_tokens": 0,
+            "blocks_free": 1000,
+            "blocks_total": 1000,
+            "block_size": 16,
+            "preemptions": 0,
+            "output_tokens_total": 0,
+        } | fields
+        return self.send(
+            InstanceSummary(
+                instance=name,
+                incarnation=self.incarnations[name],
+                model=MODEL,
+                at_ns=self.summary_at[name],
+                **values,
+            )
+        )
+
+    def summaries(self) -> None:
+        for name in self.summary_at:
+            self.summary(name)
+
+    def pass_time(
+        self, seconds: float, *, alive: tuple[str, ...] | None = None, step_ns: int = 250 * MILLISECOND
+    ) -> None:
+        """Lets timers fire and heartbeats come; instances not in ``alive`` are silent."""
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns = min(end_ns, self.now_ns + step_ns)
+            for name in self.summary_at if alive is None else alive:
+                self.summary(name)
+            for timer in [*self.due()]:
+                self.send(TimerFired(name=timer))
+
+    def due(self) -> list[str]:
+        """Takes the names of timers that are due."""
+        latest: dict[str, int] = {}
+        for effect in [*self.started, *self.effects]:
+            if isinstance(effect, StartTimer):
+                latest[effect.name] = effect.at_ns
+        due = [name for name, at_ns in latest.items() if at_ns <= self.now_ns]
+        keep = [e for e in self.effects if not (isinstance(e, StartTimer) and e.name in due)]
+        self.effects[:] = keep
+        self.started = [e for e in self.started if not (isinstance(e, StartTimer) and e.name in due)]
+        return due
+
+    # Calls.
+
+    def call(self, request: str = "r", **fields: Any) -> list[Effect]:
+        return self.send(CallSubmitted(call=make_call(request, **fields)))
+
+    def submissions(self) -> list[Request]:
+        """Every SubmitSequence so far."""
+        return [e for e in self.effects if isinstance(e, Request) and isinstance(e.body, SubmitSequence)]
+
+    def last_submission(self) -> tuple[Request, str]:
+        """The newest one and the instance that it went to."""
+        request = self.submissions()[-1]
+        return request, instance_of(request)
+
+    def accept(self, request: Request | None = None) -> list[Effect]:
+        request = request or self.submissions()[-1]
+        assert isinstance(request.body, SubmitSequence)
+        body = SequenceAccepted(sequence=request.body.sequence, epoch=request.body.epoch)
+        return self.reply(request, body)
+
+    def reply(self, request: Request, body: Any) -> list[Effect]:
+        return self.send(Replied(correlation=request.correlation, body=body))
+
+    def fail(self, request: Request, reason: RequestFailure) -> list[Effect]:
+        return self.send(RequestFailed(correlation=request.correlation, reason=reason))
+
+    def run_call(self, request: str = "r", **fields: Any) -> str:
+        """Submits a call and has it accepted; returns the instance of its (first) sequence."""
+        self.call(request, **fields)
+        sent = [s for s in self.submissions() if s.request == request]
+        for submission in sent:
+            self.accept(submission)
+        return instance_of(sent[0])
+
+    def tokens(self, instance: str, *chunks: TokenChunk) -> list[Effect]:
+        return self.send(
+            TokensGenerated(instance=instance, incarnation=self.incarnations[instance], step=1, chunks=list(chunks))
+        )
+
+    # What came out.
+
+    def sent(self, kind: type[Any]) -> list[Any]:
+        """Bodies of that type that were published or asked."""
+        return [e.body for e in self.effects if isinstance(e, Publish | Request) and isinstance(e.body, kind)]
+
+    def made(self, kind: type[E]) -> list[E]:
+        """Effects of that type."""
+        return [e for e in self.effects if isinstance(e, kind)]
+
+    def asked(self, kind: type[Any]) -> list[Request]:
+        """Requests with a body of that type."""
+        return [e for e in self.effects if isinstance(e, Request) and isinstance(e.body, kind)]
+
+    def text(self, request: str = "r", index: int = 0) -> str:
+        return "".join(
+            d.text for e in self.made(DeliverDeltas) if e.request == request for d in e.deltas if d.index == index
+        )
+
+
+def make_call(request: str = "r", **fields: Any) -> Call:
+    values: dict[str, Any] = {
+        "kind": CallKind.COMPLETION,
+        "model": MODEL,
+        "prompts": [[1, 2, 3]],
+        "sampling": Sampling(max_tokens=50),
+        "stream": True,
+    } | fields
+    return Call(request=request, **values)
+
+
+def instance_of(request: Request) -> str:
+    return request.subject.split(".")[-2]
+
+
+def chunk(
+    text: str,
+    first_index: int = 0,
+    *,
+    epoch: int = 0,
+    sequence: str = "r.0",
+    finish: FinishReason | None = None,
+    **fields: Any,
+) -> TokenChunk:
+    """A chunk of letters; ``$`` is the end of sequence."""
+    return TokenChunk(
+        sequence=sequence, epoch=epoch, first_index=first_index, token_ids=ids(text), finish=finish, **fields
+    )
+
+
+def ids(text: str) -> list[int]:
+    return [EOS if c == "$" else ord(c) - ord("a") for c in text]
+
+
+__all__ = ["EOS", "MODEL", "Bench", "TagRequest", "chunk", "ids", "instance_of", "make_call"]

@@ -1,0 +1,90 @@
+"""The table of every metric, read off the collectors of the services: ``python -m tests.unit.metrics_table`` writes it.
+
+It lives with the tests because it composes all services, which libraries may not.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from millrace.actor.meter import RuntimeMeter
+from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from services.ingress.http.metrics import HttpMetrics
+from services.ingress.metrics import IngressMetrics
+from services.worker.metrics import WorkerCollector
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
+
+INTRODUCTION = """# Metrics
+
+Every service serves these at `/metrics` on its metrics port (9100 and up with `./task up`; ingress on its own port as
+well). Names are `millrace_<noun>_<unit>`; times are seconds, lengths are tokens. A histogram `x` gives `x_bucket`,
+`x_sum` and `x_count`. Besides, each service has Prometheus's `process_*` figures (CPU, memory, file descriptors).
+
+Written by `python -m tests.unit.metrics_table` from the services' own collectors; a test fails where it is stale.
+"""
+
+
+def every_service(registry: CollectorRegistry) -> None:
+    """What each process counts about itself."""
+    metrics = TelemetryMetrics(registry, service="", instance="", version="")
+    metrics.log_lines.labels(level="")
+    registry.register(DropsCollector(dict))
+    RuntimeMeter(registry).handle_seconds.labels(actor="")
+
+
+def ingress(registry: CollectorRegistry) -> None:
+    """Requests, dispatch, HTTP."""
+    IngressMetrics(registry)
+    HttpMetrics(registry)
+
+
+def worker(registry: CollectorRegistry) -> None:
+    """Sequences and blocks of each instance."""
+    registry.register(WorkerCollector(list))
+
+
+SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
+    ("Ingress", ingress),
+    ("Worker", worker),
+    ("Every service", every_service),
+)
+
+
+def families(register: Callable[[CollectorRegistry], None]) -> Iterator[Metric]:
+    """Families of one section by name, without the process's own."""
+    registry = CollectorRegistry()
+    register(registry)
+    named = (family for family in registry.collect() if family.name.startswith("millrace_"))
+    yield from sorted(named, key=lambda family: family.name)
+
+
+def labels(family: Metric) -> list[str]:
+    """Label names: a family says them itself or, where it was made by prometheus_client's objects, its samples do."""
+    declared = getattr(family, "_labelnames", ())
+    seen = dict.fromkeys(name for sample in family.samples for name in sample.labels)
+    return [name for name in dict.fromkeys([*declared, *seen]) if name != "le"]
+
+
+def row(family: Metric) -> str:
+    """One line of the table."""
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    names = ", ".join(f"`{label}`" for label in labels(family))
+    return f"| `{name}` | {family.type} | {names} | {family.documentation.rstrip('.')} |"
+
+
+def table() -> str:
+    """The whole document."""
+    parts = [INTRODUCTION]
+    for title, register in SECTIONS:
+        rows = [row(family) for family in families(register)]
+        parts.append(
+            "\n".join([f"## {title}\n", "| name | type | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
+        )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    FILE.write_text(table(), "utf-8")

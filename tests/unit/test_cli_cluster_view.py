@@ -1,0 +1,196 @@
+"""What status and top make of heard messages."""
+
+import io
+
+import pytest
+from millrace.cli.cluster_view import GONE_NS, SUSPECT_NS, ClusterView, InstanceRow
+from millrace.cli.status_table import cluster_tables, span
+from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from rich.console import Console
+
+S = 1_000_000_000
+T0 = 1_700_000_000 * S
+
+
+def summary(instance: str = "w0", *, at: int = T0, tokens: int = 0, **changes: object) -> InstanceSummary:
+    fields: dict[str, object] = {
+        "instance": instance,
+        "incarnation": T0 - 60 * S,
+        "model": "tiny",
+        "at_ns": at,
+        "running": 2,
+        "waiting": 1,
+        "running_tokens": 100,
+        "waiting_prefill_tokens": 10,
+        "blocks_free": 30,
+        "blocks_total": 100,
+        "block_size": 16,
+        "preemptions": 4,
+        "output_tokens_total": tokens,
+    }
+    return InstanceSummary(**(fields | changes))  # type: ignore[arg-type]
+
+
+def presence(role: str, name: str, state: PresenceState = PresenceState.ALIVE, **changes: object) -> ServicePresence:
+    fields: dict[str, object] = {"role": role, "name": name, "incarnation": T0 - 60 * S, "at_ns": T0, "state": state}
+    return ServicePresence(**(fields | changes))  # type: ignore[arg-type]
+
+
+def record(instance: str) -> InstanceRecord:
+    return InstanceRecord(
+        instance=instance,
+        incarnation=T0 - S,
+        model="tiny",
+        engine="modelled",
+        engine_version="1",
+        max_model_len=4096,
+        max_sequences=8,
+        token_budget=512,
+        block_size=16,
+        blocks_total=100,
+    )
+
+
+def only(view: ClusterView, now: int = T0) -> InstanceRow:
+    (row,) = view.instances(now)
+    return row
+
+
+def test_tokens_per_second_come_from_what_was_counted_between_two_summaries() -> None:
+    view = ClusterView()
+    view.hear(summary(at=T0, tokens=1_000), T0)
+    assert only(view).output_tokens_per_s is None
+    view.hear(summary(at=T0 + S // 4, tokens=1_100), T0 + S // 4)
+    assert only(view).output_tokens_per_s == 400.0
+
+
+def test_the_rate_forgets_what_is_older_than_two_seconds() -> None:
+    view = ClusterView()
+    for quarter in range(40):  # 400 tok/s for five seconds, then nothing
+        tokens = 100 * min(quarter, 20)
+        view.hear(summary(at=T0 + quarter * S // 4, tokens=tokens), T0 + quarter * S // 4)
+    assert only(view, T0 + 10 * S).output_tokens_per_s == 0.0
+
+
+def test_a_restarted_worker_counts_anew() -> None:
+    view = ClusterView()
+    view.hear(summary(at=T0, tokens=90_000), T0)
+    view.hear(summary(at=T0 + S, tokens=5, incarnation=T0 + S // 2), T0 + S)
+    assert only(view, T0 + S).output_tokens_per_s is None
+    assert only(view, T0 + S).uptime_s == 0.5
+
+
+def test_an_instance_without_a_heartbeat_is_suspect_and_later_gone() -> None:
+    view = ClusterView()
+    view.hear(summary(), T0)
+    assert only(view, T0 + SUSPECT_NS).state == "ready"
+    assert only(view, T0 + SUSPECT_NS + 1).state == "suspect"
+    assert view.instances(T0 + GONE_NS + 1) == []
+
+
+def test_a_draining_instance_says_so() -> None:
+    view = ClusterView()
+    view.hear(summary(draining=True), T0)
+    assert only(view).state == "draining"
+
+
+def test_the_supervisor_s_word_that_a_worker_is_dead_counts_for_that_incarnation_only() -> None:
+    view = ClusterView()
+    view.hear(summary(), T0)
+    view.hear(presence("worker", "w0", PresenceState.DEAD, incarnation=0, at_ns=T0 + 1), T0 + 1)
+    assert only(view, T0 + 1).state == "dead"
+    view.hear(summary(incarnation=T0 + S, at=T0 + S), T0 + S)
+    assert only(view, T0 + S).state == "ready"
+
+
+def test_a_registered_instance_that_says_nothing_yet_is_starting() -> None:
+    view = ClusterView()
+    view.hear_stored("instance", [record("w3")], T0)
+    assert (only(view).state, only(view).blocks_total) == ("starting", 100)
+    view.hear_stored("instance", [], T0)
+    assert view.instances(T0) == []
+
+
+def test_the_stage_comes_from_the_plan() -> None:
+    view = ClusterView()
+    view.hear(summary(), T0)
+    assert only(view).stage == ""
+    stages = [Stage(name="s1", length_min=0, length_max=None, instances=["w0"])]
+    view.hear_stored("plan", [Plan(model="tiny", epoch=1, stages=stages, coordinator="c")], T0)
+    assert only(view).stage == "s1"
+
+
+def test_instances_stand_in_the_order_a_person_counts() -> None:
+    view = ClusterView()
+    for name in ("w10", "w2", "w1"):
+        view.hear(summary(name), T0)
+    assert [row.instance for row in view.instances(T0)] == ["w1", "w2", "w10"]
+
+
+def test_services_are_alive_then_silent() -> None:
+    view = ClusterView()
+    view.hear(presence("ingress", "ingress-0", url="http://127.0.0.1:8000"), T0)
+    view.hear(presence("worker", "w0"), T0)
+    (row,) = view.services(T0 + S)
+    assert (row.role, row.state, row.url) == ("ingress", "alive", "http://127.0.0.1:8000")
+    (row,) = view.services(T0 + 4 * S)
+    assert row.state == "silent"
+
+
+def test_totals_leave_out_the_dead() -> None:
+    view = ClusterView()
+    view.hear(summary("w0"), T0)
+    view.hear(summary("w1"), T0)
+    view.hear(presence("worker", "w1", PresenceState.DEAD, at_ns=T0 + 1), T0)
+    totals = view.totals(view.instances(T0))
+    assert (totals.instances, totals.instances_ready, totals.running, totals.blocks_used) == (2, 1, 2, 70)
+
+
+def drawn(view: ClusterView, rows_max: int = 0) -> str:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(cluster_tables("local", view, T0, rows_max=rows_max))
+    return console.export_text()
+
+
+def test_the_table_fits_120_columns_and_names_everything() -> None:
+    view = ClusterView()
+    view.hear(summary("w0"), T0)
+    view.hear(presence("ingress", "ingress-0", url="http://127.0.0.1:8000"), T0)
+    text = drawn(view)
+    for word in ("instance", "stage", "running", "waiting", "blocks", "tok/s", "70/100", "ready", "ingress-0", "1m00s"):
+        assert word in text
+
+
+def test_a_small_screen_shows_the_busiest_and_counts_the_rest() -> None:
+    view = ClusterView()
+    for index in range(20):
+        view.hear(summary(f"w{index}", running=index), T0)
+    text = drawn(view, rows_max=5)
+    assert "15 more instances" in text
+    assert "w19" in text
+    assert "w0 " not in text
+
+
+def test_an_empty_cluster_is_told_in_words() -> None:
+    assert "Nobody was heard" in drawn(ClusterView())
+
+
+def test_time_spans_have_two_units() -> None:
+    assert [span(each) for each in (42, 192, 18_120, 200_000)] == ["42s", "3m12s", "5h02m", "2d07h"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
+def test_nothing_is_cut_off_at_any_width(width: int) -> None:
+    view = ClusterView()
+    for index in range(12):
+        view.hear(summary(f"worker-{index}", model="a-model-with-a-long-name", blocks_total=262_144), T0)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(cluster_tables("local", view, T0, rows_max=5, width=width))
+    text = console.export_text()
+    assert "…" not in text
+    assert "running" in text
+    assert ("a-model-with-a-long-name" in text) == (width >= 100)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("worker-")] == [
+        f"worker-{index}" for index in range(5)
+    ]

@@ -1,0 +1,137 @@
+"""The command itself: verbs, exit codes, which cluster it means."""
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from millrace.cli.__main__ import main
+from millrace.cli.cluster import add_connection_options, find_folder, resolve_connection
+from millrace.cli.errors import CliError
+from millrace.cli.verbs import VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_every_verb_has_a_module_that_explains_itself(verb, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(verb.module)
+    assert callable(module.run)
+    with pytest.raises(SystemExit) as ended:
+        main([verb.name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: millrace {verb.name}" in capsys.readouterr().out
+
+
+def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(verb.summary in text for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    "words", [["juggle"], ["tap", "--sideways"], ["up", "--engin", "modelled"], ["trace", "a", "b"], ["replay"]]
+)
+def test_wrong_usage_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "usage: millrace" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, millrace.cli.__main__ as m\ntry: m.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "heavy = {'nats', 'msgspec', 'rich', 'opentelemetry', 'structlog', 'asyncio'} & set(sys.modules)\n"
+    code += "sys.exit(str(sorted(heavy)) if heavy else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MILLRACE_DIR", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", ["tap", "status"])
+def test_without_a_cluster_one_sentence_and_exit_code_1(
+    verb: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"millrace {verb}: no running cluster was found")
+    assert error.count("\n") == 1
+
+
+def test_a_trace_that_is_not_there_is_exit_code_1(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "r1"]) == 1
+    assert "no .millrace folder" in capsys.readouterr().err
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_connection_options(parser)
+    return parser.parse_args(words)
+
+
+def write_cluster(folder: Path, **fields: str) -> None:
+    (folder / "run").mkdir(parents=True)
+    (folder / "run" / "cluster.json").write_text(json.dumps(fields))
+
+
+KNOWN = {
+    "cluster": "mill",
+    "nats_url": "nats://127.0.0.1:4555",
+    "observer_user": "observer",
+    "observer_password": "secret",
+    "something_else": "ignored",
+}
+
+
+def test_the_cluster_file_is_found_from_the_working_directory_upwards(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cluster(elsewhere / ".millrace", **KNOWN)
+    (elsewhere / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere / "a" / "b")
+    found = resolve_connection(options())
+    assert (found.cluster, found.url, found.user, found.password) == ("mill", KNOWN["nats_url"], "observer", "secret")
+
+
+def test_options_win_over_the_file(elsewhere: Path) -> None:
+    write_cluster(elsewhere / ".millrace", **KNOWN)
+    found = resolve_connection(options("--cluster", "x", "--user", "u", "--password", "p"))
+    assert (found.cluster, found.user, found.password) == ("x", "u", "p")
+
+
+def test_another_server_does_not_get_this_cluster_s_password(elsewhere: Path) -> None:
+    write_cluster(elsewhere / ".millrace", **KNOWN)
+    found = resolve_connection(options("--nats", "nats://elsewhere:4222"))
+    assert (found.user, found.password) == ("", "")
+
+
+def test_the_folder_can_be_named_in_the_environment(tmp_path: Path) -> None:
+    assert find_folder(tmp_path, {"MILLRACE_DIR": "/somewhere"}) == Path("/somewhere")
+    assert find_folder(tmp_path, {}) is None or find_folder(tmp_path, {}) != tmp_path / ".millrace"
+
+
+def test_a_damaged_cluster_file_is_named(elsewhere: Path) -> None:
+    (elsewhere / ".millrace" / "run").mkdir(parents=True)
+    (elsewhere / ".millrace" / "run" / "cluster.json").write_text("{")
+    with pytest.raises(CliError, match=r"cluster\.json cannot be read"):
+        resolve_connection(options())
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_key_file_may_be_named_before_or_after_the_action(
+    before: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--file", str(tmp_path / "keys.toml")]
+    for action in (["add", "alice", "--requests-per-minute", "60"], ["list"], ["remove", "alice"], ["list"]):
+        assert main(["keys", *(where + action if before else action + where)]) == 0
+    _, listed = capsys.readouterr().out.splitlines()
+    assert listed == "alice  60 requests per minute"

@@ -1,0 +1,165 @@
+"""How tap shows a message: one bounded line, whatever the bytes are."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from millrace.cli.message_lines import Reading, message_line, message_object, read_message
+from millrace.cli.message_summaries import bounded_list, duration
+from millrace.cli.tapping import full_subject
+from millrace.contracts.catalog import WIRE_TYPES
+from millrace.contracts.codec import encode
+from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
+from millrace.contracts.message import Body
+from millrace.contracts.observers import CandidateScore, DecisionMade
+from millrace.contracts.worker import AcknowledgeSequences, Sampling, SubmitSequence
+
+AT_NS = 1_795_245_192_986_000_000
+HEADERS = {"Mr-Type": "SubmitSequence/1", "Mr-Sender": "ingress-0", "Mr-Request": "r1", "traceparent": "00-a-b-01"}
+
+SUBMIT = SubmitSequence(
+    sequence="r1.0",
+    epoch=2,
+    ingress="ingress-0",
+    ingress_incarnation=1,
+    prompt_token_ids=list(range(5_000)),
+    output_token_ids=[1, 2],
+    sampling=Sampling(max_tokens=64, temperature=0.0),
+)
+
+
+def reading(payload: bytes, headers: dict[str, str] | None = None) -> Reading:
+    return read_message(
+        at_ns=AT_NS,
+        subject="mr.local.engine.w0.submit",
+        payload=payload,
+        headers=headers,
+        reply_to="_INBOX.x",
+        prefix="mr.local",
+    )
+
+
+def line(body: Body | bytes, *, width: int = 500, headers: dict[str, str] | None = None, **options: bool) -> str:
+    payload = body if isinstance(body, bytes) else encode(body)
+    return message_line(reading(payload, headers), width=width, **options)
+
+
+def test_a_line_names_subject_sender_type_request_and_what_matters() -> None:
+    shown = line(SUBMIT, headers=HEADERS)
+    assert "engine.w0.submit  ingress-0 → SubmitSequence r1.0 epoch=2 prompt=5000 output_so_far=2 max=64" in shown
+    assert "mr.local" not in shown
+
+
+def test_headers_alone_tell_the_story() -> None:
+    shown = line(SUBMIT, headers=HEADERS, headers_only=True)
+    assert shown.endswith("ingress-0 → SubmitSequence r1.0")
+
+
+def test_without_headers_the_body_names_type_and_request() -> None:
+    assert "? → SubmitSequence r1.0 " in line(SUBMIT)
+
+
+def test_long_arrays_are_bounded_and_counted() -> None:
+    acknowledge = AcknowledgeSequences(sequences=[(f"r{index}.0", 0) for index in range(40)])
+    assert "[[r0.0 0] [r1.0 0] [r2.0 0] [r3.0 0] +36]" in line(acknowledge)
+    tokens = TokensGenerated(
+        instance="w0",
+        incarnation=1,
+        step=9,
+        chunks=[TokenChunk("a.0", 1, 5, [1, 2]), TokenChunk("b.0", 0, 0, [7], FinishReason.STOP)],
+    )
+    assert "step=9 tokens=3 [a.0e1@5+2 b.0@0+1!stop]" in line(tokens)
+
+
+def test_a_decision_shows_who_was_chosen_by_what_with_which_scores() -> None:
+    decision = DecisionMade(
+        request="r1",
+        sequences=["r1.0"],
+        epoch=0,
+        kind="dispatch",
+        policy="least_tokens",
+        model="tiny",
+        chosen="w0",
+        reason="fewest tokens",
+        scores=[CandidateScore("w0", 12.0), CandidateScore("w1", 0.0, "draining")],
+    )
+    assert "dispatch to w0 by least_tokens [w0:12 w1:draining] fewest tokens" in line(decision)
+
+
+def test_an_unknown_version_is_read_without_types() -> None:
+    payload = msgpack.packb({"type": "SubmitSequence/9", "sequence": "r7.0", "novelty": [1, 2, 3, 4, 5, 6]})
+    shown = line(payload)
+    assert "SubmitSequence/9 r7.0 unknown: no such type or version here novelty=[1 2 3 4 +2]" in shown
+
+
+def test_a_known_type_with_wrong_fields_is_malformed_and_says_where() -> None:
+    shown = line(msgpack.packb({"type": "SubmitSequence/1", "sequence": 5}))
+    assert "malformed: Expected `str`, got `int` - at `$.sequence`" in shown
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x00\xff garbage", b"\x93" * 2_000, b"plain text"])
+def test_bytes_that_are_no_message_are_said_to_be_malformed(payload: bytes) -> None:
+    assert "malformed: " in line(payload)
+
+
+@given(st.binary(max_size=300), st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=4))
+def test_no_message_breaks_a_line_or_the_terminal(payload: bytes, headers: dict[str, str]) -> None:
+    shown = line(payload, headers=headers, width=120)
+    assert len(shown) <= 120
+    assert shown.isprintable()
+
+
+def test_escape_sequences_of_a_stranger_do_not_reach_the_terminal() -> None:
+    payload = msgpack.packb({"type": "Evil/1", "text": "\x1b[2J\r\nforged line"})
+    shown = line(payload, headers={"Mr-Sender": "\x1b]0;owned\x07"})
+    assert shown.isprintable()
+    assert "forged line" in shown
+
+
+def test_a_line_is_cut_at_the_width_whether_it_is_painted_or_not() -> None:
+    plain = line(SUBMIT, headers=HEADERS, width=70)
+    painted = line(SUBMIT, headers=HEADERS, width=70, paint=True)
+    assert len(plain) == 70
+    assert plain.endswith("…")
+    assert "\x1b[" in painted
+    assert len(painted) > len(plain)
+
+
+def test_every_wire_type_has_a_line_from_plain_types() -> None:
+    # The untyped reader must manage whatever the typed one does, for tools without these contracts.
+    for kind in WIRE_TYPES:
+        payload = msgpack.packb({"type": kind.type_name().replace("/1", "/99"), "sequence": "r1.0"})
+        assert "unknown" in line(payload)
+
+
+def test_the_json_form_is_complete() -> None:
+    whole = message_object(reading(encode(SUBMIT), HEADERS))
+    assert len(whole["body"].prompt_token_ids) == 5_000
+    assert whole["type"] == "SubmitSequence/1"
+    assert whole["reply_to"] == "_INBOX.x"
+    assert "trouble" not in whole
+
+
+@pytest.mark.parametrize(
+    ("given_subject", "full"),
+    [
+        ("decision.>", "mr.local.decision.>"),
+        (">", "mr.local.>"),
+        ("mr.other.>", "mr.other.>"),
+        ("$KV.mr_local_plan.>", "$KV.mr_local_plan.>"),
+    ],
+)
+def test_the_prefix_may_be_left_out(given_subject: str, full: str) -> None:
+    assert full_subject(given_subject, "mr.local") == full
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(0, "0"), (950, "950ns"), (2_640_000, "2.64ms"), (834_000_000, "834ms"), (61_500_000_000, "61.5s")],
+)
+def test_durations_read_well(ns: int, text: str) -> None:
+    assert duration(ns) == text
+
+
+def test_a_short_list_is_shown_whole() -> None:
+    assert bounded_list(["a", "b"]) == "[a b]"

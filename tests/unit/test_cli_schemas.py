@@ -1,0 +1,142 @@
+"""The exported wire contract: complete, deterministic, valid, and the one that is committed."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from millrace.cli.asyncapi import parameter_names
+from millrace.cli.schema_documents import documents, schema_path, split_docstring
+from millrace.cli.schemas import compare, write
+from millrace.contracts.catalog import BUCKETS, CHANNELS, WIRE_TYPES
+from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs, TokensGenerated
+from millrace.contracts.status import ServicePresence
+from millrace.contracts.worker import Sampling, StructuredOutput, SubmitSequence
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+#: `npm install --no-save @asyncapi/specs` puts the official schema here.
+OFFICIAL = REPOSITORY / "node_modules" / "@asyncapi" / "specs" / "schemas" / "3.0.0.json"
+
+DOCUMENTS = documents()
+ASYNCAPI: dict[str, Any] = json.loads(DOCUMENTS["asyncapi.json"])
+
+
+def test_the_committed_schemas_are_those_of_the_code() -> None:
+    assert compare(REPOSITORY / "schemas", DOCUMENTS) == []
+
+
+def test_the_same_catalog_gives_the_same_bytes() -> None:
+    assert documents() == DOCUMENTS
+
+
+def test_drift_is_named_file_by_file(tmp_path: Path) -> None:
+    write(tmp_path, DOCUMENTS)
+    assert compare(tmp_path, DOCUMENTS) == []
+    (tmp_path / "worker" / "SubmitSequence.v1.json").write_text("{}")
+    (tmp_path / "plan" / "Plan.v1.json").unlink()
+    (tmp_path / "plan" / "Gone.v1.json").write_text("{}")
+    lines = compare(tmp_path, DOCUMENTS)
+    assert [line.split()[0] for line in lines] == ["missing", "differs", "stale"]
+    write(tmp_path, DOCUMENTS)
+    assert compare(tmp_path, DOCUMENTS) == []
+
+
+@pytest.mark.parametrize("kind", WIRE_TYPES, ids=lambda kind: kind.__name__)
+def test_every_message_has_a_valid_schema_that_stands_alone(kind: type[msgspec.Struct]) -> None:
+    schema = json.loads(DOCUMENTS[schema_path(kind)])  # type: ignore[arg-type]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for name in re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)):
+        assert name in schema["$defs"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SubmitSequence(
+            sequence="r.0",
+            epoch=0,
+            ingress="i",
+            ingress_incarnation=1,
+            prompt_token_ids=[1],
+            sampling=Sampling(max_tokens=1, structured=StructuredOutput(regex="a"), logit_bias={5: 1.0}),
+        ),
+        TokensGenerated(
+            instance="w",
+            incarnation=1,
+            step=1,
+            chunks=[TokenChunk("r.0", 0, 0, [1], FinishReason.STOP, [TokenLogprobs([1], [-0.5], 1)], 3)],
+        ),
+        ServicePresence(role="worker", name="w0", incarnation=1, at_ns=1),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_real_messages_satisfy_their_schema_and_damaged_ones_do_not(body: Any) -> None:
+    schema = json.loads(DOCUMENTS[schema_path(type(body))])
+    plain = msgspec.json.decode(msgspec.json.encode(body))
+    jsonschema.validate(plain, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(plain | {"type": "Other/1"}, schema)
+
+
+def test_field_notes_stand_at_the_fields_and_positions_have_names() -> None:
+    schema = json.loads(DOCUMENTS["ingress/TokensGenerated.v1.json"])
+    assert schema["properties"]["step"]["description"] == "Engine step number."
+    assert "Attributes" not in schema["description"]
+    positions = schema["$defs"]["TokenChunk"]["prefixItems"]
+    assert [each["title"] for each in positions[:4]] == ["sequence", "epoch", "first_index", "token_ids"]
+
+
+def test_a_docstring_is_split_into_text_and_notes() -> None:
+    text, notes = split_docstring(
+        "A thing.\n\n    More\n    words.\n\n    Attributes:\n        a: One,\n            two.\n        b: 3.\n    "
+    )
+    assert text == "A thing. More words."
+    assert notes == {"a": "One, two.", "b": "3."}
+
+
+def references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [each for value in node.values() for each in references(value)]
+    if isinstance(node, list):
+        return [each for value in node for each in references(value)]
+    return []
+
+
+def test_every_reference_of_the_asyncapi_document_leads_somewhere() -> None:
+    assert references(ASYNCAPI)
+    for reference in references(ASYNCAPI):
+        node = ASYNCAPI
+        for key in reference.removeprefix("#/").split("/"):
+            node = node[key]
+
+
+def test_the_asyncapi_document_covers_every_channel_bucket_and_direction() -> None:
+    for channel in CHANNELS:
+        described = ASYNCAPI["channels"][channel.name]
+        assert described["address"] == f"mr.{{cluster}}.{channel.subject}"
+        assert set(re.findall(r"\{(\w+)\}", described["address"])) == set(described["parameters"])
+        assert set(described["messages"]) == {kind.__name__ for kind in channel.messages}
+        title = channel.name.capitalize()
+        assert ASYNCAPI["operations"][f"send{title}"]["x-roles"] == [role.value for role in channel.senders]
+        receive = ASYNCAPI["operations"][f"receive{title}"]
+        assert ("reply" in receive) == bool(channel.replies)
+        if channel.queue_group:
+            assert receive["bindings"]["nats"]["queue"] == channel.queue_group
+    assert set(ASYNCAPI["x-kv-buckets"]) == {bucket.name for bucket in BUCKETS}
+    assert set(parameter_names("a.{model}.{instance}")) == {"cluster", "model", "instance"}
+
+
+def test_the_asyncapi_document_is_valid_by_the_official_schema() -> None:
+    if not OFFICIAL.is_file():
+        pytest.skip("the official schema is not here: `npm install --no-save @asyncapi/specs@6.11.1` brings it")
+    schema = json.loads(OFFICIAL.read_text())
+    validator = jsonschema.Draft7Validator(schema)
+    assert [f"{list(error.absolute_path)}: {error.message}" for error in validator.iter_errors(ASYNCAPI)] == []
+    broken = json.loads(DOCUMENTS["asyncapi.json"])
+    broken["operations"]["sendTag"]["action"] = "shout"
+    assert list(validator.iter_errors(broken))

@@ -1,0 +1,193 @@
+"""How a request's spans are drawn."""
+
+from pathlib import Path
+
+import pytest
+from millrace.cli.errors import CliError
+from millrace.cli.trace_reading import latest_requests, spans_of
+from millrace.cli.trace_tree import BAR_CELLS, bar, build, draw
+from millrace.telemetry.spans import SpanLine, encode_span
+
+MS = 1_000_000
+T0 = 1_700_000_000_000 * MS
+TRACE = "a" * 32
+
+
+def span(span_id: str, name: str, start: int, end: int, parent: str = "", **changes: object) -> SpanLine:
+    fields: dict[str, object] = {
+        "trace": TRACE,
+        "span": span_id * 16,
+        "parent": parent * 16,
+        "name": name,
+        "service": "worker",
+        "instance": "w0",
+        "start_ns": T0 + start * MS,
+        "end_ns": T0 + end * MS,
+    }
+    return SpanLine(**(fields | changes))  # type: ignore[arg-type]
+
+
+def request_spans() -> list[SpanLine]:
+    first = {"millrace.sequence": "r1.0", "millrace.epoch": 0, "millrace.output_tokens": 40}
+    second = {"millrace.sequence": "r1.0", "millrace.epoch": 1, "millrace.output_tokens": 87}
+    return [
+        span("1", "ingress", 0, 1000, instance="ingress-0", attributes={"millrace.request": "r1"}),
+        span("2", "dispatch", 1, 2, "1", instance="ingress-0", attributes={"millrace.reason": "fewest tokens"}),
+        span("3", "prefill", 10, 100, "1", attributes=first),
+        span("4", "decode", 100, 300, "1", attributes=first, error="engine died"),
+        span(
+            "5",
+            "decode",
+            500,
+            1000,
+            "1",
+            instance="w1",
+            attributes=second,
+            links=[f"00-{TRACE}-{'4' * 16}-01"],
+            events=[("first_token", T0 + 510 * MS, {"index": 40})],
+        ),
+    ]
+
+
+def test_the_tree_shows_places_times_reasons_errors_events_and_links() -> None:
+    text = "\n".join(draw(request_spans(), width=120))
+    assert "1s  5 spans" in text
+    assert "├ dispatch" in text
+    assert "└ decode" in text
+    assert "reason='fewest tokens'" in text
+    assert "failed: engine died" in text
+    assert "· first_token at +510ms index=40" in text
+    assert "↳ goes on from decode on w0 at +100ms" in text
+
+
+def test_what_phases_of_one_epoch_share_is_said_once() -> None:
+    text = "\n".join(draw(request_spans(), width=120))
+    assert text.count("output_tokens=40") == 1
+    assert text.count("output_tokens=87") == 1
+
+
+def attempts(count: int, sequence: str = "r1.0", error: str = "refused: full") -> list[SpanLine]:
+    return [
+        span(
+            "abcdef0123456789"[index % 16],
+            "dispatch",
+            10 * index,
+            10 * index + 5,
+            "9",
+            span=f"{sequence[-1]}{index:015x}",
+            instance="ingress-0",
+            error=error,
+            attributes={"millrace.sequence": sequence, "millrace.epoch": index, "millrace.instance": f"w{index % 2}"},
+        )
+        for index in range(count)
+    ]
+
+
+def under_a_root(spans: list[SpanLine]) -> list[SpanLine]:
+    root = span("9", "ingress", 0, 10_000, instance="ingress-0", attributes={"millrace.request": "r1"})
+    return [root, *sorted(spans, key=lambda each: each.start_ns)]
+
+
+def test_many_attempts_alike_are_folded_into_one_line_with_a_count() -> None:
+    lines = draw(under_a_root(attempts(60)), width=120)
+    text = "\n".join(lines)
+    assert "61 spans" in text
+    assert "58 × dispatch" in text
+    assert "w1 (29), w0 (29)" in text
+    assert text.count("failed: refused: full") == 2
+    assert len(lines) < 15
+
+
+def test_attempts_of_two_sequences_that_alternate_are_folded_apart() -> None:
+    text = "\n".join(draw(under_a_root(attempts(10) + attempts(7, "r1.1")), width=120))
+    assert "8 × dispatch .0" in text
+    assert "5 × dispatch .1" in text
+
+
+def test_few_attempts_and_those_that_ended_differently_stay_apart() -> None:
+    placed = span(
+        "7", "dispatch", 900, 905, "9", instance="ingress-0", attributes={"millrace.sequence": "r1.0", "note": "taken"}
+    )
+    text = "\n".join(draw(under_a_root([*attempts(3), placed]), width=120))
+    assert "×" not in text
+    assert text.count("dispatch") == 4
+    text = "\n".join(draw(under_a_root([*attempts(30), placed]), width=120))
+    assert "28 × dispatch" in text
+    assert "note=taken" in text
+
+
+def test_choices_of_one_request_are_told_apart() -> None:
+    spans = [
+        span(str(index + 1), "decode", 0, 10, attributes={"millrace.sequence": f"r1.{index}"}) for index in range(2)
+    ]
+    text = "\n".join(draw(spans, width=120))
+    assert "decode .0" in text
+    assert "decode .1" in text
+
+
+def test_no_line_is_wider_than_the_screen() -> None:
+    spans = request_spans()
+    spans[1] = span("2", "dispatch" * 9, 1, 2, "1", instance="i" * 50, attributes={"reason": "because " * 60})
+    assert max(map(len, draw(spans, width=100))) <= 100
+
+
+def test_a_span_whose_parent_is_unknown_is_a_root() -> None:
+    roots = build([span("1", "a", 0, 9, parent="f"), span("2", "b", 1, 2, parent="1")])
+    assert [(root.span.name, len(root.children)) for root in roots] == [("a", 1)]
+
+
+def test_broken_ids_do_not_make_a_loop() -> None:
+    spans = [span("1", "a", 0, 1, parent="2"), span("2", "b", 0, 1, parent="1"), span("3", "c", 0, 1, parent="3")]
+    text = "\n".join(draw(spans, width=100))
+    assert all(text.count(f"{name} ") for name in "abc")
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1000), (0, 0), (999, 1000), (1000, 1000), (250, 750), (0, 1)])
+def test_a_bar_has_its_place_and_width(start: int, end: int) -> None:
+    cells = bar(start, end, 0, 1000)
+    assert len(cells) == BAR_CELLS
+    assert cells.strip()
+    assert len(cells) - len(cells.lstrip()) == min(BAR_CELLS - 1, start * BAR_CELLS // 1000)
+
+
+def write(folder: Path, name: str, spans: list[SpanLine]) -> None:
+    (folder / name).write_bytes(b"".join(encode_span(each) + b"\n" for each in spans))
+
+
+def test_spans_are_found_in_every_file_by_request_sequence_and_trace(tmp_path: Path) -> None:
+    spans = request_spans()
+    write(tmp_path, "ingress-ingress-0.jsonl", spans[:2])
+    write(tmp_path, "worker-w0.jsonl", spans[2:4])
+    write(tmp_path, "worker-w1.123.jsonl", spans[4:])
+    for name in ("r1", "r1.0", TRACE):
+        assert [each.span[0] for each in spans_of(tmp_path, name)] == ["1", "2", "3", "4", "5"]
+
+
+def test_another_request_with_the_same_beginning_is_not_taken_for_it(tmp_path: Path) -> None:
+    other = span("9", "ingress", 0, 1, attributes={"millrace.request": "r12"}, trace="b" * 32)
+    write(tmp_path, "a.jsonl", [*request_spans(), other])
+    assert {each.trace for each in spans_of(tmp_path, "r1")} == {TRACE}
+
+
+def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", request_spans())
+    with open(tmp_path / "a.jsonl", "ab") as file:
+        file.write(encode_span(request_spans()[0])[:50])
+    assert len(spans_of(tmp_path, "r1")) == 5
+
+
+def test_an_unknown_request_is_told_in_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", request_spans())
+    with pytest.raises(CliError, match="nothing is recorded of 'r9'"):
+        spans_of(tmp_path, "r9")
+    with pytest.raises(CliError, match="no traces are in"):
+        spans_of(tmp_path / "none", "r9")
+
+
+def test_the_latest_requests_come_first(tmp_path: Path) -> None:
+    roots = [
+        span("1", "ingress", index, index + 5, attributes={"millrace.request": f"r{index}"}, trace=f"{index:032x}")
+        for index in range(5)
+    ]
+    write(tmp_path, "a.jsonl", roots)
+    assert [each.request for each in latest_requests(tmp_path, 3)] == ["r4", "r3", "r2"]

@@ -1,0 +1,262 @@
+"""The files of the container deployment agree with each other and with the code.
+
+Bringing it up is `./task test:compose`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from millrace.actor.config import BusConfig, load_config
+from prometheus_client import CollectorRegistry
+
+from services.coordinator.config import CoordinatorConfig
+from services.ingress.config import IngressConfig
+from services.tagger.config import TaggerConfig
+from services.worker.config import WorkerConfig, WorkerLimits
+from tests.unit import metrics_table
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "compose"
+
+#: Prometheus's own, and those that its client library adds to every process.
+FOREIGN = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compose() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())
+    return content
+
+
+def _worker_template() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
+    worker: dict[str, Any] = content["services"]["worker"]
+    return worker
+
+
+def _names_in(query: str) -> set[str]:
+    return set(re.findall(r"\b(millrace_\w+|up|process_\w+)\b(?=[\[{ )]|$)", query))
+
+
+def _known_names() -> set[str]:
+    registry = CollectorRegistry()
+    for _, register in metrics_table.SECTIONS:
+        register(registry)
+    names = set(FOREIGN)
+    for family in registry.collect():
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        names |= {family.name + suffix for suffix in suffixes}
+    return names
+
+
+def _alert_queries() -> list[str]:
+    rules = yaml.safe_load((COMPOSE / "prometheus" / "alerts.yaml").read_text())
+    return [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_the_dashboard_is_what_its_table_says() -> None:
+    module = _load(COMPOSE / "grafana" / "dashboard.py")
+    drawn = json.loads((COMPOSE / "grafana" / "dashboards" / "millrace.json").read_text())
+    assert drawn == module.dashboard()
+
+
+def test_every_query_asks_for_metrics_that_exist() -> None:
+    queries = _load(COMPOSE / "grafana" / "dashboard.py").queries() + _alert_queries()
+    asked = {name for query in queries for name in _names_in(query)}
+    assert len(asked) > 20
+    assert asked - _known_names() == set()
+
+
+def test_no_secret_stands_in_the_compose_files() -> None:
+    for file in ("compose.yaml", "worker.yaml"):
+        text = (COMPOSE / file).read_text()
+        assert not re.search(r"(?i)(password|token|secret)\s*[:=]\s*[\"']?[A-Za-z0-9+/_-]{12,}", text), file
+    services = _compose()["services"].values()
+    passwords = [value for service in services for value in service.get("environment", {}).values()]
+    assert all(str(value).startswith("/run/secrets/") or value == "false" for value in passwords)
+
+
+@pytest.mark.parametrize("name", ["nats", "tagger", "coordinator", "ingress"])
+def test_every_service_of_ours_is_confined_bounded_and_looked_after(name: str) -> None:
+    service = _compose()["services"][name]
+    assert service["user"] == "10001:10001"
+    assert service["restart"] == "unless-stopped"
+    assert service["healthcheck"]["test"]
+
+
+def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> None:
+    services = _compose()["services"] | {"worker": _worker_template()}
+    for name, service in services.items():
+        assert service["user"].split(":")[0] not in ("", "0", "root"), name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["logging"]["options"]["max-size"], name
+        assert service["restart"] in ("unless-stopped", "on-failure"), name
+        # Grafana keeps its plugins and its log beside its data; it is not run here, so it is not said to do without.
+        assert service.get("read_only") or name == "grafana", name
+        if name != "worker":  # prepare.py gives each worker its own
+            assert {"limits", "reservations"} <= set(service["deploy"]["resources"]), name
+
+
+def test_a_worker_gets_more_time_to_stop_than_it_takes_to_drain() -> None:
+    limits = WorkerLimits()
+    assert int(_worker_template()["stop_grace_period"].rstrip("s")) * 1000 > limits.drain_limit_ms + limits.linger_ms
+
+
+def test_every_volume_secret_and_network_that_is_used_is_declared() -> None:
+    compose = _compose()
+    for name, service in (compose["services"] | {"worker": _worker_template()}).items():
+        for secret in service.get("secrets", []):
+            assert secret in compose["secrets"], name
+        for network in service.get("networks", []):
+            assert network in compose["networks"], name
+        for volume in service.get("volumes", []):
+            source = str(volume).split(":")[0]
+            assert source.startswith((".", "$", "/")) or source in compose["volumes"], (name, volume)
+
+
+def test_every_folder_and_target_that_is_named_exists() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\w+)$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
+    for service in (*_compose()["services"].values(), _worker_template()):
+        if build := service.get("build"):
+            assert (COMPOSE / build["context"] / build["dockerfile"]).resolve() == COMPOSE / "Dockerfile"
+            assert build["target"] in stages
+        for volume in service.get("volumes", []):
+            if str(volume).startswith("."):
+                assert (COMPOSE / volume.split(":")[0]).exists(), volume
+
+
+def test_what_the_images_copy_is_let_through_to_the_build() -> None:
+    let_through = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
+    for source in " ".join(copied).split():
+        assert (ROOT / source).exists(), source
+        assert any(source == name or source.startswith(f"{name}/") for name in let_through), source
+
+
+def test_host_ports_are_not_given_twice() -> None:
+    ports = [port.rsplit(":", 1)[0] for service in _compose()["services"].values() for port in service.get("ports", [])]
+    assert len(ports) > 4
+    assert len(ports) == len(set(ports))
+
+
+def test_only_the_api_is_open_to_other_machines() -> None:
+    ports = [(name, port) for name, service in _compose()["services"].items() for port in service.get("ports", [])]
+    assert [name for name, port in ports if not port.startswith("127.0.0.1:")] == ["ingress"]
+
+
+def _prepare(out: Path, *options: str) -> Path:
+    model = out / "some-model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "config.json").chmod(0o644)
+    folder = out / "generated"
+    assert _load(COMPOSE / "prepare.py").main([*options, "--model", str(model), "--out", str(folder)]) == 0
+    return folder
+
+
+def _resolved(folder: Path, profile: str) -> dict[str, Any]:
+    """What compose makes of all files together."""
+    program = str(Path(sys.executable).parent / "docker-compose")
+    command = [program, "--env-file", str(folder / ".env"), "--profile", profile, "config", "--format", "json"]
+    done = subprocess.run(command, cwd=COMPOSE, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
+
+
+@pytest.mark.parametrize(("gpus", "tensor_parallel"), [(1, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2), (8, 4)])
+def test_each_gpu_goes_to_exactly_one_worker(tmp_path: Path, gpus: int, tensor_parallel: int) -> None:
+    folder = _prepare(tmp_path, "--gpus", str(gpus), "--tensor-parallel", str(tensor_parallel))
+    services = _resolved(folder, "gpu")["services"]
+    workers = {name: service for name, service in services.items() if name.startswith("worker-")}
+    assert len(workers) == gpus // tensor_parallel
+    devices = [worker["deploy"]["resources"]["reservations"]["devices"] for worker in workers.values()]
+    assert all(len(asked) == 1 and asked[0]["driver"] == "nvidia" for asked in devices)
+    assert all(len(asked[0]["device_ids"]) == tensor_parallel for asked in devices)
+    assert sorted(id for asked in devices for id in asked[0]["device_ids"]) == [str(gpu) for gpu in range(gpus)]
+    for name, worker in workers.items():
+        config = load_config(WorkerConfig, folder / f"{name}.json")
+        assert (config.name, config.tensor_parallel_size) == (name, tensor_parallel)
+        assert worker["build"]["args"]["ENGINE"] == "gpu"
+        assert worker["read_only"] is True
+
+
+def test_cpu_workers_reserve_no_gpu_and_only_their_profile_has_them(tmp_path: Path) -> None:
+    folder = _prepare(tmp_path, "--cpus", "2")
+    workers = [s for name, s in _resolved(folder, "cpu")["services"].items() if name.startswith("worker-")]
+    assert len(workers) == 2
+    assert all("devices" not in worker["deploy"]["resources"].get("reservations", {}) for worker in workers)
+    assert not any(name.startswith("worker-") for name in _resolved(folder, "gpu")["services"])
+
+
+def test_every_configuration_is_one_that_its_service_takes(tmp_path: Path) -> None:
+    keys = tmp_path / "some-keys.toml"
+    keys.write_text("")
+    folder = _prepare(tmp_path, "--cpus", "1", "--keys", str(keys), "--worker-set", '{"max_num_seqs": 7}')
+    assert load_config(TaggerConfig, folder / "tagger.json").bus.servers == ["nats://nats:4222"]
+    assert load_config(CoordinatorConfig, folder / "coordinator.json").bus.user == "coordinator"
+    assert load_config(BusConfig, folder / "buckets.json").user == "supervisor"
+    assert load_config(IngressConfig, folder / "ingress.json").http.keys_file == "/run/secrets/keys.toml"
+    assert load_config(WorkerConfig, folder / "worker-0.json").max_num_seqs == 7
+    services = _resolved(folder, "cpu")["services"]
+    assert {secret["source"] for secret in services["ingress"]["secrets"]} == {"ingress.json", "keys.toml"}
+
+
+def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(tmp_path: Path) -> None:
+    folder = _prepare(tmp_path / "once", "--cpus", "1")
+    first = json.loads((folder / "passwords.json").read_text())
+    assert len(set(first.values())) == len(first) > 5
+    module = _load(COMPOSE / "prepare.py")
+    again = ["--cpus", "2", "--model", str(tmp_path / "once" / "some-model"), "--out", str(folder)]
+    assert module.main(again) == 0
+    assert json.loads((folder / "passwords.json").read_text()) == first
+    assert module.main([*again, "--new-passwords"]) == 0
+    assert not set(json.loads((folder / "passwords.json").read_text()).values()) & set(first.values())
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["--gpus", "6", "--tensor-parallel", "4"], "cannot be split"),
+        (["--cpus", "2", "--tensor-parallel", "2"], "CPU workers have one core each"),
+        (["--gpus", "-1"], "at least 1"),
+        (["--cpus", "1", "--keys", "/nowhere"], "no such file"),
+        (["--cpus", "1", "--worker-set", "[]"], "--worker-set"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], wrong: str
+) -> None:
+    with pytest.raises(SystemExit):
+        _prepare(tmp_path, *options)
+    assert wrong in capsys.readouterr().err
+
+
+def test_a_model_that_the_containers_may_not_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").chmod(0o600)
+    with pytest.raises(SystemExit):
+        _load(COMPOSE / "prepare.py").main(["--cpus", "1", "--model", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "may not read config.json" in capsys.readouterr().err

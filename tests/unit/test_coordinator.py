@@ -1,0 +1,250 @@
+"""The coordinator's actor: leases, plans, and what it does when instances come, fall silent or are declared dead."""
+
+from __future__ import annotations
+
+from millrace.actor.effects import DeleteKey, Effect, PutKey, Stop
+from millrace.contracts.local import (
+    BucketReady,
+    BusReconnected,
+    KeyChanged,
+    KeyFailure,
+    KeyNotPut,
+    KeyPut,
+    StopRequested,
+    TimerFired,
+)
+from millrace.contracts.message import Body, Message
+from millrace.contracts.plan import Lease, Plan
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+
+from services.coordinator.actor import LEASE_NS, SILENCE_NS_MAX, TICK_NS, CoordinatorActor
+
+S = 1_000_000_000
+MODEL = "tiny"
+
+
+class Bench:
+    """A coordinator with a KV store that does what it is told, so that tests read as a story."""
+
+    def __init__(self, name: str = "coordinator-0", incarnation: int = 1) -> None:
+        self.actor = CoordinatorActor(name=name, cluster="local", incarnation=incarnation)
+        self.now_ns = 100 * S
+        self.revision = 0
+        self.keys: dict[tuple[str, str], tuple[Body, int]] = {}
+        self.effects = self.actor.start(self.now_ns)
+        for bucket in ("instance", "plan", "lease"):
+            self.send(BucketReady(bucket=bucket))
+
+    def send(self, body: Body, *, store: bool = True) -> list[Effect]:
+        effects = self.actor.handle(Message(body), self.now_ns)
+        self.actor.check_invariants()
+        for effect in effects:
+            if isinstance(effect, PutKey) and store:
+                self.put(effect)
+        return effects
+
+    def put(self, effect: PutKey) -> None:
+        held = self.keys.get((effect.bucket, effect.key))
+        if effect.expected_revision is not None and effect.expected_revision != (held[1] if held else 0):
+            self.send(KeyNotPut(correlation=effect.correlation, reason=KeyFailure.CONFLICT))
+            return
+        self.revision += 1
+        self.keys[effect.bucket, effect.key] = (effect.value, self.revision)
+        self.send(KeyPut(correlation=effect.correlation, revision=self.revision))
+        changed = KeyChanged(bucket=effect.bucket, key=effect.key, value=effect.value, revision=self.revision)
+        self.send(changed)
+
+    def register(self, name: str, incarnation: int = 5) -> None:
+        self.send(KeyChanged(bucket="instance", key=name, value=record(name, incarnation), revision=1))
+
+    def tick(self, seconds: float = 1.0) -> list[Effect]:
+        self.now_ns += int(seconds * S)
+        return self.send(TimerFired(name="tick"))
+
+    @property
+    def plan(self) -> Plan | None:
+        value = self.keys.get(("plan", MODEL))
+        assert value is None or isinstance(value[0], Plan)
+        return value[0] if value else None
+
+    @property
+    def planned(self) -> list[str]:
+        return self.plan.stages[0].instances if self.plan else []
+
+
+def record(name: str, incarnation: int = 5) -> InstanceRecord:
+    return InstanceRecord(
+        instance=name,
+        incarnation=incarnation,
+        model=MODEL,
+        engine="modelled",
+        engine_version="0",
+        max_model_len=4096,
+        max_sequences=64,
+        token_budget=2048,
+        block_size=32,
+        blocks_total=100,
+    )
+
+
+def summary(name: str, incarnation: int = 5, *, draining: bool = False) -> InstanceSummary:
+    return InstanceSummary(
+        instance=name,
+        incarnation=incarnation,
+        model=MODEL,
+        at_ns=0,
+        running=0,
+        waiting=0,
+        running_tokens=0,
+        waiting_prefill_tokens=0,
+        blocks_free=100,
+        blocks_total=100,
+        block_size=32,
+        preemptions=0,
+        output_tokens_total=0,
+        draining=draining,
+    )
+
+
+def foreign_lease(until_ns: int, holder: str = "coordinator-9", incarnation: int = 1) -> KeyChanged:
+    lease = Lease(model=MODEL, holder=holder, incarnation=incarnation, until_ns=until_ns)
+    return KeyChanged(bucket="lease", key=MODEL, value=lease, revision=7)
+
+
+def test_the_first_instance_brings_a_lease_and_then_a_plan_with_one_stage() -> None:
+    bench = Bench()
+    bench.register("a")
+    assert bench.keys["lease", MODEL][0].holder == "coordinator-0"  # type: ignore[attr-defined]
+    assert bench.plan is not None
+    assert bench.plan.epoch == 1
+    assert [(s.length_min, s.length_max, s.instances) for s in bench.plan.stages] == [(0, None, ["a"])]
+
+
+def test_nothing_is_planned_under_somebody_elses_lease() -> None:
+    bench = Bench()
+    bench.send(foreign_lease(bench.now_ns + LEASE_NS))
+    bench.register("a")
+    bench.tick()
+    assert bench.plan is None
+
+
+def test_a_lease_that_ran_out_is_taken_over_the_revision_that_was_seen() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.send(foreign_lease(bench.now_ns + S // 2), store=False)
+    effects = bench.actor.handle(Message(TimerFired(name="tick")), bench.now_ns + TICK_NS)
+    puts = [effect for effect in effects if isinstance(effect, PutKey)]
+    assert [(put.bucket, put.expected_revision) for put in puts] == [("lease", 7)]
+
+
+def test_a_restarted_coordinator_takes_its_own_lease_over_at_once() -> None:
+    bench = Bench(incarnation=2)
+    lease = foreign_lease(bench.now_ns + LEASE_NS, holder="coordinator-0", incarnation=1)
+    effects = bench.send(lease, store=False)
+    assert [effect.expected_revision for effect in effects if isinstance(effect, PutKey)] == [7]
+
+
+def test_a_second_instance_raises_the_epoch_and_a_repeated_registration_does_not() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.register("b")
+    assert bench.plan is not None
+    assert (bench.plan.epoch, bench.planned) == (2, ["a", "b"])
+    bench.register("b")
+    bench.tick()
+    assert bench.plan.epoch == 2
+
+
+def test_a_silent_instance_leaves_the_plan_and_returns_with_its_next_word() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.register("b")
+    bench.tick()
+    for _ in range(SILENCE_NS_MAX // S + 1):
+        bench.send(summary("b"))
+        bench.tick()
+    assert bench.planned == ["b"]
+    bench.send(summary("a"))
+    assert bench.planned == ["a", "b"]
+
+
+def test_a_draining_instance_leaves_the_plan() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.register("b")
+    bench.tick()
+    bench.send(summary("a", draining=True))
+    assert bench.planned == ["b"]
+
+
+def test_an_instance_declared_dead_leaves_at_once_and_only_a_new_incarnation_returns() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.register("b")
+    bench.tick()
+    dead = ServicePresence(role="worker", name="a", incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD)
+    bench.send(dead)
+    assert bench.planned == ["b"]
+    bench.send(summary("a"))
+    assert bench.planned == ["b"]
+    bench.register("a", incarnation=bench.now_ns + 1)
+    assert bench.planned == ["a", "b"]
+
+
+def test_a_deregistered_instance_leaves_the_plan() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.register("b")
+    bench.tick()
+    bench.send(KeyChanged(bucket="instance", key="a", value=None, revision=9))
+    assert bench.planned == ["b"]
+
+
+def test_a_lease_is_renewed_before_it_ends_and_kept_for_an_hour() -> None:
+    bench = Bench()
+    bench.register("a")
+    for _ in range(3600):
+        bench.send(summary("a"))
+        bench.tick()
+        lease = bench.keys["lease", MODEL][0]
+        assert isinstance(lease, Lease)
+        assert lease.until_ns > bench.now_ns
+    assert bench.plan is not None
+    assert bench.plan.epoch == 1
+
+
+def test_a_lost_write_is_not_repeated_until_the_next_tick() -> None:
+    bench = Bench()
+    bench.register("a")
+    effects = bench.tick()
+    assert any(isinstance(effect, PutKey) for effect in effects) or bench.plan
+    bench.keys["plan", MODEL] = (Plan(model=MODEL, epoch=8, stages=[], coordinator="x"), 99)
+    bench.register("b")  # its write meets revision 99 and loses
+    assert bench.keys["plan", MODEL][1] == 99
+    bench.send(KeyChanged(bucket="plan", key=MODEL, value=bench.keys["plan", MODEL][0], revision=99))
+    bench.tick()
+    assert bench.plan is not None
+    assert (bench.plan.epoch, bench.planned) == (9, ["a", "b"])
+
+
+def test_a_store_that_came_back_empty_gets_lease_and_plan_anew() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.tick()
+    bench.keys.clear()
+    bench.send(BusReconnected())
+    for bucket in ("instance", "plan", "lease"):
+        bench.send(BucketReady(bucket=bucket))
+    bench.tick()
+    assert ("lease", MODEL) in bench.keys
+    bench.register("b")
+    assert bench.planned == ["a", "b"]
+
+
+def test_stopping_gives_the_lease_back() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.tick()
+    effects = bench.send(StopRequested())
+    assert any(isinstance(effect, DeleteKey) and effect.bucket == "lease" for effect in effects)
+    assert isinstance(effects[-1], Stop)

@@ -1,0 +1,222 @@
+"""A modelled engine that runs by itself, on a clock of the test's and inside the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from millrace.actor.engine import (
+    AddToEngine,
+    EngineEvent,
+    EngineFailed,
+    EngineObserved,
+    EngineSequence,
+    EngineStepped,
+    SequenceAdded,
+    SequenceRejected,
+)
+from millrace.contracts.worker import Sampling
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.pacing import LAG_NS_MAX, PacedEngine
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import ConstantStepTime
+from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
+from millrace.sim.runtime_sim import Simulation
+
+STEP_NS = 10_000_000
+
+
+class ManualClock:
+    """Moves only when told to."""
+
+    def __init__(self) -> None:
+        self.time_ns = 1_000_000_000
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
+        self._count += 1
+        self._events.append((max(time_ns, self.time_ns), self._count, callback))
+
+    def advance(self, duration_ns: int, late_ns: int = 0) -> None:
+        """Runs what is due within ``duration_ns``, each event late by ``late_ns``."""
+        until = self.time_ns + duration_ns
+        while self._events and min(self._events)[0] + late_ns <= until:
+            event = min(self._events)
+            self._events.remove(event)
+            self.time_ns = max(self.time_ns, event[0] + late_ns)
+            event[2]()
+        self.time_ns = until
+
+
+def model() -> ModelledEngine:
+    return ModelledEngine(EngineParameters(max_sequences=4, token_budget=64), ConstantStepTime(STEP_NS))
+
+
+def sequence(name: str, output: int = 5) -> EngineSequence:
+    return EngineSequence(
+        sequence=name, prompt_token_ids=[97, 98], sampling=Sampling(max_tokens=output, ignore_eos=True)
+    )
+
+
+class Bench:
+    """A paced engine, its clock, what it said and when."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = ManualClock()
+        self.heard: list[tuple[int, EngineEvent]] = []
+        self.begin_ns = self.clock.now_ns()
+        self.paced = PacedEngine(model(), self.clock, self._hear, **options)
+
+    def _hear(self, event: EngineEvent) -> None:
+        self.heard.append((self.clock.now_ns() - self.begin_ns, event))
+
+    def steps(self) -> list[int]:
+        return [at for at, event in self.heard if isinstance(event, EngineStepped)]
+
+    def last(self) -> EngineEvent:
+        return self.heard[-1][1]
+
+
+def test_nothing_is_said_within_the_call_that_adds() -> None:
+    bench = Bench()
+    bench.paced.add(sequence("a"))
+    assert bench.heard == []
+    bench.clock.advance(0)
+    assert bench.last() == SequenceAdded(sequence="a")
+    bench.paced.add(sequence("a"))
+    bench.clock.advance(0)
+    assert isinstance(bench.last(), SequenceRejected)
+
+
+def test_what_one_turn_adds_shares_the_first_step() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.paced.add(sequence(name))
+    bench.clock.advance(STEP_NS)
+    stepped = bench.last()
+    assert isinstance(stepped, EngineStepped)
+    assert [output.sequence for output in stepped.outputs] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("speed", "distance_ns"), [(1.0, STEP_NS), (4.0, STEP_NS // 4)])
+def test_steps_follow_at_the_modelled_distance_though_timers_are_late(speed: float, distance_ns: int) -> None:
+    bench = Bench(speed=speed)
+    bench.paced.add(sequence("a"))
+    late_ns = distance_ns // 3
+    bench.clock.advance(10 * STEP_NS, late_ns)
+    # The first event is late itself: time counts from when the sequence was added.
+    assert bench.steps() == [distance_ns * (index + 1) + late_ns for index in range(5)]
+
+
+def test_at_speed_zero_steps_take_no_time() -> None:
+    bench = Bench(speed=0)
+    bench.paced.add(sequence("a", output=50))
+    bench.clock.advance(0)
+    assert bench.steps() == [0] * 50
+
+
+def test_after_a_long_hold_up_it_does_not_catch_up() -> None:
+    bench = Bench()
+    bench.paced.add(sequence("a", output=100))
+    bench.clock.advance(2 * STEP_NS)
+    bench.clock.time_ns += 5 * LAG_NS_MAX
+    bench.clock.advance(STEP_NS)
+    held_up = bench.steps()[2:]
+    assert len(held_up) == 2  # the one that was due, and one a step later
+
+
+def test_snapshots_keep_their_distance_and_the_last_word_before_a_rest_has_one() -> None:
+    bench = Bench(snapshot_interval_ns=3 * STEP_NS)
+    bench.paced.add(sequence("a", output=8))
+    bench.clock.advance(20 * STEP_NS)
+    steps = [event for _, event in bench.heard if isinstance(event, EngineStepped)]
+    assert [step.snapshot is not None for step in steps] == [True, False, False, True, False, False, True, True]
+    assert steps[-1].snapshot is not None
+    assert steps[-1].snapshot.blocks_free == steps[-1].snapshot.blocks_total
+
+
+def test_a_cancel_in_an_engine_that_then_rests_is_told_by_a_snapshot() -> None:
+    bench = Bench()
+    bench.paced.add(sequence("a", output=100))
+    bench.clock.advance(3 * STEP_NS + 1)
+    bench.paced.cancel(["a"])
+    bench.clock.advance(STEP_NS)
+    last = bench.last()
+    assert isinstance(last, EngineStepped | EngineObserved)
+    assert last.snapshot is not None
+    assert (last.snapshot.running, last.snapshot.blocks_free) == ([], last.snapshot.blocks_total)
+
+
+def test_a_stalled_engine_is_silent_for_that_long_and_then_goes_on() -> None:
+    bench = Bench()
+    bench.paced.add(sequence("a", output=3))
+    bench.clock.advance(STEP_NS)
+    bench.paced.stall(7 * STEP_NS)
+    bench.clock.advance(30 * STEP_NS)
+    assert bench.steps()[:2] == [STEP_NS, 8 * STEP_NS]
+    assert len(bench.steps()) == 3
+
+
+def test_a_failed_engine_says_so_once_and_nothing_more() -> None:
+    bench = Bench()
+    bench.paced.add(sequence("a"))
+    bench.clock.advance(2 * STEP_NS)
+    bench.paced.fail("gone")
+    bench.paced.fail("again")
+    bench.clock.advance(10 * STEP_NS)
+    assert len(bench.steps()) == 2
+    assert bench.last() == EngineFailed(detail="gone")
+    bench.paced.stop()
+
+
+class Recorder:
+    """An actor that asks its engine for one sequence at the start and keeps what comes."""
+
+    name = "worker-0"
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.bodies: list[Any] = []
+
+    def start(self, now_ns: int) -> list[Any]:
+        return [AddToEngine(sequence=sequence("a", output=20))]
+
+    def handle(self, message: Any, now_ns: int) -> list[Any]:
+        self.bodies.append(message.body)
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def check_invariants(self) -> None:
+        return None
+
+
+def test_in_simulation_an_engine_serves_its_actor_in_virtual_time_and_dies_with_it() -> None:
+    simulation = Simulation(seed=3)
+    engines: dict[str, SimulatedEngine] = {}
+    actors: list[Recorder] = []
+
+    def build(incarnation: int) -> Recorder:
+        actors.append(Recorder(incarnation))
+        return actors[-1]
+
+    worker = simulation.add(build, node="w0", accepts=(), handlers=simulated_engines(lambda _: model(), engines))
+    simulation.run_for(5 * STEP_NS + 1)
+    first = actors[0]
+    assert [type(body) for body in first.bodies] == [SequenceAdded] + [EngineStepped] * 5
+    simulation.faults.kill(worker)
+    simulation.run_for(10 * STEP_NS)
+    assert len(first.bodies) == 6
+    simulation.start(worker)
+    simulation.run_for(30 * STEP_NS)
+    assert sum(isinstance(body, EngineStepped) for body in actors[1].bodies) == 20
+    assert engines["worker-0"].engine.scheduler.has_work() is False
+    engines["worker-0"].fail()
+    simulation.run_for(STEP_NS)
+    assert isinstance(actors[1].bodies[-1], EngineFailed)

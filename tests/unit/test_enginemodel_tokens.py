@@ -1,0 +1,80 @@
+"""What a modelled engine says, and how long its steps take."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.coefficients import coefficient_names, load_coefficients
+from millrace.enginemodel.steptime import LinearStepTime, coefficient_of_variation
+from millrace.enginemodel.stream import modelled_logprobs
+from millrace.enginemodel.tokens import CHUNK, OutputLengths, Vocabulary, stream_chunk, stream_key
+
+TABLE = Vocabulary().table()
+
+
+def test_tokens_depend_on_prompt_and_seed_alone() -> None:
+    key = stream_key([1, 2, 3], None)
+    assert key == stream_key([1, 2, 3], None)
+    assert len({key, stream_key([1, 2], None), stream_key([1, 2, 3], 0), stream_key([1, 2, 3], -1)}) == 4
+    assert stream_chunk(key, 0, TABLE) == stream_chunk(key, 0, TABLE) != stream_chunk(key, 1, TABLE)
+    assert len(stream_chunk(key, 5, TABLE)) == CHUNK
+
+
+def test_text_is_letters_with_a_space_now_and_then() -> None:
+    text = "".join(chr(token) for chunk in range(40) for token in stream_chunk(b"key", chunk, TABLE))
+    assert set(text) == set("abcdefghijklmnopqrstuvwxyz ")
+    assert 0.12 < text.count(" ") / len(text) < 0.21
+
+
+def test_natural_lengths_have_the_mean_and_spread_asked_for() -> None:
+    lengths = [OutputLengths(mean=200, sigma=0.8).length(stream_key([index], None)) for index in range(4000)]
+    assert statistics.fmean(lengths) == pytest.approx(200, rel=0.06)
+    assert statistics.median(lengths) == pytest.approx(200 * 2.718281828 ** (-(0.8**2) / 2), rel=0.06)
+    assert min(lengths) >= 1
+    assert {OutputLengths(mean=7, sigma=0).length(bytes([index])) for index in range(9)} == {7}
+    assert OutputLengths(mean=500, sigma=0, length_max=40).length(b"key") == 40
+
+
+def test_log_probabilities_fall_and_sum_to_less_than_one() -> None:
+    for count in (0, 1, 5, 20):
+        entry = modelled_logprobs(b"key", 7, 101, sorted(set(TABLE)), count)
+        probabilities = [2.718281828**value for value in entry.logprobs[1:]]
+        assert entry.token_ids[:2] == [101, 101][: 1 + min(count, 1)]
+        assert len(entry.token_ids) == len(entry.logprobs) == count + 1
+        assert len(set(entry.token_ids)) == max(count, 1)
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert sum(probabilities) < 1
+
+
+def test_a_linear_step_time_adds_up_what_the_step_does() -> None:
+    model = LinearStepTime(
+        fixed=1000, per_decode=10, per_prefill_token=5, per_context_token=0.5, per_prefill_work=0.25, heterogeneity=0.5
+    )
+    batch = BatchComposition(decodes=3, prefills=1, prefill_tokens=20, context_tokens=100, prefill_work=400.0)
+    assert model.duration_ns(batch) == 1000 + 30 + 100 + 50 + 100
+    assert model.duration_ns(batch, [50, 50]) == 1280
+    assert model.duration_ns(batch, [25, 75]) == round(1280 * (1 + 0.5 * 0.5))
+    assert model.wants_lengths
+    assert coefficient_of_variation([]) == coefficient_of_variation([7]) == 0
+
+
+@pytest.mark.parametrize("name", coefficient_names())
+def test_each_set_of_coefficients_says_where_it_is_from_and_grows_with_work(name: str) -> None:
+    model = load_coefficients(name)
+    assert model.provenance is not None
+    assert all([model.provenance.model, model.provenance.hardware, model.provenance.source])
+    assert "%" in model.provenance.error
+    one = model.duration_ns(BatchComposition(decodes=1, context_tokens=100))
+    many = model.duration_ns(BatchComposition(decodes=64, context_tokens=6400))
+    prefill = model.duration_ns(
+        BatchComposition(prefills=1, prefill_tokens=2048, context_tokens=2048, prefill_work=2e6)
+    )
+    assert 0 < one < many < prefill
+
+
+def test_an_unknown_set_is_refused_with_the_list_of_those_there_are() -> None:
+    with pytest.raises(ValueError) as refused:
+        load_coefficients("abacus")
+    assert "cpu-8m" in str(refused.value)

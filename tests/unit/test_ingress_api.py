@@ -1,0 +1,319 @@
+"""Request bodies to calls: defaults as vLLM has them, prompts as templates write them, limits as they are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.contracts.worker import Sampling, StructuredOutput
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from services.ingress.api.drafts import Bounds, Caller, build_call, chat_draft, completion_draft
+from services.ingress.api.errors import REFUSALS, ApiError, refusal
+from services.ingress.api.models import ModelRegistry, ServedModel, Serving
+from services.ingress.api.openapi import openapi_document
+from services.ingress.api.requests import ChatRequest, CompletionRequest
+from services.ingress.api.streams import ChatStream, CompletionStream, ResponseHead
+from services.ingress.api.tokenizing import detokenize, tokenize
+from services.ingress.api.tools import NO_TOOLS
+from services.ingress.api.unsupported import NOT_SUPPORTED
+from services.ingress.api.wholes import WholeChat
+from services.ingress.calls import Call, ChoiceDelta, RefusalKind, Usage
+from services.ingress.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+LENGTH = 500
+ALIVE = Serving(1, 0)
+BOUNDS = Bounds()
+
+
+def byte_tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<bos>", special=True), AddedToken("<eos>", special=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", tokenizer.token_to_id("<bos>"))]
+    )
+    return tokenizer
+
+
+def registry(template: str | None = TEMPLATE, live: Serving = ALIVE) -> ModelRegistry:
+    special = {"bos_token": "<bos>", "eos_token": "<eos>"}
+    chat = None if template is None else ChatTemplate(template, special)
+    tokenizer = ModelTokenizer(byte_tokenizer(), chat, max_model_len=LENGTH)
+    model = ServedModel(name="m", tokenizer=tokenizer, max_model_len=LENGTH)
+    return ModelRegistry({"m": model}, lambda name: live)
+
+
+def call_of(body: dict[str, Any], models: ModelRegistry | None = None, bounds: Bounds = BOUNDS) -> Call:
+    models = models or registry()
+    make = chat_draft if "messages" in body else completion_draft
+    draft = make(json.dumps({"model": "m"} | body).encode(), models, bounds)
+    encode = draft.model.tokenizer.encode
+    prompts = draft.token_ids or [encode(text, special=draft.special) for text in draft.texts or []]
+    return build_call(draft, prompts, Caller(request="r"), models.limit(draft.model))
+
+
+def prompt_of(messages: list[Any], template: str = TEMPLATE, **fields: Any) -> str:
+    models = registry(template)
+    return models.get("m").tokenizer.decode(call_of({"messages": messages} | fields, models).prompts[0])
+
+
+def error_of(body: dict[str, Any], models: ModelRegistry | None = None) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        call_of(body, models)
+    return caught.value
+
+
+USER = [{"role": "user", "content": "hi"}]
+USER_PROMPT = "<bos><user>hi<eos><assistant>"
+
+
+def test_a_bare_chat_request_has_vllms_defaults_and_the_rest_of_the_models_length():
+    call = call_of({"messages": USER})
+    assert call.sampling == Sampling(max_tokens=LENGTH - len(call.prompts[0]))
+    assert (call.n, call.stop, call.stream, call.skip_special_tokens) == (1, [], False, True)
+    assert call.prompt_head == USER_PROMPT
+
+
+def test_a_bare_completion_has_sixteen_tokens_and_a_bos():
+    call = call_of({"prompt": "hi"})
+    assert call.sampling == Sampling(max_tokens=16)
+    assert len(call.prompts[0]) == 3
+    assert len(call_of({"prompt": "hi", "add_special_tokens": False}).prompts[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"top_k": -1}, "top_k", 0),
+        ({"top_k": 3}, "top_k", 3),
+        ({"temperature": 0}, "temperature", 0.0),
+        ({"logit_bias": {"7": -100}}, "logit_bias", {7: -100.0}),
+        ({"logprobs": True}, "logprobs", 0),
+        ({"logprobs": True, "top_logprobs": 5}, "logprobs", 5),
+        ({"logprobs": False}, "logprobs", None),
+        ({"max_completion_tokens": 9}, "max_tokens", 9),
+        ({"max_tokens": 9, "max_completion_tokens": 9}, "max_tokens", 9),
+        ({"stop_token_ids": [4, 5]}, "stop_token_ids", [4, 5]),
+        ({"response_format": {"type": "text"}}, "structured", None),
+        ({"response_format": {"type": "json_object"}}, "structured", StructuredOutput(json_object=True)),
+        ({"structured_outputs": {"regex": "a+"}}, "structured", StructuredOutput(regex="a+")),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured", StructuredOutput(choice=["a"])),
+        ({"structured_outputs": {"json": '{"a":1}'}}, "structured", StructuredOutput(json_schema='{"a":1}')),
+    ],
+)  # fmt: skip
+def test_fields_arrive_in_sampling(given: dict[str, Any], field: str, value: Any):
+    assert getattr(call_of({"messages": USER} | given).sampling, field) == value
+
+
+@pytest.mark.parametrize(("stop", "stops"), [("a", ["a"]), (["a", "b"], ["a", "b"]), (None, []), ([], [])])
+def test_stop_is_a_string_or_some(stop: Any, stops: list[str]):
+    assert call_of({"messages": USER, "stop": stop}).stop == stops
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/nowhere"}}}, None),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}, None),
+        ({"$schema": "http://127.0.0.1:9/own"}, "dialect"),
+        ({"$schema": ["a"]}, "dialect"),
+        ({"properties": {"a": {"minimum": "x"}}}, "properties/a/minimum"),
+        ({"required": "a"}, "required"),
+    ],
+)
+def test_schemas_are_checked_without_fetching_anything(schema: Any, fault: str | None):
+    body = {
+        "messages": USER,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    }
+    if fault is None:
+        assert json.loads(call_of(body).sampling.structured.json_schema) == schema
+        return
+    error = error_of(body)
+    assert (error.param, error.code) == ("response_format.json_schema.schema", "invalid_json_schema")
+    assert fault in error.message
+
+
+def test_null_is_the_same_as_absent_for_every_optional_parameter():
+    for kind, body in ((ChatRequest, {"messages": USER}), (CompletionRequest, {"prompt": "hi"})):
+        names = [f.name for f in msgspec.structs.fields(kind) if f.name not in ("model", "messages", "prompt")]
+        assert call_of(body | dict.fromkeys(names)) == call_of(body)
+
+
+def test_every_unsupported_parameter_is_refused_by_name():
+    for kind, body in ((ChatRequest, {"messages": USER}), (CompletionRequest, {"prompt": "hi"})):
+        for name in NOT_SUPPORTED[kind]:
+            error = error_of(body | {name: "something"})
+            assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+def test_a_bool_is_no_number_where_only_a_number_is_harmless():
+    assert error_of({"prompt": "hi", "best_of": True}).param == "best_of"
+    assert call_of({"prompt": "hi", "best_of": 1}).n == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("ab", 1), (["a", "b"], 2), ([65, 66], 1), ([[65], [66, 67]], 2)],
+)
+def test_prompts_come_as_text_or_tokens_alone_or_in_a_batch(prompt: Any, prompts: int):
+    assert len(call_of({"prompt": prompt}).prompts) == prompts
+
+
+def test_configured_bounds_hold_for_prompts_and_choices():
+    call_of({"prompt": ["a"] * 3, "n": 2}, bounds=Bounds(prompts=3, choices=6))
+    for body, param in (({"prompt": ["a"] * 4}, "prompt"), ({"prompt": ["a"] * 3, "n": 3}, "n")):
+        with pytest.raises(ApiError) as caught:
+            call_of(body, bounds=Bounds(prompts=3, choices=6))
+        assert caught.value.param == param
+
+
+def test_the_models_live_limit_rules_where_it_is_lower():
+    models = registry(live=Serving(1, 100))
+    assert error_of({"prompt": "hi", "max_tokens": 200}, models).code == "context_length_exceeded"
+    assert call_of({"messages": USER}, models).sampling.max_tokens < 100
+
+
+def test_a_prompt_of_exactly_the_models_length_leaves_no_room():
+    assert error_of({"prompt": [1] * LENGTH}).param == "prompt"
+    assert call_of({"prompt": [1] * (LENGTH - 1)}).sampling.max_tokens == 1
+
+
+def test_content_parts_are_joined_for_templates_that_want_text():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert prompt_of([{"role": "user", "content": parts}]) == "<bos><user>a\nb<eos><assistant>"
+
+
+def test_templates_that_walk_over_parts_get_parts():
+    template = "{% for m in messages %}{% for p in m.content %}[{{ p.type }}:{{ p.text }}]{% endfor %}{% endfor %}"
+    assert prompt_of([{"role": "user", "content": "a"}], template) == "[text:a]"
+
+
+def test_a_developer_is_the_system_to_templates_that_do_not_know_one():
+    assert prompt_of([{"role": "developer", "content": "a"}]) == "<bos><system>a<eos><assistant>"
+
+
+def test_the_final_message_can_be_continued():
+    messages = [*USER, {"role": "assistant", "content": "well "}]
+    assert prompt_of(messages, continue_final_message=True) == "<bos><user>hi<eos><assistant>well"
+    assert error_of({"messages": messages, "continue_final_message": True, "add_generation_prompt": True}).param == (
+        "continue_final_message"
+    )
+
+
+def test_template_arguments_reach_the_template_except_its_own():
+    assert prompt_of(USER, "{{ messages[0].content }}{{ mood }}", chat_template_kwargs={"mood": "!"}) == "hi!"
+    assert error_of({"messages": USER, "chat_template_kwargs": {"messages": []}}).param == "chat_template_kwargs"
+
+
+def test_a_template_that_raises_is_a_400_with_its_words():
+    error = error_of({"messages": USER}, registry("{{ raise_exception('no users please') }}"))
+    assert (error.status, error.param) == (400, "messages")
+    assert "no users please" in error.message
+
+
+def test_a_model_without_a_template_has_no_chat():
+    assert error_of({"messages": USER}, registry(None)).param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% for x in range(10**9) %}a{% endfor %}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_reaches_nothing_outside_its_values(source: str):
+    with pytest.raises(TemplateRefused):
+        ChatTemplate(source, {}).render([])
+
+
+def test_templates_may_use_what_hugging_faces_templates_use():
+    source = (
+        "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}"
+        "{% generation %}x{% endgeneration %}"
+    )
+    assert ChatTemplate(source, {}).render([{"a": "<ü>"}, {}]) == '{"a": "<ü>"}x'
+
+
+def test_every_kind_of_refusal_has_a_status():
+    for kind in RefusalKind:
+        error = refusal(kind, "because")
+        assert 400 <= error.status < 600
+    assert set(REFUSALS) == set(RefusalKind)
+
+
+def test_the_document_names_what_is_taken_and_not_what_is_refused():
+    document = openapi_document("1", ["m"])
+    properties = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert "logit_bias" in properties
+    assert "audio" not in properties
+    assert document["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
+
+
+def test_tokenize_and_detokenize_have_vllms_shapes():
+    models = registry()
+    answer = json.loads(tokenize(b'{"prompt":"hi","return_token_strs":true}', models))
+    assert answer == {"count": 3, "max_model_len": LENGTH, "tokens": [256, 71, 72], "token_strs": ["<bos>", "h", "i"]}
+    chat = json.loads(tokenize(json.dumps({"model": "m", "messages": USER}).encode(), models))
+    assert chat["tokens"] == call_of({"messages": USER}).prompts[0]
+    back = detokenize(json.dumps({"tokens": chat["tokens"]}).encode(), models)
+    assert json.loads(back) == {"prompt": USER_PROMPT}
+
+
+def test_text_is_escaped_in_streams_as_json_wants_it():
+    head = ResponseHead("chatcmpl-1", 1, 'a"b', 1)
+    text = 'quote " line\nübung \u2028 \x01'
+    for stream, get in (
+        (ChatStream(head, include_usage=False, continuous=False), lambda c: c["delta"]["content"]),
+        (CompletionStream(head, include_usage=False, continuous=False, echo=[]), lambda c: c["text"]),
+    ):
+        event = stream.deltas([ChoiceDelta(0, text, 1)], Usage(1, 1))
+        assert event.endswith(b"\n\n")
+        assert event.count(b"\n") == 2
+        document = json.loads(event[6:])
+        assert (get(document["choices"][0]), document["model"]) == (text, 'a"b')
+
+
+def test_held_back_text_gives_no_event():
+    stream = ChatStream(ResponseHead("c-1", 1, "m", 1), include_usage=False, continuous=False)
+    assert stream.deltas([ChoiceDelta(0, "", 1)], Usage(1, 1)) == b""
+
+
+def test_a_stop_string_is_told_with_the_end():
+    whole = WholeChat(ResponseHead("c-1", 1, "m", 1), NO_TOOLS)
+    whole.deltas([ChoiceDelta(0, "a", 1), ChoiceDelta(0, "", 1, "stop", "END")])
+    choice = json.loads(whole.body(Usage(1, 2)))["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"], choice["message"]["content"]) == ("stop", "END", "a")
+
+
+def test_a_folder_in_hugging_faces_layout_is_read(tmp_path: Path):
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<eos>"}, "chat_template": "old"})
+    )
+    (tmp_path / "chat_template.jinja").write_text("new {{ eos_token }}")
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 77, "eos_token_id": 3}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    tokenizer = ModelTokenizer.load(tmp_path)
+    assert tokenizer.template.render([]) == "new <eos>"
+    assert (tokenizer.max_model_len, tokenizer.eos_token_ids) == (77, frozenset({3, 5, 6, 257}))
+
+
+def test_the_api_page_names_every_parameter_that_is_taken():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "API.md").read_text()
+    for kind in (ChatRequest, CompletionRequest):
+        taken = {field.name for field in msgspec.structs.fields(kind)} - NOT_SUPPORTED[kind]
+        assert {name for name in taken if f"`{name}`" not in page and f"`{name}:" not in page} == set()

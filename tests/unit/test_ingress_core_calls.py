@@ -1,0 +1,702 @@
+"""Ingress's core: life of a call, refusals, answers of workers and taggers, stopping."""
+
+import msgspec
+import pytest
+from millrace.actor.effects import RecordSpan, Reply, Stop, Subscribe, WatchKeys
+from millrace.actor.errors import ConfigError
+from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.local import RequestFailure, StopRequested
+from millrace.contracts.message import ErrorReply
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.contracts.worker import (
+    AcknowledgeSequences,
+    CancelSequence,
+    RefusalReason,
+    Sampling,
+    SequenceRefused,
+    SubmitSequence,
+)
+
+from services.ingress.calls import (
+    AcceptCall,
+    CallAbandoned,
+    CompleteCall,
+    DeliverDeltas,
+    FailCall,
+    KeyLimits,
+    RefusalKind,
+    RefuseCall,
+    Usage,
+)
+from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig, TaggingConfig
+from tests.unit.ingress_core import MODEL, NO_TAG, SECOND, START, Bench, chunk, ids, instance_of
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def config(**fields) -> IngressConfig:
+    return IngressConfig(**({"tagging": NO_TAG} | fields))
+
+
+def refusal(bench: Bench) -> RefuseCall:
+    (only,) = bench.made(RefuseCall)
+    return only
+
+
+def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
+    bench = Bench(instances=0)
+    effects = bench.actor.start(START)
+    assert {e.subject for e in effects if isinstance(e, Subscribe)} == {
+        "mr.local.tokens.ingress-0",
+        "mr.local.returned.ingress-0",
+        "mr.local.summary.*.*",
+        "mr.local.presence.worker.*",
+    }
+    assert {e.bucket for e in effects if isinstance(e, WatchKeys)} == {"plan", "instance"}
+    bench.pass_time(3)
+    beats = bench.sent(ServicePresence)
+    assert [b.at_ns for b in beats] == [START + s * SECOND for s in (1, 2, 3)]
+    assert {(b.role, b.name, b.incarnation, b.url, b.state) for b in beats} == {
+        ("ingress", "ingress-0", 7, "http://here", PresenceState.ALIVE)
+    }
+
+
+def test_a_call_is_submitted_accepted_streamed_completed_and_acknowledged():
+    bench = Bench()
+    bench.call()
+    request, instance = bench.last_submission()
+    assert request.body.prompt_token_ids == [1, 2, 3]
+    assert (request.body.epoch, request.body.ingress, request.body.ingress_incarnation) == (0, "ingress-0", 7)
+    assert request.body.deadline_ns == START + 600 * SECOND
+    assert not bench.made(AcceptCall)
+    bench.accept()
+    assert bench.made(AcceptCall) == [AcceptCall(request="r")]
+    bench.tokens(instance, chunk("ab", cached_tokens=2))
+    bench.now_ns += SECOND
+    bench.tokens(instance, chunk("c$", 2, finish=STOP))
+    assert bench.text() == "abc"
+    assert bench.made(CompleteCall) == [CompleteCall(request="r", usage=Usage(3, 4, 2))]
+    assert [d.finish_reason for e in bench.made(DeliverDeltas) for d in e.deltas] == ["", "stop"]
+    (outcome,) = bench.sent(RequestFinished)
+    assert (outcome.outcome, outcome.output_tokens, outcome.finish_reasons) == ("completed", [4], ["stop"])
+    assert (outcome.ttft_ns, outcome.e2e_ns, outcome.instances) == (0, SECOND, [instance])
+    bench.pass_time(0.25)
+    assert bench.sent(AcknowledgeSequences) == [AcknowledgeSequences(sequences=[("r.0", 0)])]
+    assert bench.actor.snapshot()["calls"] == {}
+
+
+def test_tokens_that_are_faster_than_the_acceptance_are_an_acceptance():
+    bench = Bench()
+    bench.call()
+    request, instance = bench.last_submission()
+    bench.tokens(instance, chunk("ab"))
+    assert [type(e).__name__ for e in bench.effects if isinstance(e, AcceptCall | DeliverDeltas)] == [
+        "AcceptCall",
+        "DeliverDeltas",
+    ]
+    assert bench.accept(request) == []
+    assert len(bench.made(AcceptCall)) == 1
+
+
+def test_a_call_of_several_choices_is_accepted_when_all_are_and_delivers_once_per_message():
+    bench = Bench()
+    bench.call(prompts=[[1], [2, 3]], n=2, sampling=Sampling(max_tokens=5, seed=10))
+    submitted = bench.submissions()
+    bodies = [s.body for s in submitted]
+    assert [b.sequence for b in bodies] == ["r.0", "r.1", "r.2", "r.3"]
+    assert [b.sampling.seed for b in bodies] == [10, 11, 10, 11]
+    assert [b.prompt_token_ids for b in bodies] == [[1], [1], [2, 3], [2, 3]]
+    assert instance_of(submitted[0]) == instance_of(submitted[1]), "choices of one prompt share its prefix"
+    assert instance_of(submitted[0]) != instance_of(submitted[2]), "what is in flight counts"
+    first, other = instance_of(submitted[0]), instance_of(submitted[2])
+    for request in submitted[:3]:
+        bench.accept(request)
+    bench.tokens(first, chunk("a", cached_tokens=1), chunk("b", sequence="r.1", cached_tokens=1))
+    assert not bench.made(AcceptCall)
+    assert not bench.made(DeliverDeltas)
+    bench.accept(submitted[3])
+    assert [type(e) for e in bench.effects[-2:]] == [AcceptCall, DeliverDeltas]
+    assert [(d.index, d.text) for d in bench.effects[-1].deltas] == [(0, "a"), (1, "b")]
+    bench.tokens(other, chunk("cd", sequence="r.2", finish=LENGTH), chunk("e$", sequence="r.3", finish=STOP))
+    assert [(d.index, d.text, d.finish_reason) for d in bench.made(DeliverDeltas)[-1].deltas] == [
+        (2, "cd", "length"),
+        (3, "e", "stop"),
+    ]
+    assert not bench.made(CompleteCall)
+    bench.tokens(first, chunk("", 1, finish=LENGTH), chunk("f", 1, sequence="r.1", finish=LENGTH))
+    assert bench.made(CompleteCall) == [CompleteCall(request="r", usage=Usage(3, 7, 1))]
+    assert len(bench.made(DeliverDeltas)) == 3
+
+
+def test_a_chunk_after_the_end_in_the_same_message_is_dropped():
+    for fields in ({}, {"n": 2}):
+        bench = Bench()
+        instance = bench.run_call(**fields)
+        bench.tokens(instance, chunk("a", finish=LENGTH), chunk("", 1, finish=LENGTH), chunk("b", 1))
+        assert bench.text() == "a"
+        assert bench.metrics.discarded.total() == 2
+
+
+def test_a_call_that_does_not_stream_gets_each_choice_whole():
+    bench = Bench()
+    instance = bench.run_call(stream=False, n=2)
+    bench.tokens(instance, chunk("ab"), chunk("x", sequence="r.1"))
+    bench.tokens(instance, chunk("cd", 2))
+    assert not bench.made(DeliverDeltas)
+    bench.tokens(instance, chunk("e$", 4, finish=STOP))
+    (delivery,) = bench.made(DeliverDeltas)
+    assert [(d.index, d.text, d.tokens, d.finish_reason) for d in delivery.deltas] == [(0, "abcde", 6, "stop")]
+    bench.tokens(instance, chunk("$", 1, sequence="r.1", finish=STOP))
+    assert bench.text(index=1) == "x"
+    assert bench.made(CompleteCall)[0].usage == Usage(3, 8)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_string_ends_the_sequence_and_its_decoding(stream):
+    bench = Bench()
+    instance = bench.run_call(stop=["cd"], stream=stream)
+    bench.tokens(instance, chunk("abc"))
+    bench.tokens(instance, chunk("def", 3))
+    assert bench.text() == "ab"
+    last = bench.made(DeliverDeltas)[-1].deltas[-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", "cd")
+    assert bench.made(CompleteCall)[0].usage == Usage(3, 4), "tokens after the one that completed it do not count"
+    assert bench.sent(RequestFinished)[0].output_tokens == [4]
+    assert bench.sent(CancelSequence) == [CancelSequence(sequence="r.0", epoch=0, reason="stopped")]
+    assert bench.actor.snapshot()["unacknowledged"] == 0
+
+
+def test_a_stop_string_in_the_last_chunk_needs_no_cancel():
+    bench = Bench()
+    instance = bench.run_call(stop=["cd"], include_stop=True)
+    bench.tokens(instance, chunk("abcdef", finish=LENGTH))
+    assert bench.text() == "abcd"
+    assert bench.made(DeliverDeltas)[-1].deltas[-1].finish_reason == "stop"
+    assert not bench.sent(CancelSequence)
+    assert bench.actor.snapshot()["unacknowledged"] == 1
+
+
+def test_a_stop_token_id_is_the_stop_reason_and_an_eos_is_not():
+    for text, stop_ids, reason in (("abx", ids("x"), ids("x")[0]), ("ab$", ids("x"), None)):
+        bench = Bench()
+        instance = bench.run_call(sampling=Sampling(max_tokens=50, stop_token_ids=stop_ids))
+        bench.tokens(instance, chunk(text, finish=STOP))
+        last = bench.made(DeliverDeltas)[-1].deltas[-1]
+        assert (last.text, last.finish_reason, last.stop_reason) == ("ab", "stop", reason)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_logprobs_come_as_text_and_bytes_with_as_many_alternatives_as_asked_for(stream):
+    bench = Bench()
+    instance = bench.run_call(sampling=Sampling(max_tokens=50, logprobs=1), stream=stream)
+    entry = TokenLogprobs(token_ids=ids("aba"), logprobs=[-0.5, -0.1, -0.5], rank=2)
+    bench.tokens(instance, chunk("a", logprobs=[entry]))
+    bench.tokens(instance, chunk("a$", 1, logprobs=[entry, entry], finish=STOP))
+    told = [p for e in bench.made(DeliverDeltas) for d in e.deltas for p in d.logprobs or []]
+    assert [(p.token, p.logprob, p.token_bytes, p.top) for p in told] == [("a", -0.5, b"a", [("b", -0.1, b"b")])] * 3
+
+
+def test_a_stop_string_cuts_the_logprobs_too():
+    bench = Bench()
+    instance = bench.run_call(sampling=Sampling(max_tokens=50, logprobs=0), stop=["bc"])
+    entries = [TokenLogprobs(token_ids=ids(c), logprobs=[-1.0], rank=1) for c in "abcd"]
+    bench.tokens(instance, chunk("abcd", logprobs=entries))
+    assert [p.token for p in bench.made(DeliverDeltas)[-1].deltas[-1].logprobs] == ["a", "b", "c"]
+
+
+def test_more_tokens_than_were_asked_for_are_not_taken():
+    bench = Bench()
+    instance = bench.run_call(sampling=Sampling(max_tokens=3))
+    bench.tokens(instance, chunk("abcde"))
+    assert bench.text() == "abc"
+    assert bench.made(DeliverDeltas)[-1].deltas[-1].finish_reason == "length"
+    assert bench.sent(CancelSequence)
+
+
+# Refusals.
+
+
+def test_an_unknown_model_is_refused():
+    bench = Bench()
+    bench.call(model="huge")
+    assert (refusal(bench).kind, refusal(bench).param) == (RefusalKind.UNKNOWN_MODEL, "model")
+    assert not bench.submissions()
+
+
+def test_what_no_instance_can_hold_is_refused_and_what_one_can_goes_there():
+    bench = Bench()
+    bench.register("w1", max_model_len=8192)
+    bench.call("long", sampling=Sampling(max_tokens=8190))
+    assert (refusal(bench).kind, refusal(bench).param) == (RefusalKind.TOO_LONG, "max_tokens")
+    bench.call("deep", prompts=[[1] * 9000])
+    assert bench.made(RefuseCall)[-1].param == "prompt"
+    for number in range(4):
+        bench.call(f"fits{number}", sampling=Sampling(max_tokens=8000))
+        assert bench.last_submission()[1] == "w1"
+
+
+def test_calls_and_choices_beyond_the_bounds_are_refused_until_one_ends():
+    bench = Bench(config(limits=LimitsConfig(calls_open_max=2, sequences_open_max=4)))
+    instance = bench.run_call("a")
+    bench.call("b", n=4)
+    assert refusal(bench).kind is RefusalKind.QUEUE_FULL
+    assert refusal(bench).retry_after_s > 0
+    bench.call("c")
+    bench.call("d")
+    assert bench.made(RefuseCall)[-1].request == "d"
+    bench.tokens(instance, chunk("x", sequence="a.0", finish=LENGTH))
+    bench.call("e")
+    assert len(bench.made(RefuseCall)) == 2
+    assert bench.metrics.refusals.counts == {("queue_full",): 2}
+
+
+def test_a_key_is_limited_in_requests_tokens_and_concurrency():
+    bench = Bench()
+    limits = KeyLimits(requests_per_minute=2)
+    bench.call("a", key="k", limits=limits)
+    bench.call("b", key="k", limits=limits)
+    bench.call("c", key="k", limits=limits)
+    assert refusal(bench).kind is RefusalKind.RATE_LIMITED
+    assert 29 < refusal(bench).retry_after_s <= 30.1
+    bench.call("d", key="other", limits=limits)
+    assert len(bench.made(RefuseCall)) == 1
+
+    bench = Bench()
+    instance = bench.run_call("a", key="k", limits=KeyLimits(concurrency=1))
+    bench.call("b", key="k", limits=KeyLimits(concurrency=1))
+    assert refusal(bench).kind is RefusalKind.CONCURRENCY
+    bench.tokens(instance, chunk("x", sequence="a.0", finish=LENGTH))
+    bench.call("c", key="k", limits=KeyLimits(concurrency=1))
+    assert len(bench.made(RefuseCall)) == 1
+
+
+def test_output_tokens_are_paid_when_the_call_ends():
+    bench = Bench()
+    limits = KeyLimits(tokens_per_minute=60)
+    instance = bench.run_call("a", key="k", limits=limits, prompts=[[1] * 20])
+    bench.tokens(instance, chunk("x" * 50, sequence="a.0", finish=LENGTH))
+    bench.call("b", key="k", limits=limits, prompts=[[1] * 20])
+    assert refusal(bench).kind is RefusalKind.RATE_LIMITED
+    assert refusal(bench).retry_after_s == pytest.approx(30, abs=0.1)  # 60 - 20 - 50 = -10; 20 are needed
+    bench.now_ns += 31 * SECOND
+    bench.call("c", key="k", limits=limits, prompts=[[1] * 20])
+    assert len(bench.made(RefuseCall)) == 1
+
+
+def test_a_prompt_larger_than_a_minutes_tokens_is_let_in_when_nothing_was_used():
+    bench = Bench()
+    limits = KeyLimits(tokens_per_minute=60)
+    bench.call("a", key="k", limits=limits, prompts=[[1] * 100])
+    bench.call("b", key="k", limits=limits, prompts=[[1] * 100])
+    assert [e.request for e in bench.made(RefuseCall)] == ["b"]
+
+
+def test_a_model_without_any_planned_instance_is_refused_at_once_and_one_that_waits_for_its_instances_later():
+    bench = Bench(instances=0)
+    bench.call("a")
+    assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+    bench = Bench(instances=0)
+    bench.plan("w0")
+    bench.call("b")
+    assert not bench.made(RefuseCall)
+    (decision,) = bench.sent(DecisionMade)
+    assert (decision.chosen, [(s.name, s.note) for s in decision.scores]) == ("", [("w0", "never heard of")])
+    bench.pass_time(9, alive=())
+    assert not bench.made(RefuseCall)
+    bench.pass_time(3, alive=())
+    assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+    assert not bench.submissions()
+
+
+def test_a_waiting_call_goes_to_the_first_instance_that_comes():
+    bench = Bench(instances=0)
+    bench.plan("w0")
+    bench.call()
+    bench.summary_at["w0"], bench.incarnations["w0"] = 0, 1
+    bench.summary("w0")
+    assert bench.last_submission()[1] == "w0"
+
+
+# Answers of workers.
+
+
+@pytest.mark.parametrize("reason", [RefusalReason.FULL, RefusalReason.DRAINING, RefusalReason.ENGINE_DOWN])
+def test_a_refused_sequence_goes_to_another_instance_in_a_new_epoch(reason):
+    bench = Bench()
+    bench.call()
+    first, refusing = bench.last_submission()
+    bench.reply(first, SequenceRefused(sequence="r.0", epoch=0, reason=reason))
+    second, taking = bench.last_submission()
+    assert taking != refusing
+    assert second.body.epoch == 1
+    bench.accept(second)
+    bench.tokens(taking, chunk("ab", epoch=1))
+    assert bench.text() == "ab"
+    usable = bench.actor.snapshot()["instances"][refusing]["usable"]
+    assert usable == (reason is RefusalReason.FULL)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [(RefusalReason.INVALID, RefusalKind.INVALID), (RefusalReason.TOO_LONG, RefusalKind.TOO_LONG)],
+)
+def test_what_no_engine_takes_is_refused_and_nothing_of_it_stays_at_a_worker(reason, kind):
+    bench = Bench()
+    bench.call(n=2)
+    first, second = bench.submissions()
+    bench.accept(first)
+    bench.reply(second, SequenceRefused(sequence="r.1", epoch=0, reason=reason, detail="no such bias"))
+    assert (refusal(bench).kind, refusal(bench).detail) == (kind, "no such bias")
+    assert [c.sequence for c in bench.sent(CancelSequence)] == ["r.0"]
+    assert not bench.sent(RequestFinished), "only accepted calls have an outcome"
+
+
+def test_when_every_queue_is_full_the_call_waits_and_is_then_refused_as_full():
+    bench = Bench()
+    bench.call()
+    for _ in range(200):
+        open_now = [s for s in bench.submissions() if s.correlation in bench.actor.state.pending]
+        for request in open_now:
+            sequence = request.body
+            bench.reply(
+                request,
+                SequenceRefused(sequence=sequence.sequence, epoch=sequence.epoch, reason=RefusalReason.FULL),
+            )
+        if bench.made(RefuseCall):
+            break
+        bench.pass_time(0.25)
+    assert refusal(bench).kind is RefusalKind.QUEUE_FULL
+    assert bench.now_ns - START >= 10 * SECOND
+    assert len(bench.submissions()) < 60, "tries are spaced"
+
+
+@pytest.mark.parametrize(
+    ("failure", "cancelled"),
+    [(RequestFailure.TIMEOUT, 1), (RequestFailure.MALFORMED, 1), (RequestFailure.NO_RESPONDERS, 0)],
+)
+def test_an_unanswered_submission_goes_elsewhere_and_is_cancelled_where_it_may_have_arrived(failure, cancelled):
+    bench = Bench()
+    bench.call()
+    first, silent = bench.last_submission()
+    bench.fail(first, failure)
+    second, other = bench.last_submission()
+    assert (other != silent, second.body.epoch) == (True, 1)
+    assert [c.epoch for c in bench.sent(CancelSequence)] == [0] * cancelled
+    bench.accept(second)
+    bench.tokens(silent, chunk("zz", epoch=0))
+    assert bench.text() == "", "what the first one decodes is void"
+
+
+def test_an_instance_without_a_subscription_gets_nothing_until_it_is_heard_again():
+    bench = Bench()
+    bench.call("a")
+    first, gone = bench.last_submission()
+    bench.fail(first, RequestFailure.NO_RESPONDERS)
+    for request in "bcd":
+        bench.call(request)
+        assert bench.last_submission()[1] != gone
+    bench.pass_time(0.25)
+    assert bench.actor.snapshot()["instances"][gone]["usable"]
+
+
+def test_an_answer_of_an_earlier_epoch_changes_nothing():
+    bench = Bench()
+    bench.call()
+    first, _ = bench.last_submission()
+    bench.fail(first, RequestFailure.TIMEOUT)
+    bench.accept(first)
+    assert not bench.made(AcceptCall)
+
+
+# Tags.
+
+
+def tagged_bench(**tagging) -> Bench:
+    return Bench(IngressConfig(tagging=TaggingConfig(**tagging)))
+
+
+def test_the_tag_is_asked_first_and_travels_with_the_sequence_and_the_outcome():
+    bench = tagged_bench()
+    bench.call(prompt_head="count to ten", key="k")
+    (ask,) = bench.asked(TagRequest)
+    assert (ask.subject, ask.timeout_ns) == ("mr.local.tag.tiny", SECOND // 20)
+    assert (ask.body.prompt, ask.body.prompt_tokens, ask.body.max_tokens) == ("count to ten", 3, 50)
+    assert not bench.submissions()
+    bench.reply(ask, LengthTag(request="r", mean=12.4, source="model"))
+    request, instance = bench.last_submission()
+    assert request.body.expected_output_tokens == 12
+    bench.accept()
+    bench.tokens(instance, chunk("a", finish=LENGTH))
+    assert bench.sent(RequestFinished)[0].predicted_output_tokens == 12.4
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        LengthTag(request="r"),
+        LengthTag(request="r", mean=float("nan")),
+        LengthTag(request="r", mean=float("inf")),
+        LengthTag(request="r", mean=-3.0),
+        LengthTag(request="another", mean=3.0),
+        ErrorReply(reason="overloaded"),
+    ],
+)
+def test_a_tag_that_says_nothing_sensible_is_an_unknown_length(tag):
+    bench = tagged_bench()
+    bench.call()
+    bench.reply(bench.asked(TagRequest)[0], tag)
+    assert bench.submissions()[0].body.expected_output_tokens is None
+
+
+def test_a_tag_beyond_the_bound_is_told_to_the_engine_as_the_bound():
+    bench = tagged_bench()
+    bench.call()
+    bench.reply(bench.asked(TagRequest)[0], LengthTag(request="r", mean=1e300))
+    assert bench.submissions()[0].body.expected_output_tokens == 50
+
+
+def test_a_dead_tagger_fails_no_request_and_is_left_alone_for_a_while():
+    bench = tagged_bench(pause_s=1.0)
+    for number in range(3):
+        bench.call(f"r{number}")
+        bench.fail(bench.asked(TagRequest)[-1], RequestFailure.TIMEOUT)
+    assert len(bench.submissions()) == 3
+    bench.call("r3")
+    assert len(bench.asked(TagRequest)) == 3
+    assert len(bench.submissions()) == 4
+    bench.now_ns += SECOND
+    bench.summaries()
+    bench.call("r4")
+    assert len(bench.asked(TagRequest)) == 4
+
+
+def test_the_tagger_is_not_asked_where_the_length_is_known_or_nobody_needs_it():
+    bench = tagged_bench()
+    bench.call(sampling=Sampling(max_tokens=9, ignore_eos=True))
+    assert bench.submissions()[0].body.expected_output_tokens == 9
+    for mode in ("needed", "never"):
+        bench = tagged_bench(mode=mode)
+        bench.call()
+        assert not bench.asked(TagRequest)
+        assert bench.submissions()
+
+
+# Ends that clients and time bring about.
+
+
+@pytest.mark.parametrize(("reason", "outcome"), [("client_gone", "cancelled"), ("slow_reader", "cut")])
+def test_an_abandoned_call_is_cancelled_everywhere_and_nothing_more_is_delivered(reason, outcome):
+    bench = Bench()
+    instance = bench.run_call(n=2)
+    bench.tokens(instance, chunk("ab"))
+    bench.effects.clear()
+    bench.send(CallAbandoned(request="r", reason=reason))
+    assert {(c.sequence, c.reason) for c in bench.sent(CancelSequence)} == {("r.0", reason), ("r.1", reason)}
+    (outcome_message,) = bench.sent(RequestFinished)
+    assert (outcome_message.outcome, outcome_message.output_tokens) == (outcome, [2, 0])
+    bench.tokens(instance, chunk("c", 2))
+    bench.tokens(instance, chunk("d", 3, finish=LENGTH))
+    assert not bench.made(DeliverDeltas)
+    assert bench.actor.snapshot()["unacknowledged"] == 1, "its end is acknowledged, so that the worker forgets it"
+    bench.send(CallAbandoned(request="r", reason=reason))
+    assert len(bench.sent(RequestFinished)) == 1
+
+
+def test_a_call_abandoned_while_its_tag_or_submission_is_open_leaves_nothing():
+    bench = tagged_bench()
+    bench.call("a")
+    bench.send(CallAbandoned(request="a", reason="client_gone"))
+    bench.reply(bench.asked(TagRequest)[0], LengthTag(request="a"))
+    assert not bench.submissions()
+    bench = Bench()
+    bench.call("b")
+    request, _ = bench.last_submission()
+    bench.send(CallAbandoned(request="b", reason="client_gone"))
+    assert [c.sequence for c in bench.sent(CancelSequence)] == ["b.0"]
+    assert bench.accept(request) == []
+    assert bench.actor.state.pending == {}
+
+
+def test_a_stray_sequence_is_cancelled_but_not_with_every_token():
+    bench = Bench()
+    for _ in range(3):
+        bench.tokens("w0", chunk("a", sequence="old.0", epoch=4))
+    assert bench.sent(CancelSequence) == [CancelSequence(sequence="old.0", epoch=4, reason="stray")]
+    bench.now_ns += SECOND
+    bench.tokens("w0", chunk("a", sequence="old.0", epoch=4))
+    assert len(bench.sent(CancelSequence)) == 2
+    assert bench.metrics.discarded.counts == {("late",): 4}
+
+
+def test_a_call_past_its_deadline_fails_with_a_sentence():
+    bench = Bench()
+    bench.run_call("a", timeout_ns=2 * SECOND)
+    bench.call("b", timeout_ns=2 * SECOND)
+    bench.pass_time(2.5)
+    (failed,) = bench.made(FailCall)
+    assert (failed.request, failed.kind) == ("a", RefusalKind.TIMEOUT)
+    assert (refusal(bench).request, refusal(bench).kind) == ("b", RefusalKind.TIMEOUT)
+    assert {c.sequence for c in bench.sent(CancelSequence)} == {"a.0", "b.0"}
+    assert [o.outcome for o in bench.sent(RequestFinished)] == ["failed"]
+
+
+def test_a_stopping_ingress_refuses_new_calls_finishes_old_ones_and_stops():
+    bench = Bench()
+    instance = bench.run_call("a")
+    bench.send(StopRequested())
+    assert bench.sent(ServicePresence)[-1].state is PresenceState.LEAVING
+    bench.call("b")
+    assert refusal(bench).kind is RefusalKind.STOPPING
+    assert not bench.made(Stop)
+    bench.tokens(instance, chunk("x", sequence="a.0", finish=LENGTH))
+    assert isinstance(bench.effects[-1], Stop)
+    assert bench.sent(AcknowledgeSequences)
+
+
+def test_a_stopping_ingress_gives_up_what_runs_past_the_limit():
+    bench = Bench(config(limits=LimitsConfig(drain_s=3.0)))
+    bench.run_call("a")
+    bench.send(StopRequested())
+    bench.pass_time(2.5)
+    assert not bench.made(Stop)
+    bench.pass_time(1)
+    assert bench.made(FailCall)[0].kind is RefusalKind.STOPPING
+    assert len(bench.made(Stop)) == 1
+
+
+def test_an_idle_ingress_stops_at_once():
+    bench = Bench()
+    assert isinstance(bench.send(StopRequested())[-1], Stop)
+
+
+# Decisions, configuration, traces.
+
+
+def test_a_decision_is_published_with_scores_and_a_reason():
+    bench = Bench()
+    bench.summary("w0", waiting_prefill_tokens=100, waiting=1)
+    bench.call()
+    (decision,) = bench.sent(DecisionMade)
+    assert (decision.kind, decision.policy, decision.chosen, decision.epoch) == (
+        "dispatch",
+        "join_shortest_queue",
+        "w1",
+        0,
+    )
+    assert [(s.name, s.score) for s in decision.scores] == [("w1", 1.0), ("w0", 0.0)]
+    assert "lowest of 2: 0 tokens" in decision.reason
+
+
+def test_a_request_may_name_its_policy_only_where_that_is_allowed():
+    bench = Bench(config(dispatch=DispatchConfig(policy_per_request=True)))
+    bench.call("a", policy="round_robin")
+    bench.call("b")
+    assert [d.policy for d in bench.sent(DecisionMade)] == ["round_robin", "join_shortest_queue"]
+    bench.call("c", policy="no_such")
+    assert (refusal(bench).kind, refusal(bench).param) == (RefusalKind.INVALID, "policy")
+    bench = Bench()
+    bench.call(policy="round_robin")
+    assert refusal(bench).kind is RefusalKind.INVALID
+
+
+@pytest.mark.parametrize(
+    "dispatch", [DispatchConfig(policy="best"), DispatchConfig(parameters={"running_weight": "heavy"})]
+)
+def test_a_wrong_policy_is_a_configuration_error(dispatch):
+    with pytest.raises(ConfigError, match="dispatch"):
+        Bench(config(dispatch=dispatch))
+
+
+def test_a_burst_does_not_herd_on_the_instance_that_looks_idle():
+    bench = Bench(instances=4)
+    for name in ("w1", "w2", "w3"):
+        bench.summary(name, running=1, running_tokens=8)  # a load of 2: w0 looks best to everybody
+    for number in range(16):
+        bench.call(f"r{number}", prompts=[[1] * 10])
+    chosen = [instance_of(s) for s in bench.submissions()]
+    assert {name: chosen.count(name) for name in bench.summary_at} == dict.fromkeys(bench.summary_at, 4)
+
+
+def test_what_is_in_flight_is_forgotten_when_summaries_know_it_or_it_ends():
+    bench = Bench(instances=1)
+
+    def in_flight() -> int:
+        return bench.actor.snapshot()["instances"]["w0"]["in_flight_tokens"]
+
+    bench.run_call("a")
+    bench.call("b")
+    assert in_flight() == 6
+    bench.now_ns += 1
+    bench.summary("w0")
+    assert in_flight() == 6
+    bench.summary("w0")
+    assert in_flight() == 3, "b is not accepted yet"
+    bench.send(CallAbandoned(request="b", reason="client_gone"))
+    assert in_flight() == 0
+
+
+def test_spans_tell_a_sampled_call_and_nothing_is_made_for_others():
+    bench = tagged_bench()
+    bench.call("r", traceparent=TRACED, parent_span_id="c" * 16)
+    bench.reply(bench.asked(TagRequest)[0], LengthTag(request="r", mean=4.0))
+    request, instance = bench.last_submission()
+    bench.accept()
+    bench.tokens(instance, chunk("ab$", finish=STOP))
+    spans = {s.name: s for s in bench.made(RecordSpan)}
+    assert list(spans) == ["tag", "dispatch", "ingress"]
+    root = spans["ingress"]
+    assert (root.traceparent, root.parent_span_id) == (TRACED, "c" * 16)
+    assert root.attributes["output_tokens"] == 3
+    assert spans["tag"].parent_span_id == spans["dispatch"].parent_span_id == "b" * 16
+    assert request.traceparent == spans["dispatch"].traceparent
+    assert "lowest of 2" in spans["dispatch"].attributes["reason"]
+    bench = tagged_bench(mode="never")
+    for traceparent in ("", TRACED[:-1] + "0", "nonsense"):
+        instance = bench.run_call(f"r{len(traceparent)}", traceparent=traceparent)
+        bench.tokens(instance, chunk("a", sequence=f"r{len(traceparent)}.0", finish=LENGTH))
+    assert not bench.made(RecordSpan)
+
+
+def test_a_type_that_it_does_not_take_changes_nothing_and_is_answered_where_an_answer_is_wanted():
+    bench = Bench()
+    before = bench.actor.snapshot()
+    body = SubmitSequence(
+        sequence="x.0",
+        epoch=0,
+        ingress="i",
+        ingress_incarnation=1,
+        prompt_token_ids=[1],
+        sampling=Sampling(max_tokens=1),
+    )
+    assert bench.send(body) == []
+    (answer,) = bench.send(body, reply_to="inbox")
+    assert isinstance(answer, Reply)
+    assert answer.body.reason == "unexpected"
+    assert bench.actor.snapshot() == before
+
+
+def test_the_snapshot_is_made_of_plain_types():
+    bench = Bench()
+    instance = bench.run_call(n=2)
+    bench.tokens(instance, chunk("ab"))
+    snapshot = bench.actor.snapshot()
+    assert msgspec.json.decode(msgspec.json.encode(snapshot)) == snapshot
+    assert (
+        snapshot["sequences"]["r.0"] | {"phase": "running", "epoch": 0, "instance": instance, "log": [0, 1]}
+        == (snapshot["sequences"]["r.0"])
+    )
+    assert snapshot["calls"]["r"]["model"] == MODEL
+
+
+def test_a_call_waits_while_the_last_instance_is_being_restarted_though_the_plan_is_empty_by_then():
+    bench = Bench()
+    bench.plan()
+    bench.call()
+    assert not bench.made(RefuseCall)
+    bench.pass_time(9, alive=())
+    assert not bench.made(RefuseCall)
+    bench.pass_time(3, alive=())
+    assert refusal(bench).kind is RefusalKind.NO_INSTANCE

@@ -1,0 +1,480 @@
+"""Continuation: every trigger, where the sequence goes, what stays as it was, and when it is given up."""
+
+import pytest
+from millrace.actor.effects import RecordSpan
+from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokenLogprobs, TokensResent
+from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.worker import (
+    CancelSequence,
+    RefusalReason,
+    ResendTokens,
+    Sampling,
+    SequenceRefused,
+    TokensForgotten,
+)
+
+from services.ingress.calls import CompleteCall, DeliverDeltas, FailCall, RefusalKind, RefuseCall, Usage
+from services.ingress.config import ContinuationConfig, IngressConfig
+from tests.unit.ingress_core import NO_TAG, SECOND, START, Bench, chunk, ids
+
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
+TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def dead(bench: Bench, instance: str, *, incarnation: int = 0) -> None:
+    bench.send(
+        ServicePresence(
+            role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=PresenceState.DEAD
+        )
+    )
+
+
+def restarted(bench: Bench, instance: str) -> None:
+    bench.incarnations[instance] += 1
+    bench.summary(instance)
+
+
+def restarted_by_record(bench: Bench, instance: str) -> None:
+    bench.incarnations[instance] += 1
+    bench.register(instance)
+
+
+def restarted_by_tokens(bench: Bench, instance: str) -> None:
+    bench.incarnations[instance] += 1
+    bench.tokens(instance)
+
+
+def silent(bench: Bench, instance: str) -> None:
+    bench.pass_time(1.75, alive=tuple(n for n in bench.summary_at if n != instance))
+
+
+def returned(bench: Bench, instance: str, reason: ReturnReason = ReturnReason.DRAINING) -> None:
+    bench.send(SequencesReturned(instance=instance, incarnation=1, reason=reason, sequences=[("r.0", 0)]))
+
+
+def engine_died(bench: Bench, instance: str) -> None:
+    returned(bench, instance, ReturnReason.ENGINE_DIED)
+
+
+def gave_up(bench: Bench, instance: str) -> None:
+    bench.tokens(instance, chunk("", 3, finish=FinishReason.ERROR, detail="out of memory"))
+
+
+def cancelled_as_an_orphan(bench: Bench, instance: str) -> None:
+    bench.tokens(instance, chunk("", 3, finish=FinishReason.CANCELLED))
+
+
+def forgotten(bench: Bench, instance: str) -> None:
+    bench.tokens(instance, chunk("z", 9))
+    bench.reply(bench.asked(ResendTokens)[-1], TokensForgotten(sequence="r.0", epoch=0))
+
+
+def resend_failed(bench: Bench, instance: str) -> None:
+    bench.tokens(instance, chunk("z", 9))
+    bench.fail(bench.asked(ResendTokens)[-1], RequestFailure.NO_RESPONDERS)
+
+
+def stalled(bench: Bench, instance: str) -> None:
+    for _ in range(32):
+        bench.pass_time(1)
+        for ask in bench.asked(ResendTokens):
+            if ask.correlation in bench.actor.state.pending:
+                bench.reply(ask, TokensResent(chunk=chunk("", 3)))
+
+
+TRIGGERS = [
+    (dead, "instance_dead"),
+    (restarted, "instance_restarted"),
+    (restarted_by_record, "instance_restarted"),
+    (restarted_by_tokens, "instance_restarted"),
+    (silent, "instance_silent"),
+    (returned, "returned_draining"),
+    (engine_died, "returned_engine_died"),
+    (gave_up, "engine_gave_up"),
+    (cancelled_as_an_orphan, "engine_gave_up"),
+    (forgotten, "tokens_forgotten"),
+    (resend_failed, "resend_failed"),
+    (stalled, "stalled"),
+]
+
+
+@pytest.mark.parametrize(("trigger", "why"), TRIGGERS, ids=[t.__name__ for t, _ in TRIGGERS])
+def test_a_lost_sequence_goes_on_elsewhere_from_its_log(trigger, why):
+    bench = Bench()
+    instance = bench.run_call(sampling=Sampling(max_tokens=50, seed=3, presence_penalty=0.5))
+    bench.tokens(instance, chunk("abc"))
+    trigger(bench, instance)
+    request, other = bench.last_submission()
+    assert other != instance
+    assert (request.body.epoch, request.body.output_token_ids) == (1, ids("abc"))
+    assert request.body.prompt_token_ids == [1, 2, 3]
+    assert request.body.sampling == Sampling(max_tokens=50, seed=3, presence_penalty=0.5)
+    assert CancelSequence(sequence="r.0", epoch=0, reason=why) in bench.sent(CancelSequence)
+    decision = bench.sent(DecisionMade)[-1]
+    assert (decision.kind, decision.chosen, decision.epoch) == ("continuation", other, 1)
+    assert decision.reason.startswith(why)
+    assert bench.metrics.continuations.counts == {(why,): 1}
+    bench.accept(request)
+    bench.tokens(instance, chunk("zzz", 3))  # the old one lives on: void
+    bench.tokens(other, chunk("de$", 3, epoch=1, finish=STOP))
+    assert bench.text() == "abcde"
+    assert bench.made(CompleteCall) == [CompleteCall(request="r", usage=Usage(3, 6))]
+    (outcome,) = bench.sent(RequestFinished)
+    assert (outcome.outcome, outcome.continuations, outcome.instances) == ("completed", 1, [instance, other])
+
+
+def test_a_stop_string_spans_the_break():
+    bench = Bench()
+    instance = bench.run_call(stop=["cde"])
+    bench.tokens(instance, chunk("abcd"))
+    assert bench.text() == "ab"
+    dead(bench, instance)
+    _, other = bench.last_submission()
+    bench.tokens(other, chunk("ef", 4, epoch=1))
+    assert bench.text() == "ab"
+    last = bench.made(DeliverDeltas)[-1].deltas[-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", "cde")
+    assert bench.made(CompleteCall)[0].usage == Usage(3, 5)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_choices_logprobs_and_cached_tokens_are_counted_once_over_the_break(stream):
+    bench = Bench()
+    entry = [TokenLogprobs(token_ids=ids("a"), logprobs=[-0.5], rank=1)]
+    instance = bench.run_call(n=2, stream=stream, sampling=Sampling(max_tokens=2, logprobs=0))
+    both = [chunk("a", sequence=s, logprobs=entry, cached_tokens=2) for s in ("r.0", "r.1")]
+    bench.tokens(instance, *both)
+    dead(bench, instance)
+    for request in bench.submissions()[2:]:
+        bench.accept(request)
+    _, other = bench.last_submission()
+    bench.tokens(
+        other,
+        *[chunk("a", 1, epoch=1, sequence=s, logprobs=entry, cached_tokens=3, finish=LENGTH) for s in ("r.0", "r.1")],
+    )
+    told = [d for e in bench.made(DeliverDeltas) for d in e.deltas]
+    for index in (0, 1):
+        assert "".join(d.text for d in told if d.index == index) == "aa"
+        assert sum(len(d.logprobs) for d in told if d.index == index) == 2
+    assert bench.made(CompleteCall)[0].usage == Usage(3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("log", "sampling", "reason"),
+    [
+        ("abc$", Sampling(max_tokens=50), "stop"),
+        ("abcx", Sampling(max_tokens=50, stop_token_ids=ids("x")), "stop"),
+        ("abcx", Sampling(max_tokens=50, stop_token_ids=ids("x"), min_tokens=9), ""),
+        ("abc$", Sampling(max_tokens=50, ignore_eos=True), ""),
+        ("abcd", Sampling(max_tokens=50), ""),
+    ],
+)
+def test_a_log_that_fulfils_its_end_is_completed_and_not_submitted_again(log, sampling, reason):
+    bench = Bench()
+    instance = bench.run_call(sampling=sampling)
+    bench.tokens(instance, chunk(log))
+    dead(bench, instance)
+    if reason:
+        assert bench.made(CompleteCall)[0].usage == Usage(3, 4)
+        assert bench.made(DeliverDeltas)[-1].deltas[-1].finish_reason == reason
+        assert len(bench.submissions()) == 1
+    else:
+        assert not bench.made(CompleteCall)
+        assert len(bench.submissions()) == 2
+
+
+def test_the_bound_of_tokens_ends_a_sequence_without_its_engines_word():
+    bench = Bench()
+    instance = bench.run_call(sampling=Sampling(max_tokens=3))
+    bench.tokens(instance, chunk("abc"))
+    assert bench.made(DeliverDeltas)[-1].deltas[-1].finish_reason == "length"
+    assert bench.made(CompleteCall)
+
+
+# Who is lost, and who is not.
+
+
+def test_death_of_another_incarnation_or_role_or_name_loses_nothing():
+    bench = Bench()
+    instance = bench.run_call()
+    dead(bench, instance, incarnation=99)
+    for role, name in (("tagger", instance), ("worker", "w9")):
+        bench.send(ServicePresence(role=role, name=name, incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD))
+    bench.send(
+        ServicePresence(role="worker", name=instance, incarnation=1, at_ns=bench.now_ns, state=PresenceState.LEAVING)
+    )
+    assert len(bench.submissions()) == 1
+
+
+def test_a_late_summary_does_not_raise_the_dead_and_a_new_incarnation_does():
+    bench = Bench()
+    instance = bench.run_call()
+    dead(bench, instance, incarnation=1)
+    bench.summary(instance)
+    assert not bench.actor.snapshot()["instances"][instance]["usable"]
+    restarted(bench, instance)
+    assert bench.actor.snapshot()["instances"][instance]["usable"]
+
+
+def test_replayed_and_old_summaries_are_no_sign_of_life():
+    bench = Bench()
+    instance = bench.run_call()
+    for _ in range(8):
+        bench.pass_time(0.25, alive=tuple(n for n in bench.summary_at if n != instance))
+        bench.summary_at[instance] = -5
+        bench.now_ns, now_ns = 0, bench.now_ns
+        bench.summary(instance)
+        bench.now_ns = now_ns
+    assert bench.metrics.continuations.counts == {("instance_silent",): 1}
+
+
+def test_returned_sequences_of_another_epoch_or_incarnation_stay():
+    bench = Bench()
+    instance = bench.run_call()
+    for incarnation, epoch in ((1, 1), (2, 0)):
+        bench.send(
+            SequencesReturned(
+                instance=instance,
+                incarnation=incarnation,
+                reason=ReturnReason.DRAINING,
+                sequences=[("r.0", epoch), ("unknown.0", 0)],
+            )
+        )
+    assert len(bench.submissions()) == 1
+
+
+def test_a_submission_under_way_at_the_death_is_placed_anew_without_being_a_continuation():
+    bench = Bench()
+    bench.call()
+    first, instance = bench.last_submission()
+    dead(bench, instance)
+    second, other = bench.last_submission()
+    assert (second.body.epoch, other != instance) == (1, True)
+    assert bench.sent(DecisionMade)[-1].kind == "dispatch"
+    assert bench.accept(first) == []
+    bench.accept(second)
+    bench.tokens(other, chunk("a", epoch=1, finish=LENGTH))
+    assert bench.sent(RequestFinished)[0].continuations == 0
+
+
+def test_all_sequences_of_a_dead_instance_go_on_and_are_spread():
+    bench = Bench(instances=3)
+    for number in range(12):
+        bench.run_call(f"r{number}")
+    dead(bench, "w0")
+    moved = bench.submissions()[12:]
+    names = [s.subject.split(".")[-2] for s in moved]
+    assert len(moved) == 4
+    assert {n: names.count(n) for n in ("w1", "w2")} == {"w1": 2, "w2": 2}
+    assert bench.actor.snapshot()["instances"]["w0"]["sequences"] == []
+
+
+def test_a_stalled_stream_stays_where_it_is_when_there_is_no_other_instance():
+    bench = Bench(instances=1)
+    instance = bench.run_call()
+    bench.tokens(instance, chunk("abc"))
+    stalled(bench, instance)
+    assert len(bench.submissions()) == 1
+
+
+def test_a_sequence_in_a_queue_is_given_more_time_than_a_stream():
+    bench = Bench()
+    instance = bench.run_call()
+    for _ in range(130):
+        bench.pass_time(1)
+        for ask in bench.asked(ResendTokens):
+            if ask.correlation in bench.actor.state.pending:
+                bench.reply(ask, TokensResent(chunk=chunk("", 0)))
+        if len(bench.submissions()) > 1:
+            break
+    assert 120 <= (bench.now_ns - START) / SECOND <= 122
+    assert bench.last_submission()[1] != instance
+
+
+# Where it goes.
+
+
+def test_the_only_instance_is_asked_again_at_once_when_it_is_a_new_incarnation():
+    bench = Bench(instances=1)
+    instance = bench.run_call()
+    bench.tokens(instance, chunk("abc"))
+    dead(bench, instance)
+    assert len(bench.submissions()) == 1
+    restarted(bench, instance)
+    request, again = bench.last_submission()
+    assert (again, request.body.epoch, request.body.output_token_ids) == (instance, 1, ids("abc"))
+    bench.tokens(instance, chunk("d", 3, epoch=1, finish=LENGTH))
+    assert bench.text() == "abcd"
+
+
+def test_the_only_instance_in_the_same_incarnation_is_asked_again_after_a_pause():
+    bench = Bench(instances=1)
+    instance = bench.run_call()
+    gave_up(bench, instance)
+    bench.tokens(instance, chunk("abc", finish=FinishReason.ERROR))
+    assert len(bench.submissions()) == 1
+    bench.pass_time(0.25)
+    assert bench.last_submission()[0].body.epoch == 1
+
+
+def test_a_refused_continuation_tries_the_others():
+    bench = Bench(instances=3)
+    instance = bench.run_call()
+    bench.tokens(instance, chunk("abc"))
+    dead(bench, instance)
+    first, refusing = bench.last_submission()
+    bench.reply(first, SequenceRefused(sequence="r.0", epoch=1, reason=RefusalReason.FULL))
+    second, taking = bench.last_submission()
+    assert len({instance, refusing, taking}) == 3
+    assert second.body.epoch == 2
+    assert bench.metrics.continuations.total() == 1
+
+
+def test_a_sequence_that_nobody_can_continue_fails_with_a_clear_sentence():
+    bench = Bench(instances=1)
+    instance = bench.run_call()
+    bench.tokens(instance, chunk("abc"))
+    dead(bench, instance)
+    bench.pass_time(29, alive=())
+    assert not bench.made(FailCall)
+    bench.pass_time(3, alive=())
+    (failed,) = bench.made(FailCall)
+    assert failed.kind is RefusalKind.CONTINUATION_FAILED
+    assert "instance_dead" in failed.detail
+    assert "tiny" in failed.detail
+    assert bench.sent(RequestFinished)[0].outcome == "failed"
+    assert not bench.made(RefuseCall)
+
+
+def test_a_request_that_no_engine_survives_is_given_up_and_not_at_full_speed():
+    bench = Bench(IngressConfig(tagging=NO_TAG, continuation=ContinuationConfig(fruitless_max=3)), instances=2)
+    bench.run_call()
+    for _ in range(40):
+        if bench.made(FailCall):
+            break
+        request, instance = bench.last_submission()
+        epoch = request.body.epoch
+        if request.correlation in bench.actor.state.pending:
+            bench.accept(request)
+        bench.tokens(instance, chunk("", epoch=epoch, finish=FinishReason.ERROR))
+        bench.pass_time(0.25)
+    (failed,) = bench.made(FailCall)
+    assert failed.kind is RefusalKind.CONTINUATION_FAILED
+    assert len(bench.submissions()) == 4
+
+
+def test_a_new_token_makes_a_continuation_fruitful():
+    bench = Bench(IngressConfig(tagging=NO_TAG, continuation=ContinuationConfig(fruitless_max=2)))
+    bench.run_call()
+    for number in range(10):
+        request, instance = bench.last_submission()
+        if request.correlation in bench.actor.state.pending:
+            bench.accept(request)
+        bench.tokens(
+            instance,
+            chunk("a", number, epoch=request.body.epoch),
+            chunk("", number + 1, epoch=number, finish=FinishReason.ERROR),
+        )
+    assert not bench.made(FailCall)
+    assert bench.text() == "a" * 10
+
+
+# The bus.
+
+
+def test_while_the_bus_is_away_nobody_is_suspected_and_after_it_the_silent_are_asked():
+    bench = Bench()
+    first = bench.run_call("a")
+    second = bench.run_call("b")
+    bench.tokens(first, chunk("ab", sequence="a.0"))
+    bench.tokens(second, chunk("xy", sequence="b.0"))
+    bench.send(BusDisconnected())
+    bench.pass_time(20, alive=())
+    bench.send(BusReconnected())
+    bench.pass_time(1, alive=())
+    bench.tokens(second, chunk("z", 2, sequence="b.0"))
+    bench.pass_time(1.25)
+    assert [a.body for a in bench.asked(ResendTokens)] == [ResendTokens(sequence="a.0", epoch=0, from_index=2)]
+    bench.reply(bench.asked(ResendTokens)[0], TokensResent(chunk=chunk("cd", 2, sequence="a.0")))
+    assert bench.text("a") == "abcd"
+    bench.pass_time(3)
+    assert bench.metrics.continuations.total() == 0
+
+
+def test_an_instance_that_stays_away_after_the_outage_is_continued_elsewhere():
+    bench = Bench()
+    instance = bench.run_call()
+    bench.tokens(instance, chunk("abc"))
+    bench.send(BusDisconnected())
+    bench.pass_time(5, alive=())
+    bench.send(BusReconnected())
+    others = tuple(n for n in bench.summary_at if n != instance)
+    bench.pass_time(2, alive=others)
+    for ask in bench.asked(ResendTokens):
+        bench.fail(ask, RequestFailure.TIMEOUT)
+    bench.pass_time(2, alive=others)
+    request, other = bench.last_submission()
+    assert other != instance
+    assert request.body.output_token_ids == ids("abc")
+
+
+def test_a_call_that_comes_or_is_under_way_while_the_bus_is_away_is_placed_when_it_is_back():
+    bench = Bench()
+    bench.call("a")
+    bench.send(BusDisconnected())
+    bench.fail(bench.submissions()[0], RequestFailure.DISCONNECTED)
+    bench.call("b")
+    bench.pass_time(12, alive=())
+    assert len(bench.submissions()) == 1
+    assert not bench.made(RefuseCall)
+    bench.send(BusReconnected())
+    again = bench.submissions()[1:]
+    assert sorted(s.request for s in again) == ["a", "b"]
+    for request in again:  # workers are not back yet: they are not to blame
+        bench.fail(request, RequestFailure.NO_RESPONDERS)
+    assert bench.actor.state.cluster.usable("tiny") == 2
+    bench.pass_time(0.5)
+    for request in bench.submissions()[3:]:
+        bench.accept(request)
+    assert {c.accepted for c in bench.actor.state.calls.values()} == {True}
+
+
+def test_the_time_of_an_outage_does_not_count_against_a_continuation():
+    bench = Bench(instances=1)
+    instance = bench.run_call()
+    dead(bench, instance)
+    bench.pass_time(20, alive=())
+    bench.send(BusDisconnected())
+    bench.pass_time(100, alive=())
+    bench.send(BusReconnected())
+    bench.pass_time(20, alive=())
+    assert not bench.made(FailCall)
+    bench.pass_time(12, alive=())
+    assert bench.made(FailCall)[0].kind is RefusalKind.CONTINUATION_FAILED
+
+
+def test_a_continuation_has_a_span_that_links_to_the_earlier_one():
+    bench = Bench()
+    instance = bench.run_call(traceparent=TRACED)
+    bench.tokens(instance, chunk("abc"))
+    dead(bench, instance)
+    request, other = bench.last_submission()
+    bench.accept(request)
+    bench.tokens(other, chunk("$", 3, epoch=1, finish=STOP))
+    spans = {s.name: s for s in bench.made(RecordSpan)}
+    assert list(spans) == ["dispatch", "continuation", "ingress"]
+    continued = spans["continuation"]
+    assert continued.links == [spans["dispatch"].traceparent]
+    assert continued.traceparent == request.traceparent
+    assert (continued.attributes["cause"], continued.attributes["output_tokens"]) == ("instance_dead", 3)
+    assert spans["ingress"].attributes["continuations"] == 1
+
+
+def test_a_placement_that_comes_to_nothing_is_a_failed_span():
+    bench = Bench()
+    bench.call(traceparent=TRACED)
+    bench.fail(bench.submissions()[0], RequestFailure.TIMEOUT)
+    (span,) = bench.made(RecordSpan)
+    assert (span.name, span.error) == ("dispatch", "timeout")

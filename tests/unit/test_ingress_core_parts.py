@@ -1,0 +1,255 @@
+"""Parts of ingress's core by themselves: admission, the view of the cluster, metrics."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.status import InstanceSummary
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.ingress import admission
+from services.ingress.admission import Admission, Bucket
+from services.ingress.calls import KeyLimits, RefusalKind
+from services.ingress.cluster import Cluster
+from services.ingress.config import LimitsConfig
+from services.ingress.metrics import IngressMetrics, LabelledCounter
+from tests.unit.ingress_core import SECOND, START, make_call
+
+MINUTE = 60 * SECOND
+
+
+def summary(name: str, at_ns: int, *, incarnation: int = 1, **fields: int | bool) -> InstanceSummary:
+    values = {
+        "running": 0,
+        "waiting": 0,
+        "running_tokens": 0,
+        "waiting_prefill_tokens": 0,
+        "blocks_free": 100,
+        "blocks_total": 100,
+        "block_size": 16,
+        "preemptions": 0,
+        "output_tokens_total": 0,
+    } | fields
+    return InstanceSummary(instance=name, incarnation=incarnation, model="m", at_ns=at_ns, **values)
+
+
+def plan(*stages: Stage, epoch: int = 1) -> Plan:
+    return Plan(model="m", epoch=epoch, stages=list(stages), coordinator="c")
+
+
+def stage(name: str, low: int, high: int | None, *instances: str) -> Stage:
+    return Stage(name=name, length_min=low, length_max=high, instances=list(instances))
+
+
+# Admission.
+
+
+@given(
+    per_minute=st.integers(1, 10_000),
+    takes=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 20 * SECOND)), max_size=50),
+)
+def test_a_bucket_never_lets_more_through_than_its_size_and_its_refill(per_minute, takes):
+    bucket = Bucket(per_minute, START)
+    now_ns, taken = START, 0
+    for amount, pause_ns in takes:
+        now_ns += pause_ns
+        if amount <= per_minute and bucket.wait_ns(amount, now_ns) == 0:
+            bucket.take(amount, now_ns)
+            taken += amount
+    assert taken <= per_minute + (now_ns - START) * per_minute / MINUTE + 1e-6
+
+
+@given(per_minute=st.integers(1, 10_000), amount=st.integers(1, 20_000), spent=st.integers(0, 30_000))
+def test_the_time_a_bucket_tells_is_enough_and_no_more(per_minute, amount, spent):
+    bucket = Bucket(per_minute, START)
+    bucket.take(spent, START)
+    wait_ns = bucket.wait_ns(amount, START)
+    if wait_ns > 1_000_000:
+        assert bucket.wait_ns(amount, START + wait_ns - 1_000_000) > 0
+    assert bucket.wait_ns(amount, START + wait_ns + 1_000) == 0
+
+
+def test_limits_that_change_in_the_key_file_hold_for_the_next_call():
+    door = Admission(LimitsConfig())
+    tight = make_call("a", key="k", limits=KeyLimits(requests_per_minute=1))
+    assert door.admit(tight, 1, 3, START) is None
+    assert door.admit(tight, 1, 3, START).kind is RefusalKind.RATE_LIMITED
+    wide = make_call("b", key="k", limits=KeyLimits(requests_per_minute=600))
+    assert door.admit(wide, 1, 3, START + SECOND) is None
+
+
+def test_a_refused_call_is_not_counted():
+    door = Admission(LimitsConfig(calls_open_max=5))
+    call = make_call("a", key="k", limits=KeyLimits(concurrency=1))
+    assert door.admit(call, 2, 3, START) is None
+    assert door.admit(call, 2, 3, START) is not None
+    assert (door.calls_open, door.sequences_open, door.key_calls("k")) == (1, 2, 1)
+    door.release(call, 2, 10, START)
+    assert (door.calls_open, door.sequences_open, door.key_calls("k")) == (0, 0, 0)
+
+
+def test_keys_that_rest_are_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(admission, "KEYS_MAX", 3)
+    door = Admission(LimitsConfig())
+    busy = make_call("busy", key="busy")
+    door.admit(busy, 1, 1, START)
+    for number in range(50):
+        call = make_call(f"r{number}", key=f"k{number}", limits=KeyLimits(requests_per_minute=60))
+        door.admit(call, 1, 1, START + number * MINUTE)
+        door.release(call, 1, 1, START + number * MINUTE)
+    assert len(door._keys) <= 4
+    assert door.key_calls("busy") == 1
+
+
+def test_what_was_used_without_a_limit_is_not_owed_when_one_is_set():
+    door = Admission(LimitsConfig())
+    free = make_call("a", key="k")
+    for _ in range(100):
+        assert door.admit(free, 1, 1000, START) is None
+        door.release(free, 1, 1000, START)
+    limited = make_call("b", key="k", limits=KeyLimits(requests_per_minute=1, tokens_per_minute=50))
+    assert door.admit(limited, 1, 50, START) is None
+    assert door.admit(limited, 1, 50, START) is not None
+
+
+# The cluster.
+
+
+def test_a_stage_is_chosen_by_length_and_the_others_come_after_it():
+    cluster = Cluster()
+    cluster.take_plan("m", plan(stage("short", 0, 100, "a"), stage("long", 100, None, "b")))
+    assert [s.name for s in cluster.stages("m", 50)] == ["short", "long"]
+    assert [s.name for s in cluster.stages("m", 100)] == ["long", "short"]
+    assert cluster.stages("other", 50) == []
+
+
+def test_a_plan_of_an_older_epoch_is_ignored_unless_the_store_had_lost_its_plans():
+    cluster = Cluster()
+    cluster.take_plan("m", plan(stage("s", 0, None, "a", "b"), epoch=5))
+    cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=4))
+    assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a", "b"]
+    assert cluster.ignored == 1
+    cluster.take_plan("m", None)
+    assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a", "b"]
+    cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=1))
+    assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a"]
+    cluster.take_plan("m", plan(stage("s", 0, None, "b"), epoch=0))
+    assert cluster.ignored == 2
+    cluster.check_invariants()
+
+
+def test_instances_of_a_changed_plan_keep_what_is_known_of_them():
+    cluster = Cluster()
+    cluster.take_summary(summary("b", START, running=2), START)
+    cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=1))
+    assert cluster.usable("m") == 0
+    cluster.take_plan("m", plan(stage("s", 0, None, "a", "b"), epoch=2))
+    assert [c.running for c in cluster.stages("m", 0)[0].candidates()] == [2]
+    cluster.check_invariants()
+
+
+def test_a_draining_or_silent_instance_is_no_candidate_and_says_why():
+    cluster = Cluster()
+    cluster.take_plan("m", plan(stage("s", 0, None, "a", "b", "c")))
+    cluster.take_summary(summary("a", START, draining=True), START)
+    cluster.take_summary(summary("b", START), START)
+    (lost,) = [i for i in cluster.silent(START + 2 * SECOND, SECOND) if i.name == "b"]
+    cluster.lose(lost)
+    listed = cluster.stages("m", 0)[0]
+    assert listed.candidates() == ()
+    assert {s.name: s.note for s in listed.filtered()} == {
+        "a": "draining",
+        "b": "silent or dead",
+        "c": "never heard of",
+    }
+    cluster.take_summary(summary("a", START + 1), START + 1)
+    assert [c.name for c in listed.candidates()] == ["a"]
+    cluster.check_invariants()
+
+
+def test_strangers_make_room_for_instances_that_are_planned(monkeypatch):
+    monkeypatch.setattr("services.ingress.cluster.INSTANCES_MAX", 4)
+    cluster = Cluster()
+    cluster.take_plan("m", plan(stage("s", 0, None, "a")))
+    cluster.take_summary(summary("a", START), START)
+    for number in range(20):
+        cluster.take_summary(summary(f"stranger{number}", START), START)
+        assert len(cluster.instances) <= 4
+    cluster.take_plan("m", plan(stage("s", 0, None, "a", "b", "c", "d"), epoch=2))
+    assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a", "b", "c", "d"]
+    assert not cluster.take_summary(summary("", START), START)
+    cluster.check_invariants()
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["summary", "place", "accept", "remove", "lose", "withdraw", "restart", "plan"]),
+        st.integers(0, 3),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+@given(steps=STEPS)
+def test_views_and_sums_are_always_what_the_facts_say(steps):
+    cluster = Cluster()
+    names = [f"i{n}" for n in range(4)]
+    cluster.take_plan("m", plan(stage("s", 0, None, *names)))
+    for number, (what, which, value) in enumerate(steps):
+        now_ns = START + number
+        instance = cluster.instances[names[which]]
+        if what == "summary":
+            cluster.take_summary(summary(instance.name, now_ns, incarnation=max(1, instance.incarnation)), now_ns)
+        elif what == "restart":
+            cluster.meet(instance.name, instance.incarnation + 1, now_ns)
+        elif what == "plan":
+            epoch = cluster.plans["m"].epoch + 1
+            cluster.take_plan("m", plan(stage("s", 0, None, *names[: which + 1]), epoch=epoch))
+        elif what == "lose":
+            cluster.lose(instance)
+        elif what == "withdraw":
+            cluster.withdraw(instance)
+        elif what == "place":
+            instance.place(f"r{value}", value)
+        elif what == "accept":
+            instance.accept(f"r{value}")
+        else:
+            instance.remove(f"r{value}")
+        cluster.check_invariants()
+
+
+# Metrics.
+
+
+def test_a_scrape_shows_what_was_counted():
+    registry = CollectorRegistry()
+    metrics = IngressMetrics(registry)
+    metrics.ttft.observe(3_000_000)
+    metrics.ttft.observe(70 * SECOND)
+    metrics.dispatches.add("llumnix", "w0", by=3)
+    metrics.calls_open = 4
+    text = generate_latest(registry).decode()
+    assert 'millrace_ingress_ttft_seconds_bucket{le="0.002"} 0.0' in text
+    assert 'millrace_ingress_ttft_seconds_bucket{le="0.005"} 1.0' in text
+    assert 'millrace_ingress_ttft_seconds_bucket{le="+Inf"} 2.0' in text
+    assert "millrace_ingress_ttft_seconds_sum 70.003" in text
+    assert 'millrace_ingress_dispatches_total{instance="w0",policy="llumnix"} 3.0' in text
+    assert "millrace_ingress_calls_open 4.0" in text
+
+
+def test_a_duration_on_a_bound_counts_below_it():
+    metrics = IngressMetrics()
+    metrics.ttft.observe(1_000_000)
+    assert dict(metrics.ttft.buckets())["0.001"] == 1.0
+    assert metrics.ttft.count == 1
+
+
+@pytest.mark.parametrize("labels", [("a",), ("a", "b")])
+def test_a_counter_holds_a_bounded_number_of_series(labels):
+    counter = LabelledCounter(series_max=2)
+    for number in range(10):
+        counter.add(*(f"{label}{number}" for label in labels))
+    assert len(counter.counts) <= 3
+    assert counter.total() == 10
+    assert counter.counts[("other",) * len(labels)] == 8

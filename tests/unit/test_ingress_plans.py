@@ -1,0 +1,41 @@
+"""Plans as ingress keeps them when the store that held them is lost."""
+
+from millrace.contracts.plan import Plan, Stage
+
+from services.ingress.cluster import Cluster
+
+
+def plan(epoch: int, *instances: str) -> Plan:
+    stage = Stage(name="s0", length_min=0, length_max=None, instances=list(instances))
+    return Plan(model="m", epoch=epoch, stages=[stage], coordinator="c")
+
+
+def planned(cluster: Cluster) -> list[str]:
+    return [name for stage in cluster.plans["m"].stages for name in stage.instances]
+
+
+def test_an_older_plan_is_ignored():
+    cluster = Cluster()
+    cluster.take_plan("m", plan(5, "a"))
+    cluster.take_plan("m", plan(4, "b"))
+    assert planned(cluster) == ["a"]
+    assert cluster.ignored == 1
+
+
+def test_a_plan_that_is_gone_holds_until_another_is_written_whatever_its_epoch():
+    cluster = Cluster()
+    cluster.take_plan("m", plan(5, "a"))
+    cluster.take_plan("m", None)
+    assert planned(cluster) == ["a"]
+    cluster.take_plan("m", plan(1, "b"))
+    assert planned(cluster) == ["b"]
+    cluster.take_plan("m", plan(0, "c"))
+    assert planned(cluster) == ["b"]
+
+
+def test_after_a_reconnect_the_stores_plan_counts_even_if_its_epochs_began_anew():
+    cluster = Cluster()
+    cluster.take_plan("m", plan(12, "a"))
+    cluster.pardon(now_ns=1)
+    cluster.take_plan("m", plan(1, "b"))
+    assert planned(cluster) == ["b"]

@@ -1,0 +1,112 @@
+"""The block pool: who holds blocks, and in which order free ones are reused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from millrace.kvcache.chain import chain_hash, extend_chain
+from millrace.kvcache.pool import BlockPool
+
+
+def test_fresh_blocks_come_in_order_and_the_null_block_never() -> None:
+    pool = BlockPool(4, caching=True)
+    assert pool.take(4) == [1, 2, 3, 4]
+    assert pool.free == 0
+
+
+def test_taking_more_than_is_free_is_a_bug() -> None:
+    pool = BlockPool(2, caching=True)
+    with pytest.raises(AssertionError, match="3 blocks wanted, 2 free"):
+        pool.take(3)
+
+
+def test_blocks_without_a_hash_are_reused_first_last_block_of_a_sequence_before_its_others() -> None:
+    pool = BlockPool(6, caching=True)
+    blocks = pool.take(3)
+    pool.release(blocks)
+    assert pool.free_order() == [3, 2, 1, 4, 5, 6]
+
+
+def test_blocks_with_a_hash_are_reused_last_tail_before_head() -> None:
+    pool = BlockPool(6, caching=True)
+    blocks = pool.take(3)
+    pool.name(blocks[0], 11)
+    pool.name(blocks[1], 12)
+    pool.release(blocks)
+    assert pool.free_order() == [3, 4, 5, 6, 2, 1]
+
+
+def test_a_cached_prefix_is_found_and_shared_until_it_is_reused() -> None:
+    pool = BlockPool(3, caching=True)
+    blocks = pool.take(2)
+    pool.name(blocks[0], 11)
+    pool.name(blocks[1], 12)
+    pool.release(blocks)
+    assert pool.find([11, 12, 13], 3) == [1, 2]
+    assert pool.unreferenced([1, 2]) == 2
+    pool.share([1])
+    assert pool.free == 2
+    assert pool.take(2) == [3, 2]
+    assert pool.find([11, 12], 2) == [1]
+
+
+def test_a_shared_block_is_free_only_after_the_last_holder_left() -> None:
+    pool = BlockPool(2, caching=True)
+    blocks = pool.take(1)
+    pool.name(blocks[0], 11)
+    pool.share(blocks)
+    pool.release(blocks)
+    assert pool.free == 1
+    pool.release(blocks)
+    assert pool.free == 2
+
+
+def test_two_blocks_of_equal_content_both_stay_and_the_first_is_found() -> None:
+    pool = BlockPool(4, caching=True)
+    first, second = pool.take(2)
+    pool.name(first, 11)
+    pool.name(second, 11)
+    assert pool.find([11], 1) == [first]
+    pool.release([first])
+    pool.take(3)  # reuses the first one too
+    assert pool.find([11], 1) == [second]
+
+
+def test_a_search_stops_at_its_limit_and_at_the_first_gap() -> None:
+    pool = BlockPool(4, caching=True)
+    blocks = pool.take(3)
+    for block, name in zip(blocks, (11, 12, 14), strict=True):
+        pool.name(block, name)
+    assert pool.find([11, 12, 13, 14], 4) == blocks[:2]
+    assert pool.find([11, 12], 1) == blocks[:1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_lost_or_held_twice_under_random_use(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = BlockPool(40, caching=True)
+    held: list[list[int]] = []
+    for _ in range(400):
+        if held and (rng.random() < 0.5 or pool.free < 5):
+            pool.release(held.pop(rng.randrange(len(held))))
+        else:
+            hashes = [rng.randrange(6) * 10 + depth for depth in range(rng.randrange(1, 5))]
+            found = pool.find(hashes, len(hashes))
+            pool.share(found)
+            fresh = pool.take(min(len(hashes) - len(found), pool.free))
+            for block, name in zip(fresh, hashes[len(found) :], strict=False):
+                pool.name(block, name)
+            held.append(found + fresh)
+        pool.check_invariants()
+
+
+def test_a_chain_hash_depends_on_everything_before_and_covers_full_blocks_only() -> None:
+    hashes: list[int] = []
+    extend_chain(hashes, list(range(10)), 4)
+    assert len(hashes) == 2
+    other: list[int] = []
+    extend_chain(other, [99, *range(1, 10)], 4)
+    assert other[1] != hashes[1]
+    extend_chain(hashes, list(range(12)), 4)
+    assert hashes[2] == chain_hash(hashes[1], [8, 9, 10, 11])

@@ -1,0 +1,27 @@
+"""docs/METRICS.md says what the services count."""
+
+import re
+
+import pytest
+from prometheus_client.metrics_core import Metric
+
+from tests.unit.metrics_table import FILE, SECTIONS, families, table
+
+ALL = [family for _, register in SECTIONS for family in families(register)]
+
+
+def test_the_published_table_is_that_of_the_code() -> None:
+    assert FILE.read_text("utf-8") == table(), "run `python -m tests.unit.metrics_table`"
+
+
+@pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
+def test_a_metric_has_a_plain_name_a_meaning_and_its_unit(family: Metric) -> None:
+    assert re.fullmatch(r"millrace_[a-z0-9]+(_[a-z0-9]+)*", family.name)
+    assert family.documentation
+    if family.type == "histogram":
+        assert family.name.endswith("_seconds")
+
+
+def test_no_two_metrics_have_one_name() -> None:
+    names = [family.name for family in ALL]
+    assert len(names) == len(set(names))

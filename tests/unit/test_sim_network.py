@@ -1,0 +1,136 @@
+"""The parts of the simulated network: subjects, links, events, keys."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from millrace.sim.events import EventQueue
+from millrace.sim.kv_store import Entry, SimStore
+from millrace.sim.links import Link, LinkModel
+from millrace.sim.routing import matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "fits"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("a.*", "a", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a", True),
+        ("*.b.*", "a.b.c", True),
+        ("a.b.c", "a.b", False),
+    ],
+)
+def test_subjects_match_as_nats_matches_them(pattern: str, subject: str, fits: bool):
+    assert matches(pattern, subject) is fits
+
+
+def test_a_healthy_link_keeps_order_whatever_its_delays():
+    link = Link(LinkModel(delay_ns=1000, jitter_ns=50_000), Random(1))
+    arrivals = [link.arrivals(now_ns)[0] for now_ns in range(0, 100_000, 500)]
+    assert arrivals == sorted(arrivals)
+    assert len(set(arrivals)) == len(arrivals)
+
+
+def test_a_faulty_link_loses_repeats_and_reorders_about_as_often_as_told():
+    link = Link(LinkModel(loss=0.1, duplicate=0.2, reorder=0.3), Random(2))
+    copies = [link.arrivals(number * 1000) for number in range(10_000)]
+    assert 800 < sum(not times for times in copies) < 1200
+    assert 1600 < sum(len(times) == 2 for times in copies) < 2000
+    firsts = [times[0] for times in copies if times]
+    assert sum(later < earlier for earlier, later in pairwise(firsts)) > 1000
+
+
+def test_what_is_never_lost_arrives_even_on_a_dead_link():
+    link = Link(LinkModel(loss=1.0), Random(3))
+    assert link.arrivals(0) == ()
+    assert link.arrival(0) == LinkModel().delay_ns
+
+
+def test_events_run_in_time_order_and_equal_times_in_an_order_of_the_seed():
+    def order(seed: int) -> list[int]:
+        queue, ran = EventQueue(Random(seed), 0), []
+        for number in range(20):
+            queue.at(5, ran.append, number)
+        queue.at(1, ran.append, 99)
+        queue.run(10)
+        assert queue.now_ns == 10
+        return ran
+
+    assert order(1)[0] == 99
+    assert order(1) == order(1) != order(2)
+    assert sorted(order(1)) == sorted(order(2))
+
+
+def test_an_event_in_the_past_runs_now():
+    queue, ran = EventQueue(Random(1), 100), []
+    queue.at(3, lambda: ran.append(queue.now_ns))
+    queue.run(100)
+    assert ran == [100]
+
+
+class Changes:
+    """Hears a store's changes and keeps its timers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object, int]] = []
+        self.timers: list[tuple[int, object, tuple[object, ...]]] = []
+
+    def on_change(self, _bucket: str, key: str, entry: Entry) -> None:
+        self.told.append((key, entry.value, entry.revision))
+
+    def after(self, delay_ns: int, callback: object, *args: object) -> None:
+        self.timers.append((delay_ns, callback, args))
+
+    def fire(self) -> None:
+        for _delay_ns, callback, args in self.timers:
+            callback(*args)  # type: ignore[operator]
+
+
+@pytest.fixture
+def changes() -> Changes:
+    return Changes()
+
+
+@pytest.fixture
+def store(changes: Changes) -> SimStore:
+    return SimStore(changes.after, changes.on_change)
+
+
+def test_revisions_rise_over_all_keys_of_a_bucket(store: SimStore):
+    assert [store.write("plan", key, "v", None) for key in "aba"] == [1, 2, 3]
+    assert store.write("lease", "a", "v", None) == 1
+
+
+def test_a_write_at_another_revision_changes_nothing(store: SimStore, changes: Changes):
+    store.write("plan", "a", "v1", None)
+    assert store.write("plan", "a", "v2", 7) is None
+    assert store.write("plan", "a", "v2", 0) is None
+    assert store.write("plan", "a", "v2", 1) == 2
+    assert changes.told == [("a", "v1", 1), ("a", "v2", 2)]
+
+
+def test_a_deleted_key_counts_as_absent(store: SimStore):
+    store.write("plan", "a", "v1", None)
+    assert store.write("plan", "a", None, 1) == 2
+    assert store.write("plan", "a", "v2", 0) == 3
+
+
+def test_only_the_value_whose_time_is_over_expires(store: SimStore, changes: Changes):
+    store.write("instance", "a", "old", None)
+    store.write("instance", "a", "new", None)
+    store.write("plan", "b", "for ever", None)
+    assert [delay_ns for delay_ns, _callback, _args in changes.timers] == [10_000_000_000] * 2
+    del changes.timers[1]
+    changes.fire()
+    assert store.entries("instance")["a"].value == "new"
+
+
+def test_an_expired_key_is_told_as_deleted(store: SimStore, changes: Changes):
+    store.write("instance", "a", "v", None)
+    changes.fire()
+    assert changes.told[-1] == ("a", None, 2)

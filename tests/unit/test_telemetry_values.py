@@ -1,0 +1,106 @@
+"""Spans and metrics as values: no file, thread or socket."""
+
+import random
+
+from millrace.actor.effects import RecordSpan
+from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics
+from millrace.telemetry.otlp import readable_span
+from millrace.telemetry.spans import SpanLine, decode_span, encode_span, span_line
+from millrace.telemetry.tracecontext import format_traceparent, new_trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.trace import StatusCode
+from prometheus_client import CollectorRegistry, generate_latest
+
+ROOT = new_trace(random.Random(1), sampled=True)
+OTHER = new_trace(random.Random(2), sampled=True)
+
+
+def effect(**changes: object) -> RecordSpan:
+    fields: dict[str, object] = {
+        "name": "decode",
+        "traceparent": format_traceparent(ROOT),
+        "parent_span_id": "00f067aa0ba902b7",
+        "start_ns": 1_000,
+        "end_ns": 5_000,
+        "attributes": {"millrace.output_tokens": 3},
+        "links": [format_traceparent(OTHER)],
+        "events": [("first_token", 2_000, {"index": 0})],
+    }
+    return RecordSpan(**(fields | changes))  # type: ignore[arg-type]
+
+
+def line(**changes: object) -> SpanLine:
+    made = span_line(effect(**changes), service="worker", instance="w0", actor="w0")
+    assert made is not None
+    return made
+
+
+def test_a_span_survives_its_line() -> None:
+    assert decode_span(encode_span(line())) == line()
+
+
+def test_a_line_that_was_cut_off_is_no_span() -> None:
+    whole = encode_span(line())
+    assert all(decode_span(whole[:cut]) is None for cut in range(len(whole)))
+    assert decode_span(b"\xff\xfe") is None
+
+
+def test_attributes_that_json_does_not_know_become_text() -> None:
+    read = decode_span(encode_span(line(attributes={"what": ROOT.__class__})))
+    assert read is not None
+    assert "TraceContext" in read.attributes["what"]
+
+
+def test_a_span_without_a_readable_context_is_none() -> None:
+    assert span_line(effect(traceparent="00-bad"), service="worker", instance="w0", actor="w0") is None
+
+
+def test_the_exported_span_has_the_ids_and_times_of_the_effect() -> None:
+    span = readable_span(line(), Resource({"service.name": "worker"}))
+    assert span.context is not None
+    assert span.parent is not None
+    assert f"{span.context.trace_id:032x}" == ROOT.trace_id
+    assert f"{span.context.span_id:016x}" == ROOT.span_id
+    assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
+    assert (span.start_time, span.end_time) == (1_000, 5_000)
+    assert [f"{link.context.span_id:016x}" for link in span.links] == [OTHER.span_id]
+    assert [(event.name, event.timestamp) for event in span.events] == [("first_token", 2_000)]
+    assert span.status.status_code is StatusCode.UNSET
+
+
+def test_a_failed_span_says_why() -> None:
+    span = readable_span(line(error="engine died"), Resource({}))
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description == "engine died"
+
+
+def test_attributes_that_otlp_does_not_know_become_json_and_none_is_left_out() -> None:
+    attributes = {"a": None, "b": [1, 2], "c": [1, "x"], "d": {"k": 1}, "e": True, "f": [], "g": [{"k": 1}]}
+    exported = readable_span(line(attributes=attributes), Resource({})).attributes
+    assert exported is not None
+    assert dict(exported) == {
+        "b": [1, 2],
+        "c": '[1, "x"]',
+        "d": '{"k": 1}',
+        "e": True,
+        "f": "[]",
+        "g": '[{"k": 1}]',
+        "actor": "w0",
+    }
+
+
+def test_two_services_in_one_process_do_not_share_a_number() -> None:
+    first, second = CollectorRegistry(), CollectorRegistry()
+    one = TelemetryMetrics(first, service="ingress", instance="a", version="1")
+    TelemetryMetrics(second, service="ingress", instance="b", version="1")
+    one.spans.inc()
+    assert first.get_sample_value("millrace_spans_total") == 1
+    assert second.get_sample_value("millrace_spans_total") == 0
+
+
+def test_drops_are_read_when_somebody_scrapes() -> None:
+    drops = {"spans": 0}
+    registry = CollectorRegistry()
+    registry.register(DropsCollector(lambda: drops))
+    drops["spans"] = 7
+    assert b'millrace_telemetry_dropped_total{sink="spans"} 7.0' in generate_latest(registry)

@@ -1,0 +1,637 @@
+"""The worker actor: messages in, effects out."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, RecordSpan, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.engine import (
+    AddToEngine,
+    CancelInEngine,
+    EngineFailed,
+    EngineInfo,
+    EngineObserved,
+    EngineSnapshot,
+    EngineStepped,
+    SequenceAdded,
+    SequenceRejected,
+    StepOutput,
+)
+from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokenLogprobs, TokensGenerated
+from millrace.contracts.local import BusDisconnected, BusReconnected, StopRequested, TimerFired
+from millrace.contracts.message import ErrorReply, Message
+from millrace.contracts.status import (
+    BatchComposition,
+    InstanceSummary,
+    PresenceState,
+    SequenceState,
+    SequenceStatus,
+    ServicePresence,
+    StatusSnapshot,
+)
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.tagger import TagRequest
+from millrace.contracts.worker import (
+    AcknowledgeSequences,
+    CancelSequence,
+    DrainWorker,
+    RefusalReason,
+    ResendTokens,
+    Sampling,
+    SequenceAccepted,
+    SequenceRefused,
+    SubmitSequence,
+    TokensForgotten,
+)
+
+from services.worker.actor import WorkerActor
+from services.worker.config import WorkerLimits
+from services.worker.reports import Identity
+
+MS = 1_000_000
+START = 1_000_000_000 * 1_000_000_000
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+INFO = EngineInfo(
+    engine="modelled",
+    engine_version="1",
+    model="m",
+    max_model_len=100,
+    max_sequences=2,
+    token_budget=64,
+    block_size=16,
+    blocks_total=32,
+)
+
+
+class Bench:
+    """A worker actor on a hand-moved clock. ``say`` sends a body and returns the effects."""
+
+    def __init__(self, **limits: int) -> None:
+        self.now = START
+        self.actor = WorkerActor(
+            identity=Identity(instance="w0", incarnation=7, model="m"),
+            info=INFO,
+            subjects=Subjects("t"),
+            limits=WorkerLimits(**limits),
+            rng=random.Random(1),
+        )
+        self.first = self.actor.start(self.now)
+
+    def say(self, body: Any, *, reply_to: str = "", traceparent: str = "", after_ms: float = 0) -> list[Effect]:
+        self.now += int(after_ms * MS)
+        effects = self.actor.handle(Message(body, reply_to=reply_to, traceparent=traceparent), self.now)
+        self.actor.check_invariants()
+        return effects
+
+    def submit(self, sequence: str = "r1.0", **fields: Any) -> list[Effect]:
+        traceparent = fields.pop("traceparent", "")
+        return self.say(submit(sequence, **fields), reply_to="inbox", traceparent=traceparent)
+
+    def running(self, sequence: str = "r1.0", **fields: Any) -> None:
+        """Submits a sequence and lets the engine take it."""
+        self.submit(sequence, **fields)
+        self.say(SequenceAdded(sequence=sequence))
+
+    def step(self, *outputs: StepOutput, after_ms: float = 1, number: int = 1) -> list[Effect]:
+        return self.say(
+            EngineStepped(step=number, at_ns=self.now + int(after_ms * MS), outputs=list(outputs)), after_ms=after_ms
+        )
+
+    def tick(self, times: int = 1) -> list[Effect]:
+        effects = []
+        for _ in range(times):
+            effects += self.say(TimerFired(name="tick"), after_ms=1000)
+        return effects
+
+
+def submit(sequence: str = "r1.0", **fields: Any) -> SubmitSequence:
+    defaults: dict[str, Any] = {
+        "epoch": 0,
+        "ingress": "i0",
+        "ingress_incarnation": 5,
+        "prompt_token_ids": [1, 2, 3],
+        "sampling": Sampling(max_tokens=10),
+    }
+    return SubmitSequence(sequence=sequence, **{**defaults, **fields})
+
+
+def out(*tokens: int, sequence: str = "r1.0", **fields: Any) -> StepOutput:
+    return StepOutput(sequence=sequence, token_ids=list(tokens), **fields)
+
+
+def snapshot(at_ns: int, *, step: int = 1, running: int = 0) -> EngineSnapshot:
+    entries = [SequenceStatus(f"s{i}.0", SequenceState.RUNNING, 10, 12, 3, 20, 1, at_ns) for i in range(running)]
+    return EngineSnapshot(
+        step=step,
+        at_ns=at_ns,
+        running=entries,
+        waiting=[],
+        blocks_free=32 - running,
+        blocks_total=32,
+        preemptions=0,
+        step_duration_ns=2 * MS,
+        batch=BatchComposition(decodes=running),
+    )
+
+
+def only(effects: list[Effect], kind: type) -> list[Any]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def bodies(effects: list[Effect], kind: Any) -> list[Any]:
+    return [e.body for e in effects if isinstance(e, Publish | Reply) and isinstance(e.body, kind)]
+
+
+def chunks(effects: list[Effect]) -> list[Any]:
+    return [chunk for body in bodies(effects, TokensGenerated) for chunk in body.chunks]
+
+
+# --- start
+
+
+def test_start_subscribes_the_inbox_registers_and_says_it_is_alive() -> None:
+    bench = Bench()
+    assert {e.subject for e in only(bench.first, Subscribe)} == {"mr.t.engine.w0.*", "mr.t.presence.ingress.*"}
+    (put,) = only(bench.first, PutKey)
+    assert (put.bucket, put.key, put.value.blocks_total) == ("instance", "w0", 32)
+    assert bodies(bench.first, ServicePresence)[0].state is PresenceState.ALIVE
+    assert bodies(bench.first, InstanceSummary)
+    assert bodies(bench.first, StatusSnapshot)
+    assert {t.name for t in only(bench.first, StartTimer)} == {"tick", "register", "report"}
+
+
+# --- submission
+
+
+def test_a_submit_goes_to_the_engine_and_is_answered_once_the_engine_has_it() -> None:
+    bench = Bench()
+    effects = bench.submit(output_token_ids=[9], sampling=Sampling(max_tokens=4, seed=3))
+    (add,) = only(effects, AddToEngine)
+    assert add.sequence.output_token_ids == [9]
+    assert add.sequence.sampling.seed == 3
+    assert not only(effects, Reply)
+    (reply,) = only(bench.say(SequenceAdded(sequence="r1.0")), Reply)
+    assert reply == Reply(to="inbox", body=SequenceAccepted(sequence="r1.0", epoch=0), request="r1")
+
+
+def test_the_same_submit_again_is_answered_and_not_added_again() -> None:
+    bench = Bench()
+    bench.submit()
+    waiting = bench.say(submit(), reply_to="second")
+    assert not only(waiting, AddToEngine)
+    replies = only(bench.say(SequenceAdded(sequence="r1.0")), Reply)
+    assert [r.to for r in replies] == ["inbox", "second"]
+    again = bench.say(submit(), reply_to="third")
+    assert [r.to for r in only(again, Reply)] == ["third"]
+    assert not only(again, AddToEngine)
+
+
+def test_an_older_epoch_is_refused_and_a_newer_one_replaces() -> None:
+    bench = Bench()
+    bench.running(epoch=2)
+    assert bodies(bench.submit(epoch=1), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
+    newer = bench.submit(epoch=3, output_token_ids=[4])
+    assert [type(e) for e in newer[:2]] == [CancelInEngine, AddToEngine]
+    bench.say(SequenceAdded(sequence="r1.0"))
+    assert chunks(bench.step(out(8)))[0].epoch == 3
+
+
+def test_a_cancelled_or_acknowledged_epoch_is_never_taken_again() -> None:
+    bench = Bench()
+    bench.running()
+    bench.say(CancelSequence(sequence="r1.0", epoch=0))
+    assert bodies(bench.submit(), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
+    bench.running("r2.0")
+    bench.step(out(1, sequence="r2.0", finish=FinishReason.STOP))
+    bench.say(AcknowledgeSequences(sequences=[("r2.0", 0)]))
+    assert bodies(bench.submit("r2.0"), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
+
+
+def test_a_cancel_that_overtakes_its_submit_still_holds() -> None:
+    bench = Bench()
+    assert bench.say(CancelSequence(sequence="r1.0", epoch=0)) == []
+    assert bodies(bench.submit(), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
+    assert only(bench.submit(epoch=1), AddToEngine)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"prompt_token_ids": [1] * 100}, RefusalReason.TOO_LONG),
+        ({"prompt_token_ids": [1] * 60, "output_token_ids": [1] * 40}, RefusalReason.TOO_LONG),
+        ({"prompt_token_ids": []}, RefusalReason.INVALID),
+        ({"epoch": -1}, RefusalReason.INVALID),
+        ({"ingress": ""}, RefusalReason.INVALID),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_its_reason(fields: dict[str, Any], reason: RefusalReason) -> None:
+    effects = Bench().submit(**fields)
+    assert bodies(effects, SequenceRefused)[0].reason is reason
+    assert not only(effects, AddToEngine)
+
+
+def test_the_queue_is_bounded_and_room_comes_back() -> None:
+    bench = Bench(queue_max=1)
+    for index in range(3):
+        bench.running(f"r{index}.0")
+    assert bodies(bench.submit("r9.0"), SequenceRefused)[0].reason is RefusalReason.FULL
+    bench.step(out(1, sequence="r0.0", finish=FinishReason.STOP))
+    assert only(bench.submit("r9.0"), AddToEngine)
+
+
+def test_the_engines_refusal_reaches_the_asker_and_the_epoch_may_come_again() -> None:
+    bench = Bench()
+    bench.submit()
+    effects = bench.say(SequenceRejected(sequence="r1.0", detail="top_p must be in (0, 1]"))
+    (refused,) = bodies(effects, SequenceRefused)
+    assert (refused.reason, refused.detail) == (RefusalReason.INVALID, "top_p must be in (0, 1]")
+    assert bench.actor.snapshot()["live"] == 0
+    assert only(bench.submit(), AddToEngine)
+
+
+def test_a_continuation_that_already_has_all_its_tokens_ends_at_once() -> None:
+    bench = Bench()
+    effects = bench.submit(epoch=1, sampling=Sampling(max_tokens=2), output_token_ids=[4, 5])
+    assert not only(effects, AddToEngine)
+    assert bodies(effects, SequenceAccepted)
+    (chunk,) = chunks(effects)
+    assert (chunk.first_index, chunk.token_ids, chunk.finish) == (2, [], FinishReason.LENGTH)
+
+
+# --- decoding
+
+
+def test_one_message_per_step_and_ingress_with_numbered_chunks() -> None:
+    bench = Bench()
+    bench.running("a.0", output_token_ids=[7, 7], epoch=1)
+    bench.running("b.0")
+    bench.running("c.0", ingress="i1")
+    effects = bench.step(out(1, sequence="a.0"), out(2, sequence="b.0"), out(3, sequence="c.0"), number=5)
+    messages = [e for e in only(effects, Publish) if isinstance(e.body, TokensGenerated)]
+    assert [m.subject for m in messages] == ["mr.t.tokens.i0", "mr.t.tokens.i1"]
+    assert [m.body.step for m in messages] == [5, 5]
+    assert [(c.sequence, c.epoch, c.first_index, c.token_ids) for c in messages[0].body.chunks] == [
+        ("a.0", 1, 2, [1]),
+        ("b.0", 0, 0, [2]),
+    ]
+    after = chunks(bench.step(out(4, sequence="a.0")))
+    assert [(c.first_index, c.token_ids) for c in after] == [(3, [4])]
+
+
+def test_cached_tokens_go_with_the_first_chunk_only_and_logprobs_with_theirs() -> None:
+    bench = Bench()
+    bench.running(sampling=Sampling(max_tokens=9, logprobs=1))
+    entry = TokenLogprobs([5, 6], [-0.1, -2.0], 1)
+    first = chunks(bench.step(out(5, cached_tokens=2, logprobs=[entry])))[0]
+    second = chunks(bench.step(out(6, logprobs=[entry])))[0]
+    assert (first.cached_tokens, second.cached_tokens) == (2, None)
+    assert second.logprobs == [entry]
+
+
+def test_resend_gives_everything_from_the_index_on() -> None:
+    bench = Bench()
+    bench.running(epoch=1, output_token_ids=[9, 9])
+    bench.step(out(1))
+    bench.step(out(2))
+    bench.step(out(3, finish=FinishReason.STOP))
+    (reply,) = only(bench.say(ResendTokens(sequence="r1.0", epoch=1, from_index=3), reply_to="x"), Reply)
+    chunk = reply.body.chunk
+    assert (chunk.first_index, chunk.token_ids, chunk.finish) == (3, [2, 3], FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ResendTokens(sequence="nobody.0", epoch=0, from_index=0),
+        ResendTokens(sequence="r1.0", epoch=0, from_index=2),
+        ResendTokens(sequence="r1.0", epoch=1, from_index=0),
+    ],
+)
+def test_resend_of_what_is_not_held_says_so(body: ResendTokens) -> None:
+    bench = Bench()
+    bench.running(epoch=1, output_token_ids=[9, 9])
+    assert bodies(bench.say(body, reply_to="x"), TokensForgotten)
+
+
+def test_acknowledged_sequences_are_dropped_and_live_ones_are_not() -> None:
+    bench = Bench()
+    bench.running("a.0")
+    bench.running("b.0")
+    bench.step(out(1, sequence="a.0", finish=FinishReason.STOP))
+    bench.say(AcknowledgeSequences(sequences=[("a.0", 0), ("b.0", 0), ("c.0", 0)]))
+    assert set(bench.actor.snapshot()["sequences"]) == {"b.0"}
+
+
+def test_unacknowledged_sequences_are_forgotten_after_a_time_and_beyond_a_number() -> None:
+    bench = Bench(finished_ttl_ms=2500, finished_max=2)
+    for index in range(4):
+        bench.running(f"r{index}.0")
+        bench.step(out(1, sequence=f"r{index}.0", finish=FinishReason.STOP))
+    bench.say(ServicePresence(role="ingress", name="i0", incarnation=5, at_ns=bench.now))
+    bench.tick()
+    assert set(bench.actor.snapshot()["sequences"]) == {"r2.0", "r3.0"}
+    bench.tick(2)
+    assert bench.actor.snapshot()["held"] == 0
+    assert bench.actor.ledger.forgotten == 4
+
+
+def test_output_for_a_sequence_that_is_gone_is_counted_and_dropped() -> None:
+    bench = Bench()
+    assert not chunks(bench.step(out(1, sequence="ghost.0")))
+    assert bench.actor.figures.late_outputs == 1
+
+
+# --- cancel and orphans
+
+
+def test_cancel_takes_the_sequence_out_of_the_engine() -> None:
+    bench = Bench()
+    bench.running(epoch=2)
+    assert only(bench.say(CancelSequence(sequence="r1.0", epoch=1)), CancelInEngine) == []
+    effects = bench.say(CancelSequence(sequence="r1.0", epoch=2))
+    assert only(effects, CancelInEngine) == [CancelInEngine(sequences=["r1.0"])]
+    assert not chunks(bench.step(out(1)))
+
+
+def test_a_restarted_ingress_leaves_orphans_that_are_cancelled() -> None:
+    bench = Bench()
+    bench.running("old.0", ingress_incarnation=5)
+    bench.running("other.0", ingress="i1")
+    effects = bench.say(ServicePresence(role="ingress", name="i0", incarnation=6, at_ns=bench.now))
+    assert only(effects, CancelInEngine) == [CancelInEngine(sequences=["old.0"])]
+    late = bench.submit("late.0", ingress_incarnation=5)
+    assert bodies(late, SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
+    assert only(bench.submit("new.0", ingress_incarnation=6), AddToEngine)
+
+
+@pytest.mark.parametrize("incarnation", [0, 5])
+def test_a_dead_ingress_leaves_orphans_that_are_cancelled(incarnation: int) -> None:
+    bench = Bench()
+    bench.running()
+    dead = ServicePresence(
+        role="ingress", name="i0", incarnation=incarnation, at_ns=bench.now, state=PresenceState.DEAD
+    )
+    assert only(bench.say(dead), CancelInEngine)
+    assert bench.actor.figures.orphans == 1
+
+
+def test_news_of_an_older_incarnations_death_harms_nobody() -> None:
+    bench = Bench()
+    bench.running(ingress_incarnation=9)
+    dead = ServicePresence(role="ingress", name="i0", incarnation=5, at_ns=bench.now, state=PresenceState.DEAD)
+    assert not only(bench.say(dead), CancelInEngine)
+
+
+def test_a_silent_ingress_loses_its_sequences_but_not_while_the_bus_is_away() -> None:
+    bench = Bench(ingress_silence_ms=5000)
+    bench.running()
+    assert not only(bench.tick(4), CancelInEngine)
+    bench.say(BusDisconnected())
+    assert not only(bench.tick(10), CancelInEngine)
+    bench.say(BusReconnected())
+    assert not only(bench.tick(4), CancelInEngine)
+    assert only(bench.tick(1), CancelInEngine)
+
+
+def test_a_sequence_past_its_deadline_ends() -> None:
+    bench = Bench()
+    bench.running(deadline_ns=START + 1500 * MS)
+    assert not only(bench.tick(), CancelInEngine)
+    effects = bench.tick()
+    assert only(effects, CancelInEngine)
+    assert chunks(effects)[0].finish is FinishReason.CANCELLED
+
+
+# --- reports
+
+
+def test_status_and_summary_keep_their_least_intervals() -> None:
+    bench = Bench(status_interval_min_ms=10, summary_interval_min_ms=25)
+    bench.running()
+    seen: list[tuple[int, str]] = []
+    for index in range(60):
+        effects = bench.say(
+            EngineStepped(step=index, at_ns=bench.now, outputs=[], snapshot=snapshot(bench.now, step=index)), after_ms=1
+        )
+        seen += [(bench.now, type(b).__name__) for b in bodies(effects, StatusSnapshot | InstanceSummary)]
+    for kind, least in (("StatusSnapshot", 10), ("InstanceSummary", 25)):
+        times = [at for at, name in seen if name == kind]
+        assert len(times) >= 2
+        assert all(b - a >= least * MS for a, b in itertools.pairwise(times))
+
+
+def test_an_idle_worker_reports_at_least_every_250_ms() -> None:
+    bench = Bench()
+    times = {"StatusSnapshot": [bench.now], "InstanceSummary": [bench.now]}
+    due = max(t.at_ns for t in only(bench.first, StartTimer) if t.name == "report")
+    for _ in range(20):
+        bench.now = due
+        effects = bench.say(TimerFired(name="report"))
+        for body in bodies(effects, StatusSnapshot | InstanceSummary):
+            times[type(body).__name__].append(bench.now)
+        (timer,) = only(effects, StartTimer)
+        due = timer.at_ns + 5 * MS  # timers are late
+    for moments in times.values():
+        assert all(b - a <= 250 * MS for a, b in itertools.pairwise(moments))
+
+
+def test_a_sequence_the_snapshot_cannot_know_yet_counts_as_waiting() -> None:
+    bench = Bench(summary_interval_min_ms=0)
+    (summary,) = bodies(bench.submit(), InstanceSummary)
+    assert (summary.waiting, summary.waiting_prefill_tokens) == (1, 3)
+    bench.now += 10 * MS
+    observed = bench.say(EngineObserved(snapshot=snapshot(bench.now, running=1)))
+    (summary,) = bodies(observed, InstanceSummary)
+    assert (summary.running, summary.waiting, summary.blocks_free) == (1, 0, 31)
+
+
+# --- the bus goes and comes
+
+
+def test_while_the_bus_is_down_nothing_is_published_and_all_is_said_after() -> None:
+    bench = Bench()
+    bench.running()
+    bench.step(out(1))
+    bench.tick(2)
+    bench.step(out(2))
+    bench.say(BusDisconnected())
+    quiet = bench.step(out(3)) + bench.tick() + bench.step(out(4, finish=FinishReason.STOP))
+    assert not only(quiet, Publish)
+    assert not only(quiet, PutKey)
+    effects = bench.say(BusReconnected())
+    (chunk,) = chunks(effects)
+    # Token 2 was sent just before the outage and may be lost; token 1 is two ticks old and is not repeated.
+    assert (chunk.first_index, chunk.token_ids, chunk.finish) == (1, [2, 3, 4], FinishReason.STOP)
+    assert only(effects, PutKey)
+
+
+def test_a_finish_lost_with_the_bus_is_repeated() -> None:
+    bench = Bench()
+    bench.running()
+    bench.step(out(1, finish=FinishReason.STOP))
+    bench.say(BusDisconnected())
+    (chunk,) = chunks(bench.say(BusReconnected()))
+    assert (chunk.token_ids, chunk.finish) == ([1], FinishReason.STOP)
+
+
+def test_an_end_that_nobody_acknowledges_is_said_again_until_somebody_does() -> None:
+    bench = Bench()
+    bench.running()
+    bench.step(out(1, 2, finish=FinishReason.STOP))
+    assert not chunks(bench.say(TimerFired(name="tick"), after_ms=500))
+    for _ in range(3):
+        (chunk,) = chunks(bench.tick())
+        assert (chunk.first_index, chunk.token_ids, chunk.finish) == (2, [], FinishReason.STOP)
+    bench.say(AcknowledgeSequences(sequences=[("r1.0", 0)]))
+    assert not chunks(bench.tick())
+
+
+def test_repeats_come_in_messages_of_bounded_size() -> None:
+    bench = Bench(queue_max=100)
+    for index in range(80):
+        bench.running(f"r{index}.0")
+    bench.say(BusDisconnected())
+    for index in range(80):
+        bench.step(out(1, sequence=f"r{index}.0"))
+    sizes = [len(body.chunks) for body in bodies(bench.say(BusReconnected()), TokensGenerated)]
+    assert sizes == [32, 32, 16]
+
+
+# --- the end
+
+
+def test_stop_without_work_leaves_at_once() -> None:
+    effects = Bench().say(StopRequested())
+    assert [type(e) for e in effects[-3:]] == [Publish, DeleteKey, Stop]
+    assert bodies(effects, ServicePresence)[-1].state is PresenceState.LEAVING
+
+
+def test_drain_lets_work_finish_refuses_new_and_lingers_for_unacknowledged_tokens() -> None:
+    bench = Bench(linger_ms=1000)
+    bench.running()
+    effects = bench.say(DrainWorker(limit_ms=5000))
+    assert bodies(effects, InstanceSummary)[0].draining
+    assert bodies(bench.submit("r2.0"), SequenceRefused)[0].reason is RefusalReason.DRAINING
+    done = bench.step(out(1, finish=FinishReason.STOP))
+    assert not only(done, Stop)
+    assert only(done, StartTimer)[0].name == "linger"
+    assert only(bench.say(AcknowledgeSequences(sequences=[("r1.0", 0)])), Stop)
+
+
+def test_a_drained_worker_leaves_after_the_linger_time() -> None:
+    bench = Bench()
+    bench.running()
+    bench.say(StopRequested())
+    bench.step(out(1, finish=FinishReason.STOP))
+    assert only(bench.say(TimerFired(name="linger"), after_ms=1000), Stop)
+
+
+def test_at_the_drain_limit_the_rest_is_handed_back() -> None:
+    bench = Bench(drain_limit_ms=3000)
+    bench.running("a.0", epoch=2)
+    bench.running("b.0", ingress="i1")
+    bench.say(StopRequested())
+    assert not only(bench.say(TimerFired(name="drain"), after_ms=1000), Stop)
+    effects = bench.say(TimerFired(name="drain"), after_ms=2000)
+    returned = bodies(effects, SequencesReturned)
+    assert [(r.reason, r.sequences) for r in returned] == [
+        (ReturnReason.DRAINING, [("a.0", 2)]),
+        (ReturnReason.DRAINING, [("b.0", 0)]),
+    ]
+    assert sorted(only(effects, CancelInEngine)[0].sequences) == ["a.0", "b.0"]
+    assert isinstance(effects[-1], Stop)
+
+
+def test_a_later_stop_shortens_a_drain_and_never_lengthens_it() -> None:
+    bench = Bench(drain_limit_ms=1000)
+    bench.running()
+    bench.say(DrainWorker(limit_ms=60_000))
+    assert only(bench.say(StopRequested()), StartTimer)[0].at_ns == bench.now + 1000 * MS
+    assert bench.say(DrainWorker(limit_ms=60_000)) == []
+
+
+def test_a_dead_engine_hands_everything_back_and_stops() -> None:
+    bench = Bench()
+    bench.running("a.0")
+    bench.submit("b.0")
+    effects = bench.say(EngineFailed(detail="killed by signal 9"))
+    (returned,) = bodies(effects, SequencesReturned)
+    assert (returned.reason, returned.sequences) == (ReturnReason.ENGINE_DIED, [("a.0", 0), ("b.0", 0)])
+    (stop,) = only(effects, Stop)
+    assert "killed by signal 9" in stop.reason
+    assert bodies(bench.say(submit("c.0"), reply_to="x"), ErrorReply)
+
+
+# --- spans, bad input
+
+
+def test_spans_of_a_sampled_sequence_cover_queue_prefill_and_decode() -> None:
+    bench = Bench()
+    bench.running(traceparent=TRACE)
+    received = START
+    bench.step(out(1, scheduled_ns=received + 2 * MS, cached_tokens=1), after_ms=5)
+    effects = bench.step(out(2, finish=FinishReason.STOP, preemptions=1), after_ms=7)
+    spans = only(effects, RecordSpan)
+    assert [s.name for s in spans] == ["queue", "prefill", "decode"]
+    assert [(s.start_ns - received) // MS for s in spans] == [0, 2, 5]
+    assert [(s.end_ns - received) // MS for s in spans] == [2, 5, 12]
+    assert {s.parent_span_id for s in spans} == {"b7ad6b7169203331"}
+    assert {s.traceparent[:35] for s in spans} == {TRACE[:35]}
+    assert len({s.traceparent for s in spans}) == 3
+    assert spans[-1].attributes["millrace.output_tokens"] == 2
+    assert spans[-1].attributes["millrace.cached_tokens"] == 1
+    assert spans[-1].attributes["millrace.preemptions"] == 1
+    assert [s.error for s in spans] == ["", "", ""]
+
+
+def test_a_cancelled_sequence_has_the_spans_it_reached_and_says_why() -> None:
+    bench = Bench()
+    bench.running(traceparent=TRACE)
+    spans = only(bench.say(CancelSequence(sequence="r1.0", epoch=0, reason="client gone"), after_ms=3), RecordSpan)
+    assert [(s.name, s.error) for s in spans] == [("queue", "cancelled: client gone")]
+
+
+@pytest.mark.parametrize("traceparent", ["", TRACE[:-1] + "0", "rubbish", "00-" + "z" * 49 + "-zz"])
+def test_without_a_sampled_trace_there_are_no_spans(traceparent: str) -> None:
+    bench = Bench()
+    bench.running(traceparent=traceparent)
+    assert not only(bench.step(out(1, finish=FinishReason.STOP)), RecordSpan)
+
+
+def test_a_message_of_another_kind_is_answered_and_changes_nothing() -> None:
+    bench = Bench()
+    before = bench.actor.snapshot()
+    stray = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
+    assert bodies(bench.say(stray, reply_to="x"), ErrorReply)[0].reason == "unexpected"
+    assert bench.say(stray) == []
+    assert bench.actor.snapshot() == before
+
+
+def test_random_sequences_of_messages_keep_the_invariants() -> None:
+    rng = random.Random(4)
+    bench = Bench(queue_max=3, finished_max=2)
+    for index in range(3000):
+        sequence, epoch = f"r{rng.randrange(6)}.0", index // 60 + rng.randrange(3)
+        held = list(bench.actor.ledger)
+        pick = rng.randrange(9)
+        if pick <= 1:
+            bench.submit(sequence, epoch=epoch, ingress=f"i{rng.randrange(2)}")
+        elif pick == 2:
+            bench.say(SequenceAdded(sequence=sequence))
+        elif pick == 3:
+            bench.say(SequenceRejected(sequence=sequence, detail="no"))
+        elif pick == 4:
+            bench.say(CancelSequence(sequence=sequence, epoch=epoch))
+        elif pick == 5 and held:
+            finish = rng.choice([None, FinishReason.STOP])
+            bench.step(out(rng.randrange(9), sequence=rng.choice(held).sequence, finish=finish))
+        elif pick == 6:
+            bench.say(AcknowledgeSequences(sequences=[(sequence, epoch)]))
+        elif pick == 7:
+            bench.say(rng.choice([BusDisconnected(), BusReconnected()]))
+        else:
+            bench.say(TimerFired(name=rng.choice(["tick", "report", "register", "nonsense"])), after_ms=300)
+    assert bench.actor.figures.accepted > 50

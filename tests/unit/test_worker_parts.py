@@ -1,0 +1,208 @@
+"""The worker's pure parts: ledger, snapshot buffer, figures, names, configuration."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+from millrace.actor.config import load_config
+from millrace.actor.engine import EngineSnapshot
+from millrace.actor.errors import ConfigError
+from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.worker import state
+from services.worker.config import EngineKind, WorkerConfig
+from services.worker.ingresses import INGRESSES_MAX, Ingresses
+from services.worker.metrics import Histogram, WorkerCollector, WorkerFigures
+from services.worker.state import Held, Ledger, by_ingress
+from services.worker.vllm_engine import names
+from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
+
+
+def held(sequence: str = "r.0", **fields: object) -> Held:
+    defaults: dict[str, object] = {
+        "epoch": 0,
+        "ingress": "i0",
+        "ingress_incarnation": 1,
+        "traceparent": "",
+        "prompt_tokens": 3,
+        "base_index": 0,
+        "max_tokens": 9,
+        "received_ns": 1,
+    }
+    return Held(sequence=sequence, **{**defaults, **fields})  # type: ignore[arg-type]
+
+
+# --- ledger
+
+
+def test_fences_only_rise_and_the_oldest_are_dropped_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "FENCES_MAX", 3)
+    ledger = Ledger()
+    for index in range(3):
+        ledger.fence(f"r{index}.0", 5)
+    ledger.fence("r0.0", 2)
+    assert ledger.fenced("r0.0") == 5
+    ledger.fence("r9.0", 1)
+    assert ledger.fenced("r1.0") is None, "r0 was touched later than r1"
+    assert ledger.fenced("r0.0") == 5
+
+
+def test_retracting_a_refused_sequence_lifts_its_fence() -> None:
+    ledger = Ledger()
+    refused = held(epoch=4)
+    ledger.admit(refused)
+    ledger.retract(refused)
+    assert ledger.fenced("r.0") is None
+    assert (len(ledger), ledger.live) == (0, 0)
+
+
+def test_chunks_with_alternatives_are_cut_and_the_end_comes_with_the_last() -> None:
+    long = held(logprobs=[])
+    long.token_ids = list(range(state.LOGPROB_TOKENS_MAX + 5))
+    long.logprobs = [TokenLogprobs([1], [-0.5], 1)] * len(long.token_ids)
+    long.finish = FinishReason.STOP
+    first, second = long.take_unsent(), long.take_unsent()
+    assert (len(first.token_ids), first.finish) == (state.LOGPROB_TOKENS_MAX, None)
+    assert (second.first_index, len(second.token_ids), second.finish) == (first.token_ids[-1] + 1, 5, FinishReason.STOP)
+
+
+def test_sequences_are_grouped_by_ingress_in_order() -> None:
+    groups = by_ingress([held("a.0", ingress="x"), held("b.0", ingress="y"), held("c.0", ingress="x")])
+    assert {name: [h.sequence for h in group] for name, group in groups.items()} == {"x": ["a.0", "c.0"], "y": ["b.0"]}
+
+
+def test_ingresses_are_bounded_and_renewal_is_told_once() -> None:
+    ingresses = Ingresses()
+    ingresses.seen("i0", 1)
+    assert not ingresses.renewed("i0", 5), "the first incarnation replaces none"
+    assert ingresses.renewed("i0", 6)
+    assert not ingresses.renewed("i0", 6)
+    for index in range(INGRESSES_MAX):
+        ingresses.seen(f"n{index}", 2)
+    assert ingresses.incarnation("i0") == 0
+    assert len(ingresses.take_silent(10, limit_ns=5)) == INGRESSES_MAX
+    assert ingresses.take_silent(10, limit_ns=5) == []
+
+
+# --- snapshot buffer
+
+
+@pytest.fixture
+def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("services.worker.vllm_engine.snapshot_buffer._FOLDERS", (str(tmp_path),))
+    return create()
+
+
+def test_a_snapshot_is_read_once_and_then_the_next(buffer: Path) -> None:
+    writer, reader = SnapshotWriter(buffer), SnapshotReader(buffer)
+    buffer.unlink()
+    assert reader.read_new() is None
+    assert writer.write(b"first")
+    assert reader.read_new() == b"first"
+    assert reader.read_new() is None
+    writer.write(b"2")
+    writer.write(b"third, longer")
+    assert reader.read_new() == b"third, longer"
+
+
+def test_what_does_not_fit_leaves_the_old_snapshot(buffer: Path) -> None:
+    writer, reader = SnapshotWriter(buffer), SnapshotReader(buffer)
+    writer.write(b"old")
+    assert not writer.write(bytes(SIZE))
+    assert reader.read_new() == b"old"
+
+
+def test_buffers_of_dead_processes_are_swept_and_others_left(buffer: Path) -> None:
+    dead = buffer.with_name("millrace-snapshot-4194305-x")  # beyond the greatest pid there can be
+    foreign = buffer.with_name("millrace-snapshot-abc")
+    for path in (dead, foreign):
+        path.touch()
+    another = create()
+    assert [path.exists() for path in (dead, foreign, buffer, another)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("offset", "damage"),
+    [
+        (0, struct.pack("<Q", 3)),  # a write under way
+        (16, b"X"),  # torn: the payload is newer than its checksum
+        (8, struct.pack("<I", SIZE)),  # torn: a length that cannot be
+    ],
+)
+def test_a_torn_snapshot_is_not_read(buffer: Path, offset: int, damage: bytes) -> None:
+    writer, reader = SnapshotWriter(buffer), SnapshotReader(buffer)
+    writer.write(b"payload")
+    with buffer.open("r+b") as file:
+        file.seek(offset)
+        file.write(damage)
+    assert reader.read_new() is None
+    writer.write(b"whole again")
+    assert reader.read_new() == b"whole again"
+
+
+# --- names, figures, configuration
+
+
+@pytest.mark.parametrize("sequence", ["r1.0", "a~b.3", "~", "x" * 200])
+def test_a_sequence_is_found_in_its_request_id(sequence: str) -> None:
+    assert names.sequence_of(names.request_id(sequence, 41)) == sequence
+
+
+def test_a_histogram_counts_each_observation_once_and_cumulates() -> None:
+    histogram = Histogram((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(seconds)
+    assert histogram.cumulative() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
+    assert histogram.total == pytest.approx(7.65)
+
+
+def test_figures_reach_prometheus_per_instance() -> None:
+    figures = WorkerFigures()
+    figures.output_tokens = 12
+    figures.refused["full"] = 3
+    figures.step.observe(0.004)
+    last = EngineSnapshot(
+        step=4,
+        at_ns=1,
+        running=[SequenceStatus("r.0", SequenceState.RUNNING, 1, 1, 1, 1, 1, 1)],
+        waiting=[],
+        blocks_free=30,
+        blocks_total=32,
+        preemptions=2,
+        step_duration_ns=1,
+        batch=BatchComposition(),
+    )
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(lambda: [("w0", figures, last, 5)]))
+    text = generate_latest(registry).decode()
+    for line in (
+        'millrace_worker_output_tokens_total{instance="w0"} 12.0',
+        'millrace_worker_refused_total{instance="w0",reason="full"} 3.0',
+        'millrace_worker_step_seconds_bucket{instance="w0",le="0.005"} 1.0',
+        'millrace_worker_step_seconds_count{instance="w0"} 1.0',
+        'millrace_worker_running{instance="w0"} 1.0',
+        'millrace_worker_blocks_free{instance="w0"} 30.0',
+        'millrace_worker_preemptions_total{instance="w0"} 2.0',
+        'millrace_worker_forgotten_total{instance="w0"} 5.0',
+    ):
+        assert line in text
+
+
+def test_a_configuration_names_its_instances_and_refuses_unknown_keys(tmp_path: Path) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text('name = "w"\nmodel = "m"\nengine = "modelled"\ninstances = 2\n[limits]\nqueue_max = 3\n')
+    config = load_config(WorkerConfig, path)
+    assert (config.engine, config.instance_names(), config.limits.queue_max) == (
+        EngineKind.MODELLED,
+        ["w-0", "w-1"],
+        3,
+    )
+    assert msgspec.structs.replace(config, instances=1).instance_names() == ["w"]
+    path.write_text('name = "w"\nmodel = "m"\nmax_seqs = 2\n')
+    with pytest.raises(ConfigError, match="max_seqs"):
+        load_config(WorkerConfig, path)
