@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from millrace.actor.nats_client import settle
 from millrace.contracts.catalog import CHANNELS, Channel, Role
 from millrace.contracts.subjects import Subjects
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
@@ -71,9 +72,8 @@ def example(channel: Channel) -> str:
 
 
 async def refusals(client: Client, errors: list[str]) -> list[str]:
-    """What the server has refused so far. The first ping may overtake what is still buffered; the second cannot."""
-    await client.flush()
-    await client.flush()
+    """What the server has refused so far."""
+    await settle(client)
     return [error for error in errors if "permissions violation" in error.lower()]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+from millrace.actor.nats_client import settle
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.ingress import FinishReason, SequencesReturned, TokenChunk, TokensGenerated, TokensResent
 from millrace.contracts.message import Body
@@ -74,7 +75,7 @@ class FakeIngress:
             self.subjects.presences("worker"),
         ):
             await self._nats.subscribe(subject, cb=take)
-        await self._nats.flush()
+        await settle(self._nats)
         self._heart = asyncio.create_task(self._beat())
         return self
 

@@ -30,6 +30,19 @@ Taker = Callable[[str, str, bytes, bytes], None]
 PENDING_BYTES_MAX = 8 * 1024 * 1024
 
 
+async def settle(client: Client, timeout_s: float = 3.0) -> None:
+    """Waits until the server has processed everything that was sent before, subscriptions included.
+
+    nats-py's ``flush`` writes its PING *ahead* of what still waits in the buffer, so one flush proves nothing: its PONG
+    may come before the server's refusal of a subscription. By that PONG the buffer was written, so a second one does.
+
+    Raises:
+        nats.errors.Error: the server did not answer in time, or the connection is closed.
+    """
+    await client.flush(timeout=timeout_s)  # type: ignore[arg-type]
+    await client.flush(timeout=timeout_s)  # type: ignore[arg-type]
+
+
 class DirectClient(Client):
     """A NATS connection whose runtime subscriptions are served in order, synchronously."""
 

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from millrace.actor.headers import read_header, write_headers
+from millrace.actor.nats_client import settle
 from millrace.actor.recording import Frame, Handled, RecordingReader, RecordingWriter, Tapped, open_recording
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import Connection, resolve_connection
@@ -163,7 +164,7 @@ async def _subscribe(bus: Client, connection: Connection, subject: str, on_messa
 
     try:
         await bus.subscribe(subject, cb=on_message, pending_msgs_limit=PENDING_MAX)  # type: ignore[arg-type]
-        await bus.flush(timeout=3)
+        await settle(bus)
     except (ValueError, nats.errors.Error) as error:
         raise CliError(f"{subject} cannot be tapped: {error}") from None
     refusal = str(bus.last_error or "")
