@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 
+import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import coefficient_names, load_coefficients
-from millrace.enginemodel.steptime import LinearStepTime, coefficient_of_variation
+from millrace.enginemodel.steptime import LinearStepTime
 from millrace.enginemodel.stream import modelled_logprobs
 from millrace.enginemodel.tokens import CHUNK, OutputLengths, Vocabulary, stream_chunk, stream_key
 
@@ -50,14 +51,18 @@ def test_log_probabilities_fall_and_sum_to_less_than_one() -> None:
 
 def test_a_linear_step_time_adds_up_what_the_step_does() -> None:
     model = LinearStepTime(
-        fixed=1000, per_decode=10, per_prefill_token=5, per_context_token=0.5, per_prefill_work=0.25, heterogeneity=0.5
+        fixed=1000,
+        per_decode=10,
+        per_prefill_token=5,
+        per_context_token=0.5,
+        per_prefill_work=0.25,
+        per_longest_token=2,
     )
     batch = BatchComposition(decodes=3, prefills=1, prefill_tokens=20, context_tokens=100, prefill_work=400.0)
     assert model.duration_ns(batch) == 1000 + 30 + 100 + 50 + 100
-    assert model.duration_ns(batch, [50, 50]) == 1280
-    assert model.duration_ns(batch, [25, 75]) == round(1280 * (1 + 0.5 * 0.5))
-    assert model.wants_lengths
-    assert coefficient_of_variation([]) == coefficient_of_variation([7]) == 0
+    unequal = msgspec.structs.replace(batch, longest_context=75)
+    assert model.duration_ns(unequal) == 1000 + 30 + 100 + 2 * 75 + 100
+    assert model.duration_ns(msgspec.structs.replace(batch, longest_context=25)) == 1280
 
 
 @pytest.mark.parametrize("name", coefficient_names())

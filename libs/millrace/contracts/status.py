@@ -46,6 +46,8 @@ class BatchComposition(msgspec.Struct, frozen=True, array_like=True):
         prefill_tokens: Prompt tokens computed, summed over chunks.
         context_tokens: Sum over all sequences in the batch of their context length after the step.
         prefill_work: Sum over chunks of chunk * (cached + chunk / 2), tokens squared: what prefill attention costs.
+        prefill_context_tokens: The share of ``context_tokens`` that belongs to sequences with a prompt chunk.
+        longest_context: Context length after the step of the longest decoding sequence; 0 where not gathered.
     """
 
     decodes: int = 0
@@ -53,6 +55,8 @@ class BatchComposition(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int = 0
     context_tokens: int = 0
     prefill_work: float = 0.0
+    prefill_context_tokens: int = 0
+    longest_context: int = 0
 
 
 class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):

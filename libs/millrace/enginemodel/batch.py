@@ -87,23 +87,28 @@ class Batch:
         """Tokens computed in this step."""
         return sum(self.counts)
 
-    def composition(self) -> BatchComposition:
-        """The figures that a step-time model wants."""
+    def composition(self, *, with_longest: bool = False) -> BatchComposition:
+        """The figures that a step-time model wants. ``with_longest``: also the longest context, which costs a pass."""
         prefills = len(self.sequences) - self.decodes
         if not prefills:
-            return BatchComposition(decodes=self.decodes, context_tokens=self.context_tokens)
+            longest = max((s.computed for s in self.sequences), default=0) if with_longest else 0
+            return BatchComposition(decodes=self.decodes, context_tokens=self.context_tokens, longest_context=longest)
+        work = prefill_context = longest = 0
         prefill_tokens = sum(self.counts) - self.decodes
-        work = sum(
-            count * (before + count / 2)
-            for sequence, count, before in zip(self.sequences, self.counts, self.computed_before, strict=True)
-            if not is_decode(sequence, count, before)
-        )
+        for sequence, count, before in zip(self.sequences, self.counts, self.computed_before, strict=True):
+            if is_decode(sequence, count, before):
+                longest = max(longest, before + count)
+            else:
+                work += count * (2 * before + count)
+                prefill_context += before + count
         return BatchComposition(
             decodes=self.decodes,
             prefills=prefills,
             prefill_tokens=prefill_tokens,
             context_tokens=self.context_tokens,
-            prefill_work=work,
+            prefill_work=work / 2,
+            prefill_context_tokens=prefill_context,
+            longest_context=longest,
         )
 
 

@@ -15,6 +15,7 @@ from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.refusals import sampling_refusal
 from millrace.enginemodel.scheduler import Scheduler
+from millrace.enginemodel.stepcost import FS_PER_NS
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
@@ -39,7 +40,8 @@ class ModelledEngine:
     ) -> None:
         self.parameters = parameters
         self.scheduler = Scheduler(parameters)
-        self._step_time = step_time
+        self.cost = step_time.cost(parameters)
+        self._remainder_fs = 0  # of the last step's end, below a nanosecond
         self._vocabulary = vocabulary
         self._table = vocabulary.table()
         self._lengths = lengths
@@ -117,9 +119,9 @@ class ModelledEngine:
         for sequence in batch.sequences[-batch.admitted :] if batch.admitted else ():
             assert isinstance(sequence, ModelledSequence)
             sequence.scheduled_ns = sequence.scheduled_ns or begins_ns
-        composition = batch.composition()
-        lengths = [sequence.computed for sequence in batch.sequences] if self._step_time.wants_lengths else None
-        duration_ns = self._step_time.duration_ns(composition, lengths)
+        composition = batch.composition(with_longest=self.cost.longest_token > 0)
+        cost_fs = self.cost.duration_fs(composition) + self._remainder_fs
+        duration_ns, self._remainder_fs = divmod(cost_fs, FS_PER_NS)
         return _Step(batch, composition, begins_ns + duration_ns, duration_ns)
 
     def complete_step(self, now_ns: int, *, with_snapshot: bool = True) -> EngineStepped:

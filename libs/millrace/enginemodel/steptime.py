@@ -1,30 +1,21 @@
-"""How long a step takes: from what it computes to nanoseconds."""
+"""Step-time models: what is fitted, stored and read by people. Each compiles into a StepCost, which is what runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 
 
 class StepTimeModel(Protocol):
-    """Gives the duration of one step."""
+    """Says what a step costs on one kind of engine."""
 
-    def duration_ns(self, batch: BatchComposition, lengths: Sequence[int] | None = None) -> int:
-        """Time of one step.
-
-        Args:
-            batch: What the step computes. Not empty.
-            lengths: Context length of each sequence after the step, for models that ask how unequal they are.
-        """
-        ...
-
-    @property
-    def wants_lengths(self) -> bool:
-        """Whether ``lengths`` changes the answer: gathering them costs, so they are given only then."""
+    def cost(self, parameters: EngineParameters) -> StepCost:
+        """Compiles the model for an engine of these limits."""
         ...
 
 
@@ -47,9 +38,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step's time as a sum of what it does, each with a cost in ns.
 
-    ``T = fixed + per_decode·decodes + per_prefill_token·prefill_tokens + per_context_token·context_tokens +
-    per_prefill_work·prefill_work``, times ``1 + heterogeneity·cv`` where cv is the coefficient of variation of the
-    context lengths, and never below ``floor``.
+    ``T = fixed + per_decode·decodes + per_prefill_token·prefill_tokens + per_prefill_work·prefill_work +
+    max(per_context_token·context_tokens, per_longest_token·longest_context)``.
 
     Attributes:
         fixed: ns of any step (c0): launching, weights read once.
@@ -57,7 +47,8 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         per_prefill_token: ns for each prompt token (c2).
         per_context_token: ns for each token of context that attention reads (c3).
         per_prefill_work: ns for each token² of prompt attention (c4).
-        heterogeneity: Extra share of time at cv 1: what unequal lengths in one batch cost. 0 until measured.
+        per_longest_token: ns for each token of the longest decoding sequence: what unequal lengths in one batch cost.
+            0 where that was not measured, or costs nothing.
     """
 
     fixed: float
@@ -65,24 +56,23 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     per_prefill_token: float = 0.0
     per_context_token: float = 0.0
     per_prefill_work: float = 0.0
-    heterogeneity: float = 0.0
+    per_longest_token: float = 0.0
     provenance: Provenance | None = None
 
-    @property
-    def wants_lengths(self) -> bool:
-        return self.heterogeneity != 0.0
-
-    def duration_ns(self, batch: BatchComposition, lengths: Sequence[int] | None = None) -> int:
-        cost = (
-            self.fixed
-            + self.per_decode * batch.decodes
-            + self.per_prefill_token * batch.prefill_tokens
-            + self.per_context_token * batch.context_tokens
-            + self.per_prefill_work * batch.prefill_work
+    def cost(self, parameters: EngineParameters) -> StepCost:
+        """The same in integers."""
+        return StepCost(
+            fixed=_fs(self.fixed),
+            decode=_fs(self.per_decode),
+            prefill_token=_fs(self.per_prefill_token),
+            context_token=_fs(self.per_context_token),
+            longest_token=_fs(self.per_longest_token),
+            prefill_half_work=_fs(self.per_prefill_work / 2),
         )
-        if self.heterogeneity and lengths:
-            cost *= 1 + self.heterogeneity * coefficient_of_variation(lengths)
-        return max(1, round(cost))
+
+    def duration_ns(self, batch: BatchComposition) -> int:
+        """Time of one step, ns: for fits and for people."""
+        return self.cost(EngineParameters()).duration_fs(batch) // FS_PER_NS
 
 
 class ConstantStepTime(msgspec.Struct, frozen=True):
@@ -90,18 +80,10 @@ class ConstantStepTime(msgspec.Struct, frozen=True):
 
     step_ns: int
 
-    @property
-    def wants_lengths(self) -> bool:
-        return False
-
-    def duration_ns(self, batch: BatchComposition, lengths: Sequence[int] | None = None) -> int:
-        return self.step_ns
+    def cost(self, parameters: EngineParameters) -> StepCost:
+        """One fixed cost."""
+        return StepCost(fixed=self.step_ns * FS_PER_NS)
 
 
-def coefficient_of_variation(lengths: Sequence[int]) -> float:
-    """Standard deviation over mean; 0 for nothing, one length, or a mean of 0."""
-    count = len(lengths)
-    mean = sum(lengths) / count if count else 0.0
-    if mean == 0:
-        return 0.0
-    return float((sum((length - mean) ** 2 for length in lengths) / count) ** 0.5 / mean)
+def _fs(ns: float) -> int:
+    return round(ns * FS_PER_NS)

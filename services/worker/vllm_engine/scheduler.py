@@ -197,7 +197,7 @@ def decode_snapshot(payload: bytes) -> EngineSnapshot:
 
 def composition(output: SchedulerOutput, requests: dict[str, Request]) -> BatchComposition:
     """What a batch will compute. Call right after it was scheduled."""
-    decodes = prefills = prefill_tokens = context = 0
+    decodes = prefills = prefill_tokens = context = prefill_context = longest = 0
     work = 0.0
     scheduled = output.num_scheduled_tokens
     cached = output.scheduled_cached_reqs
@@ -209,8 +209,10 @@ def composition(output: SchedulerOutput, requests: dict[str, Request]) -> BatchC
         request = requests[identity]
         if count == 1 and before >= request.num_prompt_tokens and before + 1 >= request.num_tokens:
             decodes += 1
+            longest = max(longest, before + count)
         else:
             prefills += 1
+            prefill_context += before + count
             prefill_tokens += count
             work += count * (before + count / 2)
-    return BatchComposition(decodes, prefills, prefill_tokens, context, work)
+    return BatchComposition(decodes, prefills, prefill_tokens, context, work, prefill_context, longest)
