@@ -97,7 +97,9 @@ def test_a_known_type_with_wrong_fields_is_malformed_and_says_where() -> None:
     assert "malformed: Expected `str`, got `int` - at `$.sequence`" in shown
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x00\xff garbage", b"\x93" * 2_000, b"plain text"])
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", b"\x00\xff garbage", b"\x93" * 2_000, b"\x81\x90\x00", b"plain text"]
+)
 def test_bytes_that_are_no_message_are_said_to_be_malformed(payload: bytes) -> None:
     assert "malformed: " in line(payload)
 

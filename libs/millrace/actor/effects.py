@@ -49,9 +49,14 @@ class Request(Effect, frozen=True, kw_only=True):
 
 
 class Gather(Effect, frozen=True, kw_only=True):
-    """Sends a body and collects answers until the deadline or ``answers_max``: exactly one Gathered."""
+    """Sends a body and collects answers: exactly one Gathered, at the deadline at the latest.
 
-    subject: str
+    Attributes:
+        subjects: Where to ask. One that many answer (a broadcast), or several that one each answers (queue groups).
+        answers_max: So many answers are enough. Of several subjects, one where nobody listens counts as answered.
+    """
+
+    subjects: tuple[str, ...]
     body: Body
     correlation: str
     timeout_ns: int

@@ -112,10 +112,20 @@ class EffectCarrier:
             question.fail(RequestFailure.DISCONNECTED)
 
     def _on_gather(self, cell: Cell, effect: fx.Gather) -> None:
-        question = OpenGather(effect.correlation, effect.answers_max, partial(self._runtime.deliver, cell))
-        reply = self.inbox.ask(question, effect.timeout_ns / 1e9)
-        if not self.publish(cell, effect.subject, effect.body, reply, effect.request, effect.traceparent):
-            self.inbox.close(reply)
+        deliver = partial(self._runtime.deliver, cell)
+        question = OpenGather(effect.correlation, effect.answers_max, len(effect.subjects), deliver)
+        payload = encode(effect.body)
+        sent = False
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            self._too_large(cell, effect.subjects[0], effect.body, len(payload))
+        else:
+            reply = self.inbox.ask(question, effect.timeout_ns / 1e9)
+            headers = write_headers(effect.body.type_name(), cell.name, effect.request, effect.traceparent)
+            send = self._connection.send
+            sent = all(send(subject, reply, headers, payload) for subject in effect.subjects)
+            if not sent:
+                self.inbox.close(reply)
+        if not sent:
             question.on_timeout()
 
     def _on_subscribe(self, cell: Cell, effect: fx.Subscribe) -> None:

@@ -70,24 +70,27 @@ class OpenRequest:
 class OpenGather:
     """Collects answers until enough are there, or the deadline, or the bus went away."""
 
-    __slots__ = ("answers", "answers_max", "correlation", "deliver")
+    __slots__ = ("answers", "answers_max", "correlation", "deliver", "silent", "subjects")
 
-    def __init__(self, correlation: str, answers_max: int, deliver: Deliver) -> None:
+    def __init__(self, correlation: str, answers_max: int, subjects: int, deliver: Deliver) -> None:
+        """``subjects``: how many were asked."""
         self.correlation = correlation
         self.answers_max = answers_max
+        self.subjects = subjects
         self.deliver = deliver
+        self.silent = 0  # subjects where nobody listens
         self.answers: list[tuple[str, Any]] = []
 
     def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool:
         if read_status(headers) == "503":
-            self.on_timeout()
-            return True
-        try:
-            body = decode(payload)
-        except MalformedMessage:
-            return False  # one answer less; the others still count
-        self.answers.append((read_headers(headers)[0], body))
-        if len(self.answers) < self.answers_max:
+            self.silent += 1
+        else:
+            try:
+                body = decode(payload)
+            except MalformedMessage:
+                return False  # one answer less; the others still count
+            self.answers.append((read_headers(headers)[0], body))
+        if not gathered(len(self.answers), self.answers_max, self.silent, self.subjects):
             return False
         self.on_timeout()
         return True
@@ -98,6 +101,11 @@ class OpenGather:
     def on_disconnect(self) -> bool:
         self.on_timeout()
         return True
+
+
+def gathered(answers: int, answers_max: int, silent: int, subjects: int) -> bool:
+    """Whether a gather has all that it will get: ``silent`` of its ``subjects`` have nobody who listens."""
+    return silent == subjects or answers + (silent if subjects > 1 else 0) >= answers_max
 
 
 class Inbox:

@@ -118,7 +118,7 @@ def _read_body(payload: bytes) -> tuple[Any, str, str]:
         reason = error
     try:
         plain = msgpack.unpackb(payload[:PAYLOAD_BYTES_MAX], strict_map_key=False, raw=False)
-    except (ValueError, msgpack.UnpackException, RecursionError, OverflowError):
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError):  # TypeError: a list as key
         return None, _MALFORMED, f"{reason} ({len(payload)} bytes: {payload[:16].hex(' ')}{'…' * (len(payload) > 16)})"
     if isinstance(plain, dict) and isinstance(plain.get("type"), str) and plain["type"] not in _TAGS:
         return plain, _UNKNOWN, "no such type or version here"

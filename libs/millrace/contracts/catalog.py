@@ -12,6 +12,7 @@ from millrace.contracts.ingress import SequencesReturned, TokensGenerated, Token
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import Lease, Plan
+from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import (
@@ -33,9 +34,12 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     ErrorReply,
     InstanceRecord,
     InstanceSummary,
+    LatencyPrediction,
     Lease,
     LengthTag,
+    NoPrediction,
     Plan,
+    PredictLatency,
     RequestFinished,
     ResendTokens,
     SequenceAccepted,
@@ -56,6 +60,7 @@ class Role(StrEnum):
 
     INGRESS = "ingress"
     TAGGER = "tagger"
+    PREDICTOR = "predictor"
     COORDINATOR = "coordinator"
     WORKER = "worker"
     SUPERVISOR = "supervisor"
@@ -118,6 +123,17 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.INGRESS,),
         receivers=(Role.TAGGER,),
         summary="Expected output length of a request.",
+    ),
+    Channel(
+        name="predict",
+        subject="predict.{model}.{instance}",
+        pattern=Pattern.QUEUE_REQUEST,
+        messages=(PredictLatency,),
+        replies=(LatencyPrediction, NoPrediction, ErrorReply),
+        queue_group="predictor",
+        senders=(Role.INGRESS,),
+        receivers=(Role.PREDICTOR,),
+        summary="What would happen if that instance took this request? Asked of several instances at once.",
     ),
     Channel(
         name="submit",
@@ -190,7 +206,7 @@ CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(StatusSnapshot,),
         senders=(Role.WORKER,),
-        receivers=(Role.COORDINATOR,),
+        receivers=(Role.COORDINATOR, Role.PREDICTOR),
         summary="Full snapshot, at most one per engine step, at least every 250 ms.",
     ),
     Channel(
@@ -199,7 +215,7 @@ CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(InstanceSummary,),
         senders=(Role.WORKER,),
-        receivers=(Role.INGRESS, Role.COORDINATOR),
+        receivers=(Role.INGRESS, Role.COORDINATOR, Role.PREDICTOR),
         summary="Small snapshot and heartbeat, between every 25 ms and every 250 ms.",
     ),
     Channel(
@@ -207,8 +223,8 @@ CHANNELS: tuple[Channel, ...] = (
         subject="presence.{role}.{name}",
         pattern=Pattern.PUBLISH,
         messages=(ServicePresence,),
-        senders=(Role.INGRESS, Role.TAGGER, Role.COORDINATOR, Role.WORKER, Role.SUPERVISOR),
-        receivers=(Role.INGRESS, Role.WORKER, Role.COORDINATOR),
+        senders=(Role.INGRESS, Role.TAGGER, Role.PREDICTOR, Role.COORDINATOR, Role.WORKER, Role.SUPERVISOR),
+        receivers=(Role.INGRESS, Role.WORKER, Role.COORDINATOR, Role.PREDICTOR),
         summary="Heartbeat of a service, every second; DEAD from the supervisor.",
     ),
     Channel(
@@ -217,7 +233,7 @@ CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(DecisionMade,),
         senders=(Role.INGRESS, Role.COORDINATOR),
-        receivers=(Role.OBSERVER,),
+        receivers=(Role.OBSERVER, Role.PREDICTOR),
         summary="What was decided, why, with the scores.",
     ),
     Channel(
@@ -226,7 +242,7 @@ CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(RequestFinished,),
         senders=(Role.INGRESS,),
-        receivers=(Role.TAGGER, Role.COORDINATOR),
+        receivers=(Role.TAGGER, Role.PREDICTOR, Role.COORDINATOR),
         summary="What became of a request.",
     ),
 )

@@ -22,6 +22,23 @@ class CandidateScore(msgspec.Struct, frozen=True, array_like=True):
     note: str = ""
 
 
+class Forecast(msgspec.Struct, frozen=True, array_like=True):
+    """What was predicted for one candidate of a decision (see LatencyPrediction). Times in ns from the decision.
+
+    Attributes:
+        note: Why there is no prediction; empty where there is one.
+    """
+
+    name: str
+    ttft_ns: int = 0
+    e2e_ns: int = 0
+    tpot_mean_ns: int = 0
+    preemptions: int = 0
+    others_delay_ns: int = 0
+    snapshot_age_ns: int = 0
+    note: str = ""
+
+
 class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
     """A placement: what was decided, by whom, why, with every candidate's score.
 
@@ -34,6 +51,12 @@ class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
         chosen: Instance; empty where none could take it.
         reason: One sentence.
         wall_us: Time the decision took, microseconds.
+        prompt_tokens: Prompt of each sequence, tokens.
+        output_tokens: Tokens that each had decoded before (a continuation).
+        max_tokens: The client's bound.
+        expected_output_tokens: Predicted mean output; None if unknown.
+        forecasts: What was predicted for those who were asked; empty where the policy asks nobody.
+        fallback: Name of the policy that decided because predictions were missing; empty where none had to.
     """
 
     request: str
@@ -47,6 +70,12 @@ class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
     scores: list[CandidateScore] = []
     at_ns: int = 0
     wall_us: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    max_tokens: int = 0
+    expected_output_tokens: float | None = None
+    forecasts: list[Forecast] = []
+    fallback: str = ""
 
 
 class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
@@ -59,6 +88,9 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
         output_tokens: One per choice.
         continuations: How often any of its sequences went on elsewhere.
         predicted_output_tokens: The tagger's mean; None if unknown.
+        predicted_ttft_ns: What the forecast of the chosen instance said at the first placement; None without one.
+        predicted_e2e_ns: The same for the end.
+        placed_ns: When the first placement was decided, unix ns: predictions count from here.
         ttft_ns: Time to first token; None if there was none.
         e2e_ns: Time from arrival to end.
         instances: Instances that decoded it, in order.
@@ -80,3 +112,6 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     ttft_ns: int | None = None
     e2e_ns: int = 0
     instances: list[str] = []
+    predicted_ttft_ns: int | None = None
+    predicted_e2e_ns: int | None = None
+    placed_ns: int = 0

@@ -128,6 +128,9 @@ class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
         max_model_len: Prompt plus output bound, tokens.
         max_sequences: Bound of the running batch.
         token_budget: Tokens per step (``max_num_batched_tokens``).
+        long_prefill_token_threshold, chunked_prefill, prefix_caching, watermark, reserve_full_prompt, queue_policy,
+            async_scheduling: As in ``enginemodel.EngineParameters``: what a forecast must know of the scheduler.
+        step_time: Which step-time parameters fit this engine: a set that ships, or a path; empty where unknown.
     """
 
     instance: str
@@ -143,6 +146,14 @@ class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
     host: str = ""
     pid: int = 0
     engine_pid: int = 0
+    long_prefill_token_threshold: int = 0
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    watermark: float = 0.0
+    reserve_full_prompt: bool = True
+    queue_policy: str = "fcfs"
+    async_scheduling: bool = False
+    step_time: str = ""
 
 
 class PresenceState(StrEnum):

@@ -30,6 +30,10 @@ class Subjects:
         """Where length tags are asked for."""
         return f"{self.prefix}.tag.{subject_token(model)}"
 
+    def predict(self, model: str, instance: str) -> str:
+        """Where an instance's predictor is asked (queue group ``predictor``)."""
+        return f"{self.prefix}.predict.{subject_token(model)}.{subject_token(instance)}"
+
     def engine(self, instance: str, verb: str) -> str:
         """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge or drain (``*`` for all)."""
         return f"{self.prefix}.engine.{subject_token(instance)}.{verb}"

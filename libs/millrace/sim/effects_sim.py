@@ -146,8 +146,10 @@ class EffectCarrier:
             self._fail(process, reply)
 
     def _on_gather(self, process: SimProcess, effect: fx.Gather) -> None:
-        reply = self._ask(process, OpenGather(effect.correlation, effect.answers_max), effect.timeout_ns)
-        if not self.publish(process, effect.subject, effect.body, reply, effect.traceparent):
+        question = OpenGather(effect.correlation, effect.answers_max, len(effect.subjects))
+        reply = self._ask(process, question, effect.timeout_ns)
+        sent = [self.publish(process, subject, effect.body, reply, effect.traceparent) for subject in effect.subjects]
+        if not all(sent):
             self._fail(process, reply)
 
     def _fail(self, process: SimProcess, reply: str) -> None:

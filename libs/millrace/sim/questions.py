@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from millrace.actor.inbox import gathered
 from millrace.contracts.codec import MalformedMessage
 from millrace.contracts.local import (
     Gathered,
@@ -72,19 +73,23 @@ class OpenRequest:
 class OpenGather:
     """As many answers as come in time."""
 
-    __slots__ = ("answers", "answers_max", "correlation")
+    __slots__ = ("answers", "answers_max", "correlation", "silent", "subjects")
 
-    def __init__(self, correlation: str, answers_max: int) -> None:
+    def __init__(self, correlation: str, answers_max: int, subjects: int) -> None:
+        """``subjects``: how many were asked."""
         self.correlation = correlation
         self.answers_max = answers_max
+        self.subjects = subjects
+        self.silent = 0
         self.answers: list[tuple[str, Any]] = []
 
     def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None:
         if isinstance(answer, NoResponders):
-            return self.on_timeout()
-        if isinstance(answer, Body):
+            self.silent += 1
+        elif isinstance(answer, Body):
             self.answers.append((sender, answer))
-        return self.on_timeout() if len(self.answers) >= self.answers_max else None
+        done = gathered(len(self.answers), self.answers_max, self.silent, self.subjects)
+        return self.on_timeout() if done else None
 
     def on_timeout(self) -> Message:
         return Message(Gathered(correlation=self.correlation, answers=self.answers))

@@ -179,7 +179,7 @@ async def test_a_gather_ends_with_the_last_wanted_answer(bus: Harness):
         await bus.add(Probe(f"p{index}", Subscribe(subject=ASK), rule=answers(float(index))), TagRequest)
     asker = Probe("asker")
     await bus.add(asker)
-    bus.tell(asker, Gather(subject=ASK, body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=3))
+    bus.tell(asker, Gather(subjects=(ASK,), body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=3))
     await bus.until(lambda: asker.got)
     [gathered] = asker.bodies(Gathered)
     assert sorted(gathered.answers) == [(f"p{i}", LengthTag(request="r1", mean=float(i))) for i in range(3)]
@@ -190,7 +190,7 @@ async def test_a_gather_ends_at_its_deadline_with_what_it_has(bus: Harness):
     await bus.add(Probe("silent", Subscribe(subject=ASK)), TagRequest)
     asker = Probe("asker")
     await bus.add(asker)
-    bus.tell(asker, Gather(subject=ASK, body=question(), correlation="g", timeout_ns=SECOND // 5, answers_max=2))
+    bus.tell(asker, Gather(subjects=(ASK,), body=question(), correlation="g", timeout_ns=SECOND // 5, answers_max=2))
     await bus.until(lambda: asker.got)
     assert [sender for sender, _body in asker.bodies(Gathered)[0].answers] == ["quick"]
     await bus.passes(0.2)
@@ -200,9 +200,22 @@ async def test_a_gather_ends_at_its_deadline_with_what_it_has(bus: Harness):
 async def test_a_gather_that_nobody_hears_is_empty_at_once(bus: Harness):
     asker = Probe("asker")
     await bus.add(asker)
-    bus.tell(asker, Gather(subject=ASK, body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=2))
+    bus.tell(asker, Gather(subjects=(ASK,), body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=2))
     await bus.until(lambda: asker.got)
     assert asker.bodies() == [Gathered(correlation="g", answers=[])]
+
+
+async def test_a_gather_over_several_subjects_counts_those_that_nobody_hears_as_answered(bus: Harness):
+    for index in range(2):
+        tagger = Subscribe(subject=f"mr.contract.tag.m{index}", queue_group="tagger")
+        await bus.add(Probe(f"p{index}", tagger, rule=answers(float(index))), TagRequest)
+    asker = Probe("asker")
+    await bus.add(asker)
+    subjects = tuple(f"mr.contract.tag.m{index}" for index in range(3))
+    bus.tell(asker, Gather(subjects=subjects, body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=3))
+    await bus.until(lambda: asker.got)
+    [gathered] = asker.bodies(Gathered)
+    assert sorted(sender for sender, _body in gathered.answers) == ["p0", "p1"]
 
 
 async def test_bytes_that_are_no_message_are_counted_and_kill_nobody(bus: Harness):
@@ -308,7 +321,7 @@ async def test_open_requests_fail_when_the_bus_goes_and_new_ones_while_it_is_awa
     await bus.add(Probe("silent", Subscribe(subject=ASK)), TagRequest)
     asker = Probe("asker")
     await bus.add(asker)
-    gather = Gather(subject=ASK, body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=2)
+    gather = Gather(subjects=(ASK,), body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=2)
     bus.tell(asker, ask("open", timeout_s=60.0), gather)
     await bus.passes(0.1)
     await bus.stop_bus()

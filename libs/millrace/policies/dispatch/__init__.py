@@ -15,10 +15,12 @@ from millrace.policies.dispatch.join_shortest_queue import policy as join_shorte
 from millrace.policies.dispatch.llumnix import policy as llumnix
 from millrace.policies.dispatch.random import policy as random
 from millrace.policies.dispatch.round_robin import policy as round_robin
-from millrace.policies.dispatch.view import Decision, DispatchView, InstanceView
+from millrace.policies.dispatch.view import Decision, DispatchView, InstanceView, Prediction
 
-__all__ = ["DISPATCH_POLICIES", "Decision", "DispatchPolicy", "DispatchView", "InstanceView"]
+__all__ = ["DISPATCH_POLICIES", "Decision", "DispatchPolicy", "DispatchView", "InstanceView", "Prediction"]
 
+#: Which candidates to have predicted: (view, parameters, rng) -> names.
+Ask = Callable[[DispatchView, Any, Random], tuple[str, ...]]
 Decide = Callable[[DispatchView, Any, Any, int, Random], tuple[Decision, Any]]
 
 
@@ -29,6 +31,7 @@ class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
         decide: The pure function: (view, parameters, state, now_ns, rng) -> (Decision, next state).
         parameters: Struct of its parameters; every field has a default.
         initial_state: State before the first decision.
+        ask: Names the candidates whose predictors are asked before ``decide`` is called; None where it needs none.
         needs_length: Whether it looks at ``expected_output_tokens``; where it does not, the tagger may be skipped.
     """
 
@@ -36,6 +39,7 @@ class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
     decide: Decide
     parameters: type[msgspec.Struct]
     initial_state: Any
+    ask: Ask | None = None
     needs_length: bool = False
 
 

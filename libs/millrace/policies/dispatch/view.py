@@ -38,6 +38,20 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     in_flight_tokens: int = 0
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a predictor said of one candidate. Times in ns from the decision; see contracts/predictor.py."""
+
+    ttft_ns: int
+    e2e_ns: int
+    tpot_mean_ns: int = 0
+    tpot_worst_ns: int = 0
+    blocks_peak: int = 0
+    preemptions: int = 0
+    others: int = 0
+    others_delay_ns: int = 0
+    snapshot_age_ns: int = 0
+
+
 class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One question: where shall these sequences go?
 
@@ -48,6 +62,7 @@ class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         expected_output_tokens: Predicted mean of the whole output; None if unknown.
         candidates: Those that may take it, in order of name.
         filtered: Those that may not, each with a note why.
+        predictions: By name, for those that were asked and answered; empty where the policy asks nobody.
     """
 
     model: str
@@ -56,6 +71,7 @@ class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     candidates: tuple[InstanceView, ...]
     expected_output_tokens: float | None = None
     filtered: tuple[CandidateScore, ...] = ()
+    predictions: dict[str, Prediction] = {}
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,85 @@
+"""Messages a predictor receives, and its answers: what would happen if an instance took this request?"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from millrace.contracts.message import Body
+
+
+class PredictLatency(Body, frozen=True, kw_only=True, tag="PredictLatency/1"):
+    """Asks one instance's predictor to simulate the instance forward with this request added to it.
+
+    Attributes:
+        request: Id.
+        instance: Whose future is asked for.
+        model: Served model name.
+        prompt_tokens: Length of the prompt, tokens.
+        output_tokens: Tokens already decoded elsewhere, which have to be computed again (a continuation).
+        max_tokens: The client's bound, tokens.
+        expected_output_tokens: Predicted mean length of the whole output, tokens; None if unknown.
+        sequences: Choices that are placed together.
+    """
+
+    request: str
+    instance: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    output_tokens: int = 0
+    expected_output_tokens: float | None = None
+    sequences: int = 1
+
+
+class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/1"):
+    """What the simulation of one instance says. Times are counted from the moment of the answer, in ns.
+
+    Attributes:
+        incarnation: Of the instance whose snapshot was rolled forward.
+        ttft_ns: Until the request's first (next) token.
+        e2e_ns: Until its last one.
+        tpot_mean_ns: Mean time per output token after the first.
+        tpot_worst_ns: Longest pause between two of its tokens.
+        blocks_peak: Most KV blocks in use at the instance until the request ends.
+        preemptions: Preemptions at the instance until then.
+        others: Requests that are there already.
+        others_delay_ns: Sum over them of how much later each ends for this one; may be negative by a step.
+        output_tokens: Output length that was assumed.
+        snapshot_age_ns: Age of the status snapshot that was rolled forward.
+        took_ns: Time that the simulation took.
+    """
+
+    request: str
+    instance: str
+    incarnation: int
+    ttft_ns: int
+    e2e_ns: int
+    tpot_mean_ns: int = 0
+    tpot_worst_ns: int = 0
+    blocks_peak: int = 0
+    preemptions: int = 0
+    others: int = 0
+    others_delay_ns: int = 0
+    output_tokens: int = 0
+    snapshot_age_ns: int = 0
+    took_ns: int = 0
+
+
+class NoPredictionReason(StrEnum):
+    """Why a predictor has no answer. Closed set."""
+
+    NO_SNAPSHOT = "no_snapshot"  # nothing heard of that instance
+    STALE_SNAPSHOT = "stale_snapshot"  # the last one is too old to be rolled forward
+    OTHER_MODEL = "other_model"  # the instance serves another model
+    NO_STEP_TIME = "no_step_time"  # neither a parameter file nor enough observed steps
+    DRAINING = "draining"  # it takes no new work
+    TOO_LONG = "too_long"  # the request does not fit the engine at all
+
+
+class NoPrediction(Body, frozen=True, kw_only=True, tag="NoPrediction/1"):
+    """The predictor cannot say; the asker decides without it."""
+
+    request: str
+    instance: str
+    reason: NoPredictionReason
+    detail: str = ""
