@@ -23,6 +23,7 @@ _PARAMETERS = {
     "ingress": "Name of an ingress process.",
     "role": "Kind of service: ingress, tagger, coordinator, worker, supervisor.",
     "name": "Unique name of a service's process.",
+    "host": "Name of a provisioner: what starts and stops instances on one machine.",
 }
 
 

@@ -10,9 +10,16 @@ import msgspec
 
 from millrace.contracts.ingress import SequencesReturned, TokensGenerated, TokensResent
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
+from millrace.contracts.provisioner import (
+    InstanceStarting,
+    InstanceStopping,
+    ProvisionRefused,
+    StartInstance,
+    StopInstance,
+)
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import (
@@ -33,6 +40,8 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     DrainWorker,
     ErrorReply,
     InstanceRecord,
+    InstanceStarting,
+    InstanceStopping,
     InstanceSummary,
     LatencyPrediction,
     Lease,
@@ -40,13 +49,17 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     NoPrediction,
     Plan,
     PredictLatency,
+    ProvisionRefused,
+    ProvisioningDecided,
     RequestFinished,
     ResendTokens,
     SequenceAccepted,
     SequenceRefused,
     SequencesReturned,
     ServicePresence,
+    StartInstance,
     StatusSnapshot,
+    StopInstance,
     SubmitSequence,
     TagRequest,
     TokensForgotten,
@@ -233,7 +246,7 @@ CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(DecisionMade,),
         senders=(Role.INGRESS, Role.COORDINATOR),
-        receivers=(Role.OBSERVER, Role.PREDICTOR),
+        receivers=(Role.OBSERVER, Role.PREDICTOR, Role.COORDINATOR),
         summary="What was decided, why, with the scores.",
     ),
     Channel(
@@ -244,6 +257,35 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.INGRESS,),
         receivers=(Role.TAGGER, Role.PREDICTOR, Role.COORDINATOR),
         summary="What became of a request.",
+    ),
+    Channel(
+        name="provisioning",
+        subject="provisioning.{model}",
+        pattern=Pattern.PUBLISH,
+        messages=(ProvisioningDecided,),
+        senders=(Role.COORDINATOR,),
+        receivers=(Role.OBSERVER,),
+        summary="More instances, or fewer, and why.",
+    ),
+    Channel(
+        name="provision_start",
+        subject="provision.{host}.start",
+        pattern=Pattern.REQUEST,
+        messages=(StartInstance,),
+        replies=(InstanceStarting, ProvisionRefused, ErrorReply),
+        senders=(Role.COORDINATOR,),
+        receivers=(Role.SUPERVISOR,),
+        summary="Start one more instance on that host.",
+    ),
+    Channel(
+        name="provision_stop",
+        subject="provision.{host}.stop",
+        pattern=Pattern.REQUEST,
+        messages=(StopInstance,),
+        replies=(InstanceStopping, ProvisionRefused, ErrorReply),
+        senders=(Role.COORDINATOR,),
+        receivers=(Role.SUPERVISOR,),
+        summary="Drain an instance of that host and end it.",
     ),
 )
 

@@ -115,3 +115,34 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     predicted_ttft_ns: int | None = None
     predicted_e2e_ns: int | None = None
     placed_ns: int = 0
+
+
+class ProvisioningDecided(Body, frozen=True, kw_only=True, tag="ProvisioningDecided/1"):
+    """A coordinator asks for more or fewer instances of a model: what, and why.
+
+    Attributes:
+        strategy: Name of the provisioning policy.
+        action: ``start`` or ``stop``.
+        count: Instances to be started or stopped.
+        instances: Which ones are to be stopped; empty where some are to be started.
+        reason: One sentence with units.
+        serving: Instances that served when it was decided.
+        starting: Those that were being started already.
+        stopping: Those that were draining already.
+        signal_ns: The latency that the policy looked at; None where there were too few samples, or it needs none.
+        utilisation: Mean load of the serving instances, 0 to 1 (more where their queues are long).
+    """
+
+    model: str
+    coordinator: str
+    strategy: str
+    action: str
+    count: int
+    reason: str
+    instances: list[str] = []
+    serving: int = 0
+    starting: int = 0
+    stopping: int = 0
+    signal_ns: int | None = None
+    utilisation: float = 0.0
+    at_ns: int = 0

@@ -74,6 +74,22 @@ class Subjects:
         """Outcomes of a model's requests."""
         return f"{self.prefix}.outcome.{subject_token(model)}"
 
+    def decisions(self) -> str:
+        """Wildcard over all models' decisions."""
+        return f"{self.prefix}.decision.*"
+
+    def outcomes(self) -> str:
+        """Wildcard over all models' outcomes."""
+        return f"{self.prefix}.outcome.*"
+
+    def provisioning(self, model: str) -> str:
+        """Decisions to have more or fewer instances of a model."""
+        return f"{self.prefix}.provisioning.{subject_token(model)}"
+
+    def provision(self, host: str, verb: str) -> str:
+        """A provisioner's inbox; ``verb`` is start or stop (``*`` for both)."""
+        return f"{self.prefix}.provision.{subject_token(host)}.{verb}"
+
     def bucket(self, name: str) -> str:
         """Name of a JetStream KV bucket of this cluster: ``mr_<cluster>_<name>``."""
         return f"mr_{subject_token(self.cluster).replace('/', '_').replace('=', '_')}_{name}"

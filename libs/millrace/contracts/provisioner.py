@@ -1,0 +1,63 @@
+"""Messages a provisioner receives, and its answers. A provisioner starts and stops instances on one host: the local
+supervisor, the one beside docker compose, or a simulated one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from millrace.contracts.message import Body
+
+
+class StartInstance(Body, frozen=True, kw_only=True, tag="StartInstance/1"):
+    """Asks for one more instance. Idempotent per ``order``. Answered by InstanceStarting or ProvisionRefused.
+
+    Attributes:
+        order: Chosen by the asker, unique for ever; the same order is the same instance.
+        model: Served model name.
+    """
+
+    order: str
+    model: str
+
+
+class StopInstance(Body, frozen=True, kw_only=True, tag="StopInstance/1"):
+    """Asks that an instance be drained, ended and not started again. Idempotent. Answered by InstanceStopping or
+    ProvisionRefused.
+
+    Attributes:
+        drain_limit_ms: How long its sequences may go on before they are handed back.
+    """
+
+    instance: str
+    drain_limit_ms: int = 10_000
+
+
+class InstanceStarting(Body, frozen=True, kw_only=True, tag="InstanceStarting/1"):
+    """The provisioner keeps this instance running from now on; it registers itself once its engine is ready."""
+
+    order: str
+    instance: str
+
+
+class InstanceStopping(Body, frozen=True, kw_only=True, tag="InstanceStopping/1"):
+    """The instance drains and will be gone within the limit and a little more, whatever becomes of it."""
+
+    instance: str
+
+
+class ProvisionRefusal(StrEnum):
+    """Why a provisioner did not do it. Closed set."""
+
+    AT_BOUND = "at_bound"  # no room here for one more: try another host
+    OTHER_MODEL = "other_model"  # this host has no such model: try another
+    UNKNOWN_INSTANCE = "unknown_instance"  # not one of this host: try another
+    SHARED_PROCESS = "shared_process"  # its process hosts other instances too; it cannot be stopped alone
+    STOPPING = "stopping"  # the host itself is going down
+
+
+class ProvisionRefused(Body, frozen=True, kw_only=True, tag="ProvisionRefused/1"):
+    """Nothing was started or stopped."""
+
+    reason: ProvisionRefusal
+    detail: str = ""
