@@ -66,6 +66,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         engine_cores: Cores that the engine process is pinned to; empty for no pinning.
         worker_cores: Cores that the worker process itself is pinned to; empty for no pinning.
         modelled: Parameters of the modelled engine (services/worker/modelled.py).
+        step_time: Which step-time parameters fit this engine, for forecasts: a set that ships (for example ``cpu-8m``)
+            or a file that the predictor was given; empty where unknown. A modelled engine says its own.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
@@ -91,6 +93,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine_cores: list[int] = []
     worker_cores: list[int] = []
     modelled: dict[str, Any] = {}
+    step_time: str = ""
     record: str = ""
     limits: WorkerLimits = WorkerLimits()
     bus: BusConfig = BusConfig()

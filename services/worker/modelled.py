@@ -83,6 +83,14 @@ class ModelledLiveEngine:
             token_budget=parameters.token_budget,
             block_size=parameters.block_size,
             blocks_total=parameters.blocks_total,
+            long_prefill_token_threshold=parameters.long_prefill_token_threshold,
+            chunked_prefill=parameters.chunked_prefill,
+            prefix_caching=parameters.prefix_caching,
+            watermark=parameters.watermark,
+            reserve_full_prompt=parameters.reserve_full_prompt,
+            queue_policy=parameters.policy,
+            async_scheduling=parameters.async_scheduling,
+            step_time=self._config.coefficients,
         )
 
     def add(self, sequence: EngineSequence) -> None:

@@ -49,6 +49,14 @@ def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
         host=identity.host,
         pid=identity.pid,
         engine_pid=info.engine_pid,
+        long_prefill_token_threshold=info.long_prefill_token_threshold,
+        chunked_prefill=info.chunked_prefill,
+        prefix_caching=info.prefix_caching,
+        watermark=info.watermark,
+        reserve_full_prompt=info.reserve_full_prompt,
+        queue_policy=info.queue_policy,
+        async_scheduling=info.async_scheduling,
+        step_time=info.step_time,
     )
 
 

@@ -118,7 +118,7 @@ EngineEvent = SequenceAdded | SequenceRejected | EngineStepped | EngineObserved 
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine offers, known once it has started."""
+    """What an engine offers, known once it has started; see InstanceRecord for the fields."""
 
     engine: str
     engine_version: str
@@ -129,6 +129,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     blocks_total: int
     engine_pid: int = 0
+    long_prefill_token_threshold: int = 0
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    watermark: float = 0.0
+    reserve_full_prompt: bool = True
+    queue_policy: str = "fcfs"
+    async_scheduling: bool = False
+    step_time: str = ""
 
 
 class Engine(Protocol):

@@ -88,16 +88,25 @@ class VllmEngine:
     def _info(self, llm: AsyncLLM) -> EngineInfo:
         config = llm.vllm_config
         blocks = config.cache_config.num_gpu_blocks or 0
+        scheduler = config.scheduler_config
         return EngineInfo(
             engine="vllm",
             engine_version=vllm.__version__,
             model=self._config.model,
             max_model_len=config.model_config.max_model_len,
-            max_sequences=config.scheduler_config.max_num_seqs,
-            token_budget=config.scheduler_config.max_num_batched_tokens,
+            max_sequences=scheduler.max_num_seqs,
+            token_budget=scheduler.max_num_batched_tokens,
             block_size=config.cache_config.block_size,
             blocks_total=blocks - 1,  # less vLLM's null block, as in the snapshots
             engine_pid=llm.engine_core.resources.engine_manager.processes[0].pid,
+            long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+            chunked_prefill=scheduler.enable_chunked_prefill,
+            prefix_caching=bool(config.cache_config.enable_prefix_caching),
+            watermark=scheduler.watermark,
+            reserve_full_prompt=scheduler.scheduler_reserve_full_isl,
+            queue_policy=scheduler.policy,
+            async_scheduling=bool(scheduler.async_scheduling),
+            step_time=self._config.step_time,
         )
 
     # --- in
