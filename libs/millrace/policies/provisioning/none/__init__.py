@@ -1,0 +1,1 @@
+"""None: the cluster keeps the instances that it was given."""

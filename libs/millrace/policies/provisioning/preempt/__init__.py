@@ -1,0 +1,1 @@
+"""Preempt: more instances as soon as what is *predicted* for placements is too slow."""

@@ -1,0 +1,1 @@
+"""Relief: more instances once requests *were* too slow."""
