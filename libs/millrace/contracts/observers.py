@@ -27,6 +27,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         note: Why there is no prediction; empty where there is one.
+        placed_since: Sequences that the asker placed there after it had asked; policies may count them against it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     others_delay_ns: int = 0
     snapshot_age_ns: int = 0
     note: str = ""
+    placed_since: int = 0
 
 
 class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
