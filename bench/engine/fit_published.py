@@ -1,106 +1,117 @@
-"""Fits LinearStepTime to published GPU figures, for modelled engines that should behave like a GPU.
+"""Fits LinearStepTime to engines put together from published kernel tables, for sets that ship.
 
-``python -m bench.engine.fit_published`` rewrites a100-llama-3-8b.toml and h100-llama-2-7b.toml.
-
-The anchors are whole steps put together from public kernel measurements: per-operator medians of Vidur's profiles
-(linear layers, by number of tokens) and NVIDIA aiconfigurator's attention tables (decode attention per layer, by batch
-and KV length). They hold GPU time only: no scheduling, no sampling, no launch gaps. A real step is a little longer.
-A sum of linear terms cannot bend as a roofline does, so the errors below are the price of the form, not noise.
+``python -m bench.engine.fit_published [NAME ...]`` rewrites ``coefficients/NAME.toml`` from the tables under
+``MILLRACE_DATA`` (``../shared/data``). Steps are drawn as the engine would run them: decode batches of every size and
+context, with and without prompt chunks; a third of them is held out and only judged. The tables hold GPU time, and the
+host's share where it was measured; a real step is a little longer. A sum of linear terms cannot bend as a kernel table
+does: the errors are the price of the form, not noise.
 """
 
 from __future__ import annotations
 
+import os
+import random
+import sys
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 from millrace.enginemodel.steptime import LinearStepTime, Provenance
+from millrace.profiling.fitting import Errors, Sample, fit, held_out, judge
+from millrace.profiling.published import published
+from millrace.profiling.writing import to_toml
 
-from bench.engine.fit_step_time import NAMES, non_negative, to_toml
-
-COEFFICIENTS = Path(__file__).resolve().parents[2] / "libs" / "millrace" / "enginemodel" / "coefficients"
-SOURCE = (
-    "anchor steps composed of operator medians profiled by Vidur (microsoft/vidur) and attention tables of "
-    "aiconfigurator (ai-dynamo/aiconfigurator); GPU time only; prompt attention from FLOPs at half of peak; "
-    "bench.engine.fit_published"
-)
+ROOT = Path(__file__).resolve().parents[2]
+COEFFICIENTS = ROOT / "libs" / "millrace" / "enginemodel" / "coefficients"
+STEPS = 3000
+SEED = 0
 
 
-class Anchors(msgspec.Struct, frozen=True, kw_only=True):
-    """Published steps of one model on one GPU, ms.
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """What a set is fitted for.
 
     Attributes:
-        decodes: (sequences, KV tokens of each) -> ms of a decode step.
-        prefills: Tokens of a prompt chunk -> ms of the step's linear layers.
-        attention_flop: Floating-point operations of prompt attention per token², all layers.
-        peak_flops: Peak of the GPU, per second.
+        decodes: Most sequences of a batch.
+        context: Longest mean context, tokens.
+        chunk: Most prompt tokens of a step.
+        kv_tokens: That fit into the GPU's memory beside the weights.
+        bends: Where the time per token may rise.
     """
 
-    name: str
-    model: str
-    hardware: str
-    decodes: dict[tuple[int, int], float]
-    prefills: dict[int, float]
-    attention_flop: float
-    peak_flops: float
+    decodes: int
+    context: int
+    chunk: int
+    kv_tokens: int
+    bends: tuple[int, ...]
 
 
-ANCHORS = [
-    Anchors(
-        name="a100-llama-3-8b",
-        model="Llama-3-8B, bfloat16",
-        hardware="one NVIDIA A100 80 GB",
-        decodes={(1, 1024): 11.0, (32, 1024): 15.5, (64, 1024): 18.1, (128, 1024): 24.9, (32, 4096): 25.0},
-        prefills={512: 34.6, 1024: 75.1, 2048: 141.8},
-        attention_flop=4.0 * 4096 * 32,
-        peak_flops=312e12,
-    ),
-    Anchors(
-        name="h100-llama-2-7b",
-        model="Llama-2-7B, float16",
-        hardware="one NVIDIA H100 80 GB",
-        decodes={(1, 1024): 6.2, (32, 1024): 11.9, (64, 1024): 17.4, (128, 1024): 28.9},
-        prefills={512: 12.0, 1024: 21.0, 2048: 40.5},
-        attention_flop=4.0 * 4096 * 32,
-        peak_flops=989e12,
-    ),
-]
+RANGES = {
+    "a30-llama-2-7b": Range(decodes=48, context=2048, chunk=2048, kv_tokens=16_832, bends=(64, 512)),
+}
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     """Fits, prints, writes."""
-    for anchors in ANCHORS:
-        text = to_toml(*fit(anchors))
-        print(text)
-        (COEFFICIENTS / f"{anchors.name}.toml").write_text(text)
+    for name in names or RANGES:
+        model, provenance = fitted(name)
+        text = to_toml(model, provenance)
+        print(f"# {name}\n{text}")
+        (COEFFICIENTS / f"{name}.toml").write_text(text)
 
 
-def fit(anchors: Anchors) -> tuple[LinearStepTime, Provenance]:
-    """Least squares of relative errors over the anchors; the prompt-attention term is computed, not fitted."""
-    steps = [
-        (BatchComposition(decodes=count, context_tokens=count * (context + 1)), ms)
-        for (count, context), ms in anchors.decodes.items()
-    ]
-    steps += [
-        (BatchComposition(prefills=1, prefill_tokens=tokens, context_tokens=tokens), ms)
-        for tokens, ms in anchors.prefills.items()
-    ]
-    rows = np.array([[1.0, step.decodes, step.prefill_tokens, step.context_tokens] for step, _ in steps])
-    times = np.array([ms * 1e6 for _, ms in steps])
-    solution = non_negative(rows / times[:, None], np.ones(len(times)))
-    errors = rows @ solution / times - 1.0
-    work = anchors.attention_flop / (anchors.peak_flops / 2) * 1e9
-    values = [float(f"{value:.4g}") for value in (*solution, work)]
-    model = msgspec.convert(dict(zip(NAMES, values, strict=True)), LinearStepTime)
-    said = ", ".join(
-        f"{ms} ms {error:+.0%}" for (_, ms), error in zip(steps, (float(error) for error in errors), strict=True)
+def fitted(name: str) -> tuple[LinearStepTime, Provenance]:
+    """The fit and where it comes from."""
+    limits, tables = RANGES[name], published(name, data_folder())
+    cost = tables.cost(EngineParameters(max_sequences=limits.decodes, token_budget=limits.chunk))
+    training, rest = held_out(drawn(cost, limits, random.Random(SEED)), seed=SEED)
+    model = fit(training, bends=limits.bends)
+    decodes = [sample for sample in rest if not sample[0].prefills]
+    error = f"against the tables: {judge(model, rest).said()}; decode steps alone: {_short(judge(model, decodes))}"
+    assert tables.provenance is not None
+    source = f"{tables.provenance.source}; bench.engine.fit_published {name}"
+    return model, msgspec.structs.replace(tables.provenance, source=source, error=error)
+
+
+def drawn(cost: StepCost, limits: Range, rng: random.Random) -> list[Sample]:
+    """Steps within the limits, and what they cost, ns."""
+    batches = [_batch(limits, rng) for _ in range(STEPS)]
+    return [(batch, cost.duration_fs(batch) / FS_PER_NS) for batch in batches]
+
+
+def _batch(limits: Range, rng: random.Random) -> BatchComposition:
+    """Half of the steps have a prompt chunk, some of them with computed tokens before it."""
+    decodes = rng.randint(1, limits.decodes)
+    context = round(_spread(16, min(limits.context, limits.kv_tokens // decodes), rng))
+    if rng.random() < 0.5:
+        return BatchComposition(decodes=decodes, context_tokens=decodes * context, longest_context=context)
+    chunk = round(_spread(16, limits.chunk - decodes, rng))
+    before = rng.choice([0, 0, round(_spread(16, limits.context, rng))])
+    return BatchComposition(
+        decodes=decodes,
+        prefills=1,
+        prefill_tokens=chunk,
+        context_tokens=decodes * context + before + chunk,
+        prefill_work=chunk * (before + chunk / 2),
+        prefill_context_tokens=before + chunk,
+        longest_context=context,
     )
-    text = (
-        f"mean absolute {float(np.abs(errors).mean()):.0%}, largest {float(np.abs(errors).max()):.0%}; anchors: {said}"
-    )
-    return model, Provenance(model=anchors.model, hardware=anchors.hardware, source=SOURCE, error=text)
+
+
+def _spread(least: float, most: float, rng: random.Random) -> float:
+    """Evenly by logarithm."""
+    return float(least * (max(most, least) / least) ** rng.random())
+
+
+def _short(errors: Errors) -> str:
+    return f"mean absolute {errors.mean:.1%}, bias {errors.bias:+.1%}"
+
+
+def data_folder() -> Path:
+    """Where measured tables lie."""
+    return Path(os.environ.get("MILLRACE_DATA") or ROOT.parent / "shared" / "data")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 import msgspec
 
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
+
+#: The costs of a LinearStepTime that are single figures, ns.
+COSTS = (
+    "fixed",
+    "per_decode",
+    "per_prefill_token",
+    "per_context_token",
+    "per_prefill_work",
+    "per_longest_token",
+)
 
 
 class StepTimeModel(Protocol):
@@ -39,7 +50,7 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A step's time as a sum of what it does, each with a cost in ns.
 
     ``T = fixed + per_decode·decodes + per_prefill_token·prefill_tokens + per_prefill_work·prefill_work +
-    max(per_context_token·context_tokens, per_longest_token·longest_context)``.
+    max(per_context_token·context_tokens, per_longest_token·longest_context) + Σ bends``.
 
     Attributes:
         fixed: ns of any step (c0): launching, weights read once.
@@ -49,6 +60,8 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         per_prefill_work: ns for each token² of prompt attention (c4).
         per_longest_token: ns for each token of the longest decoding sequence: what unequal lengths in one batch cost.
             0 where that was not measured, or costs nothing.
+        bends: Pairs (tokens, ns), tokens rising: each token computed beyond so many, of prompts or decodes, costs so
+            much more. This is how a roofline bends: weights are read once for few tokens and for many.
     """
 
     fixed: float
@@ -57,7 +70,18 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     per_context_token: float = 0.0
     per_prefill_work: float = 0.0
     per_longest_token: float = 0.0
+    bends: tuple[tuple[int, float], ...] = ()
     provenance: Provenance | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for costs below 0 and bends out of order."""
+        costs = {name: getattr(self, name) for name in COSTS} | {"bends": min((ns for _, ns in self.bends), default=0)}
+        for name, ns in costs.items():
+            if not 0 <= ns < float("inf"):
+                raise ValueError(f"{name} must be a time of at least 0 ns, is {ns}")
+        starts = [0, *(tokens for tokens, _ in self.bends)]
+        if any(later <= earlier for earlier, later in itertools.pairwise(starts)):
+            raise ValueError(f"bends must begin at rising numbers of tokens, begin at {starts[1:]}")
 
     def cost(self, parameters: EngineParameters) -> StepCost:
         """The same in integers."""
@@ -68,6 +92,7 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             context_token=_fs(self.per_context_token),
             longest_token=_fs(self.per_longest_token),
             prefill_half_work=_fs(self.per_prefill_work / 2),
+            tokens=_bent(self.bends) if self.bends else None,
         )
 
     def duration_ns(self, batch: BatchComposition) -> int:
@@ -83,6 +108,16 @@ class ConstantStepTime(msgspec.Struct, frozen=True):
     def cost(self, parameters: EngineParameters) -> StepCost:
         """One fixed cost."""
         return StepCost(fixed=self.step_ns * FS_PER_NS)
+
+
+def _bent(bends: tuple[tuple[int, float], ...]) -> CostCurve:
+    """The curve that is flat at 0 and gets steeper at each bend."""
+    starts, values, slopes = [0], [0], [0]
+    for tokens, ns in bends:
+        values.append(values[-1] + slopes[-1] * (tokens - starts[-1]))
+        slopes.append(slopes[-1] + _fs(ns))
+        starts.append(tokens)
+    return CostCurve(starts=tuple(starts), values_fs=tuple(values), slopes_fs=tuple(slopes))
 
 
 def _fs(ns: float) -> int:

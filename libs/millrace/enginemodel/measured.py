@@ -1,0 +1,63 @@
+"""Measured times over sizes, and straight lines between them. Pure; all times in ns."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+
+import msgspec
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """A measured time over one size; in between, straight lines, and beyond the ends the last line goes on.
+
+    Attributes:
+        sizes: Rising.
+        ns: As many.
+    """
+
+    sizes: tuple[int, ...]
+    ns: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a profile of nothing, or out of order."""
+        rising = all(a < b for a, b in itertools.pairwise(self.sizes))
+        if not self.sizes or len(self.sizes) != len(self.ns) or not rising:
+            raise ValueError("a profile needs at least one size, rising sizes, and a time for each")
+
+    def at(self, size: float) -> float:
+        """Time at a size, ns, never below 0."""
+        if len(self.sizes) == 1:
+            return self.ns[0]
+        right = min(max(bisect_right(self.sizes, size), 1), len(self.sizes) - 1)
+        if size < self.sizes[0]:
+            return self.ns[0]
+        left = right - 1
+        share = (size - self.sizes[left]) / (self.sizes[right] - self.sizes[left])
+        return max(0.0, self.ns[left] + share * (self.ns[right] - self.ns[left]))
+
+
+class Surface(msgspec.Struct, frozen=True):
+    """A measured time over two sizes: one profile for each value of the first.
+
+    Attributes:
+        rows: The first size, rising.
+        profiles: Over the second size.
+    """
+
+    rows: tuple[int, ...]
+    profiles: tuple[Profile, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a surface of nothing, or out of order."""
+        rising = all(a < b for a, b in itertools.pairwise(self.rows))
+        if not self.rows or len(self.rows) != len(self.profiles) or not rising:
+            raise ValueError("a surface needs at least one row, rising rows, and a profile for each")
+
+    def at(self, row: float, size: float) -> float:
+        """Time, ns: straight lines between rows and within them."""
+        return Profile(self.rows, tuple(profile.at(size) for profile in self.profiles)).at(row)
+
+    def sizes(self) -> tuple[int, ...]:
+        """All second sizes that were measured in any row."""
+        return tuple(sorted({size for profile in self.profiles for size in profile.sizes}))

@@ -1,0 +1,1 @@
+"""Measuring engines and reading measurements: where step-time models come from."""

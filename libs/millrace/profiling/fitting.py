@@ -1,0 +1,107 @@
+"""Fits LinearStepTime to steps by non-negative least squares of relative errors, and judges it on steps held out."""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+import numpy as np
+from scipy.optimize import nnls
+
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS
+from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
+
+#: Of the cost of unequal lengths: the term is a maximum, so the longest sequence's cost is tried, not solved for.
+LONGEST_TRIALS = 12
+#: Rounds of reweighting from squares to absolute values.
+ROUNDS = 15
+
+Sample = tuple[BatchComposition, float]
+
+
+class Errors(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors of a model on steps that it was not fitted on, as shares.
+
+    Attributes:
+        mean: Of absolute errors: the MAPE.
+        bias: Mean of signed errors; above 0 where the model is too slow.
+    """
+
+    steps: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+
+    def said(self) -> str:
+        """In words, for provenances."""
+        return (
+            f"{self.steps} held-out steps: mean absolute {self.mean:.1%}, median {self.median:.1%}, "
+            f"p90 {self.p90:.1%}, bias {self.bias:+.1%}"
+        )
+
+
+def judge(model: StepTimeModel, samples: list[Sample], parameters: EngineParameters | None = None) -> Errors:
+    """Errors on samples (composition, ns)."""
+    cost = model.cost(parameters or EngineParameters())
+    errors = [cost.duration_fs(batch) / FS_PER_NS / ns - 1.0 for batch, ns in samples]
+    absolute = sorted(abs(error) for error in errors)
+    return Errors(
+        steps=len(errors),
+        mean=statistics.fmean(absolute),
+        median=statistics.median(absolute),
+        p90=absolute[min(len(absolute) - 1, int(len(absolute) * 0.9))],
+        bias=statistics.fmean(errors),
+    )
+
+
+def held_out(samples: list[Sample], *, share: float = 1 / 3, seed: int = 0) -> tuple[list[Sample], list[Sample]]:
+    """Splits at random into those to fit on and those to judge by."""
+    chosen = np.random.default_rng(seed).random(len(samples)) < share
+    fitted = [sample for sample, out in zip(samples, chosen, strict=True) if not out]
+    return fitted, [sample for sample, out in zip(samples, chosen, strict=True) if out]
+
+
+def fit(samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = False) -> LinearStepTime:
+    """The model with the least squared relative errors; with ``absolute`` the least absolute ones.
+
+    Squares suit figures without outliers. Where a machine is disturbed now and then, absolute errors keep a few slow
+    steps from pulling harder than the rest.
+
+    Args:
+        samples: (composition, ns), at least as many as there are coefficients.
+        bends: Numbers of tokens where the time per token may rise.
+        absolute: See above.
+    """
+    if len(samples) < 6 + len(bends):
+        raise ValueError(f"{len(samples)} steps are too few to fit {6 + len(bends)} coefficients")
+    rows = np.array([_features(batch, bends) for batch, _ in samples], dtype=float)
+    times = np.array([ns for _, ns in samples], dtype=float)
+    solution = _solved(rows / times[:, None], rounds=ROUNDS if absolute else 1)
+    fixed, decode, prompt, context, work, *steeper = (float(f"{value:.4g}") for value in solution)
+    return LinearStepTime(
+        fixed=fixed,
+        per_decode=decode,
+        per_prefill_token=prompt,
+        per_context_token=context,
+        per_prefill_work=work,
+        bends=tuple((at, ns) for at, ns in zip(bends, steeper, strict=True) if ns > 0),
+    )
+
+
+def _solved(rows: np.ndarray, *, rounds: int) -> np.ndarray:
+    """Coefficients at least 0; columns are scaled to like sizes, or the solver would lose the small ones."""
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
+    weights = np.ones(len(rows))
+    for _ in range(rounds):
+        solution = nnls(rows / scale * weights[:, None], weights)[0] / scale
+        weights = 1.0 / np.sqrt(np.maximum(np.abs(rows @ solution - 1.0), 1e-3))
+    return np.asarray(solution)
+
+
+def _features(batch: BatchComposition, bends: tuple[int, ...]) -> list[float]:
+    tokens = batch.decodes + batch.prefill_tokens
+    beyond = [max(0, tokens - at) for at in bends]
+    return [1.0, batch.decodes, batch.prefill_tokens, batch.context_tokens, batch.prefill_work, *beyond]

@@ -1,0 +1,62 @@
+"""The linear step-time model: what it costs, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.coefficients import load_coefficients
+from millrace.enginemodel.steptime import LinearStepTime
+
+
+def test_a_step_costs_more_per_token_beyond_each_bend() -> None:
+    model = LinearStepTime(fixed=1000, per_prefill_token=1, bends=((10, 2.0), (20, 3.0)))
+
+    assert _prompt(model, 10) == 1000 + 10
+    assert _prompt(model, 15) == 1000 + 15 + 5 * 2
+    assert _prompt(model, 30) == 1000 + 30 + 20 * 2 + 10 * 3
+
+
+def test_decodes_count_towards_a_bend_as_prompt_tokens_do() -> None:
+    model = LinearStepTime(fixed=1000, bends=((4, 7.0),))
+
+    mixed = BatchComposition(decodes=3, prefills=1, prefill_tokens=5, context_tokens=100)
+
+    assert model.duration_ns(mixed) == 1000 + 4 * 7
+
+
+def test_the_longest_sequence_decides_where_it_takes_longer_than_the_sum() -> None:
+    model = LinearStepTime(fixed=1000, per_context_token=1, per_longest_token=3)
+
+    even = BatchComposition(decodes=4, context_tokens=400, longest_context=100)
+    skewed = BatchComposition(decodes=4, context_tokens=400, longest_context=370)
+
+    assert model.duration_ns(even) == 1000 + 400
+    assert model.duration_ns(skewed) == 1000 + 3 * 370
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"fixed": -1.0}, "fixed"),
+        ({"fixed": 1.0, "per_decode": float("nan")}, "per_decode"),
+        ({"fixed": 1.0, "per_context_token": float("inf")}, "per_context_token"),
+        ({"fixed": 1.0, "bends": ((8, -1.0),)}, "bends"),
+        ({"fixed": 1.0, "bends": ((8, 1.0), (8, 1.0))}, "bends"),
+    ],
+)
+def test_costs_that_no_step_can_have_are_refused_by_name(fields: dict[str, object], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        LinearStepTime(**fields)  # type: ignore[arg-type]
+
+
+def test_an_a30_with_llama_2_7b_decodes_at_a_rate_between_its_memory_roofline_and_half_of_it() -> None:
+    model = load_coefficients("a30-llama-2-7b")
+
+    step = model.duration_ns(BatchComposition(decodes=20, context_tokens=20 * 511, longest_context=511))
+
+    weights_and_kv = (13.5e9 + 20 * 511 * 524_288) / 933e9 * 1e9
+    assert weights_and_kv < step < 2 * weights_and_kv
+
+
+def _prompt(model: LinearStepTime, tokens: int) -> int:
+    return model.duration_ns(BatchComposition(prefills=1, prefill_tokens=tokens, context_tokens=tokens))
