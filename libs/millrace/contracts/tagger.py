@@ -11,10 +11,19 @@ class TagRequest(Body, frozen=True, kw_only=True, tag="TagRequest/1"):
     Attributes:
         request: Id.
         model: Served model name.
-        prompt_tokens: Length of the prompt, tokens.
+        prompt_tokens: Length of the prompt (of all prompts together, where there are several), tokens.
         max_tokens: The client's bound, tokens.
         key: Name of the API key; empty for none.
         prompt: Start of the rendered prompt, at most 2,048 characters, for features.
+        prompts: How many prompts the call has.
+        n: Choices per prompt.
+        min_tokens: Tokens before which nothing may end the output.
+        top_p: Nucleus share.
+        penalties: Presence plus frequency penalty plus the repetition penalty's excess over 1.
+        seeded: Whether the client gave a seed: the same call then has the same length.
+        stops: Number of stop strings and stop token ids.
+        structured: Kind of the output's constraint, ``json_schema``, ``regex``, ...; empty for none.
+        repeat_key: Equal for calls of one prompt whose sampling differs in ``max_tokens`` at most; empty where unknown.
     """
 
     request: str
@@ -24,16 +33,25 @@ class TagRequest(Body, frozen=True, kw_only=True, tag="TagRequest/1"):
     temperature: float = 1.0
     key: str = ""
     prompt: str = ""
+    prompts: int = 1
+    n: int = 1
+    min_tokens: int = 0
+    top_p: float = 1.0
+    penalties: float = 0.0
+    seeded: bool = False
+    stops: int = 0
+    structured: str = ""
+    repeat_key: str = ""
 
 
 class LengthTag(Body, frozen=True, kw_only=True, tag="LengthTag/1"):
-    """Expected output length, tokens. None everywhere means unknown.
+    """Expected output length of one choice, tokens. None everywhere means unknown.
 
     Attributes:
         mean: Expected value.
         p50: Median.
-        p90: 90th percentile.
-        source: What answered, for example ``unknown``, ``model``, ``history``.
+        p90: 90th percentile; never below the median.
+        source: What answered: ``stated``, ``cache``, ``model``, ``history`` or ``unknown``.
     """
 
     request: str

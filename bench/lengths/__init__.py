@@ -1,0 +1,1 @@
+"""Recorded output lengths of the models that ship, and how they were recorded."""

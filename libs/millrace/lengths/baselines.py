@@ -1,0 +1,126 @@
+"""Length models that need no training: the mean of all outputs, AIBrix's histogram, and history per template."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from itertools import accumulate
+
+from millrace.lengths.estimate import LengthEstimate, Row
+from millrace.lengths.features import FEATURES, PROMPT_TOKENS
+
+#: Buckets by powers of two: 2^0 up to 2^23.
+BUCKETS = 24
+#: Outcomes that a histogram remembers.
+WINDOW = 4_096
+#: So many outcomes of a template, or of a task, say more than the prompt's length does.
+TEMPLATE_OUTCOMES = 3
+
+_TEMPLATE = (FEATURES.index("template_mean"), FEATURES.index("template_count"))
+_OPENING = (FEATURES.index("opening_mean"), FEATURES.index("opening_count"))
+
+
+class ConstantMean:
+    """Says the same of every request: mean and quantiles of the last outcomes."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._lengths: deque[int] = deque(maxlen=window)
+        self._estimate: LengthEstimate | None = None
+
+    def learn(self, row: Row, length: int) -> None:
+        """Takes one outcome."""
+        self._lengths.append(length)
+        self._estimate = None
+
+    def estimate(self, row: Row) -> LengthEstimate | None:
+        """Mean, median and 90th percentile of what is remembered."""
+        if self._estimate is None and self._lengths:
+            self._estimate = of_lengths(sorted(self._lengths))
+        return self._estimate
+
+
+class HistoryHistogram:
+    """Counts of (prompt-length bucket, output-length bucket), both by powers of two.
+
+    Source: AIBrix's gateway, histogram token predictor; differs in that mean and quantiles are interpolated inside a
+    bucket, where AIBrix draws a bucket at random, and in a window of outcomes instead of one of time.
+    """
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._window = window
+        self._outcomes: deque[tuple[int, int]] = deque()
+        self._counts = [[0] * BUCKETS for _ in range(BUCKETS)]
+
+    def learn(self, row: Row, length: int) -> None:
+        """Takes one outcome; the oldest leaves when the window is full."""
+        place = (_bucket(row[PROMPT_TOKENS]), _bucket(length))
+        self._outcomes.append(place)
+        self._counts[place[0]][place[1]] += 1
+        if len(self._outcomes) > self._window:
+            prompt, output = self._outcomes.popleft()
+            self._counts[prompt][output] -= 1
+
+    def estimate(self, row: Row) -> LengthEstimate | None:
+        """From the prompt's bucket, or all buckets together where nothing like it was seen."""
+        if not self._outcomes:
+            return None
+        counts = self._counts[_bucket(row[PROMPT_TOKENS])]
+        if not any(counts):
+            counts = [sum(column) for column in zip(*self._counts, strict=True)]
+        return _of_counts(counts)
+
+
+class HistoryModel:
+    """The histogram, scaled to the running mean of the request's template or, failing that, its task.
+
+    It answers until a model has been trained, and where none can be read.
+    """
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._histogram = HistoryHistogram(window)
+
+    def learn(self, row: Row, length: int) -> None:
+        """Takes one outcome."""
+        self._histogram.learn(row, length)
+
+    def estimate(self, row: Row) -> LengthEstimate | None:
+        """See above; None before the first outcome."""
+        said = self._histogram.estimate(row)
+        if said is None:
+            return None
+        for mean, count in (_TEMPLATE, _OPENING):
+            if row[count] >= TEMPLATE_OUTCOMES:
+                scale = float(row[mean]) / said.mean
+                return LengthEstimate(said.mean * scale, said.p50 * scale, said.p90 * scale)
+        return said
+
+
+def of_lengths(ordered: list[int]) -> LengthEstimate:
+    """Mean and quantiles of real lengths in rising order; at least one."""
+    return LengthEstimate(sum(ordered) / len(ordered), quantile(ordered, 0.5), quantile(ordered, 0.9))
+
+
+def quantile(ordered: list[int], share: float) -> float:
+    """Linear interpolation between order statistics."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _bucket(value: float) -> int:
+    return min(BUCKETS - 1, max(1, int(value)).bit_length() - 1)
+
+
+def _of_counts(counts: list[int]) -> LengthEstimate:
+    total = sum(counts)
+    mean = sum(count * 1.5 * (1 << bucket) for bucket, count in enumerate(counts)) / total
+    running = list(accumulate(counts))
+    return LengthEstimate(mean, _within_bucket(counts, running, 0.5), _within_bucket(counts, running, 0.9))
+
+
+def _within_bucket(counts: list[int], running: list[int], share: float) -> float:
+    wanted = share * running[-1]
+    bucket = bisect_left(running, wanted)
+    inside = (wanted - (running[bucket] - counts[bucket])) / counts[bucket]
+    return (1 << bucket) * (1.0 + inside)

@@ -1,0 +1,74 @@
+"""Reads a rendered prompt cheaply: its last turn's words, numbers and structure, and the template it was made from."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import msgspec
+
+#: Role markers of chat templates: ``<|user|>``, ``<|eot_id|>``, ``[INST]``, ``</s>``, ``<start_of_turn>``.
+_MARKER = re.compile(r"<\|[^|<>]{1,40}\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>")
+_ROLES = ("assistant", "user", "system", "model", "tool", "developer")
+_DIGITS = re.compile(r"\d+")
+
+#: So many words of the last turn are looked at: time per request stays bounded.
+WORDS_MAX = 64
+#: A number of more digits is an identifier, not a quantity.
+DIGITS_MAX = 7
+#: A longer word is data (base64, an URL, letters to copy) and says nothing about the task.
+WORD_LENGTH_MAX = 14
+#: Words that name the task, mostly: "write a story", "count down from".
+OPENING_WORDS = 3
+
+
+class PromptText(msgspec.Struct, frozen=True):
+    """What features are made of.
+
+    Attributes:
+        turn: The last turn that has text, as far as the head of the prompt shows it.
+        words: Its first words, lower case.
+        numbers: Whole numbers among its text, in order.
+        markers: Role markers in the head.
+        opening: Hash of the first words: the task, coarsely.
+        template: Hash of the turn with digits and data masked: the template, finely.
+    """
+
+    turn: str
+    words: list[str]
+    numbers: list[int]
+    markers: int
+    opening: int
+    template: int
+
+
+def read_prompt(head: str) -> PromptText:
+    """Reads the head of a rendered prompt. Any text is legal."""
+    pieces = _MARKER.split(head)
+    turn = next((text for piece in reversed(pieces) if (text := piece.strip()) and text.lower() not in _ROLES), "")
+    words = turn.lower().split(None, WORDS_MAX)[:WORDS_MAX]
+    numbers = [int(text) for text in _DIGITS.findall(turn)[:WORDS_MAX] if len(text) <= DIGITS_MAX]
+    masked = [_masked(word) for word in words]
+    return PromptText(
+        turn=turn,
+        words=words,
+        numbers=numbers,
+        markers=len(pieces) - 1,
+        opening=_hash(" ".join(masked[:OPENING_WORDS])),
+        template=_hash(" ".join(masked)),
+    )
+
+
+def word_bucket(word: str, buckets: int) -> int:
+    """Stable bucket of a word: the same in every process and version."""
+    return zlib.crc32(word.encode("utf-8", "surrogatepass")) % buckets
+
+
+def _masked(word: str) -> str:
+    if len(word) > WORD_LENGTH_MAX:
+        return "_"
+    return word if word.isalpha() else _DIGITS.sub("#", word)
+
+
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
