@@ -6,16 +6,17 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig, TelemetryConfig, load_config
+from millrace.actor.effects import Effect
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.recording import Origin
-from millrace.actor.runtime_nats import NatsRuntime
+from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.message import Body
 from millrace.telemetry import Telemetry, open_telemetry
 
@@ -33,6 +34,22 @@ class ServiceConfig(Protocol):
     def record(self) -> str: ...
 
 
+class Shell(Protocol):
+    """Carries out a service's own effects; results go back through the handle."""
+
+    def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
+        """What carries out which effect. Called once, before ``attach``."""
+        ...
+
+    def attach(self, handle: ActorHandle) -> None:
+        """The actor is hosted; it starts right after."""
+        ...
+
+    def close(self) -> None:
+        """The actor has stopped, or never ran."""
+        ...
+
+
 C = TypeVar("C", bound=ServiceConfig)
 
 
@@ -45,7 +62,13 @@ def masked(config: object) -> dict[str, object]:
     return fields
 
 
-def host(role: str, kind: type[C], accepts: tuple[type[Body], ...], build: Callable[[C, int, Telemetry], Actor]) -> int:
+def host(
+    role: str,
+    kind: type[C],
+    accepts: tuple[type[Body], ...],
+    build: Callable[[C, int, Telemetry], Actor],
+    shell_of: Callable[[C], Shell] | None = None,
+) -> int:
     """Reads ``--config``, connects, runs the actor until it stops; returns the exit code.
 
     Args:
@@ -53,19 +76,24 @@ def host(role: str, kind: type[C], accepts: tuple[type[Body], ...], build: Calla
         kind: Its configuration's type.
         accepts: Wire types that the actor takes.
         build: Makes the actor from configuration, incarnation (unix ns) and telemetry.
+        shell_of: Makes what carries out the service's own effects; None where it has none.
     """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}")
     parser.add_argument("--config", required=True, help="TOML or JSON file")
     try:
         config = load_config(kind, parser.parse_args().config)
-        return asyncio.run(_serve(role, config, accepts, build))
+        return asyncio.run(_serve(role, config, accepts, build, shell_of(config) if shell_of is not None else None))
     except (ConfigError, BusError) as error:
         print(f"{role}: {error}", file=sys.stderr)  # noqa: T201  # before there is a logger
         return 1
 
 
 async def _serve(
-    role: str, config: C, accepts: tuple[type[Body], ...], build: Callable[[C, int, Telemetry], Actor]
+    role: str,
+    config: C,
+    accepts: tuple[type[Body], ...],
+    build: Callable[[C, int, Telemetry], Actor],
+    shell: Shell | None,
 ) -> int:
     telemetry = open_telemetry(role, config.name, config.telemetry)
     try:
@@ -76,9 +104,14 @@ async def _serve(
         incarnation = time.time_ns()
         origin = Origin(config=msgspec.json.encode(masked(config)).decode(), seed=incarnation)
         actor = build(config, incarnation, telemetry)
-        runtime.add(actor, accepts=accepts, record=config.record, origin=origin)
+        handlers = shell.handlers() if shell is not None else {}
+        handle = runtime.add(actor, accepts=accepts, handlers=handlers, record=config.record, origin=origin)
+        if shell is not None:
+            shell.attach(handle)
         reason = await runtime.run()
         telemetry.logger.info("stopped", reason=reason)
     finally:
+        if shell is not None:
+            shell.close()
         telemetry.close()
     return 0
