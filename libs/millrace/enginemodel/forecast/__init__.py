@@ -1,0 +1,19 @@
+"""What would happen if an instance took a request: its future by the engine's own rules. See README.md."""
+
+from millrace.enginemodel.forecast.forecaster import Forecaster
+from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen, SurvivalMean
+from millrace.enginemodel.forecast.native import NATIVE
+from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
+from millrace.enginemodel.forecast.reference import forecast
+
+__all__ = [
+    "NATIVE",
+    "Candidate",
+    "Forecast",
+    "Forecaster",
+    "LengthRule",
+    "OutrunPlusTen",
+    "Placement",
+    "SurvivalMean",
+    "forecast",
+]

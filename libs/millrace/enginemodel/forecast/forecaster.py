@@ -1,0 +1,95 @@
+"""Keeps what is known of one instance between questions, and answers them."""
+
+from __future__ import annotations
+
+from millrace.contracts.status import StatusSnapshot
+from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
+from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
+from millrace.enginemodel.forecast.reference import forecast
+from millrace.enginemodel.forecast.scaling import scaled
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import StepCost
+
+OUTRUN_PLUS_TEN = OutrunPlusTen()
+
+
+class Forecaster:
+    """The last snapshot of one instance and the placements since.
+
+    Its answers are those of ``reference.forecast`` for the last loaded snapshot, the scaled cost, the time of the last
+    ``advance`` and the placements in the order of ``add``.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        parameters: EngineParameters,
+        *,
+        rule: LengthRule = OUTRUN_PLUS_TEN,
+        default_output_tokens: int = 128,
+    ) -> None:
+        self.parameters = parameters
+        self._cost = cost
+        self._scaled = cost
+        self._rule = rule
+        self._default = default_output_tokens
+        self._snapshot: StatusSnapshot | None = None
+        self._placements: dict[str, Placement] = {}
+        self._now_ns = 0
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there is a snapshot, without which nothing can be asked."""
+        return self._snapshot is not None
+
+    @property
+    def placements(self) -> list[str]:
+        """Keys of the placements that no snapshot has shown yet, in the order of ``add``."""
+        return list(self._placements)
+
+    def load(self, snapshot: StatusSnapshot) -> None:
+        """Starts again from a snapshot. Placements that it shows are known no longer."""
+        self._snapshot = snapshot
+        if self._placements:
+            shown = {status.sequence for row in (snapshot.running, snapshot.waiting) for status in row}
+            requests = {sequence.rpartition(".")[0] for sequence in shown}
+            kept = {key: each for key, each in self._placements.items() if key not in shown and key not in requests}
+            self._placements = kept
+
+    def add(self, key: str, candidate: Candidate, at_ns: int) -> None:
+        """Counts a placement in that the snapshot does not show yet; one that the engine would refuse is ignored.
+
+        Args:
+            key: A sequence id, or a request id for all of its sequences.
+            candidate: What was placed.
+            at_ns: When, unix ns.
+        """
+        if candidate.refusal(self.parameters) is None:
+            self._placements.pop(key, None)
+            self._placements[key] = Placement(candidate, at_ns)
+
+    def forget(self, key: str) -> None:
+        """Drops a placement: it was withdrawn or refused, or ended before any snapshot showed it."""
+        self._placements.pop(key, None)
+
+    def set_scale(self, scale: float) -> None:
+        """Stretches all step times. Raises ValueError where ``scale`` is not positive and finite."""
+        self._scaled = scaled(self._cost, scale)
+
+    def advance(self, now_ns: int) -> None:
+        """Says what time it is, unix ns."""
+        self._now_ns = now_ns
+
+    def forecast(self, candidate: Candidate) -> Forecast:
+        """Answers for a candidate that comes now. Needs a snapshot, and a candidate that the engine would take."""
+        assert self._snapshot is not None, "no snapshot was loaded"
+        return forecast(
+            self._snapshot,
+            candidate,
+            self._scaled,
+            self.parameters,
+            now_ns=self._now_ns,
+            pending=list(self._placements.values()),
+            rule=self._rule,
+            default_output_tokens=self._default,
+        )

@@ -1,0 +1,173 @@
+"""One instance's future, step by step: the modelled engine's own scheduler on counts of tokens and blocks.
+
+Nothing here is fast; it says what is right. Times are femtoseconds since the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
+from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.question import Candidate, Placement
+from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.scheduler import Scheduler
+from millrace.enginemodel.sequence import ScheduledSequence
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+
+
+class FutureSequence(ScheduledSequence):
+    """A sequence that ends at an assumed length.
+
+    Attributes:
+        ends_total: Prompt and output at its end, tokens.
+        arrives_fs: When it comes; 0 for those in the snapshot.
+        joined_fs: Begin of the first step whose scheduling could see it.
+        token_fs: When each of its new tokens was there.
+    """
+
+    __slots__ = ("arrives_fs", "ends_total", "joined_fs", "token_fs")
+
+    def __init__(self, *, prompt_tokens: int, output_tokens: int, final_tokens: int, arrives_fs: int = 0) -> None:
+        present = prompt_tokens + output_tokens
+        super().__init__("", [0] * present, prompt_tokens=prompt_tokens, max_tokens=final_tokens)
+        self.ends_total = prompt_tokens + final_tokens
+        self.arrives_fs = arrives_fs
+        self.joined_fs = 0
+        self.token_fs: list[int] = []
+
+
+class FutureStep(msgspec.Struct, frozen=True):
+    """A step that was rolled.
+
+    Attributes:
+        blocks: In use while it ran.
+        preempted: Sequences preempted to form it.
+    """
+
+    begin_fs: int
+    end_fs: int
+    blocks: int
+    preempted: int
+
+
+class Future:
+    """Rolls one instance forward until all its sequences, and those that arrive, have ended.
+
+    Attributes:
+        clock_fs: End of the last step; the next one begins then, if there is work.
+        steps: All that were rolled.
+        present: Sequences of the snapshot that had not ended.
+    """
+
+    def __init__(
+        self,
+        snapshot: StatusSnapshot,
+        arrivals: Sequence[FutureSequence],
+        cost: StepCost,
+        *,
+        parameters: EngineParameters,
+        lengths: Lengths,
+    ) -> None:
+        """Args: arrivals: in order of arrival."""
+        self.clock_fs = 0
+        self.steps: list[FutureStep] = []
+        self._cost = cost
+        self._arrivals = deque(arrivals)
+        self._scheduler = Scheduler(counting(parameters, snapshot))
+        self.present = _restore(self._scheduler, snapshot, lengths)
+
+    def run(self) -> None:
+        """Rolls until nothing is left."""
+        while self._scheduler.has_work() or self._arrivals:
+            self._join()
+            self._step()
+
+    def _join(self) -> None:
+        """Queues what has arrived. An idle engine waits for it; the first step was formed before anything came."""
+        if not self._scheduler.has_work():
+            self.clock_fs = max(self.clock_fs, self._arrivals[0].arrives_fs)
+        elif not self.steps:
+            return
+        while self._arrivals and self._arrivals[0].arrives_fs <= self.clock_fs:
+            sequence = self._arrivals.popleft()
+            sequence.joined_fs = self.clock_fs
+            self._scheduler.add(sequence)
+
+    def _step(self) -> None:
+        batch = self._scheduler.schedule()
+        assert batch.sequences, "an engine with work computes nothing"
+        begin_fs, pool = self.clock_fs, self._scheduler.pool
+        blocks, preempted = pool.blocks_total - pool.free, len(batch.preempted)
+        self.clock_fs += self._cost.duration_fs(batch.composition(with_longest=self._cost.longest_token > 0))
+        self.steps.append(FutureStep(begin_fs, self.clock_fs, blocks, preempted))
+        for sequence in batch.sampling:
+            assert isinstance(sequence, FutureSequence)
+            sequence.append(0)
+            sequence.token_fs.append(self.clock_fs)
+            if sequence.total == sequence.ends_total:
+                self._scheduler.remove(sequence)
+
+
+def arrivals(placements: Sequence[Placement], origin_ns: int, lengths: Lengths) -> list[FutureSequence]:
+    """The sequences of some placements, in order of arrival."""
+    found = [sequence for each in placements for sequence in sequences_of(each, origin_ns, lengths)]
+    return sorted(found, key=lambda sequence: sequence.arrives_fs)
+
+
+def sequences_of(placement: Placement, origin_ns: int, lengths: Lengths) -> list[FutureSequence]:
+    """One for each choice. ``origin_ns``: time of the snapshot."""
+    candidate: Candidate = placement.candidate
+    return [
+        FutureSequence(
+            prompt_tokens=candidate.prompt_tokens,
+            output_tokens=candidate.output_tokens,
+            final_tokens=lengths.of_candidate(candidate),
+            arrives_fs=max(0, placement.at_ns - origin_ns) * FS_PER_NS,
+        )
+        for _ in range(candidate.sequences)
+    ]
+
+
+def counting(parameters: EngineParameters, snapshot: StatusSnapshot) -> EngineParameters:
+    """The engine as far as counts go: first come first served, no prefix index, one step at a time.
+
+    Its blocks are the free ones and those of each running sequence (shared ones count for each), and no fewer than
+    one sequence of ``max_model_len`` needs, so that the future always ends.
+    """
+    blocks = snapshot.blocks_free + sum(status.blocks for status in snapshot.running)
+    return msgspec.structs.replace(
+        parameters,
+        blocks_total=max(blocks, -(-parameters.max_model_len // parameters.block_size)),
+        prefix_caching=False,
+        policy=QueuePolicy.FCFS,
+        async_scheduling=False,
+    )
+
+
+def _restore(scheduler: Scheduler, snapshot: StatusSnapshot, lengths: Lengths) -> list[FutureSequence]:
+    """Puts the snapshot's sequences into an empty scheduler. Those at their end are left out, their blocks are free."""
+    running = [(status, sequence) for status in snapshot.running if (sequence := _living(status, lengths)) is not None]
+    waiting = [sequence for status in snapshot.waiting if (sequence := _living(status, lengths)) is not None]
+    for status, sequence in running:
+        # Where steps are scheduled ahead, the one under way counts as computed already.
+        sequence.computed = min(status.computed_tokens, sequence.total - 1)
+        sequence.state = SequenceState.RUNNING
+        sequence.blocks = scheduler.pool.take(status.blocks)
+        sequence.slots = status.blocks * scheduler.parameters.block_size
+        scheduler.running.append(sequence)
+    for sequence in waiting:
+        scheduler.add(sequence)
+    return [*(sequence for _, sequence in running), *waiting]
+
+
+def _living(status: SequenceStatus, lengths: Lengths) -> FutureSequence | None:
+    final_tokens = lengths.of_sequence(status)
+    if final_tokens <= status.output_tokens:
+        return None
+    return FutureSequence(
+        prompt_tokens=status.prompt_tokens, output_tokens=status.output_tokens, final_tokens=final_tokens
+    )

@@ -1,0 +1,80 @@
+"""The forecast as it is meant, in plain Python. ``native/`` is held to exact agreement with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from millrace.contracts.status import StatusSnapshot
+from millrace.enginemodel.forecast.future import Future, FutureSequence, arrivals, sequences_of
+from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
+from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+
+OUTRUN_PLUS_TEN = OutrunPlusTen()
+
+
+def forecast(  # noqa: PLR0913  (one argument for each thing that a future depends on; the Forecaster keeps most of them)
+    snapshot: StatusSnapshot,
+    candidate: Candidate,
+    cost: StepCost,
+    parameters: EngineParameters,
+    *,
+    now_ns: int,
+    pending: Sequence[Placement] = (),
+    rule: LengthRule = OUTRUN_PLUS_TEN,
+    default_output_tokens: int = 128,
+) -> Forecast:
+    """Rolls the instance forward with and without the candidate. ``candidate.refusal(parameters)`` must be None.
+
+    Args:
+        snapshot: State right after a step; the next step began at its ``at_ns``, if there was work.
+        cost: Of a step on this instance.
+        now_ns: When the candidate comes, unix ns; what lies before the snapshot counts as its moment.
+        pending: Placements that the snapshot does not show, in the order in which they were made.
+        rule: Revises predicted lengths of sequences that have generated tokens.
+        default_output_tokens: Assumed where no length was predicted.
+    """
+    lengths = Lengths(rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len)
+    asked = sequences_of(Placement(candidate, now_ns), snapshot.at_ns, lengths)
+    ends = []
+    for added in (asked, []):
+        coming = arrivals(pending, snapshot.at_ns, lengths)
+        placed = sorted([*coming, *added], key=lambda sequence: sequence.arrives_fs)
+        future = Future(snapshot, placed, cost, parameters=parameters, lengths=lengths)
+        future.run()
+        ends.append([sequence.token_fs[-1] for sequence in (*future.present, *coming)])
+        if added:
+            rolled = future
+    now_fs = asked[0].arrives_fs
+    others = [(later, end) for later, end in zip(*ends, strict=True) if end >= now_fs]
+    return _measured(
+        asked,
+        rolled,
+        others=len(others),
+        others_delay_ns=sum(later - end for later, end in others) // FS_PER_NS,
+        output_tokens=lengths.of_candidate(candidate),
+    )
+
+
+def _measured(
+    asked: list[FutureSequence], future: Future, *, others: int, others_delay_ns: int, output_tokens: int
+) -> Forecast:
+    now_ns = asked[0].arrives_fs // FS_PER_NS
+    first_fs = min(sequence.token_fs[0] for sequence in asked)
+    last_fs = max(sequence.token_fs[-1] for sequence in asked)
+    pauses = [later - sooner for sequence in asked for sooner, later in pairwise(sequence.token_fs)]
+    steps = [step for step in future.steps if step.begin_fs >= asked[0].joined_fs and step.end_fs <= last_fs]
+    return Forecast(
+        ttft_ns=first_fs // FS_PER_NS - now_ns,
+        e2e_ns=last_fs // FS_PER_NS - now_ns,
+        tpot_mean_ns=sum(pauses) // len(pauses) // FS_PER_NS if pauses else 0,
+        tpot_worst_ns=max(pauses, default=0) // FS_PER_NS,
+        blocks_peak=max(step.blocks for step in steps),
+        preemptions=sum(step.preempted for step in steps),
+        others=others,
+        others_delay_ns=others_delay_ns,
+        output_tokens=output_tokens,
+    )

@@ -1,0 +1,34 @@
+"""A step cost stretched by a calibration factor."""
+
+from __future__ import annotations
+
+from millrace.enginemodel.stepcost import CostCurve, StepCost
+
+
+def scaled(cost: StepCost, scale: float) -> StepCost:
+    """The same engine, ``scale`` times as slow: every coefficient times ``scale``, rounded to a femtosecond.
+
+    Raises ValueError where ``scale`` is not positive and finite.
+    """
+    if not 0 < scale < float("inf"):
+        raise ValueError(f"scale must be positive and finite, is {scale}")
+    if scale == 1.0:
+        return cost
+    return StepCost(
+        fixed=round(cost.fixed * scale),
+        decode=round(cost.decode * scale),
+        prefill_token=round(cost.prefill_token * scale),
+        context_token=round(cost.context_token * scale),
+        longest_token=round(cost.longest_token * scale),
+        prefill_half_work=round(cost.prefill_half_work * scale),
+        tokens=None if cost.tokens is None else _scaled(cost.tokens, scale),
+        sequences=None if cost.sequences is None else _scaled(cost.sequences, scale),
+        decode_context=tuple(_scaled(curve, scale) for curve in cost.decode_context),
+        prefill_work=tuple(_scaled(curve, scale) for curve in cost.prefill_work),
+        prefill_granularity=cost.prefill_granularity,
+    )
+
+
+def _scaled(curve: CostCurve, scale: float) -> CostCurve:
+    values, slopes = (tuple(round(value * scale) for value in row) for row in (curve.values_fs, curve.slopes_fs))
+    return CostCurve(curve.starts, values, slopes)

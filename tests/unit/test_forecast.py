@@ -1,0 +1,224 @@
+"""Forecasts: they say what the modelled engine then does, and their rules one by one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.engine import EngineSequence, EngineSnapshot
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.worker import Sampling
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.forecast import Candidate, Forecast, Forecaster, OutrunPlusTen, SurvivalMean, forecast
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.steptime import LinearStepTime
+
+AT_NS = 1_700_000_000_000_000_000
+STEP_NS = 1000
+CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
+PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
+
+
+def snapshot(
+    running: list[SequenceStatus] | None = None, waiting: list[SequenceStatus] | None = None, *, blocks: int = 64
+) -> StatusSnapshot:
+    running = running or []
+    return StatusSnapshot(
+        instance="i",
+        incarnation=1,
+        model="m",
+        step=1,
+        at_ns=AT_NS,
+        running=running,
+        waiting=waiting or [],
+        blocks_free=blocks - sum(status.blocks for status in running),
+        blocks_total=blocks,
+        preemptions=0,
+        step_duration_ns=STEP_NS,
+        batch=BatchComposition(),
+    )
+
+
+def decoding(name: str, prompt: int, output: int, **changes: Any) -> SequenceStatus:
+    """A running sequence that has computed all but its last token."""
+    computed = prompt + output - 1
+    status = SequenceStatus(name, SequenceState.RUNNING, prompt, computed, output, 100, -(-computed // 4), AT_NS, 20)
+    return msgspec.structs.replace(status, **changes)
+
+
+def waiting(name: str, prompt: int, **changes: Any) -> SequenceStatus:
+    status = SequenceStatus(name, SequenceState.WAITING, prompt, 0, 0, 100, 0, AT_NS, 20)
+    return msgspec.structs.replace(status, **changes)
+
+
+def ask(state: StatusSnapshot, candidate: Candidate, **changes: Any) -> Forecast:
+    return forecast(state, candidate, CONSTANT, PARAMETERS, **{"now_ns": AT_NS, **changes})
+
+
+def test_an_idle_engine_starts_the_candidate_at_once() -> None:
+    answer = ask(snapshot(), Candidate(prompt_tokens=10, expected_output_tokens=5), now_ns=AT_NS + 77)
+    assert answer == Forecast(
+        ttft_ns=STEP_NS,
+        e2e_ns=5 * STEP_NS,
+        tpot_mean_ns=STEP_NS,
+        tpot_worst_ns=STEP_NS,
+        blocks_peak=4,
+        preemptions=0,
+        others=0,
+        others_delay_ns=0,
+        output_tokens=5,
+    )
+
+
+def test_a_busy_engine_first_ends_the_step_under_way() -> None:
+    state = snapshot([decoding("a.0", 8, 3)])
+    answer = ask(state, Candidate(prompt_tokens=10, expected_output_tokens=5), now_ns=AT_NS + 2300)
+    assert (answer.ttft_ns, answer.e2e_ns, answer.others) == (1700, 5700, 1)
+
+
+def test_a_snapshot_of_the_future_counts_as_now() -> None:
+    state = snapshot([decoding("a.0", 8, 3)])
+    candidate = Candidate(prompt_tokens=10, expected_output_tokens=5)
+    assert ask(state, candidate, now_ns=AT_NS - 10**9) == ask(state, candidate, now_ns=AT_NS)
+
+
+def test_sequences_that_ended_before_now_are_no_others() -> None:
+    state = snapshot([decoding("a.0", 8, 3, expected_output_tokens=5), decoding("b.0", 8, 3)])
+    candidate = Candidate(prompt_tokens=4, expected_output_tokens=2)
+    assert [ask(state, candidate, now_ns=AT_NS + ns).others for ns in (0, 2000, 2001, 10**6)] == [2, 2, 1, 0]
+
+
+def test_a_candidate_waits_for_a_place() -> None:
+    state = snapshot([decoding(f"{i}.0", 4, 3, expected_output_tokens=6) for i in range(8)])
+    answer = ask(state, Candidate(prompt_tokens=4, expected_output_tokens=3))
+    assert (answer.ttft_ns, answer.e2e_ns, answer.others_delay_ns) == (4 * STEP_NS, 6 * STEP_NS, 0)
+
+
+def test_a_candidate_delays_a_placement_that_comes_after_it() -> None:
+    cost = StepCost(fixed=STEP_NS * FS_PER_NS, prefill_token=100 * FS_PER_NS)
+    forecaster = Forecaster(cost, PARAMETERS)
+    forecaster.load(snapshot([waiting("a.0", 4)]))
+    forecaster.add("b.0", Candidate(prompt_tokens=10, expected_output_tokens=1), AT_NS)
+    forecaster.advance(AT_NS)
+    # Both are computed in the second step, which costs 500 ns more for the candidate; "a" sees that too.
+    answer = forecaster.forecast(Candidate(prompt_tokens=5, expected_output_tokens=1))
+    assert (answer.others, answer.others_delay_ns) == (2, 1000)
+
+
+def test_few_blocks_mean_preemptions_and_a_worst_pause() -> None:
+    state = snapshot([decoding(f"{i}.0", 30, 2, expected_output_tokens=60) for i in range(4)], blocks=40)
+    answer = ask(state, Candidate(prompt_tokens=16, expected_output_tokens=40))
+    assert answer.preemptions > 0
+    assert answer.tpot_worst_ns > 10 * STEP_NS
+    assert answer.blocks_peak <= 40
+
+
+def test_a_sequence_at_its_bound_has_ended() -> None:
+    ended = decoding("a.0", 8, 100), decoding("b.0", 100, 28, max_tokens=1000)
+    answer = ask(snapshot(list(ended)), Candidate(prompt_tokens=10, expected_output_tokens=5))
+    assert (answer.others, answer.ttft_ns) == (0, STEP_NS)
+
+
+def test_lengths_are_bounded_by_the_client_and_by_the_engine() -> None:
+    lengths = [
+        ask(snapshot(), Candidate(prompt_tokens=100, expected_output_tokens=expected, max_tokens=bound)).output_tokens
+        for expected, bound in ((None, 0), (10, 0), (10, 7), (500, 0))
+    ]
+    assert lengths == [28, 10, 7, 28]
+
+
+def test_a_continuation_computes_its_output_again() -> None:
+    candidate = Candidate(prompt_tokens=40, output_tokens=24, expected_output_tokens=26)
+    answer = ask(snapshot(), candidate)
+    assert (answer.ttft_ns, answer.e2e_ns, answer.output_tokens) == (2 * STEP_NS, 3 * STEP_NS, 26)
+
+
+def test_choices_are_placed_together() -> None:
+    answer = ask(snapshot(), Candidate(prompt_tokens=20, expected_output_tokens=3, sequences=3))
+    # 20 + 12, then 8 + 20 prompt tokens and a decode: the third one's first token comes in the second step.
+    assert (answer.ttft_ns, answer.e2e_ns, answer.blocks_peak) == (STEP_NS, 4 * STEP_NS, 3 * 6)
+
+
+def test_what_an_engine_would_refuse_is_said() -> None:
+    refused = [
+        Candidate(prompt_tokens=0),
+        Candidate(prompt_tokens=128),
+        Candidate(prompt_tokens=100, output_tokens=28),
+        Candidate(prompt_tokens=3, output_tokens=9, max_tokens=9),
+    ]
+    assert all(candidate.refusal(PARAMETERS) for candidate in refused)
+    assert Candidate(prompt_tokens=127).refusal(PARAMETERS) is None
+
+
+def test_outrunning_a_prediction_gives_ten_more() -> None:
+    rule = OutrunPlusTen()
+    assert [rule.final_tokens(50, generated) for generated in (0, 49, 50, 80)] == [50, 50, 60, 90]
+
+
+def test_the_mean_given_survival_grows_with_what_was_generated_and_starts_at_the_prediction() -> None:
+    rule = SurvivalMean(0.8)
+    means = [rule.final_tokens(100, generated) for generated in (0, 1, 50, 100, 400, 10**6)]
+    assert means[:2] == [100, 100]
+    assert means == sorted(means)
+    assert all(mean > generated for mean, generated in zip(means, (0, 1, 50, 100, 400, 10**6), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_forecast_with_true_lengths_is_what_the_engine_then_does(seed: int) -> None:
+    rng = random.Random(seed)
+    parameters = EngineParameters(
+        max_model_len=256,
+        block_size=16,
+        blocks_total=rng.choice((20, 40, 200)),
+        max_sequences=rng.choice((4, 16)),
+        token_budget=rng.choice((32, 256)),
+        long_prefill_token_threshold=rng.choice((0, 24)),
+        prefix_caching=False,
+    )
+    step_time = LinearStepTime(fixed=1000.0, per_decode=50.0, per_prefill_token=20.0, per_context_token=2.0)
+    engine = ModelledEngine(parameters, step_time)
+    for index in range(rng.randrange(20)):
+        assert engine.add(sequence(rng, f"{index}.0")) is None
+    now_ns, done = AT_NS, None
+    for _ in range(rng.randrange(60)):
+        done = engine.step(now_ns)
+        now_ns += done[1] if done else 0
+    state = published(engine.snapshot(now_ns))
+    asked = sequence(rng, "asked.0")
+    candidate = Candidate(
+        prompt_tokens=len(asked.prompt_token_ids), expected_output_tokens=asked.expected_output_tokens
+    )
+    answer = forecast(state, candidate, engine.cost, parameters, now_ns=now_ns)
+    assert (answer.ttft_ns, answer.e2e_ns) == _served(engine, asked, now_ns)
+
+
+def _served(engine: ModelledEngine, asked: EngineSequence, now_ns: int) -> tuple[int, int]:
+    """Adds it while the next step is under way, as messages arrive; returns times of its first and last token."""
+    begun_ns, times = now_ns, []
+    duration_ns = engine.begin_step(now_ns)
+    assert engine.add(asked) is None
+    if duration_ns is not None:
+        now_ns += duration_ns
+        engine.complete_step(now_ns)
+    while (done := engine.step(now_ns)) is not None:
+        now_ns += done[1]
+        times += [now_ns - begun_ns for output in done[0].outputs if output.sequence == asked.sequence]
+    return times[0], times[-1]
+
+
+def sequence(rng: random.Random, name: str) -> EngineSequence:
+    output = rng.randrange(1, 100)
+    return EngineSequence(
+        sequence=name,
+        prompt_token_ids=[97] * rng.randrange(1, 150),
+        sampling=Sampling(max_tokens=output, ignore_eos=True),
+        expected_output_tokens=output,
+    )
+
+
+def published(state: EngineSnapshot) -> StatusSnapshot:
+    fields = {name: getattr(state, name) for name in state.__struct_fields__}
+    return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)
