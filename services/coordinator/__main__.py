@@ -10,11 +10,16 @@ from millrace.telemetry import Telemetry
 
 from services.coordinator.actor import ACCEPTS, CoordinatorActor
 from services.coordinator.config import CoordinatorConfig
+from services.coordinator.metrics import CoordinatorCollector
 
 
 def build(config: CoordinatorConfig, incarnation: int, telemetry: Telemetry) -> CoordinatorActor:
     """Makes the actor of this process."""
-    return CoordinatorActor(name=config.name, cluster=config.bus.cluster, incarnation=incarnation)
+    actor = CoordinatorActor(
+        name=config.name, cluster=config.bus.cluster, incarnation=incarnation, provisioning=config.provisioning
+    )
+    telemetry.registry.register(CoordinatorCollector(actor.provisioning.figures))
+    return actor
 
 
 if __name__ == "__main__":

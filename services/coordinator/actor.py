@@ -3,7 +3,7 @@
 Owns: the plan (stages, their instances, the epoch). One coordinator is active per model, by a lease in the KV bucket
 ``lease``; others
 stand by. Today's plan has one stage that covers every length and names every instance that is registered, alive and
-not draining.
+not draining. Beside the plan it decides how many instances there shall be (`provisioning.py`).
 
 | message in | change | messages out |
 |---|---|---|
@@ -11,7 +11,10 @@ not draining.
 | InstanceSummary | sign of life, draining or not | PutKey(plan) where that changes it |
 | ServicePresence(DEAD, worker) | its incarnations until then are dead | PutKey(plan) |
 | KeyChanged(lease / plan) | what another coordinator wrote is taken over | |
-| TimerFired(tick) | silent instances leave the plan | ServicePresence, PutKey(lease), PutKey(plan), next timer |
+| TimerFired(tick) | silent instances leave the plan | ServicePresence, PutKey(lease), PutKey(plan), next timer; orders
+to provisioners for models that are led |
+| DecisionMade, RequestFinished | a latency for the provisioning policy | |
+| Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
 | StopRequested | | DeleteKey(lease) where held, ServicePresence(LEAVING), Stop |
@@ -32,14 +35,19 @@ from millrace.contracts.local import (
     KeyChanged,
     KeyNotPut,
     KeyPut,
+    Replied,
+    RequestFailed,
     StopRequested,
     TimerFired,
 )
 from millrace.contracts.message import Message
+from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import Lease, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
 
+from services.coordinator.config import ProvisioningConfig
+from services.coordinator.provisioning import Provisioning
 from services.coordinator.state import Held, InstanceView, ModelState
 
 #: How often liveness and leases are looked at, and presence is published.
@@ -59,13 +67,20 @@ LEASE_RENEW_NS = 11_000_000_000
 INSTANCES_MAX = 10_000
 MODELS_MAX = 1_000
 
-ACCEPTS = (InstanceSummary, ServicePresence)
+ACCEPTS = (InstanceSummary, ServicePresence, DecisionMade, RequestFinished)
 
 
 class CoordinatorActor:
-    """Plans for every model that has instances."""
+    """Plans for every model that has instances.
 
-    def __init__(self, *, name: str, cluster: str, incarnation: int) -> None:
+    Attributes:
+        provisioning: Decides how many there shall be; its figures are for metrics.
+    """
+
+    def __init__(
+        self, *, name: str, cluster: str, incarnation: int, provisioning: ProvisioningConfig | None = None
+    ) -> None:
+        """Raises ConfigError where the provisioning strategy is wrong."""
         self.name = name
         self._subjects = Subjects(cluster)
         self._incarnation = incarnation
@@ -73,6 +88,9 @@ class CoordinatorActor:
         self._models: dict[str, ModelState] = {}
         self._ready: set[str] = set()
         self._bound_reached = False
+        self.provisioning = Provisioning(
+            provisioning or ProvisioningConfig(), name=name, incarnation=incarnation, subjects=self._subjects
+        )
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches the buckets, listens to instances and begins to tick."""
@@ -82,6 +100,7 @@ class CoordinatorActor:
             WatchKeys(bucket="lease"),
             Subscribe(subject=self._subjects.summaries()),
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
+            *self.provisioning.start(),
             self._presence(now_ns, PresenceState.ALIVE),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
@@ -91,6 +110,10 @@ class CoordinatorActor:
         match message.body:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
+            case DecisionMade() as body:
+                return self.provisioning.on_decision(body, now_ns)
+            case RequestFinished() as body:
+                return self.provisioning.on_outcome(body, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
             case KeyChanged(bucket="plan") as body:
@@ -107,6 +130,10 @@ class CoordinatorActor:
                 return self._on_key_not_put(body)
             case BucketReady() as body:
                 return self._on_bucket_ready(body, now_ns)
+            case Replied() as body:
+                return self.provisioning.on_answer(body, now_ns)
+            case RequestFailed() as body:
+                return self.provisioning.on_failure(body)
             case BusReconnected():
                 return self._on_reconnected(now_ns)
             case StopRequested():
@@ -139,7 +166,7 @@ class CoordinatorActor:
         if view is None or view.record.incarnation != body.incarnation:
             return []
         served = view.serves(now_ns, SILENCE_NS_MAX)
-        view.seen_ns, view.draining = now_ns, body.draining
+        view.seen_ns, view.draining, view.summary = now_ns, body.draining, body
         return self._plan(body.model, now_ns) if view.serves(now_ns, SILENCE_NS_MAX) != served else []
 
     def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
@@ -171,7 +198,7 @@ class CoordinatorActor:
             self._presence(now_ns, PresenceState.ALIVE),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
-        return effects + self._lead(now_ns) + self._plan_all(now_ns)
+        return effects + self._lead(now_ns) + self._plan_all(now_ns) + self._provision(now_ns)
 
     def _on_key_put(self, body: KeyPut) -> list[Effect]:
         held = self._held(body.correlation)
@@ -282,6 +309,17 @@ class CoordinatorActor:
             Log(level="info", event="plan_written", fields=fields),
         ]
 
+    def _provision(self, now_ns: int) -> list[Effect]:
+        """Asks the provisioning policy about every model that is led."""
+        effects: list[Effect] = []
+        for model, state in sorted(self._models.items()):
+            if not self._leads(state, now_ns):
+                self.provisioning.forget(model)
+                continue
+            instances = [view for view in self._instances.values() if view.record.model == model]
+            effects += self.provisioning.tick(model, instances, now_ns, silence_ns=SILENCE_NS_MAX)
+        return effects
+
     # small things
 
     def _model_of_key(self, key: str, model: str | None) -> ModelState | None:
@@ -321,12 +359,15 @@ class CoordinatorActor:
             }
             for model, state in sorted(self._models.items())
         }
-        return {"name": self.name, "instances": sorted(self._instances), "models": models}
+        return {"name": self.name, "instances": sorted(self._instances), "models": models} | {
+            "provisioning": self.provisioning.snapshot()
+        }
 
     def check_invariants(self) -> None:
         """Bounds hold; plans name each instance once."""
         assert len(self._instances) <= INSTANCES_MAX
         assert len(self._models) <= MODELS_MAX
+        self.provisioning.check()
         for state in self._models.values():
             if state.plan is not None:
                 names = [name for stage in state.plan.stages for name in stage.instances]

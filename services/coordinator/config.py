@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.errors import ConfigError
+from millrace.policies.provisioning import PROVISIONING_POLICIES
+
+
+class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When instances are started and stopped, and who does it.
+
+    Attributes:
+        strategy: A name of ``PROVISIONING_POLICIES``.
+        parameters: The strategy's parameters.
+        hosts: Provisioners, in the order in which they are asked for one more instance.
+        ask_limit_s: Time for a provisioner to answer, seconds.
+        start_limit_s: An instance that has not registered itself after this is given up, seconds. A large model takes
+            minutes to load.
+        drain_limit_s: How long requests may go on at an instance that is to stop before they move elsewhere, seconds.
+    """
+
+    strategy: str = "none"
+    parameters: dict[str, Any] = {}
+    hosts: list[str] = msgspec.field(default_factory=lambda: ["local"])
+    ask_limit_s: float = 2.0
+    start_limit_s: float = 600.0
+    drain_limit_s: float = 30.0
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,4 +41,23 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     name: str = "coordinator-0"
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    provisioning: ProvisioningConfig = ProvisioningConfig()
     record: str = ""
+
+
+def strategy_parameters(config: ProvisioningConfig) -> msgspec.Struct:
+    """The chosen strategy's parameters.
+
+    Raises:
+        ConfigError: no such strategy, parameters it does not have, or nobody to ask.
+    """
+    policy = PROVISIONING_POLICIES.get(config.strategy)
+    if policy is None:
+        known = ", ".join(sorted(PROVISIONING_POLICIES))
+        raise ConfigError(f"provisioning.strategy {config.strategy!r}: one of {known}")
+    if config.strategy != "none" and not config.hosts:
+        raise ConfigError("provisioning.hosts is empty: nobody could start an instance")
+    try:
+        return msgspec.convert(config.parameters, policy.parameters)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"provisioning.parameters of {config.strategy}: {error}") from None

@@ -11,4 +11,6 @@ from services.coordinator.config import CoordinatorConfig
 def replay_actor(config: str, seed: int) -> CoordinatorActor:
     """The actor as it was when the recording began; ``seed`` is its incarnation."""
     known = msgspec.json.decode(config, type=CoordinatorConfig)
-    return CoordinatorActor(name=known.name, cluster=known.bus.cluster, incarnation=seed)
+    return CoordinatorActor(
+        name=known.name, cluster=known.bus.cluster, incarnation=seed, provisioning=known.provisioning
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millrace.contracts.plan import Lease, Plan
-from millrace.contracts.status import InstanceRecord
+from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 
 @dataclass
@@ -15,12 +15,14 @@ class InstanceView:
     Attributes:
         seen_ns: When its last sign of life came.
         dead_before_ns: Incarnations up to this time are known to be dead.
+        summary: The last one of this incarnation or an earlier one; None before the first.
     """
 
     record: InstanceRecord
     seen_ns: int
     draining: bool = False
     dead_before_ns: int = 0
+    summary: InstanceSummary | None = None
 
     def serves(self, now_ns: int, silence_ns_max: int) -> bool:
         """Whether the plan should name it."""

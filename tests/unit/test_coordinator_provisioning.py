@@ -1,0 +1,373 @@
+"""Provisioning in the coordinator: what it asks of provisioners, and what it does with their answers and silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from millrace.actor.effects import Effect, Log, Publish, Request, Subscribe
+from millrace.actor.errors import ConfigError
+from millrace.contracts.local import (
+    BucketReady,
+    KeyChanged,
+    Replied,
+    RequestFailed,
+    RequestFailure,
+    TimerFired,
+)
+from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.observers import DecisionMade, Forecast, ProvisioningDecided, RequestFinished
+from millrace.contracts.plan import Lease
+from millrace.contracts.provisioner import (
+    InstanceStarting,
+    InstanceStopping,
+    ProvisionRefusal,
+    ProvisionRefused,
+    StartInstance,
+    StopInstance,
+)
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+
+from services.coordinator.actor import LEASE_NS, CoordinatorActor
+from services.coordinator.config import ProvisioningConfig
+from services.coordinator.fleet import SAMPLES_MAX
+from services.coordinator.provisioning import STOP_GRACE_NS
+
+S = 1_000_000_000
+MODEL = "m"
+RULES = {"threshold_s": 10, "cooldown_s": 5, "instances_max": 4, "low_s": 10, "low_utilisation": 0.3}
+
+
+class Bench:
+    """A leading coordinator with instances that stay well, unless told otherwise."""
+
+    def __init__(self, *names: str, strategy: str = "preempt", hosts: list[str] | None = None, **rules: Any) -> None:
+        config = ProvisioningConfig(strategy=strategy, parameters=RULES | rules, hosts=hosts or ["local"])
+        self.actor = CoordinatorActor(name="c", cluster="local", incarnation=1, provisioning=config)
+        self.now_ns = 100 * S
+        self.effects = self.actor.start(self.now_ns)
+        self.alive = list(names)
+        self.draining: set[str] = set()
+        self.requests = 4
+        for bucket in ("instance", "plan", "lease"):
+            self.send(BucketReady(bucket=bucket))
+        self.lease()
+        for name in names:
+            self.register(name)
+        self.tick()
+
+    def send(self, body: Body) -> list[Effect]:
+        effects = self.actor.handle(Message(body), self.now_ns)
+        self.actor.check_invariants()
+        return effects
+
+    def lease(self, holder: str = "c") -> None:
+        lease = Lease(model=MODEL, holder=holder, incarnation=1, until_ns=self.now_ns + 1000 * LEASE_NS)
+        self.send(KeyChanged(bucket="lease", key=MODEL, value=lease, revision=1))
+
+    def register(self, name: str) -> None:
+        record = InstanceRecord(
+            instance=name,
+            incarnation=self.now_ns,
+            model=MODEL,
+            engine="modelled",
+            engine_version="0",
+            max_model_len=4096,
+            max_sequences=8,
+            token_budget=2048,
+            block_size=32,
+            blocks_total=100,
+        )
+        self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
+        self.alive = sorted({*self.alive, name})
+
+    def gone(self, name: str) -> None:
+        self.alive.remove(name)
+        self.send(KeyChanged(bucket="instance", key=name, value=None, revision=2))
+
+    def tick(self, seconds: float = 1.0) -> list[Effect]:
+        self.now_ns += int(seconds * S)
+        for name in self.alive:
+            view = self.actor._instances[name]
+            self.send(
+                InstanceSummary(
+                    instance=name,
+                    incarnation=view.record.incarnation,
+                    model=MODEL,
+                    at_ns=self.now_ns,
+                    running=self.requests,
+                    waiting=0,
+                    running_tokens=0,
+                    waiting_prefill_tokens=0,
+                    blocks_free=100,
+                    blocks_total=100,
+                    block_size=32,
+                    preemptions=0,
+                    output_tokens_total=0,
+                    draining=name in self.draining,
+                )
+            )
+        return self.send(TimerFired(name="tick"))
+
+    def placed(self, e2e_s: float, *, note: str = "", kind: str = "dispatch") -> None:
+        forecasts = [Forecast("other", e2e_ns=99 * S), Forecast("a", e2e_ns=int(e2e_s * S), note=note)]
+        self.send(
+            DecisionMade(
+                request="r",
+                sequences=["r.0"],
+                epoch=0,
+                kind=kind,
+                policy="forecast",
+                model=MODEL,
+                chosen="a",
+                reason="",
+                forecasts=forecasts,
+            )
+        )
+
+    def slow(self) -> list[Effect]:
+        """A cool-down passes and a slow forecast comes: whatever is asked for then."""
+        self.tick(200)
+        self.placed(11)
+        return self.tick()
+
+    def order_a_start(self, instance: str = "b") -> list[Effect]:
+        return self.answer(self.slow(), InstanceStarting(order="?", instance=instance))
+
+    def answer(self, effects: list[Effect], body: Body) -> list[Effect]:
+        return [e for request in asked(effects) for e in self.send(Replied(correlation=request.correlation, body=body))]
+
+    def fail(self, effects: list[Effect], reason: RequestFailure) -> list[Effect]:
+        return [
+            e
+            for request in asked(effects)
+            for e in self.send(RequestFailed(correlation=request.correlation, reason=reason))
+        ]
+
+    def order_a_stop(self) -> list[Effect]:
+        """Low load for long enough."""
+        self.requests = 0
+        return self.tick(200) + self.tick(10)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.actor.snapshot()["provisioning"][MODEL]
+        return state
+
+    def orders(self, action: str, outcome: str) -> int:
+        return self.actor.provisioning.figures.orders[action, outcome]
+
+
+def asked(effects: list[Effect]) -> list[Request]:
+    return [effect for effect in effects if isinstance(effect, Request)]
+
+
+def logged(effects: list[Effect]) -> list[str]:
+    return [effect.event for effect in effects if isinstance(effect, Log) and effect.event.startswith("provision")]
+
+
+def decided(effects: list[Effect]) -> list[ProvisioningDecided]:
+    bodies = [effect.body for effect in effects if isinstance(effect, Publish)]
+    return [body for body in bodies if isinstance(body, ProvisioningDecided)]
+
+
+def test_without_a_strategy_nothing_is_heard_and_nothing_asked() -> None:
+    actor = CoordinatorActor(name="c", cluster="local", incarnation=1)
+    subjects = [effect.subject for effect in actor.start(0) if isinstance(effect, Subscribe)]
+    assert not [subject for subject in subjects if "decision" in subject or "outcome" in subject]
+
+
+def test_a_slow_forecast_asks_the_provisioner_for_one_more_and_says_why() -> None:
+    bench = Bench("a")
+    effects = bench.slow()
+    (request,) = asked(effects)
+    assert request.subject == "mr.local.provision.local.start"
+    assert request.body == StartInstance(order="c/1/1", model=MODEL)
+    (why,) = decided(effects)
+    assert (why.action, why.count, why.serving, why.signal_ns) == ("start", 1, 1, 11 * S)
+    assert "predicted latency 11 s over 10 s" in why.reason
+
+
+@pytest.mark.parametrize("fields", [{"note": "no answer"}, {"kind": "continuation"}])
+def test_only_forecasts_of_new_requests_count(fields: dict[str, str]) -> None:
+    bench = Bench("a")
+    bench.tick(200)
+    bench.placed(99, **fields)
+    assert asked(bench.tick()) == []
+
+
+@pytest.mark.parametrize(("outcome", "asks"), [("completed", 1), ("cancelled", 0), ("failed", 0)])
+def test_relief_hears_completed_requests_only(outcome: str, asks: int) -> None:
+    bench = Bench("a", strategy="relief")
+    bench.tick(200)
+    bench.placed(99)
+    bench.send(RequestFinished(request="r", model=MODEL, outcome=outcome, ingress="i", e2e_ns=11 * S))
+    assert len(asked(bench.tick())) == asks
+
+
+def test_nothing_more_is_asked_while_one_starts_and_once_it_serves_all_begins_anew() -> None:
+    bench = Bench("a")
+    assert bench.order_a_start() == []
+    assert bench.state["starting"] == ["b"]
+    assert asked(bench.slow()) == []
+    bench.tick(20)
+    bench.register("b")
+    assert logged(bench.tick()) == ["provisioning_order_ended"]
+    assert bench.state["starting"] == []
+    assert len(asked(bench.slow())) == 1
+    assert bench.orders("start", "done") == 1
+
+
+def test_the_bound_counts_all_that_hold_a_place() -> None:
+    bench = Bench("a", "b", "c", starting_max=4)
+    bench.draining.add("b")
+    bench.order_a_start("d")
+    assert asked(bench.slow()) == []
+
+
+def test_a_start_that_never_registers_is_given_up_and_stretches_the_cool_down() -> None:
+    bench = Bench("a", cooldown_s=300)
+    bench.tick(300)
+    bench.placed(11)
+    bench.answer(bench.tick(), InstanceStarting(order="?", instance="b"))
+    effects = bench.tick(600)
+    (stop,) = asked(effects)
+    assert stop.body == StopInstance(instance="b", drain_limit_ms=0)
+    assert bench.orders("start", "late") == 1
+    bench.answer(effects, InstanceStopping(instance="b"))
+    assert logged(bench.tick()) == ["provisioning_order_ended"]  # it is not there, so it is gone
+    bench.placed(11)
+    assert asked(bench.tick()) != []  # 601 s have passed: the stretched cool-down is over
+    bench = Bench("a", cooldown_s=301)
+    bench.tick(301)
+    bench.placed(11)
+    bench.answer(bench.tick(), InstanceStarting(order="?", instance="b"))
+    bench.tick(600)
+    bench.placed(11)
+    assert asked(bench.tick()) == []
+
+
+def test_a_refusal_goes_to_the_next_host_and_the_last_one_is_said_once() -> None:
+    bench = Bench("a", hosts=["one", "two"])
+    refusal = ProvisionRefused(reason=ProvisionRefusal.AT_BOUND, detail="2 of 2")
+    (again,) = asked(bench.answer(bench.slow(), refusal))
+    assert again.subject == "mr.local.provision.two.start"
+    assert logged(bench.answer([again], refusal)) == ["provisioning_failed"]
+    assert bench.state["failures"] == 1
+    (again,) = asked(bench.answer(bench.slow(), refusal))
+    assert logged(bench.answer([again], refusal)) == []
+    assert bench.orders("start", "at_bound") == 2
+
+
+def test_without_a_provisioner_the_cluster_stays_as_it_is() -> None:
+    bench = Bench("a")
+    effects = bench.fail(bench.slow(), RequestFailure.NO_RESPONDERS)
+    assert logged(effects) == ["provisioning_failed"]
+    assert bench.orders("start", "no_responders") == 1
+    assert bench.state == {"asked": 0, "starting": [], "stopping": [], "failures": 1}
+
+
+def test_an_order_without_an_answer_is_repeated_under_its_name_and_then_given_up() -> None:
+    bench = Bench("a", hosts=["one", "two"])
+    first = bench.slow()
+    second = bench.fail(first, RequestFailure.TIMEOUT)
+    assert [r.body for r in asked(second)] == [r.body for r in asked(first)]
+    assert logged(bench.fail(second, RequestFailure.TIMEOUT)) == ["provisioning_failed"]
+    assert bench.orders("start", "unanswered") == 1
+
+
+def test_an_answer_that_is_none_counts_as_a_failure() -> None:
+    bench = Bench("a")
+    assert logged(bench.answer(bench.slow(), ErrorReply(reason="unexpected"))) == ["provisioning_failed"]
+
+
+def test_after_low_load_the_youngest_is_stopped_and_nobody_else_until_it_is_gone() -> None:
+    bench = Bench("a")
+    bench.tick()
+    bench.register("b")
+    effects = bench.order_a_stop()
+    (request,) = asked(effects)
+    assert request.subject == "mr.local.provision.local.stop"
+    assert request.body == StopInstance(instance="b", drain_limit_ms=30_000)
+    assert decided(effects)[0].instances == ["b"]
+    bench.answer(effects, InstanceStopping(instance="b"))
+    bench.draining.add("b")
+    bench.tick(200 // 10)
+    assert bench.state["stopping"] == ["b"]
+    bench.gone("b")
+    assert logged(bench.tick()) == ["provisioning_order_ended"]
+    assert asked(bench.order_a_stop()) == []  # one is the least
+
+
+def test_an_instance_that_dies_while_it_drains_is_just_gone_sooner() -> None:
+    bench = Bench("a", "b")
+    effects = bench.order_a_stop()
+    (request,) = asked(effects)
+    name = request.body.instance  # type: ignore[attr-defined]
+    bench.answer(effects, InstanceStopping(instance=name))
+    dead = ServicePresence(role="worker", name=name, incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD)
+    bench.send(dead)
+    bench.gone(name)
+    bench.tick()
+    assert bench.orders("stop", "done") == 1
+    assert bench.state["stopping"] == []
+
+
+def test_one_that_does_not_go_is_said_and_counted() -> None:
+    bench = Bench("a", "b")
+    bench.answer(bench.order_a_stop(), InstanceStopping(instance="b"))
+    bench.requests = 4
+    effects = bench.tick((30 * S + STOP_GRACE_NS) / S)
+    assert logged(effects) == ["provisioning_order_ended"]
+    assert bench.orders("stop", "late") == 1
+
+
+@pytest.mark.parametrize("reason", [ProvisionRefusal.SHARED_PROCESS, ProvisionRefusal.UNKNOWN_INSTANCE])
+def test_who_cannot_be_stopped_is_not_asked_again_until_it_was_restarted(reason: ProvisionRefusal) -> None:
+    bench = Bench("a", instances_min=1)
+    bench.tick()
+    bench.register("b")
+    bench.answer(bench.order_a_stop(), ProvisionRefused(reason=reason))
+    (request,) = asked(bench.order_a_stop())
+    assert request.body.instance == "a"  # type: ignore[attr-defined]
+    bench.answer([request], ProvisionRefused(reason=reason))
+    assert asked(bench.order_a_stop()) == []
+    bench.register("b")  # a new incarnation, perhaps in another process
+    (request,) = asked(bench.order_a_stop())
+    assert request.body.instance == "b"  # type: ignore[attr-defined]
+
+
+def test_whoever_loses_the_lease_forgets_and_whoever_gets_it_cools_down_first() -> None:
+    bench = Bench("a")
+    effects = bench.slow()
+    bench.lease("somebody else")
+    bench.tick()
+    assert bench.actor.snapshot()["provisioning"] == {}
+    assert bench.answer(effects, InstanceStarting(order="?", instance="b")) == []
+    bench.lease()
+    bench.tick()
+    bench.placed(11)
+    assert asked(bench.tick()) == []
+    bench.placed(11)
+    assert len(asked(bench.tick(5))) == 1
+
+
+def test_windows_are_bounded() -> None:
+    bench = Bench("a")
+    for _ in range(SAMPLES_MAX + 9):
+        bench.placed(1)
+    bench.actor.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"strategy": "pre-empt"}, "one of none, preempt, relief"),
+        ({"strategy": "preempt", "parameters": {"treshold_s": 3}}, "treshold_s"),
+        ({"strategy": "relief", "parameters": {"threshold_s": -3}}, "threshold_s = -3"),
+        ({"strategy": "relief", "hosts": []}, "hosts is empty"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        CoordinatorActor(name="c", cluster="l", incarnation=1, provisioning=ProvisioningConfig(**fields))
