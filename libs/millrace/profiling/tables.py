@@ -65,24 +65,24 @@ def vidur_linear(path: Path, hardware: Hardware, *, ways: int = 1) -> Profile:
     A matrix product that is faster than the hardware can be was not measured (the A30 tables have dozens of such rows
     between 200 and 512 tokens, with medians near 0): it is left out, and a straight line drawn over the gap.
     """
-    rows = [row for row in _rows(path, "num_tokens", "num_tensor_parallel_workers") if _ways(row) == ways]
-    if not rows:
+    found = [row for row in rows(path, "num_tokens", "num_tensor_parallel_workers") if _ways(row) == ways]
+    if not found:
         raise ValueError(f"{path}: no rows with num_tensor_parallel_workers = {ways}")
-    operators = [_operator(path, rows, name, hardware) for name in LAYER_OPERATORS]
-    sizes = sorted({int(row["num_tokens"]) for row in rows})
+    operators = [_operator(path, found, name, hardware) for name in LAYER_OPERATORS]
+    sizes = sorted({int(row["num_tokens"]) for row in found})
     return Profile(tuple(sizes), tuple(sum(each.at(size) for each in operators) for size in sizes))
 
 
-def _operator(path: Path, rows: list[dict[str, str]], name: str, hardware: Hardware) -> Profile:
+def _operator(path: Path, found: list[dict[str, str]], name: str, hardware: Hardware) -> Profile:
     """Believable medians of one operator."""
     points = {}
-    for row in rows:
+    for row in found:
         ns, tokens = float(row[f"time_stats.{name}.median"] or 0) * MS, int(row["num_tokens"])
         if ns > 0 and ns >= hardware.least_ns(weights=_weights(row, name), tokens=tokens):
             points[tokens] = ns
     if not points:
         raise ValueError(f"{path}: no believable time of {name}")
-    return _profile(points)
+    return profile(points)
 
 
 def _weights(row: dict[str, str], name: str) -> int:
@@ -106,7 +106,7 @@ def vidur_attention(path: Path) -> tuple[Surface, Surface]:
     """One layer's decode attention (sequences, context) and prompt attention (chunk, computed before)."""
     decode: dict[tuple[int, int], float] = {}
     prefill: dict[tuple[int, int], float] = {}
-    for row in _rows(path, "batch_size", "kv_cache_size", "prefill_chunk_size", "is_prefill"):
+    for row in rows(path, "batch_size", "kv_cache_size", "prefill_chunk_size", "is_prefill"):
         before = int(row["kv_cache_size"])
         if row["is_prefill"] == "True":
             prefill[int(row["prefill_chunk_size"]), before] = float(row["time_stats.attn_prefill.median"]) * MS
@@ -115,7 +115,7 @@ def vidur_attention(path: Path) -> tuple[Surface, Surface]:
     return surface(decode), surface(prefill)
 
 
-def _rows(path: Path, *columns: str) -> Iterator[dict[str, str]]:
+def rows(path: Path, *columns: str) -> Iterator[dict[str, str]]:
     """Rows of a CSV file that has these columns."""
     try:
         with path.open(newline="") as file:
@@ -130,13 +130,14 @@ def _rows(path: Path, *columns: str) -> Iterator[dict[str, str]]:
 
 def surface(points: dict[tuple[int, int], float]) -> Surface:
     """A surface through scattered points."""
-    rows: dict[int, dict[int, float]] = defaultdict(dict)
+    found: dict[int, dict[int, float]] = defaultdict(dict)
     for (row, size), ns in points.items():
-        rows[row][size] = ns
-    return Surface(tuple(sorted(rows)), tuple(_profile(rows[row]) for row in sorted(rows)))
+        found[row][size] = ns
+    return Surface(tuple(sorted(found)), tuple(profile(found[row]) for row in sorted(found)))
 
 
-def _profile(points: dict[int, float]) -> Profile:
+def profile(points: dict[int, float]) -> Profile:
+    """A profile through points."""
     return Profile(tuple(sorted(points)), tuple(points[size] for size in sorted(points)))
 
 
@@ -145,4 +146,4 @@ def averaged(samples: list[tuple[int, float]]) -> Profile:
     found: dict[int, list[float]] = defaultdict(list)
     for size, ns in samples:
         found[size].append(ns)
-    return _profile({size: statistics.median(times) for size, times in found.items()})
+    return profile({size: statistics.median(times) for size, times in found.items()})
