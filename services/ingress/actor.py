@@ -2,8 +2,10 @@
 
     message in           change                                       messages out
     TokensGenerated      logs grow, text comes out, choices end        DeliverDeltas, CompleteCall; ResendTokens
-    CallSubmitted        let in or refused                             TagRequest | SubmitSequence | RefuseCall
+    CallSubmitted        let in or refused                             TagRequest | PredictLatency |
+                                                                         SubmitSequence | RefuseCall
     CallAbandoned        the call is gone                              CancelSequence, RequestFinished
+    Gathered             predictions known, as far as they came        SubmitSequence
     Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
       RequestFailed        unanswered; tokens resent
     InstanceSummary      instance alive, its view replaced             SubmitSequence of what waited for it
@@ -36,6 +38,7 @@ from millrace.contracts.ingress import SequencesReturned, TokensGenerated
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
+    Gathered,
     KeyChanged,
     Replied,
     RequestFailed,
@@ -50,8 +53,7 @@ from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
 from services.ingress import reports
-from services.ingress.admission import Refusal
-from services.ingress.calls import Call, CallAbandoned, CallSubmitted, RefusalKind, RefuseCall
+from services.ingress.calls import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.config import IngressConfig
 from services.ingress.continuation import (
     ask_after_outage,
@@ -61,16 +63,25 @@ from services.ingress.continuation import (
     lost_earlier,
     resend_unanswered,
 )
-from services.ingress.endings import ACKNOWLEDGE_TIMER, abandon, refuse_or_fail, send_acknowledgements
+from services.ingress.endings import ACKNOWLEDGE_TIMER, abandon, refuse, refuse_or_fail, send_acknowledgements
 from services.ingress.metrics import IngressMetrics
 from services.ingress.opening import open_call, refusal_of
-from services.ingress.placing import PLACE_TIMER, accepted, place_call, place_waiting, refused, unanswered
+from services.ingress.placing import (
+    PLACE_TIMER,
+    accepted,
+    forecasts_came,
+    place_call,
+    place_waiting,
+    refused,
+    unanswered,
+)
 from services.ingress.relaying import relay, take_resent
 from services.ingress.state import (
     MILLISECOND_NS,
     SECOND_NS,
     IngressState,
     OpenSequence,
+    PendingForecast,
     PendingResend,
     PendingSubmit,
     PendingTag,
@@ -163,6 +174,8 @@ class IngressActor:
                 self._on_reply(body, out)
             case RequestFailed():
                 self._on_failure(body, out)
+            case Gathered():
+                self._on_gathered(body, out)
             case CallAbandoned():
                 call = self._state.calls.get(body.request)
                 if call is not None:
@@ -198,25 +211,13 @@ class IngressActor:
         assert call.request not in state.calls, f"request id {call.request} is open already"
         refusal = refusal_of(state, call)
         if refusal is not None:
-            self._refuse(call, refusal, out)
+            refuse(state, call, refusal, out)
             return
         opened = open_call(state, call)
         if wants_tag(state, opened):
             ask_tag(state, opened, out)
         else:
             place_call(state, opened, out)
-
-    def _refuse(self, call: Call, refusal: Refusal, out: list[Effect]) -> None:
-        self._state.metrics.refusals.add(refusal.kind.value)
-        out.append(
-            RefuseCall(
-                request=call.request,
-                kind=refusal.kind,
-                detail=refusal.detail,
-                param=refusal.param,
-                retry_after_s=refusal.retry_after_s,
-            )
-        )
 
     # Answers.
 
@@ -251,6 +252,11 @@ class IngressActor:
             tagged(state, pending, None, out)
         elif isinstance(pending, PendingResend):
             resend_unanswered(state, pending, failure.reason, out)
+
+    def _on_gathered(self, gathered: Gathered, out: list[Effect]) -> None:
+        pending = self._state.pending.pop(gathered.correlation, None)
+        if isinstance(pending, PendingForecast):  # else its call is over
+            forecasts_came(self._state, pending, gathered.answers, out)
 
     # Instances and plans.
 

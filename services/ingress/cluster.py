@@ -38,6 +38,7 @@ class Instance:
         "heard_ns",
         "incarnation",
         "name",
+        "placements",
         "record",
         "stages",
         "summary",
@@ -58,6 +59,7 @@ class Instance:
         self.summary: InstanceSummary | None = None
         self.usable = False
         self.used = False  # something was placed here once
+        self.placements = 0  # sequences placed here so far
         self.view = InstanceView(name=name)
         self.stages: list[StageList] = []
         self._summaries = 0
@@ -78,6 +80,7 @@ class Instance:
         """Counts a sequence as in flight."""
         self.remove(sequence, refresh=False)
         self.used = True
+        self.placements += 1
         self._in_flight[sequence] = [tokens, _NOT_ACCEPTED]
         self._in_flight_tokens += tokens
         self.refresh()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
-from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.policies.dispatch import DISPATCH_POLICIES, Asking
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,6 +161,15 @@ def policy_parameters(config: DispatchConfig) -> msgspec.Struct:
     if policy is None:
         raise ConfigError(f"dispatch.policy: {config.policy!r} is none of {', '.join(sorted(DISPATCH_POLICIES))}")
     try:
-        return msgspec.convert(config.parameters, policy.parameters)
+        parameters = msgspec.convert(config.parameters, policy.parameters)
     except msgspec.ValidationError as error:
         raise ConfigError(f"dispatch.parameters of {config.policy}: {error}") from None
+    if isinstance(parameters, Asking):
+        _check_fallback(config.policy, parameters.fallback)
+    return parameters
+
+
+def _check_fallback(name: str, fallback: str) -> None:
+    heuristics = sorted(p.name for p in DISPATCH_POLICIES.values() if p.ask is None)
+    if fallback not in heuristics:
+        raise ConfigError(f"dispatch.parameters of {name}: fallback {fallback!r} is none of {', '.join(heuristics)}")

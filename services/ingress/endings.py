@@ -7,7 +7,8 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
 
 from services.ingress import tracing
-from services.ingress.calls import CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
+from services.ingress.admission import Refusal
+from services.ingress.calls import Call, CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
 from services.ingress.state import MILLISECOND_NS, IngressState, OpenCall, OpenSequence, Phase
 
 #: Timer that sends what is to be acknowledged, per instance in one message.
@@ -49,7 +50,8 @@ def detach(state: IngressState, sequence: OpenSequence) -> None:
     state.waiting.pop(sequence.id, None)
     state.pending.pop(sequence.resend, None)
     state.pending.pop(sequence.submit, None)
-    sequence.resend = sequence.submit = ""
+    state.pending.pop(sequence.asking, None)
+    sequence.resend = sequence.submit = sequence.asking = ""
 
 
 def end_sequence(
@@ -88,14 +90,39 @@ def complete(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
     """Every choice ended."""
     usage = usage_of(call)
     state.metrics.e2e.observe(state.now_ns - call.arrival_ns)
+    _note_errors(state, call)
     out.append(CompleteCall(request=call.request, usage=usage))
     _close(state, call, "completed", "", out)
+
+
+def _note_errors(state: IngressState, call: OpenCall) -> None:
+    """Joins what was predicted with what happened, where that is one thing: one prompt, on one instance."""
+    forecast = call.forecast
+    if forecast is None or call.continuations or len(call.call.prompts) > 1:
+        return
+    state.metrics.note_error("e2e", forecast.e2e_ns, state.now_ns - call.placed_ns)
+    if call.first_token_ns:
+        state.metrics.note_error("ttft", forecast.ttft_ns, call.first_token_ns - call.placed_ns)
 
 
 def abandon(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
     """The client is gone: nothing more is delivered."""
     _end_all(state, call, reason, out)
     _close(state, call, "cut" if reason == "slow_reader" else "cancelled", reason, out)
+
+
+def refuse(state: IngressState, call: Call, refusal: Refusal, out: list[Effect]) -> None:
+    """The call is not let in: nothing is kept of it."""
+    state.metrics.refusals.add(refusal.kind.value)
+    out.append(
+        RefuseCall(
+            request=call.request,
+            kind=refusal.kind,
+            detail=refusal.detail,
+            param=refusal.param,
+            retry_after_s=refusal.retry_after_s,
+        )
+    )
 
 
 def refuse_or_fail(state: IngressState, call: OpenCall, kind: RefusalKind, detail: str, out: list[Effect]) -> None:
@@ -154,6 +181,9 @@ def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> 
             ttft_ns=call.first_token_ns - call.arrival_ns if call.first_token_ns else None,
             e2e_ns=state.now_ns - call.arrival_ns,
             instances=call.instances,
+            predicted_ttft_ns=None if call.forecast is None else call.forecast.ttft_ns,
+            predicted_e2e_ns=None if call.forecast is None else call.forecast.e2e_ns,
+            placed_ns=call.placed_ns,
         ),
         request=call.request,
         traceparent=call.call.traceparent,

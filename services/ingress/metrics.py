@@ -17,6 +17,50 @@ _NS = 1e9
 _SHORT_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 #: Seconds. Whole requests, to the default deadline.
 _LONG_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 600.0)
+#: Predicted over actual, less 1: from far too early to far too late.
+_SIGNED_ERROR = (-0.8, -0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+#: Size of that error. The issue's aim is 0.1, Block reports 0.1 to 0.15.
+_ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+_RANKS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Histogram:
+    """Counts of plain numbers in fixed buckets."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self._counts)
+
+    @property
+    def sum(self) -> float:
+        """Sum of all observations."""
+        return self._sum
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as Prometheus wants them."""
+        return _cumulative(self._bounds, self._counts)
+
+
+def _cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
+    total = 0
+    out: list[tuple[str, float]] = []
+    for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
+        total += count
+        out.append((bound, float(total)))
+    return out
 
 
 class LatencyHistogram:
@@ -42,12 +86,7 @@ class LatencyHistogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts by upper bound in seconds, as Prometheus wants them."""
-        total = 0
-        out: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self._counts, strict=True):
-            total += count
-            out.append((bound, float(total)))
-        return out
+        return _cumulative(self._bounds_s, self._counts)
 
     def sum_s(self) -> float:
         """Sum of all observations, seconds."""
@@ -91,6 +130,12 @@ class IngressMetrics(Collector):
             ``contradiction``, ``gap``.
         resends: By how they ended.
         tags: By how the question ended.
+        forecasts: Candidates asked, by what came: ``answered``, ``unanswered`` in time, ``absurd``, ``unexpected``, or
+            the predictor's reason for having none.
+        fallbacks: Placements that the fallback policy decided, by why.
+        forecast_wait: From the question to predictors until the decision.
+        rank: Of the chosen instance among all, where all were asked.
+        errors, errors_signed: By ``e2e`` and ``ttft``: (predicted - actual) / actual, its size and itself.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -106,6 +151,12 @@ class IngressMetrics(Collector):
         self.discarded = LabelledCounter()
         self.resends = LabelledCounter()
         self.tags = LabelledCounter()
+        self.forecasts = LabelledCounter()
+        self.fallbacks = LabelledCounter()
+        self.forecast_wait = LatencyHistogram(_SHORT_S)
+        self.rank = Histogram(_RANKS)
+        self.errors = {"e2e": Histogram(_ERROR), "ttft": Histogram(_ERROR)}
+        self.errors_signed = {"e2e": Histogram(_SIGNED_ERROR), "ttft": Histogram(_SIGNED_ERROR)}
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -115,9 +166,16 @@ class IngressMetrics(Collector):
         if registry is not None:
             registry.register(self)
 
+    def note_error(self, of: str, predicted_ns: int, actual_ns: int) -> None:
+        """A prediction of ``e2e`` or ``ttft`` met what happened."""
+        error = (predicted_ns - actual_ns) / max(1, actual_ns)
+        self.errors[of].observe(abs(error))
+        self.errors_signed[of].observe(error)
+
     def collect(self) -> Iterable[Metric]:
         """Families for one scrape."""
         yield from self._histograms()
+        yield from self._errors()
         yield from self._counters()
         yield from self._gauges()
 
@@ -132,10 +190,26 @@ class IngressMetrics(Collector):
             ("e2e", "Time from arrival to completion.", self.e2e),
             ("queue", "Time from arrival until instances accepted the request.", self.queue),
             ("continuation_gap", "Time without a token around a continuation.", self.gap),
+            ("forecast", "Time from the question to predictors until the decision.", self.forecast_wait),
         ):
             family = HistogramMetricFamily(f"millrace_ingress_{name}_seconds", text)
             family.add_metric([], histogram.buckets(), histogram.sum_s())
             yield family
+
+    def _errors(self) -> Iterator[Metric]:
+        for name, text, by_kind in (
+            ("forecast_error_ratio", "Size of (predicted - actual) / actual.", self.errors),
+            ("forecast_signed_error_ratio", "(predicted - actual) / actual.", self.errors_signed),
+        ):
+            family = HistogramMetricFamily(f"millrace_ingress_{name}", text, labels=["of"])
+            for kind, histogram in by_kind.items():
+                family.add_metric([kind], histogram.buckets(), histogram.sum)
+            yield family
+        family = HistogramMetricFamily(
+            "millrace_ingress_forecast_rank", "Place of the chosen instance where all were asked, 1 for the best."
+        )
+        family.add_metric([], self.rank.buckets(), self.rank.sum)
+        yield family
 
     def _counters(self) -> Iterator[Metric]:
         for name, text, labels, counter in (
@@ -146,6 +220,8 @@ class IngressMetrics(Collector):
             ("discarded_chunks", "Token chunks not taken.", ["kind"], self.discarded),
             ("resends", "Questions for missing tokens.", ["result"], self.resends),
             ("tags", "Questions for the expected length.", ["result"], self.tags),
+            ("forecasts", "Candidates whose predictor was asked, by what came.", ["result"], self.forecasts),
+            ("fallbacks", "Placements decided by the fallback policy, by why.", ["reason"], self.fallbacks),
         ):
             family = CounterMetricFamily(f"millrace_ingress_{name}", text, labels=labels)
             for values, count in counter.counts.items():

@@ -1,19 +1,29 @@
 """Placing sequences: a policy chooses, a worker is asked, its answer moves the sequence on or back into the queue.
 
-A sequence that nobody has is in ``state.waiting`` or submitted; each submission has an epoch of its own, so that an
-answer or token of an earlier one can always be told from the present.
+A sequence that nobody has is in ``state.waiting``, asked about, or submitted; each submission has an epoch of its own,
+so that an answer or token of an earlier one can always be told from the present.
 """
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Publish, Request, StartTimer
+from typing import Any
+
+from millrace.actor.effects import Effect, Request, StartTimer
 from millrace.contracts.local import RequestFailure
-from millrace.contracts.observers import CandidateScore, DecisionMade
 from millrace.contracts.worker import RefusalReason, SequenceRefused, SubmitSequence
-from millrace.policies.dispatch import Decision, DispatchPolicy, DispatchView
 
 from services.ingress import tracing
+from services.ingress.asking import Answers, ask, forecasts_of, note_rank, paused, read_answers
 from services.ingress.calls import AcceptCall, RefusalKind
+from services.ingress.deciding import (
+    Verdict,
+    candidates_of,
+    decide,
+    decide_instead,
+    nobody,
+    publish_decision,
+    view_of,
+)
 from services.ingress.delivering import deliver_held
 from services.ingress.endings import cancel, detach, refuse_or_fail
 from services.ingress.state import (
@@ -22,6 +32,7 @@ from services.ingress.state import (
     IngressState,
     OpenCall,
     OpenSequence,
+    PendingForecast,
     PendingSubmit,
     Phase,
 )
@@ -31,8 +42,6 @@ PLACE_TIMER = "place"
 #: Pause after the first round without an instance; doubles up to the next. Losses are known within 1.5 s.
 PAUSE_MIN_NS = 50 * MILLISECOND_NS
 PAUSE_MAX_NS = 1 * SECOND_NS
-#: Scores of filtered instances told in a decision besides the policy's own.
-FILTERED_MAX = 8
 
 _PERMANENT = {RefusalReason.TOO_LONG: RefusalKind.TOO_LONG, RefusalReason.INVALID: RefusalKind.INVALID}
 
@@ -47,93 +56,122 @@ def place_call(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
 
 
 def place(state: IngressState, sequences: list[OpenSequence], out: list[Effect]) -> None:
-    """Asks one instance to take sequences of one call, or lets them wait for one."""
+    """Asks one instance to take sequences of one call, or lets them wait for one.
+
+    A policy that wants predictions has them asked for first; ``forecasts_came`` goes on from there.
+    """
     first = sequences[0]
-    call = first.call
     for sequence in sequences:
         state.waiting.pop(sequence.id, None)
+    if not state.connected or first.tries >= state.config.dispatch.tries_max:
+        wait(state, sequences, out)
+        return
+    policy, parameters = state.policy_of(first.call)
+    candidates = candidates_of(state, first)
+    if not candidates:
+        _place_on(state, sequences, nobody(state, first, policy.name), out)
+        return
+    view = view_of(sequences, candidates)
+    fallback = ""
+    if policy.ask is None:
+        decision = decide(state, policy, parameters, view)
+    elif paused(state, view.model):
+        decision, fallback = decide_instead(
+            state, parameters.fallback, view, why="paused", reason="predictors were silent a moment ago"
+        )
+    elif ask(state, sequences, view, policy, parameters, out):
+        return
+    else:
+        decision = decide(state, policy, parameters, view)
+    _place_on(state, sequences, Verdict(decision=decision, policy=policy.name, fallback=fallback), out)
+
+
+def forecasts_came(
+    state: IngressState, pending: PendingForecast, came: list[tuple[str, Any]], out: list[Effect]
+) -> None:
+    """Predictors answered, or it is too late for more: decides among those who still may take the sequences."""
+    sequences: list[OpenSequence] = pending.sequences
+    first = sequences[0]
+    for sequence in sequences:
+        sequence.asking = ""
+        sequence.phase = Phase.WAITING
+    answers = read_answers(state, pending, came, out)
+    state.metrics.forecast_wait.observe(state.now_ns - pending.started_ns)
     if not state.connected:
+        tracing.end_forecast(first.call, pending, forecasts_of(pending, answers, None), state.now_ns, out)
         wait(state, sequences, out)
         return
-    if first.tries >= state.config.dispatch.tries_max:
-        wait(state, sequences, out)
-        return
-    policy, decision = choose(state, first, len(sequences))
-    call.policy = policy.name
-    if decision.chosen is None:
+    verdict = _judge(state, pending, answers)
+    tracing.end_forecast(first.call, pending, verdict.forecasts, state.now_ns, out)
+    note_rank(state, pending, answers, verdict.decision.chosen)
+    _place_on(state, sequences, verdict, out)
+
+
+def _judge(state: IngressState, pending: PendingForecast, answers: Answers) -> Verdict:
+    """The policy's decision among those drawn who answered and are still there; else the fallback's among all."""
+    sequences: list[OpenSequence] = pending.sequences
+    policy, parameters = state.policy_of(sequences[0].call)
+    candidates = candidates_of(state, sequences[0])  # some may have died meanwhile, others come up
+    if not candidates:
+        return nobody(state, sequences[0], policy.name)
+    drawn = tuple(c for c in candidates if c.name in pending.drawn)
+    predictions = {c.name: answers.predictions[c.name] for c in drawn if c.name in answers.predictions}
+    decision, fallback = None, ""
+    if predictions:
+        decision = decide(state, policy, parameters, view_of(sequences, drawn, predictions))
+    if decision is None or decision.chosen is None:
+        why, reason = _missing(answers, gone=not drawn)
+        decision, fallback = decide_instead(
+            state, parameters.fallback, view_of(sequences, candidates), why=why, reason=reason
+        )
+    return Verdict(
+        decision=decision,
+        policy=policy.name,
+        fallback=fallback,
+        forecasts=forecasts_of(pending, answers, decision.chosen),
+        asked_ns=pending.started_ns,
+    )
+
+
+def _missing(answers: Answers, *, gone: bool) -> tuple[str, str]:
+    """Why there is no prediction to decide by: a label and the beginning of a sentence."""
+    if gone or answers.predictions:
+        return "gone", "those who were asked are gone"
+    notes = sorted(set(answers.notes.values()))
+    return "no_prediction", f"no prediction of {len(answers.notes)} asked ({', '.join(notes[:3])})"
+
+
+def _place_on(state: IngressState, sequences: list[OpenSequence], verdict: Verdict, out: list[Effect]) -> None:
+    """Submits to whom the verdict names, or waits where it names nobody."""
+    first = sequences[0]
+    call = first.call
+    chosen = verdict.decision.chosen
+    call.policy = verdict.policy
+    if chosen is None:
         if not first.rounds:
-            _publish_decision(state, sequences, policy.name, decision, out)
+            publish_decision(state, sequences, verdict, out)
         wait(state, sequences, out)
         return
+    if not call.accepted:
+        call.placed_ns = state.now_ns
+        call.forecast = verdict.forecast
     for sequence in sequences:
         sequence.epoch += 1
-        _submit(state, sequence, decision, policy.name, out)
-    _publish_decision(state, sequences, policy.name, decision, out)
-    state.metrics.dispatches.add(policy.name, decision.chosen, by=len(sequences))
+        _submit(state, sequence, verdict, out)
+    publish_decision(state, sequences, verdict, out)
+    state.metrics.dispatches.add(verdict.policy, chosen, by=len(sequences))
 
 
-def choose(state: IngressState, sequence: OpenSequence, count: int) -> tuple[DispatchPolicy, Decision]:
-    """Asks the policy, stage after stage, until one has a candidate.
-
-    Instances that failed this sequence are left out; after a pause they count again when nothing else is there,
-    and at once when they are a new incarnation.
-    """
+def _submit(state: IngressState, sequence: OpenSequence, verdict: Verdict, out: list[Effect]) -> None:
+    assert verdict.decision.chosen is not None
     call = sequence.call
-    policy, parameters = state.policy_of(call)
-    length = len(sequence.prompt) + len(sequence.log)
-    filtered: list[CandidateScore] = []
-    lengths = state.cluster.lengths(call.call.model)
-    needed = len(sequence.prompt) + sequence.tokens_max
-    too_long_for_some = lengths is not None and needed > lengths[0]
-    stages = state.cluster.stages(call.call.model, length)
-    for lenient in (False, True) if sequence.excluded else (False,):
-        for stage in stages:
-            candidates = stage.candidates()
-            if too_long_for_some:
-                candidates = tuple(c for c in candidates if _long_enough(state, c.name, needed))
-            if sequence.excluded:
-                candidates = tuple(c for c in candidates if _allowed(state, sequence, c.name, lenient))
-            if not candidates:
-                continue
-            view = DispatchView(
-                model=call.call.model,
-                sequences=count,
-                length_tokens=length,
-                candidates=candidates,
-                expected_output_tokens=call.predicted,
-            )
-            key = (policy.name, call.call.model)
-            before = state.policy_states.get(key, policy.initial_state)
-            decision, state.policy_states[key] = policy.decide(view, parameters, before, state.now_ns, state.rng)
-            return policy, decision
-    for stage in stages:
-        filtered.extend(stage.filtered())
-    filtered.extend(CandidateScore(name, 0.0, "failed this request") for name in sequence.excluded)
-    return policy, Decision(None, "no instance can take it", filtered[:FILTERED_MAX])
-
-
-def _long_enough(state: IngressState, name: str, length_tokens: int) -> bool:
-    record = state.cluster.instances[name].record
-    return record is None or record.max_model_len >= length_tokens
-
-
-def _allowed(state: IngressState, sequence: OpenSequence, name: str, lenient: bool) -> bool:
-    failed = sequence.excluded.get(name)
-    if failed is None:
-        return True
-    return lenient and (sequence.rounds > 0 or state.cluster.instances[name].incarnation != failed)
-
-
-def _submit(state: IngressState, sequence: OpenSequence, decision: Decision, policy: str, out: list[Effect]) -> None:
-    assert decision.chosen is not None
-    call = sequence.call
-    instance = state.cluster.instances[decision.chosen]
+    instance = state.cluster.instances[verdict.decision.chosen]
     sequence.tries += 1
     sequence.phase = Phase.SUBMITTED
     sequence.instance = instance
     sequence.incarnation = instance.incarnation
     sequence.fresh = True
-    sequence.span_attributes = tracing.begin_placement(sequence, decision, policy, state.now_ns, state.rng)
+    sequence.span_attributes = tracing.begin_placement(sequence, verdict, state.now_ns, state.rng)
     instance.place(sequence.id, len(sequence.prompt) + len(sequence.log))
     state.owned.setdefault(instance.name, {})[sequence.id] = sequence
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))
@@ -155,32 +193,6 @@ def _submit(state: IngressState, sequence: OpenSequence, decision: Decision, pol
             timeout_ns=max(1, min(state.times.submit_timeout, call.deadline_ns - state.now_ns)),
             request=call.request,
             traceparent=sequence.span,
-        )
-    )
-
-
-def _publish_decision(
-    state: IngressState, sequences: list[OpenSequence], policy: str, decision: Decision, out: list[Effect]
-) -> None:
-    first = sequences[0]
-    call = first.call
-    out.append(
-        Publish(
-            subject=state.subjects.decision(call.call.model),
-            body=DecisionMade(
-                request=call.request,
-                sequences=[s.id for s in sequences],
-                epoch=first.epoch,
-                kind="continuation" if first.owned else "dispatch",
-                policy=policy,
-                model=call.call.model,
-                chosen=decision.chosen or "",
-                reason=f"{first.why}; {decision.reason}" if first.why else decision.reason,
-                scores=decision.scores,
-                at_ns=state.now_ns,
-            ),
-            request=call.request,
-            traceparent=call.call.traceparent,
         )
     )
 

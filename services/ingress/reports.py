@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ingress.state import IngressState, OpenCall, OpenSequence, PendingResend, PendingSubmit, Phase
+from services.ingress.state import (
+    IngressState,
+    OpenCall,
+    OpenSequence,
+    PendingForecast,
+    PendingResend,
+    PendingSubmit,
+    Phase,
+)
 
 
 def snapshot(state: IngressState) -> dict[str, Any]:
@@ -77,8 +85,10 @@ def check_invariants(state: IngressState) -> None:
     for instance, owned in state.owned.items():
         assert owned, f"{instance} has an empty book"
         assert all(s.instance is state.cluster.instances[instance] for s in owned.values())
-    for pending in state.pending.values():
-        if isinstance(pending, PendingSubmit | PendingResend):
+    for correlation, pending in state.pending.items():
+        if isinstance(pending, PendingForecast):
+            assert all(s.asking == correlation and s.phase is Phase.ASKING for s in pending.sequences)
+        elif isinstance(pending, PendingSubmit | PendingResend):
             assert pending.sequence.epoch == pending.epoch
             assert state.sequences.get(pending.sequence.id) is pending.sequence
 
@@ -99,6 +109,13 @@ def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:
         case Phase.WAITING:
             assert sequence.instance is None
             assert waiting or sequence.call.tagging in state.pending
+            assert not sequence.submit
+            assert not sequence.resend
+            assert not sequence.asking
+        case Phase.ASKING:
+            assert sequence.instance is None
+            assert not waiting
+            assert sequence.asking in state.pending
             assert not sequence.submit
             assert not sequence.resend
         case Phase.ENDED:

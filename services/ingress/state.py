@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+from millrace.contracts.observers import Forecast
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
@@ -39,6 +40,7 @@ class Phase(Enum):
     """Where a sequence stands."""
 
     WAITING = "waiting"  # ingress owns it: no instance has it, it is to be placed
+    ASKING = "asking"  # the same, and predictors are asked about it
     SUBMITTED = "submitted"  # asked of an instance in the current epoch, not answered yet
     RUNNING = "running"  # owned by its instance in the current epoch
     ENDED = "ended"
@@ -55,6 +57,7 @@ class OpenSequence:
         excluded: Instance -> incarnation that failed it since it was last owned.
         waiting_since_ns: When it last lost its instance, or came; 0 while it is owned.
         rounds: Pauses since then.
+        asking: Correlation of the open question to predictors; empty for none.
         fruitless: Continuations in a row without a new token.
         resend: Correlation of the open ResendTokens; empty for none.
         lazy: The call neither streams nor has stop strings: its tokens become text once, at the end.
@@ -63,6 +66,7 @@ class OpenSequence:
     """
 
     __slots__ = (
+        "asking",
         "call",
         "epoch",
         "excluded",
@@ -125,6 +129,7 @@ class OpenSequence:
         self.resend = ""
         self.resend_failures = 0
         self.submit = ""
+        self.asking = ""
         self.excluded: dict[str, int] = {}
         self.tries = 0
         self.rounds = 0
@@ -152,6 +157,8 @@ class OpenCall:
         touched, settling: Deltas of the bus message in hand and what became of its chunks, where the call has several
             choices.
         trace: Context of the root span; None where the trace is not sampled.
+        placed_ns: When the latest placement before acceptance was decided; predictions count from here.
+        forecast: What was predicted of it for the chosen instance; None without a prediction.
     """
 
     __slots__ = (
@@ -163,9 +170,11 @@ class OpenCall:
         "deadline_ns",
         "expected_output_tokens",
         "first_token_ns",
+        "forecast",
         "held",
         "instances",
         "output_tokens",
+        "placed_ns",
         "policy",
         "predicted",
         "prompt_tokens",
@@ -197,6 +206,8 @@ class OpenCall:
         self.output_tokens = 0
         self.cached_tokens = 0
         self.first_token_ns = 0
+        self.placed_ns = 0
+        self.forecast: Forecast | None = None
         self.continuations = 0
         self.instances: list[str] = []
         self.held: list[ChoiceDelta] = []
@@ -222,6 +233,28 @@ class PendingSubmit(msgspec.Struct, frozen=True):
     instance: Instance
 
 
+class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """A question to predictors under way.
+
+    Attributes:
+        sequences: Placed together once it is answered.
+        asked: Instances whose future is asked for.
+        drawn: Those of them among whom the policy chooses; all but for a rank sample.
+        sampled: All candidates are asked, to learn the rank of the chosen one.
+        placements: Of each instance asked, its count of placements when it was asked.
+        pause_ns: How long nobody is asked if this is one silence too many.
+    """
+
+    sequences: list[Any]
+    asked: tuple[str, ...]
+    drawn: tuple[str, ...]
+    sampled: bool
+    placements: tuple[int, ...]
+    started_ns: int
+    span: str
+    pause_ns: int
+
+
 class PendingResend(msgspec.Struct, frozen=True):
     """A ResendTokens under way."""
 
@@ -229,7 +262,24 @@ class PendingResend(msgspec.Struct, frozen=True):
     epoch: int
 
 
-Pending = PendingTag | PendingSubmit | PendingResend
+Pending = PendingTag | PendingForecast | PendingSubmit | PendingResend
+
+
+class PredictorsHealth:
+    """How the predictors of one model have answered.
+
+    Attributes:
+        silences: Questions in a row without any answer.
+        from_ns: Nobody is asked before.
+        told: The log says that predictions are missing, and not yet that they are back.
+    """
+
+    __slots__ = ("from_ns", "silences", "told")
+
+    def __init__(self) -> None:
+        self.silences = 0
+        self.from_ns = 0
+        self.told = False
 
 
 class IngressState:
@@ -270,6 +320,7 @@ class IngressState:
         self.outage_end_ns = 0
         self.tag_failures = 0
         self.tag_from_ns = 0
+        self.predictors: dict[str, PredictorsHealth] = {}  # by model
         self.stopping = False
         self.stop_at_ns = 0
         self.place_timer_ns = 0

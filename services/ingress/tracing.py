@@ -1,4 +1,4 @@
-"""Spans of a call: ``ingress`` at the root, ``tag``, ``dispatch`` and ``continuation`` below it. Only where sampled.
+"""Spans of a call: ``ingress`` at the root; ``tag``, ``forecast``, ``dispatch``, ``continuation`` below; if sampled.
 
 A worker's queue, prefill and decode spans are children of the ``dispatch`` or ``continuation`` span that placed the
 sequence, whose context travels in SubmitSequence's ``traceparent``.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import msgspec
 from millrace.actor.effects import Effect, RecordSpan
-from millrace.policies.dispatch import Decision
+from millrace.contracts.observers import Forecast
 from millrace.telemetry.tracecontext import child, format_traceparent
 
 from services.ingress.calls import Usage
-from services.ingress.state import OpenCall, OpenSequence, PendingTag
+from services.ingress.deciding import Verdict
+from services.ingress.state import OpenCall, OpenSequence, PendingForecast, PendingTag
 
 
 def new_span(call: OpenCall, rng: Random) -> str:
@@ -43,11 +45,42 @@ def end_tag(call: OpenCall, pending: PendingTag, result: str, now_ns: int, out: 
     )
 
 
-def begin_placement(
-    sequence: OpenSequence, decision: Decision, policy: str, now_ns: int, rng: Random
-) -> dict[str, Any] | None:
+def end_forecast(
+    call: OpenCall, pending: PendingForecast, forecasts: list[Forecast], now_ns: int, out: list[Effect]
+) -> None:
+    """The question to predictors ended."""
+    if call.trace is None:
+        return
+    answered = [f for f in forecasts if not f.note]
+    attributes: dict[str, Any] = {
+        "request": call.request,
+        "asked": len(pending.asked),
+        "answered": len(answered),
+        "answers": ", ".join(f"{f.name}: {f.note or _said(f)}" for f in forecasts),
+    }
+    if pending.sampled:
+        attributes["rank_sample"] = True
+    out.append(
+        RecordSpan(
+            name="forecast",
+            traceparent=pending.span,
+            parent_span_id=call.trace.span_id,
+            start_ns=pending.started_ns,
+            end_ns=now_ns,
+            attributes=attributes,
+            error="" if answered else "no prediction",
+        )
+    )
+
+
+def _said(forecast: Forecast) -> str:
+    return f"{forecast.e2e_ns / 1e6:.1f} ms, first token {forecast.ttft_ns / 1e6:.1f} ms"
+
+
+def begin_placement(sequence: OpenSequence, verdict: Verdict, now_ns: int, rng: Random) -> dict[str, Any] | None:
     """Opens the sequence's dispatch or continuation span; its attributes so far, or None where nothing is sampled."""
     call = sequence.call
+    decision = verdict.decision
     earlier = sequence.span
     sequence.span = new_span(call, rng)
     sequence.span_start_ns = now_ns
@@ -57,12 +90,16 @@ def begin_placement(
         "request": call.request,
         "sequence": sequence.id,
         "epoch": sequence.epoch,
-        "policy": policy,
+        "policy": verdict.policy,
         "instance": decision.chosen or "",
         "reason": decision.reason,
         "scores": ", ".join(f"{s.name}={s.score:.3f}" for s in decision.scores[:4]),
         "output_tokens": len(sequence.log),
     }
+    if verdict.fallback:
+        attributes["fallback"] = verdict.fallback
+    if verdict.forecasts:
+        attributes["forecasts"] = msgspec.json.encode(verdict.forecasts).decode()  # `millrace explain` reads it
     if sequence.owned:
         attributes["cause"] = sequence.why
         attributes["link"] = earlier

@@ -5,11 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any, TypeVar
 
-from millrace.actor.effects import Effect, Publish, Request, StartTimer
+from millrace.actor.effects import Effect, Gather, Publish, Request, StartTimer
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
-from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, TimerFired
+from millrace.contracts.local import Gathered, KeyChanged, Replied, RequestFailed, RequestFailure, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.predictor import LatencyPrediction
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.tagger import TagRequest
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
@@ -173,6 +174,22 @@ class Bench:
 
     def fail(self, request: Request, reason: RequestFailure) -> list[Effect]:
         return self.send(RequestFailed(correlation=request.correlation, reason=reason))
+
+    def gather(self) -> Gather:
+        """The newest question to predictors."""
+        return [e for e in self.effects if isinstance(e, Gather)][-1]
+
+    def gathered(self, *answers: Any, to: Gather | None = None) -> list[Effect]:
+        """Answers the newest question to predictors, or the given one, with these bodies."""
+        pairs = [("predictor-0", answer) for answer in answers]
+        return self.send(Gathered(correlation=(to or self.gather()).correlation, answers=pairs))
+
+    def predicted(self, instance: str, e2e_ms: float, ttft_ms: float = 1.0, **fields: Any) -> LatencyPrediction:
+        """What a predictor says of an instance."""
+        values = {"request": "r", "incarnation": self.incarnations.get(instance, 1)} | fields
+        return LatencyPrediction(
+            instance=instance, e2e_ns=int(e2e_ms * MILLISECOND), ttft_ns=int(ttft_ms * MILLISECOND), **values
+        )
 
     def run_call(self, request: str = "r", **fields: Any) -> str:
         """Submits a call and has it accepted; returns the instance of its (first) sequence."""

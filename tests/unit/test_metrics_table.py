@@ -19,7 +19,7 @@ def test_a_metric_has_a_plain_name_a_meaning_and_its_unit(family: Metric) -> Non
     assert re.fullmatch(r"millrace_[a-z0-9]+(_[a-z0-9]+)*", family.name)
     assert family.documentation
     if family.type == "histogram":
-        assert family.name.endswith("_seconds")
+        assert family.name.endswith(("_seconds", "_ratio", "_rank"))
 
 
 def test_no_two_metrics_have_one_name() -> None:

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView
+from millrace.policies.dispatch import DISPATCH_POLICIES, Asking, DispatchView, InstanceView, Prediction
+from millrace.policies.dispatch.asking import UNPREDICTED, draw, rank
 from millrace.policies.dispatch.pick import SCORES_MAX
 
 SECOND = 1_000_000_000
 NAMES = sorted(DISPATCH_POLICIES)
+MS = 1_000_000
 
 
 def seen(name: str, **fields: int) -> InstanceView:
@@ -19,6 +21,24 @@ def seen(name: str, **fields: int) -> InstanceView:
 
 def view(*candidates: InstanceView, sequences: int = 1) -> DispatchView:
     return DispatchView(model="m", sequences=sequences, length_tokens=10, candidates=candidates)
+
+
+def predicted(ttft: float, e2e: float, *, tpot: float = 1.0, others_delay: float = 0.0, since: int = 0) -> Prediction:
+    """Times in milliseconds."""
+    return Prediction(
+        ttft_ns=int(ttft * MS),
+        e2e_ns=int(e2e * MS),
+        tpot_mean_ns=int(tpot * MS),
+        others_delay_ns=int(others_delay * MS),
+        placed_since=since,
+    )
+
+
+def futures(**predictions: Prediction) -> DispatchView:
+    """A view of candidates that all have a prediction."""
+    return msgspec.structs.replace(
+        view(*(InstanceView(name=name) for name in sorted(predictions))), predictions=predictions
+    )
 
 
 def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed: int = 1, **parameters):
@@ -111,9 +131,13 @@ def test_the_only_candidate_is_chosen(policy):
     assert [(s.name, s.score) for s in decision.scores] == [("only", 1.0)]
 
 
-@pytest.mark.parametrize("policy", ["infaas", "llumnix", "join_shortest_queue", "fewest_requests_per_minute", "random"])
+@pytest.mark.parametrize(
+    "policy", ["infaas", "llumnix", "join_shortest_queue", "fewest_requests_per_minute", "random", "forecast"]
+)
 def test_equal_candidates_are_chosen_by_the_rng(policy):
-    asked = view(seen("a"), seen("b"), seen("c"))
+    asked = msgspec.structs.replace(
+        view(seen("a"), seen("b"), seen("c")), predictions={name: predicted(1, 10) for name in "abc"}
+    )
     chosen = [decide(policy, asked, seed=seed)[0].chosen for seed in range(60)]
     assert set(chosen) == {"a", "b", "c"}
     assert chosen == [decide(policy, asked, seed=seed)[0].chosen for seed in range(60)]
@@ -176,6 +200,78 @@ def test_scores_are_the_best_sixteen_of_many_from_one_downwards():
     assert scores[-1] == pytest.approx(1 - 15 / 63)
 
 
+# Forecast.
+
+
+def forecast(asked: DispatchView, **parameters):
+    return decide("forecast", asked, **parameters)[0]
+
+
+def test_the_forecast_policy_takes_the_least_of_its_metric():
+    asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
+    assert forecast(asked).chosen == "c"
+    assert forecast(asked, metric="ttft").chosen == "b"
+    assert forecast(asked).reason == "lowest of 3: 300 ms predicted end to end"
+    assert [(s.name, s.score) for s in forecast(asked).scores] == [("c", 1.0), ("a", 0.5), ("b", 0.0)]
+
+
+def test_headroom_is_that_of_the_tighter_slo():
+    # a: ttft 0.5, tpot 0.9; b: ttft 0.9, tpot 0.6; c: end to end best, but over its TPOT bound.
+    asked = futures(a=predicted(500, 900, tpot=10), b=predicted(100, 900, tpot=40), c=predicted(1, 10, tpot=110))
+    decision = forecast(asked, metric="slo", slo_ttft_ms=1000, slo_tpot_ms=100)
+    assert decision.chosen == "b"
+    assert decision.reason == "most headroom of 3: 60 % of the tighter SLO"
+    assert forecast(asked, metric="slo", slo_ttft_ms=1000, slo_tpot_ms=10_000).chosen == "c"
+
+
+def test_the_delay_of_others_counts_by_its_weight():
+    asked = futures(a=predicted(1, 100, others_delay=80), b=predicted(1, 130, others_delay=5))
+    assert forecast(asked).chosen == "a", "Block's rule looks at the request alone"
+    assert forecast(asked, others_weight=0.3).chosen == "a"
+    decision = forecast(asked, others_weight=1.0)
+    assert decision.chosen == "b"
+    assert "others included" in decision.reason
+
+
+def test_what_was_placed_since_counts_one_first_token_each():
+    asked = futures(a=predicted(20, 100, since=2), b=predicted(20, 130))
+    assert forecast(asked).chosen == "b"
+    assert forecast(futures(a=predicted(20, 100, since=1), b=predicted(20, 130))).chosen == "a"
+
+
+def test_those_without_a_prediction_are_left_out_with_a_note():
+    whole = futures(a=predicted(1, 10), b=predicted(1, 5))
+    asked = msgspec.structs.replace(whole, predictions={"a": predicted(1, 10)})
+    assert forecast(asked).chosen == "a"
+    nobody = forecast(msgspec.structs.replace(whole, predictions={}))
+    assert nobody.chosen is None
+    assert [(s.name, s.note) for s in nobody.scores] == [("a", UNPREDICTED), ("b", UNPREDICTED)]
+
+
+@given(count=st.integers(0, 12), instances=st.integers(1, 12), seed=st.integers(0, 20))
+def test_a_draw_names_distinct_candidates_in_order_and_repeats_with_its_seed(count, instances, seed):
+    asked = view(*(InstanceView(name=f"i{n:02}") for n in range(instances)))
+    drawn = draw(asked, count, Random(seed))
+    assert len(drawn) == (min(count, instances) or instances)
+    assert list(drawn) == sorted(set(drawn))
+    assert drawn == draw(asked, count, Random(seed))
+
+
+def test_every_candidate_is_drawn_sometimes():
+    asked = view(*(InstanceView(name=n) for n in "abcdefgh"))
+    assert {name for seed in range(40) for name in draw(asked, 2, Random(seed))} == set("abcdefgh")
+
+
+def test_a_rank_is_one_for_the_best_and_shared_by_equals():
+    times = [("a", 30), ("b", 10), ("c", 30), ("d", 40)]
+    assert [rank(name, times) for name in "abcd"] == [2, 1, 2, 4]
+
+
+def test_a_policy_that_asks_has_the_parameters_of_asking():
+    for policy in DISPATCH_POLICIES.values():
+        assert (policy.ask is not None) == issubclass(policy.parameters, Asking)
+
+
 COUNTS = st.integers(0, 5000)
 CANDIDATES = st.lists(
     st.builds(
@@ -201,6 +297,9 @@ def test_every_decision_names_a_candidate_with_scores_in_bounds_and_repeats(cand
     state = None
     for step in range(3):
         now_ns = (now_s + step) * SECOND
+        if DISPATCH_POLICIES[policy].ask is not None:
+            said = {c.name: predicted(c.waiting, c.running + c.waiting + 1) for c in candidates[step:] or candidates}
+            asked = msgspec.structs.replace(asked, predictions=said)
         frozen = msgspec.json.encode(asked)
         decision, after = decide(policy, asked, state=state, now_ns=now_ns, seed=seed)
         again, after_again = decide(policy, asked, state=state, now_ns=now_ns, seed=seed)
@@ -214,6 +313,7 @@ def test_every_decision_names_a_candidate_with_scores_in_bounds_and_repeats(cand
         assert decision.chosen in names
         assert len(decision.scores) <= SCORES_MAX
         assert {s.name for s in decision.scores} <= names
+        assert not asked.predictions or decision.chosen in asked.predictions
         assert all(0.0 <= s.score <= 1.0 for s in decision.scores)
         assert {s.name: s.score for s in decision.scores}[decision.chosen] == 1.0
         state = after

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from millrace.policies.dispatch.asking import Asking
 from millrace.policies.dispatch.fewest_requests_per_minute import policy as fewest_requests_per_minute
+from millrace.policies.dispatch.forecast import policy as forecast
 from millrace.policies.dispatch.infaas import policy as infaas
 from millrace.policies.dispatch.join_shortest_queue import policy as join_shortest_queue
 from millrace.policies.dispatch.llumnix import policy as llumnix
@@ -17,7 +19,7 @@ from millrace.policies.dispatch.random import policy as random
 from millrace.policies.dispatch.round_robin import policy as round_robin
 from millrace.policies.dispatch.view import Decision, DispatchView, InstanceView, Prediction
 
-__all__ = ["DISPATCH_POLICIES", "Decision", "DispatchPolicy", "DispatchView", "InstanceView", "Prediction"]
+__all__ = ["DISPATCH_POLICIES", "Asking", "Decision", "DispatchPolicy", "DispatchView", "InstanceView", "Prediction"]
 
 #: Which candidates to have predicted: (view, parameters, rng) -> names.
 Ask = Callable[[DispatchView, Any, Random], tuple[str, ...]]
@@ -29,9 +31,10 @@ class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         decide: The pure function: (view, parameters, state, now_ns, rng) -> (Decision, next state).
-        parameters: Struct of its parameters; every field has a default.
+        parameters: Struct of its parameters; every field has a default. Extends ``Asking`` where there is ``ask``.
         initial_state: State before the first decision.
         ask: Names the candidates whose predictors are asked before ``decide`` is called; None where it needs none.
+            Where it names nobody, ``decide`` is called at once.
         needs_length: Whether it looks at ``expected_output_tokens``; where it does not, the tagger may be skipped.
     """
 
@@ -43,28 +46,39 @@ class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
     needs_length: bool = False
 
 
+class _Module(Protocol):
+    """What a policy's module has."""
+
+    @property
+    def decide(self) -> Decide: ...
+
+    @property
+    def Parameters(self) -> type[msgspec.Struct]: ...  # noqa: N802 a class
+
+    @property
+    def State(self) -> type[msgspec.Struct]: ...  # noqa: N802 a class
+
+
+def _policy(name: str, module: _Module, *, ask: Ask | None = None, needs_length: bool = False) -> DispatchPolicy:
+    return DispatchPolicy(
+        name=name,
+        decide=module.decide,
+        parameters=module.Parameters,
+        initial_state=module.State(),
+        ask=ask,
+        needs_length=needs_length,
+    )
+
+
+#: To add a policy: its import above and a line here.
 _ALL = (
-    DispatchPolicy(name="random", decide=random.decide, parameters=random.Parameters, initial_state=random.State()),
-    DispatchPolicy(
-        name="round_robin",
-        decide=round_robin.decide,
-        parameters=round_robin.Parameters,
-        initial_state=round_robin.State(),
-    ),
-    DispatchPolicy(
-        name="fewest_requests_per_minute",
-        decide=fewest_requests_per_minute.decide,
-        parameters=fewest_requests_per_minute.Parameters,
-        initial_state=fewest_requests_per_minute.State(),
-    ),
-    DispatchPolicy(name="infaas", decide=infaas.decide, parameters=infaas.Parameters, initial_state=infaas.State()),
-    DispatchPolicy(name="llumnix", decide=llumnix.decide, parameters=llumnix.Parameters, initial_state=llumnix.State()),
-    DispatchPolicy(
-        name="join_shortest_queue",
-        decide=join_shortest_queue.decide,
-        parameters=join_shortest_queue.Parameters,
-        initial_state=join_shortest_queue.State(),
-    ),
+    _policy("random", random),
+    _policy("round_robin", round_robin),
+    _policy("fewest_requests_per_minute", fewest_requests_per_minute),
+    _policy("infaas", infaas),
+    _policy("llumnix", llumnix),
+    _policy("join_shortest_queue", join_shortest_queue),
+    _policy("forecast", forecast, ask=forecast.ask, needs_length=True),
 )
 
 DISPATCH_POLICIES: Mapping[str, DispatchPolicy] = MappingProxyType({p.name: p for p in _ALL})

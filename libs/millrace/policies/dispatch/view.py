@@ -39,7 +39,11 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a predictor said of one candidate. Times in ns from the decision; see contracts/predictor.py."""
+    """What a predictor said of one candidate. Times in ns from the decision; see contracts/predictor.py.
+
+    Attributes:
+        placed_since: Sequences that the asker placed there after it had asked: the prediction does not know of them.
+    """
 
     ttft_ns: int
     e2e_ns: int
@@ -50,6 +54,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     others: int = 0
     others_delay_ns: int = 0
     snapshot_age_ns: int = 0
+    placed_since: int = 0
 
 
 class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -1,0 +1,63 @@
+"""For policies that have candidates predicted before they decide: their parameters, who is asked, who answered.
+
+The asker (ingress) carries the question out and keeps its deadline; a policy only names candidates and reads
+``view.predictions``. Its parameters extend ``Asking``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Annotated
+
+import msgspec
+
+from millrace.contracts.observers import CandidateScore
+from millrace.policies.dispatch.view import DispatchView
+
+#: Note of a candidate that was left out.
+UNPREDICTED = "no prediction"
+
+
+class Asking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How predictors are asked, the same for every policy that asks them.
+
+    Attributes:
+        deadline_ms: Then whoever has answered is decided among, milliseconds.
+        fallback: Policy that decides where nobody answered in time; one that asks nobody itself.
+        pause_s: After three questions in a row without any answer nobody is asked for so long, seconds.
+        rank_sample: Share of placements, 0 to 1, for which all candidates are asked, to learn where the chosen one
+            stands among all. Source: Block, section 6.2.2 (1 %).
+    """
+
+    deadline_ms: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 20.0
+    fallback: str = "join_shortest_queue"
+    pause_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 1.0
+    rank_sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+
+
+def draw(view: DispatchView, count: int, rng: Random) -> tuple[str, ...]:
+    """``count`` random candidates in the view's order; all of them where there are no more, or ``count`` is 0."""
+    names = [c.name for c in view.candidates]
+    if not count or count >= len(names):
+        return tuple(names)
+    return tuple(names[i] for i in sorted(rng.sample(range(len(names)), count)))
+
+
+def answered(view: DispatchView) -> DispatchView:
+    """The view with those candidates only that have a prediction; the others are filtered, with a note."""
+    predictions = view.predictions
+    if len(predictions) == len(view.candidates):
+        return view
+    silent = [CandidateScore(c.name, 0.0, UNPREDICTED) for c in view.candidates if c.name not in predictions]
+    return msgspec.structs.replace(
+        view,
+        candidates=tuple(c for c in view.candidates if c.name in predictions),
+        filtered=(*view.filtered, *silent),
+    )
+
+
+def rank(name: str, times_ns: Sequence[tuple[str, int]]) -> int:
+    """Place of ``name`` among (name, predicted time): 1 for the best; equal ones share the better place."""
+    own = next(time for other, time in times_ns if other == name)
+    return 1 + sum(time < own for _, time in times_ns)

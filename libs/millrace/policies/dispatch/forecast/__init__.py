@@ -1,0 +1,1 @@
+"""Forecast: whoever is predicted to finish the request soonest."""

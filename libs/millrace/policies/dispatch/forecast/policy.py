@@ -1,0 +1,98 @@
+"""Forecast: each candidate's predictor simulates the instance with this request added; the best future is chosen."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Annotated, Literal
+
+import msgspec
+
+from millrace.policies.dispatch.asking import Asking, answered, draw
+from millrace.policies.dispatch.pick import nothing, pick_index, pick_lowest
+from millrace.policies.dispatch.view import Decision, DispatchView, Prediction
+
+_MS = 1e6
+
+
+class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the best future is, and how many are looked at.
+
+    Attributes:
+        metric: ``e2e`` and ``ttft``: the least predicted time; ``slo``: the most headroom, which is the smaller of
+            (slo_ttft - ttft) / slo_ttft and (slo_tpot - tpot) / slo_tpot.
+        candidates: How many random candidates are asked; 0 for all.
+        others_weight: Weight, 0 or more, of the delay that the request imposes on those already there (summed over
+            them) against its own time. 0 is Block's rule. With ``slo`` it has no effect.
+        slo_ttft_ms: Bound of the time to the first token, milliseconds.
+        slo_tpot_ms: Bound of the mean time per output token, milliseconds.
+        always_ask: Ask though there is only one candidate, so that its prediction can be told and joined with what
+            happens.
+    """
+
+    metric: Literal["e2e", "ttft", "slo"] = "e2e"
+    candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
+    others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+    slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
+    slo_tpot_ms: Annotated[float, msgspec.Meta(gt=0)] = 100.0
+    always_ask: bool = True
+
+
+class State(msgspec.Struct, frozen=True):
+    """None: the predictors hold it."""
+
+
+def ask(view: DispatchView, parameters: Parameters, rng: Random) -> tuple[str, ...]:
+    """As many random candidates as the parameters say."""
+    if len(view.candidates) == 1 and not parameters.always_ask:
+        return ()
+    return draw(view, parameters.candidates, rng)
+
+
+def decide(
+    view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
+) -> tuple[Decision, State]:
+    """The best among those who have a prediction. An only candidate needs none; without any nothing is chosen."""
+    if len(view.candidates) == 1 and not view.predictions:
+        return pick_index(view, 0, "the only candidate"), state
+    known = answered(view)
+    predictions = [known.predictions[c.name] for c in known.candidates]
+    if not predictions:
+        return nothing(known), state
+    if parameters.metric == "slo":
+        return _most_headroom(known, predictions, parameters, rng), state
+    of = _e2e_ns if parameters.metric == "e2e" else _ttft_ns
+    weight = parameters.others_weight
+    loads = [(of(p) + weight * p.others_delay_ns) / _MS for p in predictions]
+    unit = "ms predicted end to end" if parameters.metric == "e2e" else "ms predicted to the first token"
+    if weight:
+        unit += f", {weight:g} x the delay of others included"
+    return pick_lowest(known, loads, rng, unit=unit), state
+
+
+def _most_headroom(view: DispatchView, predictions: list[Prediction], parameters: Parameters, rng: Random) -> Decision:
+    rooms = [_headroom(p, parameters) for p in predictions]
+    chosen = pick_lowest(view, [-room for room in rooms], rng, unit="")
+    reason = f"most headroom of {len(rooms)}: {100 * max(rooms):.0f} % of the tighter SLO"
+    return Decision(chosen.chosen, reason, chosen.scores)
+
+
+def _headroom(prediction: Prediction, parameters: Parameters) -> float:
+    ttft = 1 - _ttft_ns(prediction) / _MS / parameters.slo_ttft_ms
+    tpot = 1 - prediction.tpot_mean_ns / _MS / parameters.slo_tpot_ms
+    return min(ttft, tpot)
+
+
+def _ttft_ns(prediction: Prediction) -> int:
+    return prediction.ttft_ns + _behind_ns(prediction)
+
+
+def _e2e_ns(prediction: Prediction) -> int:
+    return prediction.e2e_ns + _behind_ns(prediction)
+
+
+def _behind_ns(prediction: Prediction) -> int:
+    """Time for what the asker placed there after it had asked, which the prediction cannot know: each has its prefill
+    first, about as long as this one's own time to the first token. It keeps a burst, all of it asked about the same
+    idle instance, from going there as a whole.
+    """
+    return prediction.placed_since * prediction.ttft_ns

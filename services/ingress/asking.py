@@ -1,0 +1,233 @@
+"""Asking predictors what would happen, for policies that want to know. It never makes a request fail.
+
+    what comes                                      what follows
+    an answer of everyone asked, or the deadline    the policy decides among those who answered
+    no answer at all                                the fallback policy decides
+    answers without a prediction (NoPrediction)     as if they had not answered
+    absurd numbers, another model's or an earlier   the same, counted by kind
+      incarnation's
+    three questions in a row without any answer     nobody is asked for ``pause_s``: the fallback decides at once
+
+Answers that come after the deadline reach no actor; the runtime counts them (``late_reply``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from millrace.actor.effects import Effect, Gather, Log
+from millrace.contracts.observers import Forecast
+from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
+from millrace.policies.dispatch import Asking, DispatchPolicy, DispatchView
+from millrace.policies.dispatch.asking import rank
+from millrace.policies.dispatch.view import Prediction
+
+from services.ingress import tracing
+from services.ingress.deciding import FORECASTS_MAX, expected_of
+from services.ingress.state import (
+    MILLISECOND_NS,
+    SECOND_NS,
+    IngressState,
+    OpenSequence,
+    PendingForecast,
+    Phase,
+    PredictorsHealth,
+)
+
+#: Questions in a row without any answer until nobody is asked for a while.
+SILENCES_MAX = 3
+#: A prediction beyond it is taken for nonsense: no request may take so long.
+PREDICTED_MAX_NS = 3_600 * SECOND_NS
+_SILENT = "no answer in time"
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What came of a question.
+
+    Attributes:
+        predictions: By instance, those that make sense.
+        notes: By instance, why there is no prediction; those asked who did not answer among them.
+    """
+
+    predictions: dict[str, Prediction]
+    notes: dict[str, str]
+
+
+def paused(state: IngressState, model: str) -> bool:
+    """Whether nobody is asked just now."""
+    health = state.predictors.get(model)
+    return health is not None and state.now_ns < health.from_ns
+
+
+def ask(
+    state: IngressState,
+    sequences: list[OpenSequence],
+    view: DispatchView,
+    policy: DispatchPolicy,
+    parameters: Asking,
+    out: list[Effect],
+) -> bool:
+    """Asks those whom the policy names; the sequences are placed when the answers, or none, have come.
+
+    Returns:
+        False where the policy names nobody; then nothing was asked.
+    """
+    assert policy.ask is not None
+    drawn = policy.ask(view, parameters, state.rng)
+    if not drawn:
+        return False
+    sampled = parameters.rank_sample > 0 and state.rng.random() < parameters.rank_sample
+    asked = tuple(c.name for c in view.candidates) if sampled else drawn
+    first = sequences[0]
+    call = first.call
+    instances = state.cluster.instances
+    pending = PendingForecast(
+        sequences=sequences,
+        asked=asked,
+        drawn=drawn,
+        sampled=sampled,
+        placements=tuple(instances[name].placements for name in asked),
+        started_ns=state.now_ns,
+        span=tracing.new_span(call, state.rng),
+        pause_ns=int(parameters.pause_s * SECOND_NS),
+    )
+    correlation = state.correlation("forecast", pending)
+    for sequence in sequences:
+        sequence.phase = Phase.ASKING
+        sequence.asking = correlation
+    timeout_ns = min(int(parameters.deadline_ms * MILLISECOND_NS), call.deadline_ns - state.now_ns)
+    out.append(
+        Gather(
+            subjects=tuple(state.subjects.predict(view.model, name) for name in asked),
+            body=_question(sequences, asked),
+            correlation=correlation,
+            timeout_ns=max(1, timeout_ns),
+            answers_max=len(asked),
+            request=call.request,
+            traceparent=pending.span,
+        )
+    )
+    return True
+
+
+def _question(sequences: list[OpenSequence], asked: tuple[str, ...]) -> PredictLatency:
+    """One body for all of them: where several are asked, the subject says whose future is meant."""
+    first = sequences[0]
+    return PredictLatency(
+        request=first.call.request,
+        instance=asked[0] if len(asked) == 1 else "",
+        model=first.call.call.model,
+        prompt_tokens=len(first.prompt),
+        max_tokens=first.tokens_max,
+        output_tokens=len(first.log),
+        expected_output_tokens=expected_of(first),
+        sequences=len(sequences),
+    )
+
+
+def read_answers(
+    state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]], out: list[Effect]
+) -> Answers:
+    """What the answers are worth. Counts each of those asked once, and looks after the pause."""
+    predictions: dict[str, Prediction] = {}
+    notes: dict[str, str] = {}
+    since = dict(zip(pending.asked, pending.placements, strict=True))
+    results = state.metrics.forecasts
+    for _, body in answers:
+        name = body.instance if isinstance(body, LatencyPrediction | NoPrediction) else ""
+        if name not in since or name in predictions or name in notes:
+            results.add("unexpected")
+        elif isinstance(body, LatencyPrediction):
+            nonsense = _nonsense(state, body)
+            if nonsense:
+                notes[name] = nonsense
+                results.add("absurd")
+            else:
+                predictions[name] = _prediction(body, state.cluster.instances[name].placements - since[name])
+                results.add("answered")
+        else:
+            notes[name] = body.reason.value
+            results.add(body.reason.value)
+    for name in pending.asked:
+        if name not in predictions and name not in notes:
+            notes[name] = _SILENT
+            results.add("unanswered")
+    _look_after(state, pending, bool(answers), bool(predictions), out)
+    return Answers(predictions, notes)
+
+
+def _nonsense(state: IngressState, body: LatencyPrediction) -> str:
+    """Why a prediction is not to be believed; empty where it is."""
+    if body.incarnation < state.cluster.instances[body.instance].incarnation:
+        return "of an earlier incarnation"
+    if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or body.others < 0:
+        return "absurd: a negative time"
+    if body.ttft_ns > body.e2e_ns:
+        return "absurd: a first token after the last"
+    if max(body.e2e_ns, body.tpot_mean_ns, abs(body.others_delay_ns) // max(1, body.others)) > PREDICTED_MAX_NS:
+        return "absurd: more than an hour"
+    return ""
+
+
+def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
+    return Prediction(
+        ttft_ns=body.ttft_ns,
+        e2e_ns=body.e2e_ns,
+        tpot_mean_ns=body.tpot_mean_ns,
+        tpot_worst_ns=body.tpot_worst_ns,
+        blocks_peak=body.blocks_peak,
+        preemptions=body.preemptions,
+        others=body.others,
+        others_delay_ns=body.others_delay_ns,
+        snapshot_age_ns=body.snapshot_age_ns,
+        placed_since=placed_since,
+    )
+
+
+def _look_after(
+    state: IngressState, pending: PendingForecast, answered: bool, predicted: bool, out: list[Effect]
+) -> None:
+    """Counts silences, pauses after some, says once that predictions are missing and once that they are back."""
+    model = pending.sequences[0].call.call.model
+    health = state.predictors.setdefault(model, PredictorsHealth())
+    health.silences = 0 if answered else health.silences + 1
+    if health.silences >= SILENCES_MAX:
+        health.from_ns = state.now_ns + pending.pause_ns
+    if predicted and health.told:
+        health.told = False
+        out.append(Log(level="info", event="forecasts_back", fields={"model": model}))
+    elif not predicted and not health.told and (answered or health.silences >= SILENCES_MAX):
+        health.told = True
+        fields = {"model": model, "asked": len(pending.asked), "answered": answered}
+        out.append(Log(level="warning", event="forecasts_missing", fields=fields))
+
+
+def forecasts_of(pending: PendingForecast, answers: Answers, chosen: str | None) -> list[Forecast]:
+    """What is told of the answers: the chosen one first, then those predicted, soonest end first, then the others."""
+    predictions = answers.predictions
+    order = sorted(predictions, key=lambda name: (name != chosen, predictions[name].e2e_ns))
+    told = [_told(name, predictions[name]) for name in order[:FORECASTS_MAX]]
+    silent = [name for name in pending.asked if name not in predictions][: FORECASTS_MAX - len(told)]
+    return told + [Forecast(name, note=answers.notes[name]) for name in silent]
+
+
+def _told(name: str, prediction: Prediction) -> Forecast:
+    return Forecast(
+        name,
+        prediction.ttft_ns,
+        prediction.e2e_ns,
+        prediction.tpot_mean_ns,
+        prediction.preemptions,
+        prediction.others_delay_ns,
+        prediction.snapshot_age_ns,
+        "",
+        prediction.placed_since,
+    )
+
+
+def note_rank(state: IngressState, pending: PendingForecast, answers: Answers, chosen: str | None) -> None:
+    """Where all were asked: the chosen one's place by predicted end-to-end time."""
+    if pending.sampled and chosen in answers.predictions:
+        times = [(name, p.e2e_ns) for name, p in answers.predictions.items()]
+        state.metrics.rank.observe(rank(chosen, times))
