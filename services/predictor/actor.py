@@ -1,0 +1,390 @@
+"""The predictor: says what would happen if an instance took a request.
+
+Owns, for each instance that it serves: the last status snapshot with the state rolled forward from it, the placements
+that no snapshot shows yet, and what its steps cost (calibration); for each model, what outcomes say of lengths.
+
+| message in | change | messages out |
+|---|---|---|
+| KeyChanged(instance) | instance known, changed, restarted or gone | Subscribe / Unsubscribe unless it serves all |
+| StatusSnapshot | newest state; its last step calibrates | |
+| InstanceSummary | sign of life, draining or not | |
+| ServicePresence(DEAD, worker) | incarnations until then are dead | |
+| DecisionMade | its sequences are on their way to the chosen instance, and nowhere else | |
+| RequestFinished | its sequences are on no way any more; lengths learnt; predictions judged | |
+| PredictLatency | state rolled forward to now | LatencyPrediction, NoPrediction or ErrorReply |
+| TimerFired(tick) | placements nobody showed in time are dropped | ServicePresence, next timer |
+| StopRequested | | ServicePresence(LEAVING), Stop |
+
+Invariants: every question with a reply subject gets exactly one answer; a sequence is on its way to one instance at
+most; an answer comes from a snapshot of the instance's present incarnation.
+
+Replicas: any number may serve the same instance. Each hears the same events and answers by itself (queue group
+``predictor``); they share nothing, and their answers differ by what is under way.
+
+Overload: a question costs one forecast (bounded by ``forecast``'s own bounds); late answers are the asker's to drop.
+State is bounded by INSTANCES_MAX, PLACEMENTS_MAX, MODELS_MAX; what is beyond is ignored, counted, logged once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
+from millrace.contracts.catalog import Role
+from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
+from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason, PredictLatency
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
+from millrace.contracts.subjects import Subjects, subject_token
+from millrace.enginemodel.steptime import StepTimeModel
+
+from services.predictor.answering import Answers, candidate, fault
+from services.predictor.calibration import Calibration
+from services.predictor.config import PredictorConfig
+from services.predictor.lengths import LearntLengths
+from services.predictor.metrics import PredictorMetrics
+from services.predictor.state import LENGTH_MAX, Instance, Placement, parameters_of
+
+#: Predictors of the same instance share its questions.
+QUEUE_GROUP = "predictor"
+
+#: How often presence is shown and placements are looked through.
+TICK_NS = 1_000_000_000
+
+#: A placement that no snapshot showed for so long is forgotten: a submission that is lost is known within 1.5 s.
+PLACEMENT_NS_MAX = 5_000_000_000
+
+#: Bounds of the state: as many instances as ingress knows, and per instance more than its queue takes.
+INSTANCES_MAX, MODELS_MAX, PLACEMENTS_MAX = 4_096, 256, 2_048
+
+#: Different things that are said in the log, each once.
+SAID_MAX = 1_000
+
+ACCEPTS: tuple[type[Body], ...] = (
+    DecisionMade,
+    InstanceSummary,
+    PredictLatency,
+    RequestFinished,
+    ServicePresence,
+    StatusSnapshot,
+)
+
+
+class PredictorActor:
+    """Forecasts for some or all instances of a cluster."""
+
+    def __init__(
+        self,
+        *,
+        config: PredictorConfig,
+        incarnation: int,
+        step_times: Mapping[str, StepTimeModel],
+        metrics: PredictorMetrics,
+    ) -> None:
+        """Args: step_times: parameter sets by the name that instances give."""
+        self.name = config.name
+        self.metrics = metrics
+        metrics.instances = self._gauges
+        self._config = config
+        self._subjects = Subjects(config.bus.cluster)
+        self._incarnation = incarnation
+        self._step_times = step_times
+        self._transit_ns = config.transit_us * 1_000
+        self._answers = Answers(metrics, transit_ns=self._transit_ns)
+        self._instances: dict[str, Instance] = {}
+        self._lengths: dict[str, LearntLengths] = {}
+        self._whereabouts: dict[str, Instance] = {}  # of placements, by sequence
+        self._said: set[str] = set()
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Watches instances, listens to what happens to them, begins to tick."""
+        everywhere = ["decision.*", "outcome.*", f"presence.{Role.WORKER}.*"]
+        if self._serves_all():
+            everywhere += ["status.*.*", "summary.*.*"]
+        effects: list[Effect] = [WatchKeys(bucket="instance")]
+        effects += [Subscribe(subject=f"{self._subjects.prefix}.{subject}") for subject in everywhere]
+        if self._serves_all():
+            effects.append(Subscribe(subject=f"{self._subjects.prefix}.predict.*.*", queue_group=QUEUE_GROUP))
+        return [*effects, *self._tick(now_ns)]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """See the table above."""
+        match message.body:
+            case StatusSnapshot() as body:
+                return self._on_snapshot(body, now_ns)
+            case PredictLatency() as body:
+                return self._on_question(message, body, now_ns)
+            case DecisionMade() as body:
+                return self._on_decision(body, now_ns)
+            case RequestFinished() as body:
+                return self._on_outcome(body)
+            case InstanceSummary() as body:
+                return self._on_summary(body, now_ns)
+            case KeyChanged(bucket="instance") as body:
+                return self._on_instance(body)
+            case ServicePresence() as body:
+                return self._on_presence(body)
+            case TimerFired():
+                return self._on_tick(now_ns)
+            case StopRequested():
+                return [self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
+            case _:
+                return []
+
+    # instances
+
+    def _on_instance(self, body: KeyChanged) -> list[Effect]:
+        token, record = subject_token(body.key), body.value
+        if record is None:
+            return self._lose(token)
+        if not isinstance(record, InstanceRecord):
+            return self._say("warning", "key_of_wrong_type", key=body.key)
+        if not self._serves(record.instance):
+            return []
+        known = self._instances.get(token)
+        if known is not None and known.record == record:
+            return []
+        if known is None and len(self._instances) >= INSTANCES_MAX:
+            return self._say("error", "bound_reached", what="instances", max=INSTANCES_MAX)
+        effects = [] if known is not None else self._listen(token, Subscribe)
+        if known is not None:
+            self._drop_placements(known)
+        return effects + self._register(token, record, known)
+
+    def _register(self, token: str, record: InstanceRecord, known: Instance | None) -> list[Effect]:
+        model = self._step_times.get(record.step_time)
+        try:
+            parameters = parameters_of(record)
+            cost = model.cost(parameters) if model is not None else None
+        except ValueError as error:
+            self._instances.pop(token, None)
+            return self._say("error", "instance_unusable", instance=record.instance, error=str(error))
+        calibration = Calibration(cost, parameters, enabled=self._config.calibrate)
+        instance = Instance(record=record, parameters=parameters, calibration=calibration)
+        if known is not None:
+            instance.dead_before_ns = known.dead_before_ns
+            if (known.parameters, known.record.step_time) == (parameters, record.step_time):
+                instance.calibration = known.calibration  # the same engine, started again
+        self._instances[token] = instance
+        if model is not None:
+            return []
+        self.metrics.missing_sets += 1
+        return self._say("warning", "step_time_unknown", step_time=record.step_time, model=record.model)
+
+    def _lose(self, token: str) -> list[Effect]:
+        instance = self._instances.pop(token, None)
+        if instance is None:
+            return []
+        self._drop_placements(instance)
+        return self._listen(token, Unsubscribe)
+
+    def _listen(self, token: str, act: type[Subscribe] | type[Unsubscribe]) -> list[Effect]:
+        """Subjects of one instance, where it is not covered by the wildcards."""
+        if self._serves_all():
+            return []
+        prefix = self._subjects.prefix
+        asked = f"{prefix}.predict.*.{token}"
+        question = Subscribe(subject=asked, queue_group=QUEUE_GROUP) if act is Subscribe else Unsubscribe(subject=asked)
+        return [act(subject=f"{prefix}.status.*.{token}"), act(subject=f"{prefix}.summary.*.{token}"), question]
+
+    def _on_snapshot(self, body: StatusSnapshot, now_ns: int) -> list[Effect]:
+        instance = self._instances.get(subject_token(body.instance)) if body.instance else None
+        if instance is None:
+            self.metrics.snapshots.add("unregistered")
+            return []
+        refusal = instance.refusal(body)
+        if refusal is not None:
+            self.metrics.snapshots.add(refusal)
+            expected = refusal in ("old", "other_incarnation")  # a late message, or a record that is under way
+            return [] if expected else self._say("warning", "snapshot_refused", instance=body.instance, why=refusal)
+        instance.take(body, now_ns)
+        self.metrics.snapshots.add("taken")
+        return []
+
+    def _on_summary(self, body: InstanceSummary, now_ns: int) -> list[Effect]:
+        instance = self._instances.get(subject_token(body.instance)) if body.instance else None
+        if instance is not None:
+            instance.take_summary(body, now_ns)
+        return []
+
+    def _on_presence(self, body: ServicePresence) -> list[Effect]:
+        instance = self._instances.get(subject_token(body.name)) if body.name else None
+        if instance is None or body.role != Role.WORKER or body.state is not PresenceState.DEAD:
+            return []
+        instance.dead_before_ns = max(instance.dead_before_ns, body.incarnation or body.at_ns)
+        if instance.record.incarnation <= instance.dead_before_ns:
+            self._drop_placements(instance)
+            instance.lose()
+        return []
+
+    # placements and outcomes
+
+    def _on_decision(self, body: DecisionMade, now_ns: int) -> list[Effect]:
+        for sequence in body.sequences:
+            self._end_placement(sequence, "moved")
+        instance = self._instances.get(subject_token(body.chosen)) if body.chosen else None
+        if instance is None:
+            return []
+        lengths = (body.prompt_tokens, body.output_tokens, body.max_tokens)
+        if not (0 < lengths[0] < LENGTH_MAX and 0 <= lengths[1] < LENGTH_MAX and 0 < lengths[2] < LENGTH_MAX):
+            self.metrics.placements.add("unusable")
+            return []
+        default = self._lengths_of(body.model).default_output_tokens
+        placed = candidate(*lengths, expected=body.expected_output_tokens, default=default)
+        at_ns = min(body.at_ns or now_ns, now_ns) + self._transit_ns
+        for sequence in body.sequences:
+            if len(instance.placements) >= PLACEMENTS_MAX:
+                self.metrics.placements.add("full")
+                return self._say("error", "bound_reached", what="placements", max=PLACEMENTS_MAX)
+            instance.place(sequence, Placement(body.request, placed, at_ns))
+            self._whereabouts[sequence] = instance
+        return []
+
+    def _on_outcome(self, body: RequestFinished) -> list[Effect]:
+        self.metrics.outcomes.add(body.outcome if body.outcome in OUTCOMES else "other")
+        for index in range(len(body.output_tokens)):
+            self._end_placement(f"{body.request}.{index}", "ended")
+        self._lengths_of(body.model).observe(body)
+        if body.outcome == "completed" and not body.continuations and body.placed_ns and self._judges(body):
+            self._judge(body)
+        return []
+
+    def _judge(self, body: RequestFinished) -> None:
+        """Compares what was predicted at the first placement with what came of it."""
+        before_ns = body.placed_ns - body.arrival_ns
+        for figure, predicted_ns, since_arrival_ns in (
+            ("ttft", body.predicted_ttft_ns, body.ttft_ns),
+            ("e2e", body.predicted_e2e_ns, body.e2e_ns),
+        ):
+            if predicted_ns is not None and since_arrival_ns is not None and since_arrival_ns > before_ns >= 0:
+                self.metrics.errors[figure].observe(predicted_ns=predicted_ns, real_ns=since_arrival_ns - before_ns)
+
+    def _judges(self, body: RequestFinished) -> bool:
+        return len(body.instances) == 1 and subject_token(body.instances[0] or "-") in self._instances
+
+    def _end_placement(self, sequence: str, how: str) -> None:
+        instance = self._whereabouts.pop(sequence, None)
+        if instance is not None and sequence in instance.placements:
+            instance.remove(sequence)
+            self.metrics.placements.add(how)
+
+    def _drop_placements(self, instance: Instance) -> None:
+        for sequence in instance.placements:
+            self._whereabouts.pop(sequence, None)
+        instance.placements.clear()
+
+    def _on_tick(self, now_ns: int) -> list[Effect]:
+        """Presence; and placements that were shown since, or that nobody will show any more, are let go."""
+        for sequence, instance in list(self._whereabouts.items()):
+            placement = instance.placements.get(sequence)
+            if placement is None:
+                del self._whereabouts[sequence]
+            elif now_ns - placement.at_ns > PLACEMENT_NS_MAX:
+                self._end_placement(sequence, "expired")
+        return self._tick(now_ns)
+
+    # questions
+
+    def _on_question(self, message: Message, body: PredictLatency, now_ns: int) -> list[Effect]:
+        if not message.reply_to:
+            return []
+        begun_ns = self.metrics.clock()
+        answer = self._answer(message, body, now_ns)
+        self.metrics.handling.observe(self.metrics.clock() - begun_ns)
+        return [Reply(to=message.reply_to, body=answer, request=body.request, traceparent=message.traceparent)]
+
+    def _answer(
+        self, message: Message, body: PredictLatency, now_ns: int
+    ) -> LatencyPrediction | NoPrediction | ErrorReply:
+        wrong = fault(body)
+        if wrong:
+            self.metrics.predictions.add("malformed")
+            return ErrorReply(reason="malformed", detail=wrong)
+        # One question may go to several instances at once: then only its subject says which one is meant here.
+        token = subject_token(body.instance) if body.instance else message.subject.rpartition(".")[2]
+        instance = self._instances.get(token)
+        if instance is None:
+            reason = NoPredictionReason.NO_SNAPSHOT
+            self.metrics.predictions.add(reason)
+            detail = "no such instance is registered"
+            return NoPrediction(request=body.request, instance=body.instance or token, reason=reason, detail=detail)
+        answer = self._answers.answer(body, instance, self._lengths_of(body.model), now_ns)
+        self.metrics.predictions.add(answer.reason if isinstance(answer, NoPrediction) else "predicted")
+        return answer
+
+    # small things
+
+    def _serves_all(self) -> bool:
+        return self._config.shards == 1 and not self._config.instances
+
+    def _serves(self, instance: str) -> bool:
+        config = self._config
+        if config.instances:
+            return instance in config.instances
+        return crc32(instance.encode()) % config.shards == config.shard
+
+    def _lengths_of(self, model: str) -> LearntLengths:
+        lengths = self._lengths.get(model)
+        if lengths is None:
+            lengths = LearntLengths(self._config)
+            if len(self._lengths) < MODELS_MAX:
+                self._lengths[model] = lengths
+        return lengths
+
+    def _say(self, level: str, event: str, **fields: Any) -> list[Effect]:
+        """One log line for each different thing."""
+        what = f"{event} {sorted(fields.items())}"
+        if what in self._said or len(self._said) >= SAID_MAX:
+            return []
+        self._said.add(what)
+        return [Log(level=level, event=event, fields=fields)]
+
+    def _tick(self, now_ns: int) -> list[Effect]:
+        timer = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
+        return [self._presence(now_ns, PresenceState.ALIVE), timer]
+
+    def _presence(self, now_ns: int, state: PresenceState) -> Publish:
+        body = ServicePresence(
+            role=Role.PREDICTOR, name=self.name, incarnation=self._incarnation, at_ns=now_ns, state=state
+        )
+        return Publish(subject=self._subjects.presence(Role.PREDICTOR, self.name), body=body)
+
+    def _gauges(self) -> list[tuple[str, float, int]]:
+        return [
+            (each.record.instance, each.calibration.scale.value, each.calibration.fits)
+            for each in self._instances.values()
+        ]
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is known of each instance."""
+        instances = {
+            token: {
+                "model": each.record.model,
+                "incarnation": each.record.incarnation,
+                "step": each.snapshot.step if each.snapshot is not None else None,
+                "heard_ns": each.heard_ns,
+                "draining": each.draining,
+                "placements": list(each.placements),
+                "step_time": each.record.step_time,
+                "scale": each.calibration.scale.value,
+                "fits": each.calibration.fits,
+            }
+            for token, each in sorted(self._instances.items())
+        }
+        return {"name": self.name, "instances": instances, "predictions": dict(self.metrics.predictions)}
+
+    def check_invariants(self) -> None:
+        """Bounds hold; each placement is at one instance, and known to be there."""
+        assert len(self._instances) <= INSTANCES_MAX
+        assert len(self._lengths) <= MODELS_MAX
+        for instance in self._instances.values():
+            assert len(instance.placements) <= PLACEMENTS_MAX
+            for sequence in instance.placements:
+                assert self._whereabouts.get(sequence) is instance, f"{sequence} is on its way to two instances"
+
+
+#: Outcomes that are counted by name.
+OUTCOMES = frozenset({"completed", "cancelled", "failed", "cut"})

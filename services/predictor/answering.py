@@ -1,0 +1,206 @@
+"""From a question to an answer: what speaks against one, the state rolled forward to now, the forecast."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import msgspec
+from millrace.contracts.predictor import (
+    LatencyPrediction,
+    NoPrediction,
+    NoPredictionReason,
+    PredictLatency,
+)
+from millrace.enginemodel.forecast import Candidate, Forecaster
+from millrace.enginemodel.stepcost import StepCost
+
+from services.predictor.lengths import LearntLengths
+from services.predictor.metrics import PredictorMetrics
+from services.predictor.state import LENGTH_MAX, Instance, Remembered, plausible
+
+#: Silence after which an instance's state is anybody's guess. Workers say something every 200 ms.
+SILENCE_NS_MAX = 2_000_000_000
+
+#: A busy engine that ends no step for so long hangs: rolling it forward would invent progress. The longest step of
+#: what runs here, a full prompt chunk on one core, takes about a second.
+STUCK_NS_MAX = 10_000_000_000
+
+#: A busy instance's answer is given again within this time: as the forecast, it stays true until a step ends.
+REMEMBER_NS = 1_000_000
+
+#: Answers kept for one state of an instance.
+ANSWERS_MAX = 16
+
+#: Choices placed together; ingress allows 128.
+SEQUENCES_MAX = 1_024
+
+
+def fault(body: PredictLatency) -> str:
+    """What is wrong with a question; empty where nothing is."""
+    for name in ("prompt_tokens", "max_tokens", "sequences"):
+        if not 1 <= getattr(body, name) < LENGTH_MAX:
+            return f"{name} must be at least 1 and below {LENGTH_MAX}, is {getattr(body, name)}"
+    if not 0 <= body.output_tokens < LENGTH_MAX:
+        return f"output_tokens must be at least 0 and below {LENGTH_MAX}, is {body.output_tokens}"
+    return f"sequences must be at most {SEQUENCES_MAX}" if body.sequences > SEQUENCES_MAX else ""
+
+
+def candidate_of(body: PredictLatency, lengths: LearntLengths) -> Candidate:
+    """The request as a forecast takes it. A predicted length that cannot be is as good as none."""
+    return candidate(
+        body.prompt_tokens,
+        body.output_tokens,
+        body.max_tokens,
+        expected=body.expected_output_tokens,
+        default=lengths.default_output_tokens,
+        sequences=body.sequences,
+    )
+
+
+def candidate(
+    prompt: int, output: int, bound: int, *, expected: float | None, default: int, sequences: int = 1
+) -> Candidate:
+    """Lengths in tokens; ``default`` where nothing sensible was predicted."""
+    sensible = expected is not None and isfinite(expected) and expected > 0
+    wanted = round(expected) if expected is not None and sensible else default
+    return Candidate(
+        prompt_tokens=prompt,
+        output_tokens=output,
+        expected_output_tokens=max(1, min(bound, wanted)),
+        max_tokens=bound,
+        sequences=sequences,
+    )
+
+
+class Answers:
+    """Forecasts instances on request. Changes an instance's rolled state and remembered answers, nothing else."""
+
+    def __init__(self, metrics: PredictorMetrics, *, transit_ns: int) -> None:
+        """Args: transit_ns: from a decision until the engine has the sequence."""
+        self._metrics = metrics
+        self._transit_ns = transit_ns
+
+    def answer(
+        self, body: PredictLatency, instance: Instance, lengths: LearntLengths, now_ns: int
+    ) -> LatencyPrediction | NoPrediction:
+        """What would happen if the instance took the request now, or why that cannot be said."""
+        asked = candidate_of(body, lengths)
+        obstacle = self._obstacle(body, instance, asked, now_ns)
+        if obstacle is not None:
+            reason, detail = obstacle
+            return NoPrediction(request=body.request, instance=instance.record.instance, reason=reason, detail=detail)
+        age_ns = instance.age_ns(now_ns)
+        self._metrics.snapshot_age.observe(age_ns)
+        known = self._remembered(instance, asked, now_ns)
+        if known is not None:
+            return msgspec.structs.replace(known, request=body.request, snapshot_age_ns=age_ns)
+        answer = self._forecast(body.request, instance, asked, lengths, now_ns)
+        if len(instance.answers) < ANSWERS_MAX:
+            instance.answers[asked] = Remembered(answer, now_ns)
+        return msgspec.structs.replace(answer, snapshot_age_ns=age_ns)
+
+    def _obstacle(
+        self, body: PredictLatency, instance: Instance, asked: Candidate, now_ns: int
+    ) -> tuple[NoPredictionReason, str] | None:
+        """Why there is no forecast."""
+        record, snapshot = instance.record, instance.snapshot
+        if body.model != record.model:
+            return NoPredictionReason.OTHER_MODEL, f"it serves {record.model}"
+        if snapshot is not None and snapshot is not instance.rolled and not plausible(snapshot):
+            self._metrics.snapshots.add("absurd")
+            instance.lose()
+            return NoPredictionReason.NO_SNAPSHOT, "its last snapshot has figures that no engine can have"
+        if snapshot is None:
+            return NoPredictionReason.NO_SNAPSHOT, "it has told nothing yet"
+        silent_ns = now_ns - instance.heard_ns
+        if silent_ns > SILENCE_NS_MAX:
+            return NoPredictionReason.STALE_SNAPSHOT, f"silent for {silent_ns / 1e9:.1f} s"
+        if instance.busy and instance.told_ns - snapshot.at_ns > STUCK_NS_MAX:
+            return NoPredictionReason.STALE_SNAPSHOT, f"no step in {(instance.told_ns - snapshot.at_ns) / 1e9:.1f} s"
+        if instance.draining:
+            return NoPredictionReason.DRAINING, ""
+        refusal = asked.refusal(instance.parameters)
+        if refusal is not None:
+            return NoPredictionReason.TOO_LONG, refusal
+        if instance.calibration.cost is None:
+            name = record.step_time or "none"
+            return NoPredictionReason.NO_STEP_TIME, f"step-time set {name!r} is not here, and too few steps were seen"
+        return None
+
+    def _remembered(self, instance: Instance, asked: Candidate, now_ns: int) -> LatencyPrediction | None:
+        """An earlier answer that still holds. An idle instance would do the same at any time."""
+        known = instance.answers.get(asked)
+        if known is None:
+            return None
+        passed_ns = now_ns - known.at_ns
+        if not instance.busy and not instance.placements:
+            self._metrics.remembered += 1
+            return known.answer
+        if passed_ns > REMEMBER_NS:
+            del instance.answers[asked]
+            return None
+        self._metrics.remembered += 1
+        ttft_ns, e2e_ns = known.answer.ttft_ns - passed_ns, known.answer.e2e_ns - passed_ns
+        return msgspec.structs.replace(known.answer, ttft_ns=max(1, ttft_ns), e2e_ns=max(1, e2e_ns))
+
+    def _forecast(
+        self, request: str, instance: Instance, asked: Candidate, lengths: LearntLengths, now_ns: int
+    ) -> LatencyPrediction:
+        transit_ns = self._transit_ns
+        forecaster = self._rolled(instance, lengths, now_ns + transit_ns)
+        told = forecaster.forecast(asked)
+        return LatencyPrediction(
+            request=request,
+            instance=instance.record.instance,
+            incarnation=instance.record.incarnation,
+            ttft_ns=told.ttft_ns + transit_ns,
+            e2e_ns=told.e2e_ns + transit_ns,
+            tpot_mean_ns=told.tpot_mean_ns,
+            tpot_worst_ns=told.tpot_worst_ns,
+            blocks_peak=told.blocks_peak,
+            preemptions=told.preemptions,
+            others=told.others,
+            others_delay_ns=told.others_delay_ns,
+            output_tokens=told.output_tokens,
+        )
+
+    def _rolled(self, instance: Instance, lengths: LearntLengths, until_ns: int) -> Forecaster:
+        """The instance's state at that time; loaded anew only where a new snapshot came."""
+        forecaster = self._forecaster(instance, lengths)
+        if instance.rolled is None:
+            self._load(instance, forecaster)
+        until_ns = max(until_ns, instance.rolled_ns)
+        forecaster.advance(until_ns)
+        instance.rolled_ns = until_ns
+        return forecaster
+
+    def _load(self, instance: Instance, forecaster: Forecaster) -> None:
+        snapshot = instance.snapshot
+        assert snapshot is not None
+        self._metrics.loads += 1
+        for sequence in instance.drop_shown():
+            self._metrics.placements.add("shown")
+            forecaster.forget(sequence)
+        forecaster.set_scale(instance.calibration.scale.value)
+        forecaster.load(snapshot)
+        instance.rolled, instance.rolled_ns = snapshot, snapshot.at_ns
+        for sequence, placement in instance.placements.items():
+            forecaster.add(sequence, placement.candidate, max(placement.at_ns, snapshot.at_ns))
+
+    def _forecaster(self, instance: Instance, lengths: LearntLengths) -> Forecaster:
+        """The instance's own; a new one where what it is built from has changed."""
+        calibration = instance.calibration
+        built = instance.forecaster
+        if built is not None and (instance.lengths_version, instance.fits) == (lengths.version, calibration.fits):
+            return built
+        assert calibration.cost is not None
+        built = build(calibration.cost, instance, lengths)
+        instance.forecaster, instance.rolled = built, None
+        instance.lengths_version, instance.fits = lengths.version, calibration.fits
+        return built
+
+
+def build(cost: StepCost, instance: Instance, lengths: LearntLengths) -> Forecaster:
+    """A forecaster for an instance's scheduler."""
+    default = lengths.default_output_tokens
+    return Forecaster(cost, instance.parameters, rule=lengths.rule, default_output_tokens=default)

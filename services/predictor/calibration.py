@@ -1,0 +1,177 @@
+"""Step times against what the engine really took: a scale on a known set, or a set of its own where none is known.
+
+Both learn from snapshots alone. A snapshot tells the duration and the batch of its last step; two snapshots between
+which the same sequences only decoded tell besides how long a whole run took, pauses between steps included, which is
+what a forecast adds up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from millrace.contracts.status import BatchComposition, StatusSnapshot
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost, after
+from millrace.enginemodel.steptime import LinearStepTime
+from scipy.optimize import nnls
+
+#: A scale beyond these says that the set is for another engine; more would only hide it.
+SCALE_MIN, SCALE_MAX = 0.2, 5.0
+
+#: One step counts for at most so many times its scaled prediction: a page fault or a stopped process is no step time.
+OUTLIER_RATIO = 4.0
+
+#: Share that is forgotten with each observation: the last hundred carry most of the weight.
+FORGET = 0.01
+
+#: Observations that the set itself is worth at the start: the first step does not turn it over.
+PRIOR_STEPS = 5
+
+#: Longest run of decode steps between two snapshots that is taken as one observation.
+RUN_STEPS_MAX = 256
+
+#: Steps seen before a fit is believed, and those among them that had a prompt chunk: without, prompts would seem free.
+FIT_STEPS_MIN, FIT_PREFILLS_MIN = 50, 5
+
+#: Steps that a fit looks back on, and new ones until the next fit (2 ms each).
+FIT_STEPS_MAX, REFIT_STEPS = 512, 64
+
+#: A step that is this many times off the first fit is left out of the second.
+FIT_OUTLIER_RATIO = 3.0
+
+
+class StepScale:
+    """Measured over predicted step time, as a ratio of two sums that forget."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._measured = 0.0
+        self._predicted = 0.0
+
+    @property
+    def value(self) -> float:
+        """The factor, 1.0 before the first observation."""
+        if not self._predicted:
+            return 1.0
+        return min(SCALE_MAX, max(SCALE_MIN, self._measured / self._predicted))
+
+    def observe(self, measured_ns: float, predicted_ns: float, steps: int = 1) -> None:
+        """Takes one step, or a run of ``steps``, into account."""
+        if measured_ns <= 0 or predicted_ns <= 0:
+            return
+        if not self.steps:
+            self._measured = self._predicted = PRIOR_STEPS * predicted_ns / steps
+        expected = self.value * predicted_ns
+        measured_ns = min(max(measured_ns, expected / OUTLIER_RATIO), expected * OUTLIER_RATIO)
+        keep = (1 - FORGET) ** min(steps, 20)
+        self._measured = keep * self._measured + measured_ns
+        self._predicted = keep * self._predicted + predicted_ns
+        self.steps += 1
+
+
+class StepFit:
+    """Fits a linear set to the last steps of one engine, by non-negative least squares on relative errors."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[float, ...]] = deque(maxlen=FIT_STEPS_MAX)
+        self._until_fit = FIT_STEPS_MIN
+
+    def observe(self, batch: BatchComposition, duration_ns: int) -> LinearStepTime | None:
+        """Takes a step; returns a new fit where one is due."""
+        self._rows.append((1.0, *_features(batch), float(duration_ns)))
+        self._until_fit -= 1
+        if self._until_fit > 0 or sum(row[2] > 0 for row in self._rows) < FIT_PREFILLS_MIN:
+            return None
+        self._until_fit = REFIT_STEPS
+        return fit(np.array(self._rows))
+
+
+class Calibration:
+    """What one instance's steps cost, as far as is known.
+
+    Attributes:
+        cost: The known or fitted set; None while there is neither.
+        scale: Factor on it.
+        fits: How often ``cost`` was fitted anew.
+    """
+
+    def __init__(self, cost: StepCost | None, parameters: EngineParameters, *, enabled: bool = True) -> None:
+        self.cost = cost
+        self.scale = StepScale()
+        self.fits = 0
+        self._parameters = parameters
+        self._enabled = enabled
+        self._fit = StepFit() if cost is None else None
+
+    def observe(self, snapshot: StatusSnapshot, before: StatusSnapshot | None) -> None:
+        """Learns from a snapshot with a new step and the one before it."""
+        if not self._enabled or snapshot.step_duration_ns <= 0 or not _computed(snapshot.batch):
+            return
+        if self._fit is not None:
+            fitted = self._fit.observe(snapshot.batch, snapshot.step_duration_ns)
+            if fitted is not None:
+                self.cost, self.fits = fitted.cost(self._parameters), self.fits + 1
+                self.scale = StepScale()
+        if self.cost is None:
+            return
+        steps = run_of_decodes(before, snapshot)
+        if before is not None and steps:
+            self.scale.observe(snapshot.at_ns - before.at_ns, run_ns(self.cost, snapshot.batch, steps), steps)
+        else:
+            self.scale.observe(snapshot.step_duration_ns, self.cost.duration_fs(snapshot.batch) / FS_PER_NS)
+
+
+def run_of_decodes(before: StatusSnapshot | None, later: StatusSnapshot) -> int:
+    """Steps between two snapshots in which the same sequences, and nothing else, decoded; 0 where that is not sure.
+
+    New sequences join at the end of the running list, so that its length, its first and its last tell all.
+    """
+    if before is None or not before.running or before.waiting or later.waiting or later.batch.prefills:
+        return 0
+    steps, sequences = later.step - before.step, len(before.running)
+    same = sequences == len(later.running) == later.batch.decodes and before.preemptions == later.preemptions
+    if not same or not 0 < steps <= RUN_STEPS_MAX or before.running[0].sequence != later.running[0].sequence:
+        return 0
+    first, last = before.running[-1], later.running[-1]
+    decoded = first.sequence == last.sequence and last.output_tokens - first.output_tokens == steps
+    return steps if decoded and first.computed_tokens >= first.prompt_tokens else 0
+
+
+def run_ns(cost: StepCost, last: BatchComposition, steps: int) -> float:
+    """Cost of the ``steps`` decode steps of which ``last`` was the last, by the mean of the ends."""
+    first = after(last, 1 - steps)
+    return steps * (cost.duration_fs(first) + cost.duration_fs(last)) / 2 / FS_PER_NS
+
+
+def fit(rows: np.ndarray) -> LinearStepTime:
+    """Least squares over rows of (1, decodes, prefill tokens, context, prefill work, duration in ns).
+
+    Each row is weighted so that relative errors count. Steps far off the first fit are left out of the second.
+    """
+    coefficients = _solve(rows)
+    predicted = np.maximum(rows[:, :-1] @ coefficients, 1.0)
+    ratio = rows[:, -1] / predicted
+    usual = (ratio < FIT_OUTLIER_RATIO) & (ratio > 1 / FIT_OUTLIER_RATIO)
+    if usual.sum() >= FIT_STEPS_MIN // 2 and not usual.all():
+        coefficients = _solve(rows[usual])
+    fixed, decode, prefill, context, work = (float(value) for value in coefficients)
+    return LinearStepTime(
+        fixed=fixed, per_decode=decode, per_prefill_token=prefill, per_context_token=context, per_prefill_work=work
+    )
+
+
+def _solve(rows: np.ndarray) -> np.ndarray:
+    weighted = rows[:, :-1] / rows[:, -1:]
+    norms = np.linalg.norm(weighted, axis=0)
+    norms[norms == 0] = 1.0  # a feature that never occurred costs nothing
+    solution: np.ndarray = nnls(weighted / norms, np.ones(len(rows)))[0]
+    return np.asarray(solution / norms)
+
+
+def _features(batch: BatchComposition) -> tuple[float, float, float, float]:
+    return float(batch.decodes), float(batch.prefill_tokens), float(batch.context_tokens), batch.prefill_work
+
+
+def _computed(batch: BatchComposition) -> bool:
+    return batch.decodes + batch.prefills > 0

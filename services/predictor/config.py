@@ -1,0 +1,57 @@
+"""Configuration of the predictor."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+from millrace.actor.config import BusConfig, TelemetryConfig
+
+
+class OutrunRule(StrEnum):
+    """What is expected of a sequence that has outrun its predicted length."""
+
+    PLUS_TEN = "plus_ten"  # ten more tokens, again and again (Block, section 4.1)
+    SURVIVAL = "survival"  # the log-normal's conditional mean, with the spread learnt from outcomes
+
+
+class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a predictor process needs.
+
+    Attributes:
+        name: Unique name on the bus.
+        instances: Names of the instances it serves; empty for all of the cluster, or of its shard.
+        shard: Which of ``shards``, from 0. Several processes with the same shard are replicas of each other.
+        shards: Instances are spread over so many by a hash of their name; 1 for no spreading.
+        rule: What is expected of sequences that outran their predicted length.
+        default_output_tokens: Length of an output that nobody predicted, until outcomes tell the mean.
+        learn_lengths: Take that mean, and the spread for ``survival``, from outcomes.
+        calibrate: Scale step times by what the engine really takes, and fit them where no set is known.
+        transit_us: From a decision until the engine has the sequence, microseconds: ingress, bus and worker.
+        step_times: Files of step-time parameters besides those that ship, by the name that instances give in their
+            record. One that cannot be read is as good as none.
+        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
+    """
+
+    name: str = "predictor-0"
+    instances: list[str] = []
+    shard: int = 0
+    shards: int = 1
+    rule: OutrunRule = OutrunRule.PLUS_TEN
+    default_output_tokens: int = 128
+    learn_lengths: bool = True
+    calibrate: bool = True
+    transit_us: int = 1_000
+    step_times: dict[str, str] = {}
+    bus: BusConfig = BusConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    record: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        if self.shards < 1 or not 0 <= self.shard < self.shards:
+            raise ValueError(f"shard must be in [0, shards), is {self.shard} of {self.shards}")
+        if self.default_output_tokens < 1:
+            raise ValueError(f"default_output_tokens must be at least 1, is {self.default_output_tokens}")
+        if self.transit_us < 0:
+            raise ValueError(f"transit_us must not be negative, is {self.transit_us}")

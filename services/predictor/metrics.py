@@ -1,0 +1,180 @@
+"""What a predictor counts: plain figures bumped by the actor, read by Prometheus when it scrapes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+_NS = 1e9
+#: Seconds: a forecast of an idle engine, to one in Python of a full one.
+_HANDLING_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
+#: Seconds: one step, to the age at which nothing is answered any more.
+_AGE_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+#: Seconds that a prediction was off: less than a step, to a queue that nobody expected.
+_ERROR_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """Counts of nanoseconds in fixed buckets."""
+
+    def __init__(self, bounds_s: tuple[float, ...]) -> None:
+        self._bounds_s = bounds_s
+        self._bounds_ns = [int(bound * _NS) for bound in bounds_s]
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_ns = 0
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self._counts)
+
+    def observe(self, duration_ns: int) -> None:
+        """Counts one duration."""
+        self._counts[bisect_left(self._bounds_ns, duration_ns)] += 1
+        self._sum_ns += duration_ns
+
+    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        """One sample of a family."""
+        buckets, total = [], 0
+        for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        family.add_metric(labels, buckets, self._sum_ns / _NS)
+
+
+class Labelled(Counter[str]):
+    """Counts by one label out of a closed set."""
+
+    def add(self, label: str) -> None:
+        """One more."""
+        self[label] += 1
+
+
+class Error:
+    """How far predictions of one figure were off.
+
+    Attributes:
+        absolute: Differences without sign.
+        share: Sum of differences over the real values: divided by ``judged``, the mean absolute percentage error.
+        bias_ns: Sum of real less predicted, ns.
+    """
+
+    def __init__(self) -> None:
+        self.absolute = Histogram(_ERROR_S)
+        self.judged = 0
+        self.share = 0.0
+        self.bias_ns = 0
+
+    def observe(self, *, predicted_ns: int, real_ns: int) -> None:
+        """Judges one prediction."""
+        self.judged += 1
+        self.absolute.observe(abs(real_ns - predicted_ns))
+        self.share += abs(real_ns - predicted_ns) / max(1, real_ns)
+        self.bias_ns += real_ns - predicted_ns
+
+
+class PredictorMetrics(Collector):
+    """All of one predictor. The actor bumps them; only ``clock`` and ``instances`` come from its shell.
+
+    Attributes:
+        predictions: By result: ``predicted``, ``malformed`` or the reason why not.
+        snapshots: By what became of them: ``taken``, ``repeated``, ``unregistered`` or why they were refused.
+        placements: By how they went: ``shown``, ``ended``, ``moved``, ``expired``, ``full``, ``unusable``.
+        outcomes: Requests that ended, by outcome.
+        remembered: Questions answered without a new forecast.
+        loads: Snapshots that were rolled forward anew; further questions go on from there.
+        snapshot_age: Of snapshots that were rolled forward.
+        handling: Time from a question's handling to its answer.
+        errors: By figure: ``ttft`` and ``e2e``.
+        missing_sets: Instances registered whose step-time set is not here.
+        clock: Counts nanoseconds; a constant where nobody measures.
+        instances: Yields (name, scale, fits) of every instance, for gauges.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None, *, clock: Callable[[], int] = int) -> None:
+        self.predictions = Labelled()
+        self.snapshots = Labelled()
+        self.placements = Labelled()
+        self.outcomes = Labelled()
+        self.remembered = 0
+        self.loads = 0
+        self.missing_sets = 0
+        self.snapshot_age = Histogram(_AGE_S)
+        self.handling = Histogram(_HANDLING_S)
+        self.errors = {"ttft": Error(), "e2e": Error()}
+        self.clock = clock
+        self.instances: Callable[[], Iterable[tuple[str, float, int]]] = list
+        if registry is not None:
+            registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing ahead of the first scrape."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Families for one scrape."""
+        yield from self._counters()
+        yield from self._histograms()
+        yield from self._errors()
+        yield from self._gauges()
+
+    def _counters(self) -> Iterator[Metric]:
+        for name, text, label, counts in (
+            ("predictions", "Questions, by result.", "result", self.predictions),
+            ("snapshots", "Snapshots heard, by what became of them.", "result", self.snapshots),
+            ("placements", "Placements that no snapshot showed yet, by how they went.", "result", self.placements),
+            ("outcomes", "Requests that ended, by outcome.", "outcome", self.outcomes),
+        ):
+            family = CounterMetricFamily(f"millrace_predictor_{name}", text, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family
+        for name, text, count in (
+            ("remembered", "Questions answered from memory.", self.remembered),
+            ("loads", "Snapshots rolled forward anew.", self.loads),
+            ("missing_sets", "Registrations whose step-time set is not here.", self.missing_sets),
+        ):
+            yield CounterMetricFamily(f"millrace_predictor_{name}", text, value=count)
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text, histogram in (
+            ("snapshot_age", "Age of the snapshot that was rolled forward.", self.snapshot_age),
+            ("handling", "Time from a question's handling to its answer.", self.handling),
+        ):
+            family = HistogramMetricFamily(f"millrace_predictor_{name}_seconds", text)
+            histogram.add_to(family, [])
+            yield family
+
+    def _errors(self) -> Iterator[Metric]:
+        absolute = HistogramMetricFamily(
+            "millrace_predictor_error_seconds", "Real less predicted latency, without sign.", labels=["figure"]
+        )
+        share = CounterMetricFamily(
+            "millrace_predictor_error_share", "Sum of errors, each over the real value.", labels=["figure"]
+        )
+        bias = GaugeMetricFamily(
+            "millrace_predictor_bias_seconds", "Mean of real less predicted latency.", labels=["figure"]
+        )
+        for figure, error in self.errors.items():
+            error.absolute.add_to(absolute, [figure])
+            share.add_metric([figure], error.share)
+            bias.add_metric([figure], error.bias_ns / _NS / max(1, error.judged))
+        yield from (absolute, share, bias)
+
+    def _gauges(self) -> Iterator[Metric]:
+        scale = GaugeMetricFamily(
+            "millrace_predictor_step_scale", "Measured over modelled step time.", labels=["instance"]
+        )
+        fits = GaugeMetricFamily(
+            "millrace_predictor_step_fits", "Fits of step times where no set is known.", labels=["instance"]
+        )
+        served = list(self.instances())
+        for name, value, fitted in served:
+            scale.add_metric([name], value)
+            fits.add_metric([name], fitted)
+        yield from (scale, fits)
+        yield GaugeMetricFamily("millrace_predictor_instances", "Instances served.", value=len(served))

@@ -1,0 +1,208 @@
+"""What a predictor knows of each instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millrace.contracts.predictor import LatencyPrediction
+from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
+from millrace.enginemodel.forecast import Candidate, Forecaster
+from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+
+from services.predictor.calibration import Calibration
+
+#: Bound of any length that a snapshot may tell, tokens or blocks; larger numbers are absurd, and would not fit an
+#: engine's own integers.
+LENGTH_MAX = 1 << 31
+
+#: Doubled work of one step that a step's cost can be computed of, tokens²; a step's longest time (an hour); and the
+#: year 2262, where 63 bits of nanoseconds end.
+WORK_MAX, STEP_NS_MAX, TIME_MAX = 1 << 50, 3_600_000_000_000, (1 << 63) - 1
+
+#: Sequences in one snapshot: vLLM's own shows at most 4,096 waiting ones.
+SEQUENCES_MAX = 16_384
+
+#: A snapshot that does not show a placement this long after it never will: it was refused, or ended in between.
+SHOWN_WITHIN_NS = 100_000_000
+
+
+@dataclass(slots=True)
+class Placement:
+    """A sequence that was placed and that no snapshot shows yet.
+
+    Attributes:
+        at_ns: When the engine has it: the decision and the way there.
+    """
+
+    request: str
+    candidate: Candidate
+    at_ns: int
+
+
+@dataclass(slots=True)
+class Remembered:
+    """An answer that still holds. ``at_ns``: its times count from here."""
+
+    answer: LatencyPrediction
+    at_ns: int
+
+
+@dataclass(slots=True)
+class Instance:
+    """One instance.
+
+    Attributes:
+        parameters: Of its scheduler, as its record says.
+        calibration: What its steps cost.
+        snapshot: The last one of this incarnation; None before.
+        told_ns: When ``snapshot`` was last said to hold.
+        heard_ns: Last sign of life.
+        placements: By sequence id, in order of decision.
+        forecaster: State rolled forward; None where it has to be built anew.
+        rolled: The snapshot that it was loaded from; None where it has to be loaded.
+        lengths_version: Of the learnt lengths that it was built with.
+        fits: Of the calibration that it was built with.
+        answers: Answers that still hold, by candidate.
+    """
+
+    record: InstanceRecord
+    parameters: EngineParameters
+    calibration: Calibration
+    heard_ns: int = 0
+    told_ns: int = 0
+    draining: bool = False
+    dead_before_ns: int = 0
+    snapshot: StatusSnapshot | None = None
+    placements: dict[str, Placement] = field(default_factory=dict)
+    forecaster: Forecaster | None = None
+    rolled: StatusSnapshot | None = None
+    rolled_ns: int = 0
+    lengths_version: int = -1
+    fits: int = -1
+    answers: dict[Candidate, Remembered] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last snapshot shows work."""
+        return self.snapshot is not None and bool(self.snapshot.running or self.snapshot.waiting)
+
+    def age_ns(self, now_ns: int) -> int:
+        """Age of what is rolled forward. An idle engine's state is as fresh as the last word of it."""
+        assert self.snapshot is not None
+        taken_ns = self.snapshot.at_ns if self.busy else max(self.snapshot.at_ns, self.told_ns)
+        return max(0, now_ns - taken_ns)
+
+    def refusal(self, snapshot: StatusSnapshot) -> str | None:
+        """Why a snapshot is not taken; None where it is."""
+        if snapshot.model != self.record.model:
+            return "other_model"
+        if snapshot.incarnation != self.record.incarnation or snapshot.incarnation <= self.dead_before_ns:
+            return "other_incarnation"
+        known = self.snapshot
+        if known is not None and (snapshot.step < known.step or snapshot.at_ns < known.at_ns):
+            return "old"
+        return None if _plausible_step(snapshot) else "absurd"
+
+    def take(self, snapshot: StatusSnapshot, now_ns: int) -> None:
+        """Replaces the snapshot. One that is told again confirms the state and changes nothing."""
+        known = self.snapshot
+        self.heard_ns = self.told_ns = now_ns
+        if known is not None and snapshot.step == known.step and snapshot.at_ns == known.at_ns:
+            return
+        if known is None or snapshot.step > known.step:
+            self.calibration.observe(snapshot, known)
+        self.snapshot = snapshot
+        self.rolled = None
+        self.answers.clear()
+
+    def take_summary(self, summary: InstanceSummary, now_ns: int) -> None:
+        """A sign of life."""
+        if summary.incarnation == self.record.incarnation > self.dead_before_ns:
+            self.heard_ns, self.draining = now_ns, summary.draining
+
+    def lose(self) -> None:
+        """Its process ended: nothing of it holds any more."""
+        self.snapshot = self.rolled = None
+        self.heard_ns = 0
+        self.placements.clear()
+        self.answers.clear()
+
+    def place(self, sequence: str, placement: Placement) -> None:
+        """A decision put a sequence here."""
+        self.placements[sequence] = placement
+        self.answers.clear()
+        if self.rolled is not None and self.forecaster is not None:
+            self.forecaster.add(sequence, placement.candidate, max(placement.at_ns, self.rolled_ns))
+
+    def remove(self, sequence: str) -> None:
+        """A placement went elsewhere or ended."""
+        if self.placements.pop(sequence, None) is not None:
+            self.answers.clear()
+            if self.rolled is not None and self.forecaster is not None:
+                self.forecaster.forget(sequence)
+
+    def drop_shown(self) -> list[str]:
+        """Lets go of placements that the snapshot shows, or should show by now. Returns their sequences."""
+        snapshot = self.snapshot
+        if snapshot is None or not self.placements:
+            return []
+        shown = {entry.sequence for entry in snapshot.running}
+        shown.update(entry.sequence for entry in snapshot.waiting)
+        # Two steps may pass: one that was under way when it came, and one that had it in its batch.
+        late_ns = snapshot.at_ns - SHOWN_WITHIN_NS - 2 * snapshot.step_duration_ns
+        gone = [name for name, each in self.placements.items() if name in shown or each.at_ns < late_ns]
+        for name in gone:
+            del self.placements[name]
+        return gone
+
+
+def _plausible_step(snapshot: StatusSnapshot) -> bool:
+    """Whether blocks and the last step are such that an engine can have them. Looked at with every snapshot."""
+    if not 0 <= snapshot.blocks_free <= snapshot.blocks_total < LENGTH_MAX or not 0 <= snapshot.at_ns < TIME_MAX:
+        return False
+    batch = snapshot.batch
+    counts = (batch.decodes, batch.prefills, batch.prefill_tokens, batch.context_tokens, batch.longest_context)
+    if not 0 <= min(counts) <= max(counts) < LENGTH_MAX or batch.prefill_context_tokens > batch.context_tokens:
+        return False
+    # What is not a number is in no range.
+    return 0 <= batch.prefill_work < WORK_MAX and 0 <= snapshot.step_duration_ns < STEP_NS_MAX
+
+
+def plausible(snapshot: StatusSnapshot) -> bool:
+    """Whether its sequences are such that an engine can have them. Looked at before they are rolled forward."""
+    if len(snapshot.running) + len(snapshot.waiting) > SEQUENCES_MAX:
+        return False
+    held = 0
+    for entry in (*snapshot.running, *snapshot.waiting):
+        if not (0 < entry.prompt_tokens < LENGTH_MAX and 0 <= entry.output_tokens < LENGTH_MAX and entry.blocks >= 0):
+            return False
+        if not (0 <= entry.computed_tokens <= entry.prompt_tokens + entry.output_tokens and entry.max_tokens >= 0):
+            return False
+        held += entry.blocks
+    return held < LENGTH_MAX
+
+
+def parameters_of(record: InstanceRecord) -> EngineParameters:
+    """How the instance's scheduler works.
+
+    Raises:
+        ValueError: no engine could run with what the record says; the message names the field.
+    """
+    for field_ in ("max_model_len", "block_size", "blocks_total", "max_sequences", "token_budget"):
+        if getattr(record, field_) >= LENGTH_MAX:
+            raise ValueError(f"{field_} must be below {LENGTH_MAX}, is {getattr(record, field_)}")
+    room = record.blocks_total * record.block_size
+    return EngineParameters(
+        max_model_len=min(record.max_model_len, room),  # vLLM counts its null block in when it checks this
+        block_size=record.block_size,
+        blocks_total=record.blocks_total,
+        max_sequences=record.max_sequences,
+        token_budget=record.token_budget,
+        long_prefill_token_threshold=record.long_prefill_token_threshold,
+        chunked_prefill=record.chunked_prefill,
+        prefix_caching=record.prefix_caching,
+        watermark=record.watermark,
+        reserve_full_prompt=record.reserve_full_prompt,
+        policy=QueuePolicy(record.queue_policy),
+        async_scheduling=record.async_scheduling,
+    )

@@ -1,0 +1,34 @@
+"""Reads every step-time set that a predictor may need: those that ship, and files that its configuration names.
+
+Done once, by whoever builds the actor; one that cannot be read is told and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from millrace.enginemodel.coefficients import coefficient_names, load_coefficients
+from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
+
+
+def read_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel], dict[str, str]]:
+    """Sets by name, and for those that cannot be read, why.
+
+    Args:
+        files: Paths of further sets, by the name that instances give in their record.
+    """
+    found: dict[str, StepTimeModel] = {}
+    unreadable: dict[str, str] = {}
+    for name in coefficient_names():
+        try:
+            found[name] = load_coefficients(name)
+        except (ValueError, OSError) as error:
+            unreadable[name] = str(error)
+    for name, path in files.items():
+        try:
+            found[name] = msgspec.toml.decode(Path(path).read_bytes(), type=LinearStepTime)
+        except (ValueError, OSError) as error:
+            unreadable[name] = f"{path}: {error}"
+    return found, unreadable

@@ -1,0 +1,168 @@
+"""A predictor that serves instances with steps of a fixed time, and the messages that it hears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import Effect, Reply
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.message import Body, Message
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.predictor import PredictLatency
+from millrace.contracts.status import (
+    BatchComposition,
+    InstanceRecord,
+    SequenceState,
+    SequenceStatus,
+    StatusSnapshot,
+)
+from millrace.enginemodel.steptime import ConstantStepTime, StepTimeModel
+
+from services.predictor.actor import PredictorActor
+from services.predictor.config import PredictorConfig
+from services.predictor.metrics import PredictorMetrics
+
+MS = 1_000_000
+STEP_MS = 10
+MODEL = "m"
+STEP_TIMES: dict[str, StepTimeModel] = {"ten-ms": ConstantStepTime(STEP_MS * MS)}
+START_NS = 1_000_000 * MS
+
+
+def record(name: str = "w0", **changes: Any) -> InstanceRecord:
+    """A registered instance."""
+    fields: dict[str, Any] = {
+        "instance": name,
+        "incarnation": 5,
+        "model": MODEL,
+        "engine": "modelled",
+        "engine_version": "1",
+        "max_model_len": 2_048,
+        "max_sequences": 8,
+        "token_budget": 256,
+        "block_size": 16,
+        "blocks_total": 512,
+        "step_time": "ten-ms",
+    }
+    return InstanceRecord(**fields | changes)
+
+
+def status(name: str, output_tokens: int = 0, **changes: Any) -> SequenceStatus:
+    """A sequence that decodes; 32 tokens of prompt."""
+    fields: dict[str, Any] = {
+        "sequence": name,
+        "state": SequenceState.RUNNING,
+        "prompt_tokens": 32,
+        "computed_tokens": 32 + output_tokens - (output_tokens > 0),
+        "output_tokens": output_tokens,
+        "max_tokens": 400,
+        "blocks": 2 + output_tokens // 16,
+        "arrival_ns": START_NS,
+        "expected_output_tokens": 50,
+    }
+    return SequenceStatus(**fields | changes)
+
+
+def snapshot(name: str = "w0", **changes: Any) -> StatusSnapshot:
+    """An idle instance."""
+    fields: dict[str, Any] = {
+        "instance": name,
+        "incarnation": 5,
+        "model": MODEL,
+        "step": 1,
+        "at_ns": START_NS,
+        "running": [],
+        "waiting": [],
+        "blocks_free": 512,
+        "blocks_total": 512,
+        "preemptions": 0,
+        "step_duration_ns": 0,
+        "batch": BatchComposition(),
+    }
+    return StatusSnapshot(**fields | changes)
+
+
+def decision(request: str, chosen: str, *, at_ns: int = START_NS, **changes: Any) -> DecisionMade:
+    """A placement of one sequence."""
+    fields: dict[str, Any] = {
+        "request": request,
+        "sequences": [f"{request}.0"],
+        "epoch": 1,
+        "kind": "dispatch",
+        "policy": "forecast",
+        "model": MODEL,
+        "chosen": chosen,
+        "reason": "",
+        "at_ns": at_ns,
+        "prompt_tokens": 32,
+        "max_tokens": 400,
+        "expected_output_tokens": 50.0,
+    }
+    return DecisionMade(**fields | changes)
+
+
+def outcome(request: str, **changes: Any) -> RequestFinished:
+    """A request that completed with 50 tokens."""
+    fields: dict[str, Any] = {
+        "request": request,
+        "model": MODEL,
+        "outcome": "completed",
+        "ingress": "ingress-0",
+        "output_tokens": [50],
+        "instances": ["w0"],
+    }
+    return RequestFinished(**fields | changes)
+
+
+def question(**changes: Any) -> PredictLatency:
+    """A request of 32 tokens with 10 expected."""
+    fields: dict[str, Any] = {
+        "request": "q",
+        "instance": "w0",
+        "model": MODEL,
+        "prompt_tokens": 32,
+        "max_tokens": 100,
+        "expected_output_tokens": 10.0,
+    }
+    return PredictLatency(**fields | changes)
+
+
+class Predictor:
+    """An actor with its clock and its metrics."""
+
+    def __init__(self, *, step_times: dict[str, StepTimeModel] | None = None, **config: Any) -> None:
+        fields = {"bus": BusConfig(cluster="local"), "transit_us": 0} | config
+        self.now_ns = START_NS
+        self.metrics = PredictorMetrics()
+        self.actor = PredictorActor(
+            config=msgspec.convert(fields, PredictorConfig),
+            incarnation=7,
+            step_times=STEP_TIMES if step_times is None else step_times,
+            metrics=self.metrics,
+        )
+
+    def register(self, value: InstanceRecord | None, key: str = "w0") -> list[Effect]:
+        """The record appears, changes, or goes."""
+        return self.send(KeyChanged(bucket="instance", key=key, value=value, revision=1))
+
+    def send(self, body: Body, *, reply_to: str = "", subject: str = "") -> list[Effect]:
+        """Delivers one message now."""
+        return self.actor.handle(Message(body, subject=subject, reply_to=reply_to), self.now_ns)
+
+    def ask(self, body: PredictLatency | None = None, *, subject: str = "") -> Any:
+        """The answer to a question."""
+        (reply,) = self.send(body or question(), reply_to="_INBOX.x", subject=subject)
+        assert isinstance(reply, Reply)
+        self.actor.check_invariants()
+        return reply.body
+
+
+def served(*snapshots: StatusSnapshot, **config: Any) -> Predictor:
+    """A predictor that knows one instance with these snapshots."""
+    predictor = Predictor(**config)
+    predictor.register(record())
+    for each in snapshots or (snapshot(),):
+        predictor.send(each)
+    return predictor

@@ -1,0 +1,498 @@
+"""The predictor's actor: what it knows, what it answers, what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from millrace.actor.effects import Log, Publish, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
+from millrace.contracts.local import StopRequested, TimerFired
+from millrace.contracts.message import ErrorReply
+from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason
+from millrace.contracts.status import BatchComposition, InstanceSummary, PresenceState, ServicePresence
+
+from services.predictor.actor import INSTANCES_MAX, PLACEMENT_NS_MAX, PLACEMENTS_MAX
+from services.predictor.answering import REMEMBER_NS, SILENCE_NS_MAX, STUCK_NS_MAX
+from tests.unit.predictor_rig import (
+    MS,
+    START_NS,
+    STEP_MS,
+    Predictor,
+    decision,
+    outcome,
+    question,
+    record,
+    served,
+    snapshot,
+    status,
+)
+
+
+def reason(answer: Any) -> str:
+    assert isinstance(answer, NoPrediction), answer
+    return str(answer.reason)
+
+
+def e2e_steps(answer: Any) -> float:
+    """End-to-end time in steps of the instance."""
+    assert isinstance(answer, LatencyPrediction), answer
+    return answer.e2e_ns / (STEP_MS * MS)
+
+
+def summary(**changes: Any) -> InstanceSummary:
+    fields: dict[str, Any] = {
+        "instance": "w0",
+        "incarnation": 5,
+        "model": "m",
+        "at_ns": START_NS,
+        "running": 0,
+        "waiting": 0,
+        "running_tokens": 0,
+        "waiting_prefill_tokens": 0,
+        "blocks_free": 1,
+        "blocks_total": 1,
+        "block_size": 16,
+        "preemptions": 0,
+        "output_tokens_total": 0,
+    }
+    return InstanceSummary(**fields | changes)
+
+
+# what it answers
+
+
+def test_an_idle_instance_takes_one_step_per_token() -> None:
+    answer = served().ask()
+    assert (answer.request, answer.instance, answer.incarnation) == ("q", "w0", 5)
+    assert (answer.ttft_ns, answer.e2e_ns) == (STEP_MS * MS, 10 * STEP_MS * MS)
+    assert (answer.others, answer.output_tokens) == (0, 10)
+
+
+def test_the_way_to_the_engine_counts() -> None:
+    answer = served(transit_us=2_000).ask()
+    assert (answer.ttft_ns, answer.e2e_ns) == ((STEP_MS + 2) * MS, (10 * STEP_MS + 2) * MS)
+
+
+def test_a_full_instance_answers_with_its_queue() -> None:
+    running = [status(f"r{index}.0", output_tokens=10) for index in range(8)]
+    predictor = served(snapshot(running=running, blocks_free=400))
+    answer = predictor.ask()
+    assert answer.others == 8
+    assert e2e_steps(answer) == 40 + 10  # all eight places are free after forty more tokens
+
+
+def test_the_state_is_rolled_forward_to_the_moment_of_the_question() -> None:
+    running = [status(f"r{index}.0", output_tokens=10) for index in range(8)]
+    predictor = served(snapshot(running=running, blocks_free=400))
+    predictor.now_ns += 25 * STEP_MS * MS
+    answer = predictor.ask()
+    assert e2e_steps(answer) == 15 + 10
+    assert answer.snapshot_age_ns == 25 * STEP_MS * MS
+
+
+def test_the_step_under_way_is_waited_for() -> None:
+    predictor = served(snapshot(running=[status("r.0", output_tokens=10)], blocks_free=400))
+    predictor.now_ns += 4 * MS
+    assert predictor.ask().ttft_ns == (6 + STEP_MS) * MS
+
+
+def test_the_instance_is_taken_from_the_subject_where_the_body_names_none() -> None:
+    answer = served().ask(question(instance=""), subject="mr.local.predict.m.w0")
+    assert (answer.instance, e2e_steps(answer)) == ("w0", 10)
+
+
+def test_a_question_without_a_reply_subject_is_not_answered() -> None:
+    assert served().send(question()) == []
+
+
+def test_an_unknown_length_is_the_mean_of_outcomes() -> None:
+    predictor = served(default_output_tokens=20)
+    unknown = question(expected_output_tokens=None)
+    assert e2e_steps(predictor.ask(unknown)) == 20
+    for index in range(50):
+        predictor.send(outcome(f"r{index}", output_tokens=[60]))
+    assert e2e_steps(predictor.ask(unknown)) == 60
+
+
+def test_lengths_are_not_learnt_where_that_is_switched_off() -> None:
+    predictor = served(default_output_tokens=20, learn_lengths=False)
+    for index in range(50):
+        predictor.send(outcome(f"r{index}", output_tokens=[60]))
+    assert e2e_steps(predictor.ask(question(expected_output_tokens=None))) == 20
+
+
+@pytest.mark.parametrize("rule", ["plus_ten", "survival"])
+def test_a_sequence_that_outran_its_prediction_is_expected_to_go_on(rule: str) -> None:
+    running = [status(f"r{index}.0", output_tokens=60) for index in range(8)]
+    predictor = served(snapshot(running=running, blocks_free=300), rule=rule)
+    waits = e2e_steps(predictor.ask()) - 10
+    assert waits == 10 if rule == "plus_ten" else waits > 20
+
+
+def test_the_spread_of_lengths_is_learnt_from_outcomes() -> None:
+    def waits(spread: float) -> float:
+        running = [status(f"r{index}.0", output_tokens=60) for index in range(8)]
+        predictor = served(snapshot(running=running, blocks_free=300), rule="survival")
+        for index in range(60):
+            predicted = 50 * spread if index % 2 else 50 / spread
+            predictor.send(outcome(f"o{index}", output_tokens=[50], predicted_output_tokens=predicted))
+        return e2e_steps(predictor.ask())
+
+    assert waits(1.2) < waits(3.0)
+
+
+# placements
+
+
+def test_a_placement_counts_until_a_snapshot_shows_it() -> None:
+    predictor = served()
+    for index in range(8):
+        predictor.send(decision(f"r{index}", "w0"))
+    assert predictor.ask().others == 8
+    predictor.now_ns += 3 * STEP_MS * MS
+    running = [status(f"r{index}.0", output_tokens=3) for index in range(8)]
+    predictor.send(snapshot(step=4, at_ns=predictor.now_ns, running=running, blocks_free=400))
+    answer = predictor.ask()
+    assert (answer.others, e2e_steps(answer)) == (8, 47 + 10)
+    assert predictor.metrics.placements == {"shown": 8}
+
+
+def test_a_placement_after_a_question_counts_in_the_next_one() -> None:
+    predictor = served()
+    predictor.ask()
+    predictor.send(decision("r", "w0"))
+    assert predictor.ask().others == 1
+
+
+def test_a_placement_that_went_elsewhere_counts_there_only() -> None:
+    predictor = served()
+    predictor.register(record("w1"), key="w1")
+    predictor.send(snapshot("w1"))
+    predictor.send(decision("r", "w0"))
+    predictor.send(decision("r", "w1", kind="continuation"))
+    assert predictor.ask().others == 0
+    assert predictor.ask(question(instance="w1")).others == 1
+
+
+def test_a_request_that_ended_is_on_no_way_any_more() -> None:
+    predictor = served()
+    predictor.send(decision("r", "w0"))
+    predictor.ask()
+    predictor.send(outcome("r"))
+    assert predictor.ask().others == 0
+
+
+def test_a_placement_that_no_snapshot_ever_shows_is_let_go() -> None:
+    predictor = served()
+    predictor.send(decision("r", "w0"))
+    predictor.now_ns += 500 * MS
+    predictor.send(snapshot(step=50, at_ns=predictor.now_ns))
+    assert predictor.ask().others == 0
+
+
+def test_a_placement_is_forgotten_after_a_while_whatever_happens() -> None:
+    predictor = served()
+    predictor.send(decision("r", "w0"))
+    predictor.now_ns += PLACEMENT_NS_MAX + 1
+    predictor.send(TimerFired(name="tick"))
+    predictor.send(snapshot())
+    assert predictor.ask().others == 0
+    assert predictor.metrics.placements == {"expired": 1}
+
+
+def test_placements_at_one_instance_are_bounded() -> None:
+    predictor = served()
+    said = []
+    for index in range(PLACEMENTS_MAX + 5):
+        said += predictor.send(decision(f"r{index}", "w0"))
+    assert [effect.event for effect in said if isinstance(effect, Log)] == ["bound_reached"]
+    assert predictor.metrics.placements == {"full": 5}
+
+
+@pytest.mark.parametrize("lengths", [{"prompt_tokens": 0}, {"output_tokens": -1}, {"max_tokens": 1 << 60}])
+def test_a_decision_without_sensible_lengths_is_counted_and_left_out(lengths: dict[str, int]) -> None:
+    predictor = served()
+    predictor.send(decision("r", "w0", **lengths))
+    assert predictor.ask().others == 0
+    assert predictor.metrics.placements == {"unusable": 1}
+
+
+# what it remembers
+
+
+def test_the_same_question_in_the_same_state_is_answered_from_memory() -> None:
+    predictor = served()
+    first = predictor.ask()
+    predictor.now_ns += 700 * MS
+    second = predictor.ask(question(request="other"))
+    assert (second.request, second.e2e_ns, predictor.metrics.remembered) == ("other", first.e2e_ns, 1)
+
+
+def test_a_busy_instance_is_forecast_anew_soon() -> None:
+    predictor = served(snapshot(running=[status("r.0", output_tokens=10)], blocks_free=400))
+    first = predictor.ask()
+    predictor.now_ns += REMEMBER_NS
+    assert predictor.ask().e2e_ns == first.e2e_ns - REMEMBER_NS
+    assert predictor.metrics.remembered == 1
+    predictor.now_ns += 1
+    predictor.ask()
+    assert predictor.metrics.remembered == 1
+
+
+def test_a_snapshot_is_loaded_once_for_all_questions_about_it() -> None:
+    predictor = served(snapshot(running=[status("r.0", output_tokens=10)], blocks_free=400))
+    for prompt_tokens in (10, 20, 30):
+        predictor.now_ns += 2 * MS
+        predictor.ask(question(prompt_tokens=prompt_tokens))
+    assert predictor.metrics.loads == 1
+
+
+# why it does not answer
+
+
+def test_an_unknown_instance_has_no_snapshot() -> None:
+    assert reason(Predictor().ask()) == NoPredictionReason.NO_SNAPSHOT
+
+
+def test_an_instance_that_told_nothing_yet_has_no_snapshot() -> None:
+    predictor = Predictor()
+    predictor.register(record())
+    assert reason(predictor.ask()) == NoPredictionReason.NO_SNAPSHOT
+
+
+def test_an_instance_that_left_has_no_snapshot() -> None:
+    predictor = served()
+    predictor.register(None)
+    assert reason(predictor.ask()) == NoPredictionReason.NO_SNAPSHOT
+
+
+def test_another_model_is_not_served() -> None:
+    assert reason(served().ask(question(model="other"))) == NoPredictionReason.OTHER_MODEL
+
+
+def test_a_silent_instance_is_stale_until_it_says_something() -> None:
+    predictor = served()
+    predictor.now_ns += SILENCE_NS_MAX + 1
+    assert reason(predictor.ask()) == NoPredictionReason.STALE_SNAPSHOT
+    predictor.send(summary())
+    assert e2e_steps(predictor.ask()) == 10
+
+
+def test_an_engine_that_hangs_is_stale_although_its_worker_talks() -> None:
+    running = [status("r.0", output_tokens=10)]
+    predictor = served(snapshot(running=running, blocks_free=400))
+    predictor.now_ns += STUCK_NS_MAX + 1
+    predictor.send(snapshot(running=running, blocks_free=400))
+    assert reason(predictor.ask()) == NoPredictionReason.STALE_SNAPSHOT
+
+
+def test_a_draining_instance_takes_nothing() -> None:
+    predictor = served()
+    predictor.send(summary(draining=True))
+    assert reason(predictor.ask()) == NoPredictionReason.DRAINING
+
+
+def test_a_prompt_that_does_not_fit_is_too_long() -> None:
+    assert reason(served().ask(question(prompt_tokens=2_048))) == NoPredictionReason.TOO_LONG
+    assert isinstance(served().ask(question(prompt_tokens=2_047)), LatencyPrediction)
+
+
+def test_a_dead_process_has_no_future() -> None:
+    predictor = served()
+    dead = ServicePresence(role="worker", name="w0", incarnation=0, at_ns=START_NS, state=PresenceState.DEAD)
+    predictor.send(dead)
+    assert reason(predictor.ask()) == NoPredictionReason.NO_SNAPSHOT
+    predictor.send(snapshot(step=9))
+    assert reason(predictor.ask()) == NoPredictionReason.NO_SNAPSHOT
+    predictor.register(record(incarnation=START_NS + 1))
+    predictor.send(snapshot(incarnation=START_NS + 1))
+    assert e2e_steps(predictor.ask()) == 10
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"prompt_tokens": 0},
+        {"prompt_tokens": -5},
+        {"prompt_tokens": 1 << 40},
+        {"max_tokens": 0},
+        {"max_tokens": 1 << 63},
+        {"output_tokens": -1},
+        {"sequences": 0},
+        {"sequences": 100_000},
+    ],
+)
+def test_an_absurd_question_is_answered_as_malformed(field: dict[str, int]) -> None:
+    answer = served().ask(question(**field))
+    assert isinstance(answer, ErrorReply)
+    assert (answer.reason, next(iter(field)) in answer.detail) == ("malformed", True)
+
+
+@pytest.mark.parametrize("expected", [float("nan"), float("inf"), -3.0, 0.0])
+def test_an_absurd_length_is_as_good_as_none(expected: float) -> None:
+    assert e2e_steps(served().ask(question(expected_output_tokens=expected, max_tokens=40))) == 40
+
+
+def test_a_huge_length_is_bounded_by_what_the_client_takes() -> None:
+    assert e2e_steps(served().ask(question(expected_output_tokens=1e300))) == 100
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"model": "other", "step": 9}, "other_model"),
+        ({"incarnation": 4, "step": 9}, "other_incarnation"),
+        ({"step": 0}, "old"),
+        ({"at_ns": START_NS - 1}, "old"),
+        ({"blocks_free": -1, "step": 9}, "absurd"),
+        ({"blocks_free": 513, "step": 9}, "absurd"),
+        ({"at_ns": 1 << 63, "step": 9}, "absurd"),
+        ({"step_duration_ns": -1, "step": 9}, "absurd"),
+        ({"batch": BatchComposition(decodes=-1), "step": 9}, "absurd"),
+        ({"batch": BatchComposition(decodes=1, prefill_work=float("nan")), "step": 9}, "absurd"),
+        ({"instance": "stranger"}, "unregistered"),
+    ],
+)
+def test_a_snapshot_that_cannot_be_changes_nothing(wrong: dict[str, Any], why: str) -> None:
+    predictor = served(snapshot(running=[status("r.0", output_tokens=10)], blocks_free=400))
+    predictor.send(snapshot(**wrong))
+    assert predictor.metrics.snapshots == {"taken": 1, why: 1}
+    assert predictor.ask().others == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt_tokens": -1},
+        {"output_tokens": 1 << 40},
+        {"computed_tokens": 10_000},
+        {"blocks": -1},
+        {"max_tokens": -1},
+    ],
+)
+def test_a_snapshot_with_an_absurd_sequence_is_not_rolled_forward(wrong: dict[str, int]) -> None:
+    predictor = served(snapshot(running=[status("r.0", **wrong)]))
+    assert reason(predictor.ask()) == NoPredictionReason.NO_SNAPSHOT
+    predictor.send(snapshot(step=2, at_ns=START_NS + 1))
+    assert e2e_steps(predictor.ask()) == 10
+
+
+@pytest.mark.parametrize("expected", [None, 0, -7, 1 << 50])
+def test_an_absurd_expectation_of_a_running_sequence_does_no_harm(expected: int | None) -> None:
+    running = [status("r.0", output_tokens=10, expected_output_tokens=expected)]
+    assert served(snapshot(running=running, blocks_free=400)).ask().others == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"block_size": 0}, {"max_sequences": -1}, {"queue_policy": "lifo"}, {"token_budget": 1 << 70}]
+)
+def test_a_record_that_no_engine_can_have_is_said_once(wrong: dict[str, Any]) -> None:
+    predictor = Predictor()
+    said = predictor.register(record(**wrong)) + predictor.register(record(**wrong))
+    assert [effect.event for effect in said if isinstance(effect, Log)] == ["instance_unusable"]
+    assert reason(predictor.ask()) == NoPredictionReason.NO_SNAPSHOT
+
+
+def test_no_more_instances_are_kept_than_the_bound_says() -> None:
+    predictor = Predictor()
+    said = []
+    for index in range(INSTANCES_MAX + 3):
+        said += predictor.register(record(f"w{index}"), key=f"w{index}")
+    assert [effect.event for effect in said if isinstance(effect, Log)] == ["bound_reached"]
+
+
+def test_a_missing_step_time_set_is_said_once_and_counted() -> None:
+    predictor = Predictor()
+    said = predictor.register(record(step_time="nowhere.toml"))
+    said += predictor.register(record("w1", step_time="nowhere.toml"), key="w1")
+    assert [effect.event for effect in said if isinstance(effect, Log)] == ["step_time_unknown"]
+    predictor.send(snapshot())
+    assert reason(predictor.ask()) == NoPredictionReason.NO_STEP_TIME
+    assert predictor.metrics.missing_sets == 2
+
+
+# what it learns
+
+
+def test_predictions_are_judged_by_what_happened() -> None:
+    predictor = served()
+    predictor.send(
+        outcome(
+            "r",
+            arrival_ns=START_NS,
+            placed_ns=START_NS + 5 * MS,
+            ttft_ns=25 * MS,
+            e2e_ns=105 * MS,
+            predicted_ttft_ns=10 * MS,
+            predicted_e2e_ns=110 * MS,
+        )
+    )
+    ttft, e2e = predictor.metrics.errors["ttft"], predictor.metrics.errors["e2e"]
+    assert (ttft.share, ttft.bias_ns) == (0.5, 10 * MS)
+    assert (e2e.share, e2e.bias_ns) == (0.1, -10 * MS)
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{"outcome": "cancelled"}, {"continuations": 1}, {"instances": ["elsewhere"]}, {"instances": []}]
+)
+def test_a_prediction_that_could_not_come_true_is_not_judged(spoilt: dict[str, Any]) -> None:
+    predictor = served()
+    times = {"arrival_ns": START_NS, "placed_ns": START_NS, "e2e_ns": 105 * MS, "predicted_e2e_ns": 1}
+    predictor.send(outcome("r", **times, **spoilt))
+    assert predictor.metrics.errors["e2e"].judged == 0
+
+
+# which instances
+
+
+def test_it_serves_every_instance_in_the_queue_group() -> None:
+    effects = Predictor().actor.start(0)
+    subscriptions = {e.subject: e.queue_group for e in effects if isinstance(e, Subscribe)}
+    assert subscriptions["mr.local.predict.*.*"] == "predictor"
+    assert subscriptions["mr.local.status.*.*"] == ""
+    assert [e for e in effects if isinstance(e, WatchKeys)] == [WatchKeys(bucket="instance")]
+
+
+def test_shards_serve_each_instance_once() -> None:
+    shards = [Predictor(shard=index, shards=3) for index in range(3)]
+    names = [f"w{index}" for index in range(30)]
+    for predictor in shards:
+        assert not [e for e in predictor.actor.start(0) if isinstance(e, Subscribe) and "predict" in e.subject]
+    for name in names:
+        effects = [e for shard in shards for e in shard.register(record(name), key=name) if isinstance(e, Subscribe)]
+        assert [e.subject for e in effects if e.queue_group] == [f"mr.local.predict.*.{name}"]
+        assert len(effects) == 3
+    assert all(3 < len(shard.actor.snapshot()["instances"]) < 20 for shard in shards)
+
+
+def test_a_shard_stops_listening_to_an_instance_that_left() -> None:
+    predictor = Predictor(instances=["w0"])
+    predictor.register(record())
+    effects = predictor.register(None)
+    assert [e.subject for e in effects if isinstance(e, Unsubscribe)] == [
+        "mr.local.status.*.w0",
+        "mr.local.summary.*.w0",
+        "mr.local.predict.*.w0",
+    ]
+
+
+def test_a_shard_beyond_the_last_is_refused() -> None:
+    with pytest.raises(ValueError, match="shard"):
+        Predictor(shard=3, shards=3)
+
+
+def test_it_shows_presence_and_leaves_in_order() -> None:
+    predictor = Predictor()
+    presence, timer = predictor.send(TimerFired(name="tick"))
+    assert isinstance(presence, Publish)
+    assert isinstance(presence.body, ServicePresence)
+    assert (presence.body.role, presence.body.name, presence.body.incarnation) == ("predictor", "predictor-0", 7)
+    assert isinstance(timer, StartTimer)
+    leaving, stop = predictor.send(StopRequested())
+    assert isinstance(leaving, Publish)
+    assert isinstance(leaving.body, ServicePresence)
+    assert leaving.body.state is PresenceState.LEAVING
+    assert isinstance(stop, Stop)
