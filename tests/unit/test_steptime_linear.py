@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_coefficients
+from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.steptime import LinearStepTime
 
 
@@ -60,3 +61,21 @@ def test_an_a30_with_llama_2_7b_decodes_at_a_rate_between_its_memory_roofline_an
 
 def _prompt(model: LinearStepTime, tokens: int) -> int:
     return model.duration_ns(BatchComposition(prefills=1, prefill_tokens=tokens, context_tokens=tokens))
+
+
+def test_a_group_of_gpus_divides_the_work_and_adds_all_reduces() -> None:
+    group = TensorParallel(ways=4, layers=2, hidden=500, latency=100.0, bytes_per_second=1e12, undivided=200.0)
+    model = LinearStepTime(fixed=1000, per_decode=40, per_context_token=4, bends=((1, 80.0),), parallel=group)
+
+    step = model.duration_ns(BatchComposition(decodes=3, context_tokens=30, longest_context=10))
+
+    all_reduces = 2 * 2 * (100 + 3 * 2 * 500 / 1e12 * 1e9)
+    assert step == 200 + 800 / 4 + 3 * 40 / 4 + 30 * 4 / 4 + 2 * 80 / 4 + all_reduces
+
+
+def test_a_group_of_one_gpu_costs_what_the_gpu_costs() -> None:
+    alone = TensorParallel(ways=1, layers=2, hidden=500, latency=100.0, bytes_per_second=1e12)
+    model = LinearStepTime(fixed=1000, per_decode=40)
+    batch = BatchComposition(decodes=3, context_tokens=30, longest_context=10)
+
+    assert model.shared(alone).duration_ns(batch) == model.duration_ns(batch)

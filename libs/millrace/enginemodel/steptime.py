@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
 
@@ -62,6 +63,7 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             0 where that was not measured, or costs nothing.
         bends: Pairs (tokens, ns), tokens rising: each token computed beyond so many, of prompts or decodes, costs so
             much more. This is how a roofline bends: weights are read once for few tokens and for many.
+        parallel: The group of GPUs that shares the model; None for one. The costs are those of one GPU without it.
     """
 
     fixed: float
@@ -71,6 +73,7 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     per_prefill_work: float = 0.0
     per_longest_token: float = 0.0
     bends: tuple[tuple[int, float], ...] = ()
+    parallel: TensorParallel | None = None
     provenance: Provenance | None = None
 
     def __post_init__(self) -> None:
@@ -85,14 +88,31 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def cost(self, parameters: EngineParameters) -> StepCost:
         """The same in integers."""
+        model = self if self.parallel is None else self.shared(self.parallel)
         return StepCost(
-            fixed=_fs(self.fixed),
-            decode=_fs(self.per_decode),
-            prefill_token=_fs(self.per_prefill_token),
-            context_token=_fs(self.per_context_token),
-            longest_token=_fs(self.per_longest_token),
-            prefill_half_work=_fs(self.per_prefill_work / 2),
-            tokens=_bent(self.bends) if self.bends else None,
+            fixed=_fs(model.fixed),
+            decode=_fs(model.per_decode),
+            prefill_token=_fs(model.per_prefill_token),
+            context_token=_fs(model.per_context_token),
+            longest_token=_fs(model.per_longest_token),
+            prefill_half_work=_fs(model.per_prefill_work / 2),
+            tokens=_bent(model.bends) if model.bends else None,
+        )
+
+    def shared(self, group: TensorParallel) -> LinearStepTime:
+        """The same engine on a group of GPUs: each does its part of the work, and all wait for all-reduces."""
+        ways = group.ways
+        undivided = min(group.undivided, self.fixed)
+        return msgspec.structs.replace(
+            self,
+            fixed=undivided + (self.fixed - undivided) / ways + group.reduce_step,
+            per_decode=self.per_decode / ways + group.reduce_token,
+            per_prefill_token=self.per_prefill_token / ways + group.reduce_token,
+            per_context_token=self.per_context_token / ways,
+            per_prefill_work=self.per_prefill_work / ways,
+            per_longest_token=self.per_longest_token / ways,
+            bends=tuple((tokens, ns / ways) for tokens, ns in self.bends),
+            parallel=None,
         )
 
     def duration_ns(self, batch: BatchComposition) -> int:

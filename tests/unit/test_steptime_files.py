@@ -1,0 +1,44 @@
+"""Files of step-time coefficients: those that ship load, and wrong ones are refused with file and key."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.enginemodel.coefficients import coefficient_names, decode, load_coefficients, load_step_time
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"per_decode = 1.0", "fixed"),
+        (b'fixed = "much"', "fixed"),
+        (b"fixed = -5.0", "fixed"),
+        (b"fixed = 1.0\nper_decode = nan", "per_decode"),
+        (b"fixed = 1.0\nper_decod = 3.0", "per_decod"),
+        (b"fixed = 1.0\nbends = [[64, -1.0]]", "bends"),
+        (b"fixed = 1.0\nbends = [[64, 1.0], [32, 1.0]]", "bends"),
+        (b"fixed = 1.0\n[parallel]\nways = 0\nlayers = 1\nhidden = 1\nlatency = 0.0\nbytes_per_second = 1e9", "ways"),
+        (b"fixed = 1.0\n[provenance]\nmodel = 'a'", "hardware"),
+        (b"fixed 1.0", "line 1"),
+        (b"\xff\xfe\x00", "utf"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_file_and_key(content: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=r"mine\.toml") as raised:
+        decode(content, origin="mine.toml")
+
+    assert words in str(raised.value)
+
+
+def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="a30-llama-2-7b"):
+        load_step_time("abacus")
+
+
+def test_a_path_that_is_not_there_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"nowhere/abacus\.toml: cannot be read"):
+        load_step_time("nowhere/abacus.toml")
+
+
+@pytest.mark.parametrize("name", coefficient_names())
+def test_every_set_that_ships_loads_by_name(name: str) -> None:
+    assert load_step_time(name) == load_coefficients(name)
