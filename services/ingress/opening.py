@@ -49,7 +49,7 @@ def _too_long(state: IngressState, call: Call, prompt_tokens: int) -> Refusal | 
 def open_call(state: IngressState, call: Call) -> OpenCall:
     """Keeps a call that was let in, with its sequences."""
     opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout)
-    if call.sampling.ignore_eos:
+    if call.sampling.ignore_eos or call.sampling.min_tokens >= call.sampling.max_tokens:
         opened.expected_output_tokens = call.sampling.max_tokens
         opened.predicted = float(call.sampling.max_tokens)
     vocabulary = state.models[call.model].vocabulary

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
+import msgspec
 from millrace.actor.effects import Effect, Request
 from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.contracts.worker import StructuredOutput
 
 from services.ingress import tracing
+from services.ingress.calls import Call
 from services.ingress.opening import expected_output
 from services.ingress.placing import place_call
 from services.ingress.state import IngressState, OpenCall, PendingTag
@@ -14,6 +19,8 @@ from services.ingress.state import IngressState, OpenCall, PendingTag
 TAG_FAILURES_MAX = 3
 #: Characters of the prompt that a tagger is shown.
 PROMPT_HEAD_MAX = 2_048
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def wants_tag(state: IngressState, call: OpenCall) -> bool:
@@ -34,21 +41,50 @@ def ask_tag(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
     out.append(
         Request(
             subject=state.subjects.tag(call.call.model),
-            body=TagRequest(
-                request=call.request,
-                model=call.call.model,
-                prompt_tokens=call.prompt_tokens,
-                max_tokens=call.call.sampling.max_tokens,
-                temperature=call.call.sampling.temperature,
-                key=call.call.key,
-                prompt=call.call.prompt_head[:PROMPT_HEAD_MAX],
-            ),
+            body=tag_request(call.call, call.prompt_tokens),
             correlation=call.tagging,
             timeout_ns=state.times.tag_timeout,
             request=call.request,
             traceparent=span,
         )
     )
+
+
+def tag_request(call: Call, prompt_tokens: int) -> TagRequest:
+    """The question: what of a call may tell how long its answers get."""
+    sampling = call.sampling
+    return TagRequest(
+        request=call.request,
+        model=call.model,
+        prompt_tokens=prompt_tokens,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        key=call.key,
+        prompt=call.prompt_head[:PROMPT_HEAD_MAX],
+        prompts=len(call.prompts),
+        n=call.n,
+        min_tokens=sampling.min_tokens,
+        top_p=sampling.top_p,
+        penalties=sampling.presence_penalty + sampling.frequency_penalty + sampling.repetition_penalty - 1.0,
+        seeded=sampling.seed is not None,
+        stops=len(call.stop) + len(sampling.stop_token_ids),
+        structured=_kind(sampling.structured),
+        repeat_key=_repeat_key(call),
+    )
+
+
+def _kind(structured: StructuredOutput | None) -> str:
+    """Name of the constraint's one field that is set."""
+    if structured is None:
+        return ""
+    return next((name for name in structured.__struct_fields__ if getattr(structured, name)), "")
+
+
+def _repeat_key(call: Call) -> str:
+    """Equal for calls of the same prompts that are sampled alike. What only cuts or shows the output stays out."""
+    sampling = msgspec.structs.replace(call.sampling, max_tokens=1, logprobs=None)
+    said = _ENCODER.encode((call.prompts, sampling, call.stop))
+    return blake2b(said, digest_size=8).hexdigest()
 
 
 def tagged(state: IngressState, pending: PendingTag, tag: LengthTag | None, out: list[Effect]) -> None:

@@ -1,29 +1,52 @@
-"""The tagger: says how long an answer is expected to be.
+"""The tagger: says how long an answer is expected to be, and learns from how long it was.
 
-Owns: nothing yet but its own heartbeat. It has no length model: it answers "unknown" to everything, which every asker
-must be able to live
-with anyway (a tagger that is down or late means the same).
+Owns: per served model the length model in force, history by key, task and template, real lengths of repeated prompts,
+and the newest outcomes; the answered requests whose end is awaited.
 
 | message in | change | messages out |
 |---|---|---|
-| TagRequest | counts it | LengthTag with source ``unknown`` |
-| TimerFired(heartbeat) | | ServicePresence, next timer |
-| StopRequested | | ServicePresence(LEAVING), Stop |
+| TagRequest | remembers its features by request id | LengthTag: stated, cache, model, history or unknown |
+| RequestFinished | what was answered here is learnt; the rest is counted | perhaps TrainLengths |
+| LengthsLoaded | models and outcomes of earlier runs are taken | log per unreadable file |
+| LengthsTrained | a better model takes the place of the one in force | KeepModel, log |
+| TrainingFailed, KeepingFailed | counted | log |
+| TimerFired(heartbeat) | | ServicePresence, KeepOutcomes, next timer |
+| StopRequested | | KeepOutcomes, ServicePresence(LEAVING), Stop |
 
-Overload: each request is answered in constant time; askers carry a deadline and go on without a tag.
+Invariants: at most one training per model is under way; a model is replaced only by one that its trainer judged better
+on held-out outcomes; every table is bounded. Replicas share the questions (queue group) and all hear every outcome:
+each learns from the requests that it answered itself.
+
+Overload: each request is answered in constant time (about 0.1 ms); askers carry a deadline and go on without a tag.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import BusDisconnected, BusReconnected, StopRequested, TimerFired
 from millrace.contracts.message import Message
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
-from millrace.contracts.subjects import Subjects
+from millrace.contracts.subjects import Subjects, subject_token
 from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.lengths.quantile import ModelUnreadable, decode_model
+
+from services.tagger.config import NO_TRAINING, LearningConfig
+from services.tagger.effects import (
+    KeepingFailed,
+    KeepModel,
+    KeepOutcomes,
+    LengthsLoaded,
+    LengthsTrained,
+    LoadLengths,
+    TrainingFailed,
+    TrainLengths,
+)
+from services.tagger.metrics import TaggerFigures
+from services.tagger.state import PENDING_MAX, SAMPLES_MAX, PendingRequests, ServedLengths
 
 #: How often the tagger says that it is there. Receivers call a service silent after several of these.
 HEARTBEAT_NS = 1_000_000_000
@@ -31,41 +54,188 @@ HEARTBEAT_NS = 1_000_000_000
 #: Taggers share the work; the name is fixed so that replicas need no configuration.
 QUEUE_GROUP = "tagger"
 
-ACCEPTS = (TagRequest,)
+#: Served models that are learnt about; of more nothing is known. Names come from ingresses' configuration.
+MODELS_MAX = 64
+
+#: Outcomes that wait for the next heartbeat to be written; beyond it the file has gaps.
+UNKEPT_MAX = 10_000
+
+#: Distinct problems that get a log line; beyond it they are only counted.
+PROBLEMS_LOGGED_MAX = 100
+
+ACCEPTS = (TagRequest, RequestFinished)
 
 
 class TaggerActor:
-    """Answers TagRequest; any number of them may run."""
+    """Answers TagRequest; any number of them may run.
 
-    def __init__(self, *, name: str, cluster: str, incarnation: int) -> None:
+    Args:
+        learning: Whether to load, train and keep; by default none of it.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        cluster: str,
+        incarnation: int,
+        learning: LearningConfig = NO_TRAINING,
+    ) -> None:
         self.name = name
+        self.figures = TaggerFigures()
         self._subjects = Subjects(cluster)
         self._incarnation = incarnation
-        self._answered = 0
+        self._learning = learning
+        self._problems_logged: set[str] = set()
+        self._pending = PendingRequests()
+        self._served: dict[str, ServedLengths] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Subscribes in the queue group and begins the heartbeat."""
-        subject = f"{self._subjects.prefix}.tag.*"
-        return [Subscribe(subject=subject, queue_group=QUEUE_GROUP), *self._heartbeat(now_ns)]
+        """Subscribes to questions (in the queue group) and to outcomes, and begins the heartbeat."""
+        loads = self._learning.pretrained or self._learning.directory
+        return [
+            Subscribe(subject=f"{self._subjects.prefix}.tag.*", queue_group=QUEUE_GROUP),
+            Subscribe(subject=f"{self._subjects.prefix}.outcome.*"),
+            *([LoadLengths()] if loads else []),
+            *self._heartbeat(now_ns),
+        ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
         match message.body:
             case TagRequest() as body:
                 return self._on_tag_request(message, body)
+            case RequestFinished() as body:
+                return self._on_outcome(body, now_ns)
+            case LengthsLoaded() as body:
+                return self._on_loaded(body)
+            case LengthsTrained() as body:
+                return self._on_trained(body)
+            case TrainingFailed() as body:
+                return self._on_training_failed(body)
+            case KeepingFailed() as body:
+                return self._problem(body.model, body.detail)
             case TimerFired():
-                return self._heartbeat(now_ns)
+                return [*self._keep(), *self._heartbeat(now_ns)]
             case StopRequested():
-                return [self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
+                return [*self._keep(), self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
             case BusDisconnected() | BusReconnected():
                 return []
             case _:
                 return []
 
+    def _on_loaded(self, body: LengthsLoaded) -> list[Effect]:
+        """Takes what files hold. What outcomes taught since the start is newer and stays: both are learnt."""
+        problems = dict(body.problems)
+        for model, payload in body.models.items():
+            served = self._of(model)
+            try:
+                loaded = decode_model(payload)
+            except ModelUnreadable as unreadable:
+                problems[model] = str(unreadable)
+                continue
+            if served is not None:
+                served.model = loaded
+        for token, samples in body.outcomes.items():
+            served = self._of(token)
+            if served is not None:
+                served.take_all(samples)
+        return [effect for name, why in problems.items() for effect in self._problem(name, why)]
+
     def _on_tag_request(self, message: Message, body: TagRequest) -> list[Effect]:
-        self._answered += 1
-        tag = LengthTag(request=body.request)
+        tag = self._answer(body)
+        self.figures.answers[tag.source] += 1
         return [Reply(to=message.reply_to, body=tag, request=body.request)] if message.reply_to else []
+
+    def _answer(self, body: TagRequest) -> LengthTag:
+        stated = float(body.max_tokens)
+        if 0 < body.max_tokens <= max(body.min_tokens, 1):
+            return LengthTag(request=body.request, mean=stated, p50=stated, p90=stated, source="stated")
+        served = self._of(body.model)
+        if served is None:
+            return LengthTag(request=body.request)
+        asked = served.answer(body)
+        self._pending.add(asked)
+        self.figures.pending = len(self._pending)
+        said = asked.said
+        if said is None:
+            return LengthTag(request=body.request)
+        return LengthTag(request=body.request, mean=said.mean, p50=said.p50, p90=said.p90, source=asked.source)
+
+    def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
+        asked = self._pending.pop(body.request)
+        served = self._of(asked.request.model) if asked is not None else None
+        self.figures.pending = len(self._pending)
+        if asked is None or served is None:
+            self.figures.outcomes["unmatched"] += 1
+            return []
+        sample = served.learn(asked, body)
+        self.figures.outcomes["unusable" if sample is None else "learnt"] += 1
+        if sample is None:
+            return []
+        if asked.said is not None:
+            for length in sample.lengths:
+                self.figures.judge(asked.source, asked.said, length)
+        if self._learning.directory and len(served.unkept) < UNKEPT_MAX:
+            served.unkept.append(sample)
+        return self._train(asked.request.model, served, now_ns)
+
+    def _train(self, model: str, served: ServedLengths, now_ns: int) -> list[Effect]:
+        """Asks for a candidate where enough is new, one at a time."""
+        learning = self._learning
+        due = 0 < learning.retrain_outcomes <= served.since_training and len(served.samples) >= learning.outcomes_min
+        rested = now_ns - served.trained_ns >= learning.retrain_pause_s * 1e9
+        if served.training or not due or not rested:
+            return []
+        served.training = True
+        served.since_training = 0
+        served.trained_ns = now_ns
+        incumbent = served.model.encode() if served.model is not None else b""
+        return [TrainLengths(model=model, samples=list(served.samples), incumbent=incumbent, at_ns=now_ns)]
+
+    def _on_trained(self, body: LengthsTrained) -> list[Effect]:
+        served = self._served[subject_token(body.model)]
+        assert served.training, f"nobody asked for a model of {body.model}"
+        served.training = False
+        result = body.result
+        self.figures.trainings["replaced" if result.accepted else "kept"] += 1
+        fields = {"model": body.model, "replaced": result.accepted, "reason": result.reason}
+        log = Log(level="info", event="length_model_trained", fields=fields)
+        if not result.accepted:
+            return [log]
+        served.model = decode_model(result.model)
+        keep = [KeepModel(model=body.model, payload=result.model)] if self._learning.directory else []
+        return [log, *keep]
+
+    def _on_training_failed(self, body: TrainingFailed) -> list[Effect]:
+        self._served[subject_token(body.model)].training = False
+        self.figures.trainings["failed"] += 1
+        return self._problem(body.model, body.detail)
+
+    def _keep(self) -> list[Effect]:
+        """Hands outcomes of the last second to their files."""
+        effects: list[Effect] = []
+        for model, served in self._served.items():
+            if served.unkept:
+                effects.append(KeepOutcomes(model=model, samples=served.unkept))
+                served.unkept = []
+        return effects
+
+    def _of(self, model: str) -> ServedLengths | None:
+        """What is known of a served model; None where it is one too many, or has no name."""
+        token = subject_token(model) if model else ""
+        served = self._served.get(token)
+        if served is None and token and len(self._served) < MODELS_MAX:
+            served = self._served[token] = ServedLengths(None)
+        return served
+
+    def _problem(self, name: str, why: str) -> list[Effect]:
+        """Counts it, and logs it once."""
+        self.figures.problems += 1
+        if name in self._problems_logged or len(self._problems_logged) >= PROBLEMS_LOGGED_MAX:
+            return []
+        self._problems_logged.add(name)
+        return [Log(level="warning", event="lengths_problem", fields={"name": name, "reason": why[:500]})]
 
     def _heartbeat(self, now_ns: int) -> list[Effect]:
         timer = StartTimer(name="heartbeat", at_ns=now_ns + HEARTBEAT_NS)
@@ -78,9 +248,22 @@ class TaggerActor:
         return Publish(subject=self._subjects.presence(Role.TAGGER, self.name), body=body)
 
     def snapshot(self) -> dict[str, Any]:
-        """How many requests were answered."""
-        return {"name": self.name, "answered": self._answered}
+        """What was answered and learnt, and what is in force."""
+        models = {
+            model: {
+                "outcomes": served.history.outcomes,
+                "samples": len(served.samples),
+                "repeats": len(served.repeats),
+                "trained_on": served.model.file.samples if served.model is not None else 0,
+                "training": served.training,
+            }
+            for model, served in self._served.items()
+        }
+        return {"name": self.name, "models": models, "figures": self.figures.plain()}
 
     def check_invariants(self) -> None:
-        """Counts never fall below zero."""
-        assert self._answered >= 0
+        """Tables are bounded; counts never fall below zero."""
+        assert len(self._served) <= MODELS_MAX
+        assert len(self._pending) <= PENDING_MAX
+        assert all(len(served.samples) <= SAMPLES_MAX for served in self._served.values())
+        assert min(self.figures.answers.values(), default=0) >= 0

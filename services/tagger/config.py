@@ -6,6 +6,28 @@ import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 
 
+class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the tagger learns from outcomes, and where it keeps it. History and cache are always learnt, in memory.
+
+    Attributes:
+        pretrained: Begin with the models that ship.
+        directory: Folder of outcomes and models; empty to keep nothing.
+        retrain_outcomes: New outcomes of a model until another candidate is trained; 0 for never.
+        outcomes_min: Outcomes before the first training.
+        retrain_pause_s: Time between two trainings of one model.
+    """
+
+    pretrained: bool = True
+    directory: str = ""
+    retrain_outcomes: int = 500
+    outcomes_min: int = 300
+    retrain_pause_s: float = 60.0
+
+
+#: For simulations, where nothing is written and no process is started: history and cache only.
+NO_TRAINING = LearningConfig(pretrained=False, retrain_outcomes=0)
+
+
 class TaggerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a tagger process needs.
 
@@ -17,3 +39,4 @@ class TaggerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     record: str = ""
+    learning: LearningConfig = LearningConfig()

@@ -17,7 +17,7 @@ def _actor() -> TaggerActor:
 
 def test_it_joins_the_queue_group_so_that_taggers_share_the_work() -> None:
     subscriptions = [effect for effect in _actor().start(0) if isinstance(effect, Subscribe)]
-    assert [(s.subject, s.queue_group) for s in subscriptions] == [("mr.local.tag.*", "tagger")]
+    assert [(s.subject, s.queue_group) for s in subscriptions] == [("mr.local.tag.*", "tagger"), ("mr.local.outcome.*", "")]
 
 
 def test_every_request_is_answered_with_unknown() -> None:

@@ -29,6 +29,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("replay", "feed a recorded inbox to its actor and show differences", "millrace.cli.replay"),
     Verb("trace", "draw what happened to one request", "millrace.cli.trace"),
     Verb("sim", "run whole clusters in virtual time under random load and faults", "millrace.cli.sim"),
+    Verb("train", "train a model from what a cluster recorded", "millrace.cli.train"),
     Verb("probe", "whether a URL answers, for health checks", "millrace.cli.probe"),
     Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),
     Verb("schemas", "export the wire contract as JSON Schema and AsyncAPI", "millrace.cli.schemas"),

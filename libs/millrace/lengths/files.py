@@ -58,11 +58,14 @@ def write_model(root: Path, model: str, payload: bytes) -> Path:
     return path
 
 
-def read_models(root: Path | None) -> tuple[dict[str, bytes], dict[str, str]]:
+def read_models(root: Path | None, *, shipped: bool) -> tuple[dict[str, bytes], dict[str, str]]:
     """Models that can be used, by served model (those of ``root`` before those that ship), and why others cannot."""
     found: dict[str, bytes] = {}
     problems: dict[str, str] = {}
-    paths = [*PRETRAINED.glob("*.lengths"), *(root.glob(f"*/{MODEL_FILE}") if root is not None else ())]
+    paths = [
+        *(PRETRAINED.glob("*.lengths") if shipped else ()),
+        *(root.glob(f"*/{MODEL_FILE}") if root is not None else ()),
+    ]
     for path in paths:
         try:
             payload = path.read_bytes()
@@ -102,9 +105,9 @@ class OutcomeWriter:
         self._written = 0
 
 
-def outcome_files(root: Path, model: str, writer: str) -> list[Path]:
-    """A tagger's files, older half first; those that exist."""
-    path = model_folder(root, model) / (subject_token(writer) + OUTCOMES)
+def outcome_files(folder: Path, writer: str) -> list[Path]:
+    """A tagger's files in a model's folder, older half first; those that exist."""
+    path = folder / (subject_token(writer) + OUTCOMES)
     return [file for file in (path.with_name(path.name + ".1"), path) if file.exists()]
 
 
@@ -145,14 +148,14 @@ def read_requests(lines: Iterator[bytes], name: str) -> Iterator[RecordedRequest
             raise OutcomesUnreadable(f"{name}:{number}: {error}") from None
 
 
-def load_warm(root: Path, model: str, writer: str, limit: int) -> list[LengthSample]:
-    """The newest outcomes that a tagger of this name wrote; what cannot be read is skipped.
+def load_warm(folder: Path, writer: str, limit: int) -> list[LengthSample]:
+    """The newest outcomes that a tagger of this name wrote for a model; what cannot be read is skipped.
 
     Raises:
         OSError: a file cannot be read.
     """
     samples: list[LengthSample] = []
-    for path in outcome_files(root, model, writer):
+    for path in outcome_files(folder, writer):
         try:
             samples.extend(read_outcomes(path))
         except OutcomesUnreadable:

@@ -1,0 +1,95 @@
+"""Trains models from what a cluster recorded: ``millrace train tagger``.
+
+A running tagger does this by itself; the command is for starting from recordings, and for looking at the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+from millrace.cli.errors import CliError
+from millrace.lengths.files import OutcomesUnreadable, read_models, read_outcomes, read_requests, write_model
+from millrace.lengths.samples import LengthSample, samples_of
+from millrace.lengths.scoring import Score
+from millrace.lengths.training import TrainingResult, train_candidate
+
+DEFAULT_FOLDER = Path(".millrace") / "lengths"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``train tagger --model NAME (--from FILE ... | --requests FILE ...)``."""
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    tagger = kinds.add_parser("tagger", help="the model of output lengths")
+    tagger.add_argument("--model", required=True, help="the served model whose outputs these are")
+    source = tagger.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--from", dest="outcomes", nargs="+", type=Path, metavar="FILE", help="outcomes that taggers kept (*.outcomes)"
+    )
+    source.add_argument(
+        "--requests",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="recorded requests, one JSON object a line (.jsonl[.gz])",
+    )
+    tagger.add_argument("--directory", type=Path, default=DEFAULT_FOLDER, help=f"(default {DEFAULT_FOLDER})")
+    tagger.add_argument("--output", type=Path, help="write the model to this file instead")
+    tagger.add_argument("--force", action="store_true", help="replace a model that is better, too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains, shows the figures, and puts the model in force where it is better; returns 3 where it is not."""
+    try:
+        samples = list(_samples(arguments))
+        incumbent = (
+            b"" if arguments.output else read_models(arguments.directory, shipped=True)[0].get(arguments.model, b"")
+        )
+        result = train_candidate(samples, model=arguments.model, incumbent=incumbent, trained_ns=_newest(samples))
+        print(_report(result, samples))
+        if not result.model or not (result.accepted or arguments.force):
+            return 3
+        print(f"written: {_write(arguments, result.model)}")
+    except OutcomesUnreadable as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(f"{error.filename}: {error.strerror}") from None
+    return 0
+
+
+def _samples(arguments: argparse.Namespace) -> Iterator[LengthSample]:
+    if arguments.outcomes:
+        kept = [sample for path in arguments.outcomes for sample in read_outcomes(path)]
+        yield from sorted(kept, key=lambda sample: sample.at_ns)
+        return
+    for path in arguments.requests:
+        opener = gzip.open if path.suffix == ".gz" else Path.open
+        with opener(path, "rb") as lines:
+            yield from samples_of(read_requests(lines, str(path)))
+
+
+def _newest(samples: list[LengthSample]) -> int:
+    return max((sample.at_ns for sample in samples), default=0)
+
+
+def _write(arguments: argparse.Namespace, payload: bytes) -> Path:
+    if arguments.output is None:
+        return write_model(arguments.directory, arguments.model, payload)
+    arguments.output.write_bytes(payload)
+    return Path(arguments.output)
+
+
+def _report(result: TrainingResult, samples: list[LengthSample]) -> str:
+    rows = [("in force", result.incumbent), ("candidate", result.candidate)]
+    lines = [f"{len(samples)} outcomes; {result.reason}"]
+    lines += [_line(name, score) for name, score in rows if score is not None]
+    return "\n".join(lines)
+
+
+def _line(name: str, score: Score) -> str:
+    return (
+        f"  {name:<10} mean error {score.error:.1f} tokens, error rate {score.error_rate:.1%}, within 50 tokens "
+        f"{score.acc_50:.1%}, within 100 {score.acc_100:.1%}, p90 covers {score.covered_90:.1%}"
+    )
