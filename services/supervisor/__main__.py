@@ -29,6 +29,7 @@ from services.supervisor.launcher import Launcher
 from services.supervisor.layout import Layout, UpOptions
 from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports
 from services.supervisor.probes import http_ready, wait_for
+from services.supervisor.roster import Roster
 
 #: How long nats-server may take to answer /healthz, seconds. It takes 0.1 s; JetStream recovering a large store takes
 #: longer.
@@ -58,6 +59,7 @@ class Cluster:
             cluster=config.bus.cluster,
             incarnation=self._incarnation,
             children=[config.nats, *config.children],
+            roster=Roster(host=config.host, model=config.model, workers=[*config.children, *config.spares]),
         )
 
     async def run(self) -> int:

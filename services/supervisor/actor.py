@@ -12,10 +12,14 @@ for it |
 | ChildExited | BACKING_OFF; while stopping: STOPPED | ServicePresence(DEAD) for its actors, StartTimer(restart/...) |
 | TimerFired(restart/NAME) | STARTING | StartChild |
 | TimerFired(kill/NAME) | | SignalChild(SIGKILL) |
-| TimerFired(tick) | children healthy for a while lose their failures | ServicePresence, next timer |
+| TimerFired(tick) | children healthy for a while lose their failures | ServicePresence, DrainWorker again, next timer |
+| StartInstance | a spare worker becomes a child | InstanceStarting or ProvisionRefused, StartChild |
+| StopInstance | RETIRING; forgotten once its process has ended | InstanceStopping or ProvisionRefused, DrainWorker |
+| TimerFired(retire/NAME) | should be gone by now | SignalChild(SIGTERM) |
 | StopRequested | first: STOPPING in stop_order; again: everything is killed | SignalChild, in the end Stop |
 
-Invariants: a child has at most one process; nothing is started once stopping began.
+Invariants: a child has at most one process; nothing is started once stopping began; a name is free again only after
+its process has ended, so there are never more instances than workers in the roster.
 Overload: back-off doubles from BACKOFF_NS to BACKOFF_NS_MAX, so a child that cannot run costs a start every few
 seconds.
 """
@@ -25,15 +29,25 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from millrace.actor.effects import CancelTimer, Effect, Log, Publish, StartTimer, Stop, Subscribe
+from millrace.actor.effects import CancelTimer, Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
-from millrace.contracts.message import Message
+from millrace.contracts.message import Body, Message
+from millrace.contracts.provisioner import (
+    InstanceStarting,
+    InstanceStopping,
+    ProvisionRefusal,
+    ProvisionRefused,
+    StartInstance,
+    StopInstance,
+)
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import DrainWorker
 
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
+from services.supervisor.roster import Roster
 from services.supervisor.state import Child, ChildState
 
 TICK_NS = 1_000_000_000
@@ -45,17 +59,24 @@ BACKOFF_NS_MAX = 5_000_000_000
 #: A child that was ready for this long has recovered; its next failure begins with the first pause again.
 HEALTHY_NS = 10_000_000_000
 
-ACCEPTS = (ServicePresence,)
+#: After its drain limit a retiring worker lingers for a second and leaves; then it is asked by signal as well.
+RETIRE_GRACE_NS = 3_000_000_000
+
+ACCEPTS = (ServicePresence, StartInstance, StopInstance)
 
 
 class SupervisorActor:
     """Runs children. nats-server is given as already started, because without it no actor has a bus."""
 
-    def __init__(self, *, name: str, cluster: str, incarnation: int, children: list[ChildSpec]) -> None:
+    def __init__(
+        self, *, name: str, cluster: str, incarnation: int, children: list[ChildSpec], roster: Roster | None = None
+    ) -> None:
+        """``roster``: what provisioning may start and stop here; without one it may do nothing."""
         self.name = name
         self._subjects = Subjects(cluster)
         self._incarnation = incarnation
         self._children = {spec.name: Child(spec=spec) for spec in children}
+        self._roster = roster
         self._stopping = False
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -64,6 +85,8 @@ class SupervisorActor:
             Subscribe(subject=self._subjects.presences()),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
+        if self._roster is not None:
+            effects.append(Subscribe(subject=self._subjects.provision(self._roster.host, "*")))
         return effects + self._start_waiting(now_ns)
 
     def adopt(self, name: str, pid: int, now_ns: int) -> None:
@@ -82,6 +105,10 @@ class SupervisorActor:
                 return self._on_ready(self._children[body.name], now_ns)
             case ChildExited() as body:
                 return self._on_exited(body, now_ns)
+            case StartInstance() as body:
+                return self._on_start_instance(body, message.reply_to, now_ns)
+            case StopInstance() as body:
+                return self._on_stop_instance(body, message.reply_to, now_ns)
             case TimerFired() as body:
                 return self._on_timer(body.name, now_ns)
             case StopRequested():
@@ -103,6 +130,8 @@ class SupervisorActor:
         child.pid = body.pid
         if self._stopping:
             return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGKILL)]
+        if child.state is ChildState.RETIRING:
+            return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGTERM)]
         return []
 
     def _on_ready(self, child: Child, now_ns: int) -> list[Effect]:
@@ -122,6 +151,8 @@ class SupervisorActor:
         if self._stopping:
             child.state = ChildState.STOPPED
             return [*dead, CancelTimer(name=f"kill/{body.name}"), *self._stop_next(now_ns)]
+        if child.state is ChildState.RETIRING:
+            return [*dead, *self._forget(child)]
         child.failures = 0 if was_ready_ns > HEALTHY_NS else child.failures
         pause_ns = min(BACKOFF_NS << min(child.failures, 10), BACKOFF_NS_MAX)
         child.failures += 1
@@ -136,14 +167,88 @@ class SupervisorActor:
     def _on_timer(self, timer: str, now_ns: int) -> list[Effect]:
         kind, _, name = timer.partition("/")
         if kind == "tick":
-            return [self._presence(now_ns), StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
-        child = self._children[name]
+            return [self._presence(now_ns), *self._drain_again(now_ns), StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
+        child = self._children.get(name)
+        if child is None:  # retired meanwhile
+            return []
         if kind == "restart" and child.state is ChildState.BACKING_OFF:
             child.restarts += 1
             return self._start_child(child, now_ns)
         if kind == "kill" and child.pid:
             return [SignalChild(name=name, pid=child.pid, signal=signal.SIGKILL)]
+        if kind == "retire" and child.pid:
+            return [SignalChild(name=name, pid=child.pid, signal=signal.SIGTERM)]
         return []
+
+    # provisioning
+
+    def _on_start_instance(self, body: StartInstance, reply_to: str, now_ns: int) -> list[Effect]:
+        roster = self._roster
+        if roster is None or self._stopping:
+            return _refuse(reply_to, ProvisionRefusal.STOPPING, "nothing is started here any more")
+        if roster.model and body.model != roster.model:
+            return _refuse(reply_to, ProvisionRefusal.OTHER_MODEL, f"{body.model} is not served here")
+        instance = roster.instance_of(body.order)
+        if instance is not None:
+            return _answer(reply_to, InstanceStarting(order=body.order, instance=instance))
+        spec = roster.free(self._children)
+        if spec is None:
+            return _refuse(reply_to, ProvisionRefusal.AT_BOUND, f"{roster.instances_max} instances are the bound")
+        roster.carried_out(body.order, spec.presences[0])
+        self._children[spec.name] = Child(spec=spec)
+        log = Log(level="info", event="instance_ordered", fields={"child": spec.name, "order": body.order})
+        answer = _answer(reply_to, InstanceStarting(order=body.order, instance=spec.presences[0]))
+        return [log, *answer, *self._start_waiting(now_ns)]
+
+    def _on_stop_instance(self, body: StopInstance, reply_to: str, now_ns: int) -> list[Effect]:
+        children = (child for child in self._children.values() if child.spec.role == Role.WORKER)
+        child = next((child for child in children if body.instance in child.spec.presences), None)
+        if self._roster is None or child is None:
+            return _refuse(reply_to, ProvisionRefusal.UNKNOWN_INSTANCE, f"{body.instance} does not run here")
+        if len(child.spec.presences) > 1:
+            detail = f"{child.spec.name} hosts {len(child.spec.presences)} instances"
+            return _refuse(reply_to, ProvisionRefusal.SHARED_PROCESS, detail)
+        answer = _answer(reply_to, InstanceStopping(instance=body.instance))
+        if self._stopping:
+            return answer  # it is on its way already
+        return [*answer, *self._retire(child, body.drain_limit_ms, now_ns)]
+
+    def _retire(self, child: Child, drain_limit_ms: int, now_ns: int) -> list[Effect]:
+        """Drains a worker by message; by signal where that does not help, or where it does not listen yet."""
+        name, drained_ns = child.spec.name, now_ns + max(0, drain_limit_ms) * 1_000_000
+        if child.state is ChildState.RETIRING:
+            drained_ns = min(drained_ns, child.drained_ns)
+        listens, runs = child.state is not ChildState.STARTING, child.pid or child.state is ChildState.STARTING
+        child.state, child.drained_ns = ChildState.RETIRING, drained_ns
+        if not runs:
+            return self._forget(child)
+        term_ns = drained_ns + RETIRE_GRACE_NS if listens else now_ns
+        kill_ns = term_ns + child.spec.stop_limit_ms * 1_000_000
+        return [
+            Log(level="info", event="child_retires", fields={"child": name, "drain_limit_ms": drain_limit_ms}),
+            *self._drain(child, now_ns),
+            StartTimer(name=f"retire/{name}", at_ns=term_ns),
+            StartTimer(name=f"kill/{name}", at_ns=kill_ns),
+        ]
+
+    def _drain(self, child: Child, now_ns: int) -> list[Effect]:
+        limit_ms = max(0, child.drained_ns - now_ns) // 1_000_000
+        subjects = [self._subjects.engine(name, "drain") for name in child.spec.presences]
+        return [Publish(subject=subject, body=DrainWorker(limit_ms=limit_ms)) for subject in subjects]
+
+    def _drain_again(self, now_ns: int) -> list[Effect]:
+        """The message may have been lost; a worker that has it ignores one with a later end."""
+        retiring = [child for child in self._children.values() if child.state is ChildState.RETIRING]
+        return [effect for child in retiring for effect in self._drain(child, now_ns)]
+
+    def _forget(self, child: Child) -> list[Effect]:
+        """Its name is free for another instance from now on."""
+        name = child.spec.name
+        del self._children[name]
+        timers = [CancelTimer(name=f"{kind}/{name}") for kind in ("retire", "kill", "restart")]
+        return [*timers, Log(level="info", event="child_retired", fields={"child": name, "exit": child.last_exit})]
+
+    # the end
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
         if self._stopping:  # asked twice: no more patience
@@ -219,6 +324,14 @@ class SupervisorActor:
         for child in self._children.values():
             assert child.pid or child.state is not ChildState.READY, child
             assert not (self._stopping and child.state in (ChildState.WAITING, ChildState.BACKING_OFF)), child
+
+
+def _answer(reply_to: str, body: Body) -> list[Effect]:
+    return [Reply(to=reply_to, body=body)] if reply_to else []
+
+
+def _refuse(reply_to: str, reason: ProvisionRefusal, detail: str) -> list[Effect]:
+    return _answer(reply_to, ProvisionRefused(reason=reason, detail=detail))
 
 
 def _exit_text(status: int) -> str:

@@ -41,6 +41,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         nats: The NATS server's process; started first, stopped last.
         nats_monitor_url: Base URL of its monitoring endpoint.
         children: Everything else.
+        spares: Workers that are not started at first, one instance each: what provisioning may add.
+        host: Under this name provisioning reaches this machine.
         ingress_url: Base URL of the API; it is polled for ``/ready`` at start.
         model: Served model name, for the example that is printed.
         ready_limit_s: How long the whole start may take before it is called failed, seconds.
@@ -53,6 +55,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     nats: ChildSpec
     nats_monitor_url: str
     children: list[ChildSpec]
+    spares: list[ChildSpec] = []
+    host: str = "local"
     ingress_url: str
     model: str
     ready_limit_s: float = 180.0

@@ -21,11 +21,17 @@ VLLM_INSTANCES_MAX = 4
 #: Modelled engines are cheap: this many share one worker process before a second one is worth its memory.
 MODELLED_PER_PROCESS = 64
 
+#: Modelled engines where nobody says how many.
+MODELLED_INSTANCES = 8
+
 #: Instances of modelled engines that one machine is asked to run at most.
 INSTANCES_MAX = 2_000
 
 #: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
 VLLM_KV_BYTES = 256 * 1024 * 1024
+
+#: Step-time sets measured with the models that ship, by the name of their folder.
+STEP_TIMES = {"millrace-mini": "cpu-8m", "millrace-micro": "cpu-2m", "millrace-nano": "cpu-500k"}
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,8 +47,13 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ingresses: Ingress processes sharing the port.
         keys: File of API keys; empty for none.
         trace_sample: Share of requests traced.
+        provision: Provisioning strategy of the coordinator; empty for none.
+        instances_max: Engines that may run at once where instances are added; 0 for twice those at the start
+            (vLLM: no more than cores).
+        predictors: Predictor processes that share the instances; 0 for none.
         worker: Further fields of WorkerConfig, by name.
         ingress: Further fields of IngressConfig, by name.
+        coordinator: Further fields of CoordinatorConfig, by name.
     """
 
     directory: str = ".millrace"
@@ -65,8 +76,25 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     log_format: str = "console"
     log_level: str = "info"
     cores: list[int] = msgspec.field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
+    predictors: int = 1
     worker: dict[str, Any] = msgspec.field(default_factory=dict)
     ingress: dict[str, Any] = msgspec.field(default_factory=dict)
+    provision: str = ""
+    instances_max: int = 0
+    coordinator: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def instances_first(self) -> int:
+        """Engines at the start."""
+        default = min(len(self.cores), VLLM_INSTANCES_MAX) if self.engine == "vllm" else MODELLED_INSTANCES
+        return self.instances or default
+
+    def instances_bound(self) -> int:
+        """Engines that may run at once."""
+        first = self.instances_first()
+        if not self.provision and not self.instances_max:
+            return first
+        default = len(self.cores) if self.engine == "vllm" else 2 * first
+        return max(first, self.instances_max or default)
 
 
 class Layout:
@@ -86,8 +114,9 @@ class Layout:
         options = self.options
         nats = self._nats()
         children = [
-            *self._service("tagger", "tagger-0", {}, stop_order=3),
-            *self._service("coordinator", "coordinator-0", {}, stop_order=3),
+            *self._service("tagger", "tagger-0", self._learning(), stop_order=3),
+            *self._coordinator(),
+            *[child for index in range(options.predictors) for child in self._predictor(index)],
             *self._workers(),
             *[child for index in range(options.ingresses) for child in self._ingress(index)],
         ]
@@ -100,6 +129,7 @@ class Layout:
             nats=nats,
             nats_monitor_url=f"http://127.0.0.1:{options.nats_monitor_port}",
             children=children,
+            spares=self._spares(),
             ingress_url=f"http://{_reachable(options.host)}:{options.port}",
             model=options.model,
         )
@@ -177,6 +207,10 @@ class Layout:
         command = [sys.executable, "-m", f"services.{noun}", "--config", str(path)]
         return [ChildSpec(name=name, role=noun, command=command, presences=[name], stop_order=stop_order)]
 
+    def _learning(self) -> dict[str, Any]:
+        """Where taggers keep outcomes and length models, over restarts."""
+        return {"learning": {"directory": str(self.root / "lengths")}}
+
     def _ingress(self, index: int) -> list[ChildSpec]:
         options = self.options
         fields: dict[str, Any] = {
@@ -189,62 +223,87 @@ class Layout:
             fields["http"]["keys_file"] = str(Path(options.keys).absolute())
         return self._service("ingress", f"ingress-{index}", merged(fields, options.ingress), stop_order=1)
 
-    def _workers(self) -> list[ChildSpec]:
-        return self._vllm_workers() if self.options.engine == "vllm" else self._modelled_workers()
-
-    def _vllm_workers(self) -> list[ChildSpec]:
+    def _coordinator(self) -> list[ChildSpec]:
         options = self.options
-        cores = options.cores
-        count = options.instances or min(len(cores), VLLM_INSTANCES_MAX)
-        children = [self._zygote()]
-        for index in range(count):
-            name = f"worker-{index}"
-            core = cores[index % len(cores)]
-            fields = {
-                "engine": "vllm",
-                "model": options.model,
-                "model_path": options.model_path,
-                "kv_bytes": VLLM_KV_BYTES,
-                "engine_cores": [core],
-            }
-            path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
-            children.append(
-                ChildSpec(
-                    name=name,
-                    role="worker",
-                    fork_config=str(path),
-                    core=core,
-                    presences=[name],
-                    after="zygote",
-                    stop_order=2,
-                    stop_limit_ms=15_000,
-                )
-            )
-        return children
+        fields: dict[str, Any] = {}
+        if options.provision:
+            bounds = {"instances_min": options.instances_first(), "instances_max": options.instances_bound()}
+            fields["provisioning"] = {"strategy": options.provision, "parameters": bounds}
+        return self._service("coordinator", "coordinator-0", merged(fields, options.coordinator), stop_order=3)
+
+    def _predictor(self, index: int) -> list[ChildSpec]:
+        fields: dict[str, Any] = {"shard": index, "shards": self.options.predictors}
+        step_time = str(self.options.worker.get("step_time", ""))
+        if step_time.endswith(".toml"):
+            fields["step_times"] = {step_time: str(Path(step_time).absolute())}
+        return self._service("predictor", f"predictor-{index}", fields, stop_order=3)
+
+    def _workers(self) -> list[ChildSpec]:
+        if self.options.engine == "vllm":
+            return [self._zygote(), *(self._vllm_worker(index) for index in range(self.options.instances_first()))]
+        return self._modelled_workers()
+
+    def _spares(self) -> list[ChildSpec]:
+        """Workers that provisioning may add, each in a process of its own."""
+        options = self.options
+        first, bound = options.instances_first(), options.instances_bound()
+        if options.engine == "vllm":
+            return [self._vllm_worker(index) for index in range(first, bound)]
+        after = self._modelled_processes()
+        return [self._modelled_worker(after + index, 1) for index in range(bound - first)]
+
+    def _vllm_worker(self, index: int) -> ChildSpec:
+        options = self.options
+        name = f"worker-{index}"
+        core = options.cores[index % len(options.cores)]
+        fields = {
+            "engine": "vllm",
+            "model": options.model,
+            "model_path": options.model_path,
+            "kv_bytes": VLLM_KV_BYTES,
+            "engine_cores": [core],
+            "step_time": STEP_TIMES.get(Path(options.model_path).name, ""),
+        }
+        path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
+        return ChildSpec(
+            name=name,
+            role="worker",
+            fork_config=str(path),
+            core=core,
+            presences=[name],
+            after="zygote",
+            stop_order=2,
+            stop_limit_ms=15_000,
+        )
 
     def _zygote(self) -> ChildSpec:
         command = [sys.executable, "-m", "services.worker.zygote", "--socket", str(self.run_dir / "zygote.sock")]
         return ChildSpec(name="zygote", role="zygote", command=command, stop_order=4)
 
+    def _modelled_processes(self) -> int:
+        """Few processes for many engines; one each where single instances shall be stopped."""
+        options, count = self.options, self.options.instances_first()
+        default = count if options.provision else -(-count // MODELLED_PER_PROCESS)
+        return min(count, options.processes or default)
+
     def _modelled_workers(self) -> list[ChildSpec]:
+        count, processes = self.options.instances_first(), self._modelled_processes()
+        shares = [count // processes + (index < count % processes) for index in range(processes)]
+        return [self._modelled_worker(index, share) for index, share in enumerate(shares)]
+
+    def _modelled_worker(self, index: int, share: int) -> ChildSpec:
         options = self.options
-        count = options.instances or 8
-        processes = min(count, options.processes or -(-count // MODELLED_PER_PROCESS))
-        children = []
-        for index in range(processes):
-            share = count // processes + (index < count % processes)
-            name = f"worker-{index}"
-            fields = {
-                "engine": "modelled",
-                "model": options.model,
-                "model_path": options.model_path,  # its tokenizer, so that the modelled text can be read
-                "instances": share,
-            }
-            names = [name] if share == 1 else [f"{name}-{i}" for i in range(share)]
-            path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
-            command = [sys.executable, "-m", "services.worker", "--config", str(path)]
-            children.append(ChildSpec(name=name, role="worker", command=command, presences=names, stop_order=2))
-        return children
+        name = f"worker-{index}"
+        fields = {
+            "engine": "modelled",
+            "model": options.model,
+            "model_path": options.model_path,  # its tokenizer, so that the modelled text can be read
+            "instances": share,
+        }
+        names = [name] if share == 1 else [f"{name}-{i}" for i in range(share)]
+        path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
+        command = [sys.executable, "-m", "services.worker", "--config", str(path)]
+        return ChildSpec(name=name, role="worker", command=command, presences=names, stop_order=2)
 
 
 def merged(fields: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 from millrace.actor.errors import ConfigError
+from millrace.policies.provisioning import PROVISIONING_POLICIES
 
 from services.supervisor.layout import INSTANCES_MAX, UpOptions
 
@@ -58,6 +59,11 @@ def check(options: UpOptions) -> None:
         raise ConfigError(f"unknown engine {options.engine!r}: it is vllm or modelled")
     if not 0 <= options.instances <= INSTANCES_MAX:
         raise ConfigError(f"--instances {options.instances}: between 1 and {INSTANCES_MAX}")
+    if options.instances_max and not options.instances_first() <= options.instances_max <= INSTANCES_MAX:
+        first = options.instances_first()
+        raise ConfigError(f"--instances-max {options.instances_max}: between the {first} at start and {INSTANCES_MAX}")
+    if options.provision and options.provision not in PROVISIONING_POLICIES:
+        raise ConfigError(f"--provision {options.provision}: one of {', '.join(sorted(PROVISIONING_POLICIES))}")
     if options.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError("vLLM is not installed; `./task setup` installs it, or use --engine modelled")
     if not (Path(options.model_path) / "config.json").is_file():

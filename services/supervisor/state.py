@@ -17,6 +17,7 @@ class ChildState(StrEnum):
     BACKING_OFF = "backing_off"  # it ended; a timer will start it again
     STOPPING = "stopping"
     STOPPED = "stopped"
+    RETIRING = "retiring"  # it drains; once its process has ended the child is forgotten
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Child:
         restarts: Starts after the first, ever.
         present: Actors of the present process that have shown presence.
         last_exit: How the last process ended, for people; empty before the first end.
+        drained_ns: While it retires: when it must have handed back what it still holds.
     """
 
     spec: ChildSpec
@@ -40,3 +42,4 @@ class Child:
     restarts: int = 0
     present: set[str] = field(default_factory=set)
     last_exit: str = ""
+    drained_ns: int = 0

@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address of the API")
     add("--port", type=int, default=8000, help="port of the API")
     add("--policy", default="", help="dispatch policy (libs/millrace/policies/dispatch)")
+    add("--provision", default="", help="start and stop instances by load: preempt or relief (default: none)")
+    add("--instances-max", type=int, default=0, help="with --provision: engines at once (default: twice --instances)")
     add("--processes", type=int, default=0, help="worker processes of modelled engines (default: one per 64)")
     add("--ingresses", type=int, default=1, help="ingress processes that share the port")
     add("--keys", default="", help="file of API keys (`millrace keys`); without it none is asked for")
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dir", default=os.environ.get("MILLRACE_DIR", ".millrace"), help="folder of the cluster's files")
     add("--worker-set", metavar="JSON", default="{}", help="further fields of each worker's configuration")
     add("--ingress-set", metavar="JSON", default="{}", help="further fields of each ingress's configuration")
+    add("--coordinator-set", metavar="JSON", default="{}", help="further fields of the coordinator's configuration")
     add("-d", "--detach", action="store_true", help="return once it is ready")
 
 
@@ -67,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not
         "log_level": arguments.log_level,
         "worker": _table(arguments.worker_set, "--worker-set"),
         "ingress": _table(arguments.ingress_set, "--ingress-set"),
+        "provision": "" if arguments.provision == "none" else arguments.provision,
+        "instances_max": arguments.instances_max,
+        "coordinator": _table(arguments.coordinator_set, "--coordinator-set"),
     }
     command = [sys.executable, "-m", "services.supervisor", "--options", json.dumps(options)]
     if arguments.detach:
