@@ -1,0 +1,305 @@
+"""The supervisor as a provisioner: instances that are started and stopped on order."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.errors import ConfigError
+from millrace.contracts.local import StopRequested, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.provisioner import (
+    InstanceStarting,
+    InstanceStopping,
+    ProvisionRefusal,
+    ProvisionRefused,
+    StartInstance,
+    StopInstance,
+)
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.worker import DrainWorker
+
+from services.supervisor.actor import RETIRE_GRACE_NS, SupervisorActor
+from services.supervisor.config import ChildSpec
+from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
+from services.supervisor.layout import Layout, UpOptions
+from services.supervisor.preflight import check
+from services.supervisor.roster import ORDERS_MAX, Roster
+
+S = 1_000_000_000
+
+
+def worker(name: str, *instances: str) -> ChildSpec:
+    return ChildSpec(name=name, role="worker", command=["w"], presences=list(instances or [name]), stop_order=2)
+
+
+FIRST = worker("worker-0")
+SHARED = worker("worker-1", "worker-1-0", "worker-1-1")
+SPARES = [worker("worker-2"), worker("worker-3")]
+
+
+class Bench:
+    """A supervisor with two workers, one of which is shared, and two spare ones."""
+
+    def __init__(self) -> None:
+        roster = Roster(host="here", model="m", workers=[FIRST, SHARED, *SPARES])
+        self.actor = SupervisorActor(
+            name="supervisor", cluster="local", incarnation=1, children=[FIRST, SHARED], roster=roster
+        )
+        self.now_ns = 1_000 * S
+        self.orders = 0
+        self.effects = self.actor.start(self.now_ns)
+        self.run("worker-0", 10)
+        self.run("worker-1", 11)
+
+    def send(self, body: Body) -> list[Effect]:
+        effects = self.actor.handle(Message(body, reply_to="inbox"), self.now_ns)
+        self.actor.check_invariants()
+        return effects
+
+    def run(self, child: str, pid: int) -> None:
+        self.send(ChildStarted(name=child, pid=pid))
+        for spec in [FIRST, SHARED, *SPARES]:
+            for name in spec.presences if spec.name == child else []:
+                self.send(ServicePresence(role="worker", name=name, incarnation=self.now_ns, at_ns=self.now_ns))
+
+    def order(self, order: str = "", model: str = "m") -> list[Effect]:
+        self.orders += 1
+        return self.send(StartInstance(order=order or str(self.orders), model=model))
+
+    def retire(self, instance: str, limit_ms: int = 10_000) -> list[Effect]:
+        return self.send(StopInstance(instance=instance, drain_limit_ms=limit_ms))
+
+    def states(self) -> dict[str, str]:
+        return {name: str(child["state"]) for name, child in self.actor.snapshot().items()}
+
+
+def reply(effects: list[Effect]) -> Body:
+    (answer,) = [effect for effect in effects if isinstance(effect, Reply)]
+    assert answer.to == "inbox"
+    return answer.body
+
+
+def refusal(effects: list[Effect]) -> ProvisionRefusal:
+    body = reply(effects)
+    assert isinstance(body, ProvisionRefused)
+    return body.reason
+
+
+def signalled(effects: list[Effect]) -> list[tuple[str, int]]:
+    return [(effect.name, effect.signal) for effect in effects if isinstance(effect, SignalChild)]
+
+
+def drained(effects: list[Effect]) -> list[tuple[str, int]]:
+    return [
+        (effect.subject, effect.body.limit_ms)
+        for effect in effects
+        if isinstance(effect, Publish) and isinstance(effect.body, DrainWorker)
+    ]
+
+
+def test_it_listens_under_its_hosts_name() -> None:
+    assert Subscribe(subject="mr.local.provision.here.*") in Bench().effects
+
+
+def test_an_order_starts_the_first_spare_worker_and_names_it_at_once() -> None:
+    bench = Bench()
+    effects = bench.order("x")
+    assert reply(effects) == InstanceStarting(order="x", instance="worker-2")
+    assert [effect.spec for effect in effects if isinstance(effect, StartChild)] == [SPARES[0]]
+    bench.run("worker-2", 12)
+    assert bench.states()["worker-2"] == "ready"
+
+
+def test_the_same_order_again_is_the_same_instance() -> None:
+    bench = Bench()
+    bench.order("x")
+    again = bench.order("x")
+    assert reply(again) == InstanceStarting(order="x", instance="worker-2")
+    assert len(again) == 1
+
+
+def test_beyond_the_roster_and_for_another_model_it_refuses() -> None:
+    bench = Bench()
+    assert refusal(bench.order(model="other")) is ProvisionRefusal.OTHER_MODEL
+    bench.order()
+    bench.order()
+    assert refusal(bench.order()) is ProvisionRefusal.AT_BOUND
+    assert len(bench.states()) == 4
+
+
+def test_an_instance_that_was_added_is_restarted_like_any_other() -> None:
+    bench = Bench()
+    bench.order()
+    bench.run("worker-2", 12)
+    effects = bench.send(ChildExited(name="worker-2", pid=12, status=-9))
+    assert [effect.name for effect in effects if isinstance(effect, StartTimer)] == ["restart/worker-2"]
+
+
+def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() -> None:
+    bench = Bench()
+    effects = bench.retire("worker-0")
+    assert reply(effects) == InstanceStopping(instance="worker-0")
+    assert drained(effects) == [("mr.local.engine.worker-0.drain", 10_000)]
+    assert signalled(effects) == []
+    effects = bench.send(ChildExited(name="worker-0", pid=10, status=0))
+    dead = [effect.body for effect in effects if isinstance(effect, Publish)]
+    assert [(body.name, body.state) for body in dead if isinstance(body, ServicePresence)] == [
+        ("worker-0", PresenceState.DEAD)
+    ]
+    assert not [effect for effect in effects if isinstance(effect, StartTimer)]
+    assert {effect.name for effect in effects if isinstance(effect, CancelTimer)} >= {
+        "retire/worker-0",
+        "kill/worker-0",
+    }
+    assert "worker-0" not in bench.states()
+    assert reply(bench.order()) == InstanceStarting(order="1", instance="worker-0")
+
+
+def test_a_draining_one_still_holds_its_place() -> None:
+    bench = Bench()
+    bench.order()
+    bench.order()
+    bench.retire("worker-0")
+    assert refusal(bench.order()) is ProvisionRefusal.AT_BOUND
+
+
+def test_a_lost_drain_is_said_again_and_then_helped_by_signals() -> None:
+    bench = Bench()
+    effects = bench.retire("worker-0", 5_000)
+    timers = {effect.name: effect.at_ns for effect in effects if isinstance(effect, StartTimer)}
+    term_ns = bench.now_ns + 5 * S + RETIRE_GRACE_NS
+    assert timers == {"retire/worker-0": term_ns, "kill/worker-0": term_ns + FIRST.stop_limit_ms * 1_000_000}
+    bench.now_ns += S
+    assert drained(bench.send(TimerFired(name="tick"))) == [("mr.local.engine.worker-0.drain", 4_000)]
+    assert signalled(bench.send(TimerFired(name="retire/worker-0"))) == [("worker-0", signal.SIGTERM)]
+    assert signalled(bench.send(TimerFired(name="kill/worker-0"))) == [("worker-0", signal.SIGKILL)]
+
+
+def test_a_timer_that_was_already_on_its_way_finds_nothing_to_do() -> None:
+    bench = Bench()
+    bench.retire("worker-0")
+    bench.send(ChildExited(name="worker-0", pid=10, status=0))
+    assert bench.send(TimerFired(name="kill/worker-0")) == []
+
+
+def test_asked_twice_the_earlier_end_holds() -> None:
+    bench = Bench()
+    bench.retire("worker-0", 10_000)
+    assert drained(bench.retire("worker-0", 60_000)) == [("mr.local.engine.worker-0.drain", 10_000)]
+    assert drained(bench.retire("worker-0", 0)) == [("mr.local.engine.worker-0.drain", 0)]
+
+
+def test_one_that_starts_is_ended_by_signal_as_soon_as_it_has_a_process() -> None:
+    bench = Bench()
+    bench.order()
+    effects = bench.retire("worker-2")
+    assert StartTimer(name="retire/worker-2", at_ns=bench.now_ns) in effects
+    assert signalled(bench.send(TimerFired(name="retire/worker-2"))) == []
+    assert signalled(bench.send(ChildStarted(name="worker-2", pid=12))) == [("worker-2", signal.SIGTERM)]
+    bench.send(ChildExited(name="worker-2", pid=12, status=-15))
+    assert "worker-2" not in bench.states()
+
+
+def test_one_that_keeps_failing_is_forgotten_at_once() -> None:
+    bench = Bench()
+    bench.order()
+    bench.send(ChildStarted(name="worker-2", pid=12))
+    bench.send(ChildExited(name="worker-2", pid=12, status=1))
+    effects = bench.retire("worker-2")
+    assert CancelTimer(name="restart/worker-2") in effects
+    assert "worker-2" not in bench.states()
+    assert bench.send(TimerFired(name="restart/worker-2")) == []
+
+
+@pytest.mark.parametrize(
+    ("instance", "reason"),
+    [
+        ("worker-1-0", ProvisionRefusal.SHARED_PROCESS),
+        ("worker-9", ProvisionRefusal.UNKNOWN_INSTANCE),
+        ("worker-2", ProvisionRefusal.UNKNOWN_INSTANCE),
+    ],
+)
+def test_what_cannot_be_stopped_is_refused(instance: str, reason: ProvisionRefusal) -> None:
+    assert refusal(Bench().retire(instance)) is reason
+
+
+def test_while_everything_stops_nothing_is_started_and_stops_are_taken_for_done() -> None:
+    bench = Bench()
+    bench.retire("worker-0")
+    bench.send(StopRequested())
+    assert refusal(bench.order()) is ProvisionRefusal.STOPPING
+    assert reply(bench.retire("worker-0")) == InstanceStopping(instance="worker-0")
+    bench.send(ChildExited(name="worker-0", pid=10, status=0))
+    assert isinstance(bench.send(ChildExited(name="worker-1", pid=11, status=0))[-1], Stop)
+
+
+def test_a_supervisor_without_a_roster_refuses_everything() -> None:
+    actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=[FIRST])
+    actor.start(0)
+    for body in (StartInstance(order="x", model="m"), StopInstance(instance="worker-0")):
+        assert isinstance(reply(actor.handle(Message(body, reply_to="inbox"), 0)), ProvisionRefused)
+
+
+def test_orders_are_remembered_up_to_a_bound() -> None:
+    roster = Roster(host="h", model="", workers=[])
+    for index in range(ORDERS_MAX + 1):
+        roster.carried_out(str(index), "w")
+    assert roster.instance_of("0") is None
+    assert roster.instance_of(str(ORDERS_MAX)) == "w"
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "spares"),
+    [
+        ({"engine": "modelled", "instances": 2}, ["worker-0-0", "worker-0-1"], []),
+        ({"engine": "modelled", "instances": 2, "provision": "relief"}, ["worker-0", "worker-1"], 2),
+        ({"engine": "modelled", "instances": 2, "instances_max": 5}, ["worker-0-0", "worker-0-1"], 3),
+        ({"engine": "vllm", "cores": [0, 1, 2], "instances": 1, "provision": "preempt"}, ["worker-0"], 2),
+        ({"engine": "vllm", "cores": [0], "instances": 2, "provision": "preempt"}, ["worker-0", "worker-1"], []),
+    ],
+)
+def test_the_layout_keeps_spare_workers_with_files_and_names_of_their_own(
+    options: dict[str, Any], first: list[str], spares: Any
+) -> None:
+    layout = Layout(msgspec.convert(options, UpOptions))
+    config = layout.plan()
+    running = [name for child in config.children if child.role == "worker" for name in child.presences]
+    assert running == first
+    assert len(config.spares) == (spares or 0)
+    names = [spec.name for spec in config.spares] + [child.name for child in config.children]
+    assert len(names) == len(set(names))
+    written = {path.stem for path in layout._files}
+    assert {spec.name for spec in config.spares} <= written
+
+
+def test_the_coordinator_gets_the_strategy_with_the_bounds_and_what_else_was_said() -> None:
+    options = UpOptions(
+        engine="modelled",
+        instances=2,
+        provision="relief",
+        instances_max=3,
+        coordinator={"provisioning": {"parameters": {"threshold_s": 2}}},
+    )
+    layout = Layout(options)
+    layout.plan()
+    (content,) = [content for path, content in layout._files.items() if path.stem == "coordinator-0"]
+    assert msgspec.json.decode(content)["provisioning"] == {
+        "strategy": "relief",
+        "parameters": {"instances_min": 2, "instances_max": 3, "threshold_s": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"instances": 3, "instances_max": 2}, "between the 3 at start"),
+        ({"instances": 3, "provision": "prempt"}, "one of none, preempt, relief"),
+    ],
+)
+def test_bounds_and_strategies_that_make_no_sense_are_refused_at_the_start(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(UpOptions(engine="modelled", **options))
