@@ -5,7 +5,8 @@
 
 Tokens: 64 streams, one message per step with one token each, as one engine sends it. The share of detokenising is
 measured by itself on the same tokens and taken off. Calls: one short call from submission to acknowledgement, with
-tag, decision, outcome. Decisions: a policy over a prebuilt view. All figures are CPU time of the thread.
+tag, question to predictors (eight where the policy asks), decision, outcome. Decisions: a policy over a prebuilt view,
+with every candidate's prediction. All figures are CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from millrace.actor.effects import Effect, Request
+from millrace.actor.effects import Effect, Gather, Request
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
-from millrace.contracts.local import KeyChanged, Replied, TimerFired
+from millrace.contracts.local import Gathered, KeyChanged, Replied, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.predictor import LatencyPrediction
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
-from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView
+from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction
 from tokenizers import Tokenizer, decoders, models
 
 from services.ingress.actor import IngressActor
 from services.ingress.calls import Call, CallKind, CallSubmitted
-from services.ingress.config import IngressConfig, LimitsConfig
+from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
 from services.ingress.text import TextStream, Vocabulary
@@ -58,7 +60,9 @@ def main() -> int:
     lazy = best(lambda: relay_us(stream=False))
     print(f"the same, not streaming                    {lazy:7.2f} µs")
     for instances in (2, 64):
-        print(f"a short call, {instances:2} instances                 {best(partial(call_us, instances)):7.1f} µs")
+        for policy in ("join_shortest_queue", "forecast"):
+            cost = best(partial(call_us, instances, policy))
+            print(f"a short call, {instances:2} instances, {policy:19}{cost:6.1f} µs")
     for name in sorted(DISPATCH_POLICIES):
         cost = best(partial(decision_us, name))
         print(f"decision of 64: {name:26} {cost:7.1f} µs")
@@ -108,9 +112,9 @@ def text_us() -> float:
     return (time.thread_time_ns() - begin) / 1e3 / (STEPS * STREAMS)
 
 
-def call_us(instances: int) -> float:
+def call_us(instances: int, policy: str) -> float:
     """Microseconds of one short call, everything the core does for it."""
-    rig = Rig(instances=instances)
+    rig = Rig(instances=instances, policy=policy)
     begin = time.thread_time_ns()
     for number in range(CALLS):
         rig.serve(f"r{number}")
@@ -132,7 +136,8 @@ def decision_us(name: str) -> float:
         )
         for n in range(64)
     )
-    view = DispatchView(model=MODEL, sequences=1, length_tokens=500, candidates=candidates)
+    predictions = {c.name: Prediction(ttft_ns=rng.randrange(10**8), e2e_ns=rng.randrange(10**9)) for c in candidates}
+    view = DispatchView(model=MODEL, sequences=1, length_tokens=500, candidates=candidates, predictions=predictions)
     parameters, state = policy.parameters(), policy.initial_state
     begin = time.thread_time_ns()
     for number in range(DECISIONS):
@@ -143,10 +148,10 @@ def decision_us(name: str) -> float:
 class Rig:
     """A core with instances that answer at once."""
 
-    def __init__(self, instances: int) -> None:
+    def __init__(self, instances: int, policy: str = "join_shortest_queue") -> None:
         limits = LimitsConfig(calls_open_max=10**6, sequences_open_max=10**6)
         self.actor = IngressActor(
-            config=IngressConfig(limits=limits),
+            config=IngressConfig(limits=limits, dispatch=DispatchConfig(policy=policy)),
             incarnation=1,
             models={MODEL: TextModel(letters(), frozenset({EOS}))},
             metrics=IngressMetrics(),
@@ -180,6 +185,8 @@ class Rig:
         out = self.send(CallSubmitted(call=call))
         ask = next(e for e in out if isinstance(e, Request) and isinstance(e.body, TagRequest))
         out = self.send(Replied(correlation=ask.correlation, body=LengthTag(request=request)))
+        if isinstance(out[0], Gather):
+            out = self.send(Gathered(correlation=out[0].correlation, answers=predictions_of(out[0])))
         ask = next(e for e in out if isinstance(e, Request) and isinstance(e.body, SubmitSequence))
         self.send(Replied(correlation=ask.correlation, body=SequenceAccepted(sequence=f"{request}.0", epoch=0)))
         return ask.subject.split(".")[3]
@@ -191,6 +198,15 @@ class Rig:
         self.send(TokensGenerated(instance=instance, incarnation=1, step=1, chunks=[chunk]))
         self.send(TimerFired(name="acknowledge"))
         self.send(summary(instance, self.now_ns))
+
+
+def predictions_of(asked: Gather) -> list[tuple[str, LatencyPrediction]]:
+    """Everyone's answer."""
+    names = [subject.rsplit(".", 1)[1] for subject in asked.subjects]
+    return [
+        ("p", LatencyPrediction(request=asked.request, instance=n, incarnation=1, ttft_ns=10**6, e2e_ns=10**8 + i))
+        for i, n in enumerate(names)
+    ]
 
 
 def record(name: str) -> InstanceRecord:
