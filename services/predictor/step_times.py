@@ -6,11 +6,9 @@ Done once, by whoever builds the actor; one that cannot be read is told and left
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-import msgspec
-from millrace.enginemodel.coefficients import coefficient_names, load_coefficients
-from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
+from millrace.enginemodel.coefficients import coefficient_names, load_step_time
+from millrace.enginemodel.steptime import StepTimeModel
 
 
 def read_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel], dict[str, str]]:
@@ -21,14 +19,9 @@ def read_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel],
     """
     found: dict[str, StepTimeModel] = {}
     unreadable: dict[str, str] = {}
-    for name in coefficient_names():
+    for name, origin in [*((name, name) for name in coefficient_names()), *files.items()]:
         try:
-            found[name] = load_coefficients(name)
-        except (ValueError, OSError) as error:
+            found[name] = load_step_time(origin)
+        except ValueError as error:
             unreadable[name] = str(error)
-    for name, path in files.items():
-        try:
-            found[name] = msgspec.toml.decode(Path(path).read_bytes(), type=LinearStepTime)
-        except (ValueError, OSError) as error:
-            unreadable[name] = f"{path}: {error}"
     return found, unreadable

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
+from services.predictor.metrics import PredictorMetrics
 from services.worker.metrics import WorkerCollector
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
@@ -41,6 +42,11 @@ def ingress(registry: CollectorRegistry) -> None:
     HttpMetrics(registry)
 
 
+def predictor(registry: CollectorRegistry) -> None:
+    """Forecasts, what they stand on, and how far they were off."""
+    PredictorMetrics(registry)
+
+
 def worker(registry: CollectorRegistry) -> None:
     """Sequences and blocks of each instance."""
     registry.register(WorkerCollector(list))
@@ -48,6 +54,7 @@ def worker(registry: CollectorRegistry) -> None:
 
 SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
     ("Ingress", ingress),
+    ("Predictor", predictor),
     ("Worker", worker),
     ("Every service", every_service),
 )
