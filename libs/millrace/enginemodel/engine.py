@@ -14,6 +14,7 @@ from millrace.contracts.status import BatchComposition, SequenceState, SequenceS
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.refusals import sampling_refusal
+from millrace.enginemodel.runs import DecodeRun, decodes_left
 from millrace.enginemodel.scheduler import Scheduler
 from millrace.enginemodel.stepcost import FS_PER_NS
 from millrace.enginemodel.steptime import StepTimeModel
@@ -37,7 +38,15 @@ class ModelledEngine:
         *,
         vocabulary: Vocabulary = NO_VOCABULARY,
         lengths: OutputLengths = NO_LENGTHS,
+        tell_interval_ns: int | None = None,
     ) -> None:
+        """Builds it at rest.
+
+        Args:
+            tell_interval_ns: Least time between two outputs that tell tokens between a sequence's first and its last,
+                which are told at once (vLLM's ``--stream-interval``). None tells them with each step, and allows no
+                runs.
+        """
         self.parameters = parameters
         self.scheduler = Scheduler(parameters)
         self.cost = step_time.cost(parameters)
@@ -50,6 +59,14 @@ class ModelledEngine:
         self._depth = 2 if parameters.async_scheduling else 1
         self._step = 0
         self._last = _LastStep()
+        self._decode_run: DecodeRun | None = None
+        self._tell_interval_ns = tell_interval_ns
+        self._told_ns = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps completed so far."""
+        return self._step
 
     def add(self, source: EngineSequence) -> str | None:
         """Takes a sequence. Returns None, or why it is refused."""
@@ -97,15 +114,83 @@ class ModelledEngine:
             self.scheduler.remove(sequence)
         return bool(known)
 
-    def begin_step(self, now_ns: int) -> int | None:
-        """Starts as many steps as the engine keeps under way (one, or two with async scheduling).
+    def begin_step(self, now_ns: int, span_ns: int = 0) -> int | None:
+        """Starts as many steps as the engine keeps under way (one, or two with async scheduling), or a run of decode
+        steps that reaches ``span_ns`` where they are all alike (see runs.py; not without ``tell_interval_ns``).
 
-        Returns: Time until the first of them ends, ns; None when there is nothing to compute.
+        Returns: Time until the first of them, or the run, ends, ns; None when there is nothing to compute.
         """
+        if span_ns and self._tell_interval_ns is not None and not self._under_way:
+            self._decode_run = self._plan_run(now_ns, span_ns)
+            if self._decode_run is not None:
+                return self._decode_run.ends_ns(self._decode_run.steps) - now_ns
         while len(self._under_way) < self._depth and self.scheduler.has_work():
             if not self.schedule(now_ns).sequences:
                 break
         return max(0, self._under_way[0].ends_ns - now_ns) if self._under_way else None
+
+    def _plan_run(self, now_ns: int, span_ns: int) -> DecodeRun | None:
+        scheduler = self.scheduler
+        if self.parameters.async_scheduling or not scheduler.only_decodes():
+            return None
+        steps = decodes_left(scheduler.running)  # type: ignore[arg-type]
+        if steps < 2:
+            return None
+        context = longest = 0
+        for sequence in scheduler.running:
+            context += sequence.total
+            longest = max(longest, sequence.total) if self.cost.longest_token else 0
+        first = BatchComposition(decodes=len(scheduler.running), context_tokens=context, longest_context=longest)
+        run = DecodeRun(self.cost, first, begins_ns=now_ns, remainder_fs=self._remainder_fs)
+        run.limit(steps, span_ns)
+        run.steps = scheduler.steps_with_blocks(run.steps)
+        return run if run.steps > 1 else None
+
+    def interrupt(self, now_ns: int) -> int | None:
+        """Ends a run with the step that is under way at ``now_ns``. Call it before adding or cancelling anything.
+
+        Returns: when that step ends, ns; None where no run is under way.
+        """
+        run, self._decode_run = self._decode_run, None
+        if run is None:
+            return None
+        done = run.under_way(now_ns) - 1
+        if done:
+            self._advance_run(run, done)
+        self.schedule(run.ends_ns(done) if done else run.begins_ns)
+        return self._under_way[0].ends_ns
+
+    def _advance_run(self, run: DecodeRun, steps: int) -> list[ModelledSequence]:
+        """Computes that many steps of a run.
+
+        Returns: the sequences whose token of the last one is still to be sampled, because it may end them.
+        """
+        ending = []
+        for sequence in self.scheduler.running:
+            assert isinstance(sequence, ModelledSequence)
+            ends = sequence.total + steps >= sequence.check_at
+            sequence.extend(steps - ends)
+            if ends:
+                ending.append(sequence)
+        self.scheduler.advance_decodes(steps)
+        self._step += steps
+        self._remainder_fs = run.elapsed_fs(steps) % FS_PER_NS
+        self._last = _LastStep(*run.last(steps))
+        return ending
+
+    def _complete_run(self, run: DecodeRun, now_ns: int) -> list[StepOutput]:
+        ending = self._advance_run(run, run.steps)
+        outputs = [self._advance_fully(sequence, sequence.next_token()) for sequence in ending]
+        return outputs + self._tell_if_due(now_ns)
+
+    def _tell_if_due(self, now_ns: int) -> list[StepOutput]:
+        """What was not told yet, where the last telling was long enough ago."""
+        assert self._tell_interval_ns is not None
+        if now_ns - self._told_ns < self._tell_interval_ns:
+            return []
+        self._told_ns = now_ns
+        known = (*self.scheduler.running, *self.scheduler.waiting)
+        return [_untold(s) for s in known if isinstance(s, ModelledSequence) and s.announced and s.told < s.total]
 
     def schedule(self, now_ns: int) -> Batch:
         """Schedules one step behind those under way. ``begin_step`` does so as often as the engine would."""
@@ -125,14 +210,23 @@ class ModelledEngine:
         return _Step(batch, composition, begins_ns + duration_ns, duration_ns)
 
     def complete_step(self, now_ns: int, *, with_snapshot: bool = True) -> EngineStepped:
-        """Ends the oldest step under way: samples its tokens and frees what finished. Call it when its time is over."""
+        """Ends the oldest step, or the run, under way: samples its tokens and frees what finished. Call it when its
+        time is over.
+        """
+        run, self._decode_run = self._decode_run, None
+        outputs = self._complete_one(now_ns) if run is None else self._complete_run(run, now_ns)
+        snapshot = self.snapshot(now_ns) if with_snapshot else None
+        return EngineStepped(step=self._step, at_ns=now_ns, outputs=outputs, snapshot=snapshot)
+
+    def _complete_one(self, now_ns: int) -> list[StepOutput]:
         step = self._under_way.popleft()
         self._step += 1
         self._last = _LastStep(step.composition, step.duration_ns)
-        sample = self._sample_async if self.parameters.async_scheduling else self._sample
-        outputs = sample(step.batch)
-        snapshot = self.snapshot(now_ns) if with_snapshot else None
-        return EngineStepped(step=self._step, at_ns=now_ns, outputs=outputs, snapshot=snapshot)
+        if self.parameters.async_scheduling:
+            return self._sample_async(step.batch)
+        if self._tell_interval_ns is not None:
+            return self._sample_quietly(step.batch) + self._tell_if_due(now_ns)
+        return self._sample(step.batch)
 
     def step(self, now_ns: int) -> tuple[EngineStepped, int] | None:
         """Begins and completes one step.
@@ -147,6 +241,19 @@ class ModelledEngine:
     def _sample(self, batch: Batch) -> list[StepOutput]:
         running = SequenceState.RUNNING
         return [self._advance(sequence) for sequence in batch.sampling if sequence.state is running]  # type: ignore[arg-type]
+
+    def _sample_quietly(self, batch: Batch) -> list[StepOutput]:
+        """The same where only a first and a last token are told at once."""
+        outputs = []
+        for sequence in batch.sampling:
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            assert isinstance(sequence, ModelledSequence)
+            if sequence.total + 1 < sequence.check_at and sequence.announced and sequence.logprobs is None:
+                sequence.extend(1)
+            else:
+                outputs.append(self._advance_fully(sequence, sequence.next_token()))
+        return outputs
 
     def _sample_async(self, batch: Batch) -> list[StepOutput]:
         """The same where the next step is scheduled already, and a sequence may have been preempted since."""
@@ -184,9 +291,10 @@ class ModelledEngine:
             del self._sequences[sequence.sequence]
             self.scheduler.remove(sequence)
         first, sequence.announced = not sequence.announced, True
+        token_ids = [token] if self._tell_interval_ns is None or sequence.logprobs is not None else sequence.untold()
         return StepOutput(
             sequence=sequence.sequence,
-            token_ids=[token],
+            token_ids=token_ids,
             finish=finish,
             logprobs=logprobs,
             scheduled_ns=sequence.scheduled_ns if first else 0,
@@ -236,6 +344,10 @@ class _LastStep:
     def __init__(self, composition: BatchComposition | None = None, duration_ns: int = 0) -> None:
         self.composition = composition or BatchComposition()
         self.duration_ns = duration_ns
+
+
+def _untold(sequence: ModelledSequence) -> StepOutput:
+    return StepOutput(sequence=sequence.sequence, token_ids=sequence.untold(), preemptions=sequence.preemptions)
 
 
 def _status(sequence: object) -> SequenceStatus:

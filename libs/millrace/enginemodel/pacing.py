@@ -7,6 +7,7 @@ everything else about pacing is here, once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -52,6 +53,7 @@ class PacedEngine:
         *,
         speed: float = 1.0,
         snapshot_interval_ns: int = 0,
+        run_ns_max: int = 0,
     ) -> None:
         """Builds it at rest.
 
@@ -59,7 +61,12 @@ class PacedEngine:
             tell: Hears everything the engine says, never within a call of ``add`` or ``cancel``.
             speed: How much faster than modelled time passes; 0 for steps without duration.
             snapshot_interval_ns: Least time between two snapshots while it runs; 0 for one with every step.
+            run_ns_max: Longest run of decode steps that is computed at once, up to the next snapshot; 0 for step by
+                step. Only at speed 1. Changes when tokens are told, and no step.
         """
+        assert speed == 1.0 or not run_ns_max, "runs are for modelled time as it is"
+        self._run_ns_max = run_ns_max
+        self._round = 0  # of the event under way; one of an earlier round was overtaken by a cut
         self.engine = engine
         self._clock = clock
         self._tell = tell
@@ -74,6 +81,7 @@ class PacedEngine:
 
     def add(self, sequence: EngineSequence) -> None:
         """Adds a sequence: SequenceAdded or SequenceRejected follows."""
+        self._cut()
         refusal = self.engine.add(sequence)
         name = sequence.sequence
         answer = SequenceAdded(sequence=name) if refusal is None else SequenceRejected(sequence=name, detail=refusal)
@@ -86,6 +94,7 @@ class PacedEngine:
 
     def cancel(self, sequences: list[str]) -> None:
         """Cancels sequences; their blocks are free at once."""
+        self._cut()
         if self.engine.cancel(sequences) and not self._observing:
             self._observing = True
             self._soon(self._observe)
@@ -102,6 +111,7 @@ class PacedEngine:
 
     def stall(self, duration_ns: int) -> None:
         """Hangs for a while: no step ends before that time has passed."""
+        self._cut()
         self._stalled_until_ns = self._clock.now_ns() + duration_ns
 
     def _soon(self, callback: Callable[[], None]) -> None:
@@ -124,21 +134,34 @@ class PacedEngine:
         now_ns = self._clock.now_ns()
         if now_ns - self._due_ns > LAG_NS_MAX:
             self._due_ns = now_ns
-        duration_ns = self.engine.begin_step(self._due_ns)
+        duration_ns = self.engine.begin_step(self._due_ns, self._span_ns() if self._run_ns_max else 0)
         if duration_ns is None:
             self._stepping = False
         elif self._speed == 0:
-            self._soon(self._complete)
+            self._soon(partial(self._complete, self._round))
         else:
             self._due_ns += duration_ns if self._speed == 1 else round(duration_ns / self._speed)
-            self._clock.at(self._due_ns, self._complete)
+            self._clock.at(self._due_ns, partial(self._complete, self._round))
 
-    def _complete(self) -> None:
-        if self._ended:
+    def _span_ns(self) -> int:
+        """How long a run may last: until a snapshot is due."""
+        until_snapshot_ns = self._observed_ns + self._interval_ns - self._due_ns
+        return max(1, min(self._run_ns_max, until_snapshot_ns))
+
+    def _cut(self) -> None:
+        """Something changes: a run ends with the step under way."""
+        ends_ns = self.engine.interrupt(self._clock.now_ns())
+        if ends_ns is not None and ends_ns != self._due_ns:
+            self._due_ns = ends_ns
+            self._round += 1
+            self._clock.at(ends_ns, partial(self._complete, self._round))
+
+    def _complete(self, round_number: int) -> None:
+        if self._ended or round_number != self._round:
             return
         at_ns = self._clock.now_ns()
         if at_ns < self._stalled_until_ns:
-            self._clock.at(self._stalled_until_ns, self._complete)
+            self._clock.at(self._stalled_until_ns, partial(self._complete, round_number))
             return
         self._say(self._stepped(at_ns))
         self._begin()

@@ -73,6 +73,66 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self._name_blocks(sequence, sequence.computed - sequence.placeholders)
 
+    # Runs of decode steps (runs.py)
+
+    def only_decodes(self) -> bool:
+        """Whether the next steps admit nobody, as long as every running sequence just decodes and none ends.
+
+        With prefix caching a block that a running sequence fills may be the one that the first in the queue lacks, so
+        that only a full batch keeps it out for certain.
+        """
+        running = len(self.running)
+        budget = self.parameters.token_budget - running
+        if not running or budget < 0:
+            return False
+        if not len(self.waiting) or budget == 0 or running >= self.parameters.max_sequences:
+            return True
+        if self.parameters.prefix_caching:
+            return False
+        sequence = self.waiting.first()
+        count = self._first_chunk(sequence, 0, budget)
+        return count == 0 or not self._fits(sequence, [], count)
+
+    def steps_with_blocks(self, steps: int) -> int:
+        """How many decode steps of all running sequences, at most ``steps``, find the blocks that they need."""
+        block_size, free = self.parameters.block_size, self.pool.free
+        if len(self.running) * -(-steps // block_size) <= free:
+            return steps
+        spare = [sequence.slots - sequence.computed for sequence in self.running]
+        low, high = 0, steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(-(-(middle - slots) // block_size) for slots in spare if middle > slots) <= free:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def advance_decodes(self, steps: int) -> None:
+        """Computes ``steps`` tokens of every running sequence, whose tokens are there already, with the blocks that
+        this takes and names in the order in which single steps would.
+        """
+        block_size, caching = self.parameters.block_size, self.parameters.prefix_caching
+        needs: list[tuple[int, int, bool]] = []
+        for index, sequence in enumerate(self.running):
+            before = sequence.computed
+            sequence.computed = end = before + steps
+            if end >= sequence.slots:
+                needs += [(at, index, True) for at in range(sequence.slots - before + 1, steps + 1, block_size)]
+                if caching:
+                    needs += [
+                        (at, index, False) for at in range(-before % block_size or block_size, steps + 1, block_size)
+                    ]
+        needs.sort()
+        blocks = iter(self.pool.take(sum(take for _at, _index, take in needs)))
+        for _at, index, take in needs:
+            sequence = self.running[index]
+            if take:
+                sequence.blocks.append(next(blocks))
+                sequence.slots += block_size
+            else:
+                self._name_blocks(sequence, (sequence.named_blocks + 1) * block_size)
+
     # Running sequences
 
     def _schedule_running(self, batch: Batch) -> int:
@@ -156,25 +216,31 @@ class Scheduler:
 
     def _admit_waiting(self, batch: Batch, budget: int) -> None:
         """Admits from the head of the queue until budget, places or blocks are used up."""
-        threshold = self._chunk_limit()
+        threshold = self._chunk_limit()  # as it stood before the first admission
         while budget > 0 and len(self.waiting) and len(self.running) < self.parameters.max_sequences:
             sequence = self.waiting.first()
             hits = self._prefix_hits(sequence)
             computed = len(hits) * self.parameters.block_size
-            count = sequence.total - computed
-            if 0 < threshold < count:
-                count = threshold
-            if count > budget:
-                if not self.parameters.chunked_prefill:
-                    break
-                count = budget
-            if not self._fits(sequence, hits, computed + count):
+            count = self._first_chunk(sequence, computed, budget, threshold)
+            if count == 0 or not self._fits(sequence, hits, computed + count):
                 break
             self._admit(sequence, hits, computed)
             self._grow(sequence, computed + count)
             batch.put(sequence, count)
             batch.admitted += 1
             budget -= count
+
+    def _first_chunk(
+        self, sequence: ScheduledSequence, computed: int, budget: int, threshold: int | None = None
+    ) -> int:
+        """Tokens of a waiting sequence that a step with this budget would compute, 0 for none."""
+        threshold = self._chunk_limit() if threshold is None else threshold
+        count = sequence.total - computed
+        if 0 < threshold < count:
+            count = threshold
+        if count > budget:
+            return budget if self.parameters.chunked_prefill else 0
+        return count
 
     def _prefix_hits(self, sequence: ScheduledSequence) -> list[int]:
         """Blocks of the longest cached prefix. The last token is always computed, to have its logits."""

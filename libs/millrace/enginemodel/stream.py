@@ -18,6 +18,7 @@ class ModelledSequence(ScheduledSequence):
         check_at: ``total`` from which on the end must be checked after each token; until then no token can end it.
         scheduled_ns: When it first entered a batch; 0 before.
         announced: Whether an output told ``scheduled_ns`` and the cached tokens.
+        told: ``total`` as far as outputs told its tokens, where they are not told with each step.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class ModelledSequence(ScheduledSequence):
         "expected_output_tokens",
         "logprobs",
         "scheduled_ns",
+        "told",
     )
 
     def __init__(
@@ -59,6 +61,7 @@ class ModelledSequence(ScheduledSequence):
         self.logprobs = sampling.logprobs
         self.scheduled_ns = 0
         self.announced = False
+        self.told = self.total
         self._table = table
         self._key = stream_key(source.prompt_token_ids, sampling.seed)
         self._buffer: list[int] = []
@@ -72,6 +75,18 @@ class ModelledSequence(ScheduledSequence):
         self._total_limit = min(self.prompt_tokens + sampling.max_tokens, max_model_len)
         ends_at = min(self.prompt_tokens + self._eos_index + 1, self._total_limit)
         self.check_at = 0 if self._stops else ends_at
+
+    def extend(self, steps: int) -> None:
+        """Samples and appends so many tokens, none of which can end it."""
+        for _ in range(steps):
+            self.token_ids.append(self.next_token())
+            self.total += 1
+
+    def untold(self) -> list[int]:
+        """Tokens that no output told; from now on they count as told."""
+        token_ids = self.token_ids[self.told :]
+        self.told = self.total
+        return token_ids
 
     def next_token(self) -> int:
         """The token at the current position. Does not append it."""

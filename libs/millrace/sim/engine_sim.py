@@ -25,11 +25,21 @@ class SimulatedEngine:
     """Carries out the engine effects of one incarnation of a worker actor."""
 
     def __init__(
-        self, process: SimProcess, engine: ModelledEngine, *, snapshot_interval_ns: int = SNAPSHOT_INTERVAL_NS
+        self,
+        process: SimProcess,
+        engine: ModelledEngine,
+        *,
+        snapshot_interval_ns: int = SNAPSHOT_INTERVAL_NS,
+        run_ns_max: int = 0,
     ) -> None:
+        """``run_ns_max``: longest run of decode steps that is computed at once; 0 for step by step."""
         self.engine = engine
         self.paced = PacedEngine(
-            engine, _VirtualClock(process), process.deliver, snapshot_interval_ns=snapshot_interval_ns
+            engine,
+            _VirtualClock(process),
+            process.deliver,
+            snapshot_interval_ns=snapshot_interval_ns,
+            run_ns_max=run_ns_max,
         )
 
     def handlers(self) -> Handlers:

@@ -1,0 +1,73 @@
+"""An engine whose outputs have lengths that a script says: what a workload with known lengths runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millrace.actor.engine import EngineSequence
+from millrace.contracts.ingress import FinishReason
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.sequence import ScheduledSequence
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.stream import ModelledSequence
+
+#: Every output token. Content means nothing where lengths are scripted; prompts tell sequences apart.
+TOKEN = 97
+
+#: Output length of a sequence by its id, tokens, the end of sequence included.
+OutputLength = Callable[[str], int]
+
+
+class ScriptedSequence(ModelledSequence):
+    """Says TOKEN until its length is reached."""
+
+    __slots__ = ("_ends_at",)
+
+    def __init__(self, source: EngineSequence, output_tokens: int, max_model_len: int) -> None:
+        sampling = source.sampling
+        assert not sampling.stop_token_ids, "a scripted sequence knows no stop tokens"
+        assert sampling.logprobs is None, "a scripted sequence knows no log-probabilities"
+        ScheduledSequence.__init__(
+            self,
+            source.sequence,
+            source.prompt_token_ids + source.output_token_ids,
+            prompt_tokens=len(source.prompt_token_ids),
+            max_tokens=sampling.max_tokens,
+            arrival_ns=source.arrival_ns,
+            priority=source.priority,
+        )
+        self.expected_output_tokens = source.expected_output_tokens
+        self.logprobs = None
+        self.scheduled_ns = 0
+        self.announced = False
+        self.told = self.total
+        self._ends_at = self.prompt_tokens + output_tokens
+        self.check_at = min(self._ends_at, self.prompt_tokens + sampling.max_tokens, max_model_len)
+
+    def extend(self, steps: int) -> None:
+        self.token_ids += [TOKEN] * steps
+        self.total += steps
+
+    def next_token(self) -> int:
+        return TOKEN
+
+    def ended(self, token: int) -> FinishReason | None:
+        if self.total >= self._ends_at:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.total >= self.check_at else None
+
+
+class ScriptedEngine(ModelledEngine):
+    """A modelled engine whose sequences end where ``output_length`` says."""
+
+    def __init__(
+        self, parameters: EngineParameters, step_time: StepTimeModel, *, output_length: OutputLength, **options: Any
+    ) -> None:
+        """``options``: as for ModelledEngine."""
+        super().__init__(parameters, step_time, **options)
+        self._output_length = output_length
+
+    def _sequence(self, source: EngineSequence) -> ModelledSequence:
+        return ScriptedSequence(source, self._output_length(source.sequence), self.parameters.max_model_len)

@@ -1,0 +1,248 @@
+"""A scenario's cluster: the services' own actors on a simulation, modelled engines behind the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from millrace.actor.actor import Actor
+from millrace.actor.config import BusConfig
+from millrace.actor.engine import EngineInfo
+from millrace.contracts.catalog import Role
+from millrace.contracts.message import Body
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.subjects import Subjects
+from millrace.enginemodel.scaling import ScaledStepTime
+from millrace.enginemodel.scripted import ScriptedEngine
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.sim.cluster import byte_vocabulary
+from millrace.sim.engine_sim import SimulatedEngine
+from millrace.sim.links import LinkModel
+from millrace.sim.process import Handlers, SimActor, SimProcess
+from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
+from millrace.sim.scenarios import lengths_known, observer
+from millrace.sim.scenarios.clients import CountingClients
+from millrace.sim.scenarios.lengths_known import KnowingTagger
+from millrace.sim.scenarios.observer import Observer
+from millrace.sim.scenarios.spec import Group, ScenarioSpec
+from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
+from services.coordinator.actor import CoordinatorActor
+from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
+from services.ingress.actor import IngressActor
+from services.ingress.config import (
+    ContinuationConfig,
+    DispatchConfig,
+    IngressConfig,
+    LimitsConfig,
+    TaggingConfig,
+)
+from services.ingress.metrics import IngressMetrics
+from services.ingress.state import TextModel
+from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
+from services.tagger.actor import TaggerActor
+from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
+from services.worker.actor import WorkerActor
+from services.worker.config import WorkerLimits
+from services.worker.reports import Identity
+
+MODEL = "modelled"
+CLUSTER = "sim"
+
+#: From the start of the actors to the first possible arrival: leases, plans and summaries have gone round by then.
+WARM_NS = 3 * SECOND
+
+#: The supervisor sees that a process ended within this time.
+WATCH_NS = 50 * MILLISECOND
+
+#: Loads the step-time model of a group by its name or path.
+StepTimes = Callable[[str], StepTimeModel]
+
+
+class Fleet:
+    """Composition root of one scenario.
+
+    Attributes:
+        simulation: Its clock and network.
+        clients: Submit calls here.
+        observer: What was heard of requests and instances.
+        engines: Engine of each instance's present incarnation.
+    """
+
+    def __init__(self, spec: ScenarioSpec, *, step_times: StepTimes, truth: Callable[[str], int]) -> None:
+        """Builds and starts everything.
+
+        Args:
+            truth: Output length of a request by its id, tokens.
+        """
+        self.spec = spec
+        link = LinkModel(delay_ns=int(spec.network.delay_us * 1000), jitter_ns=int(spec.network.jitter_us * 1000))
+        self.simulation = Simulation(spec.seed, verify=False, link=link, invariants_every=0)
+        self.subjects = Subjects(CLUSTER)
+        self.begin_ns = self.simulation.now_ns + WARM_NS
+        self.clients = CountingClients()
+        self.engines: dict[str, SimulatedEngine] = {}
+        self.restarts = 0
+        self._truth = truth
+        self._text = TextModel(byte_vocabulary())
+        self._models = {group.name: _step_time(group, step_times) for group in spec.cluster.groups}
+        self._groups: dict[str, Group] = {}
+        self._roles: dict[Role, list[SimActor]] = {}
+        self._down: set[str] = set()
+        self.observer = Observer(
+            name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, sample_ns=spec.intervals.sample_ms * MILLISECOND
+        )
+        self._build()
+        if spec.faults:
+            self.simulation.after(WATCH_NS, self._watch)
+
+    @property
+    def ingresses(self) -> list[SimActor]:
+        """All ingresses, running or not."""
+        return self._roles[Role.INGRESS]
+
+    def actors(self) -> dict[str, SimActor]:
+        """Everything but the observer, by name."""
+        return {actor.name: actor for actors in self._roles.values() for actor in actors}
+
+    def _build(self) -> None:
+        cluster = self.spec.cluster
+        self.simulation.add(lambda _start: self.observer, node="observer", accepts=observer.ACCEPTS)
+        for index in range(cluster.coordinators):
+            self._add(Role.COORDINATOR, f"coordinator-{index}", self._coordinator, COORDINATOR_ACCEPTS)
+        if self.spec.prediction.kind == "tagger":
+            self._add(Role.TAGGER, "tagger-0", self._tagger, TAGGER_ACCEPTS)
+        elif self.spec.prediction.kind != "none":
+            self._add(Role.TAGGER, "tagger-0", self._knowing_tagger, lengths_known.ACCEPTS)
+        for group in cluster.groups:
+            for index in range(group.instances):
+                name = f"{group.name}-{index:0{len(str(group.instances - 1))}}"
+                self._groups[name] = group
+                self._add(Role.WORKER, name, self._worker, WORKER_ACCEPTS, self._engine_handlers)
+        for index in range(cluster.ingresses):
+            self._add(Role.INGRESS, f"ingress-{index}", self._ingress, INGRESS_ACCEPTS, self.clients.handlers)
+
+    def _add(
+        self,
+        role: Role,
+        name: str,
+        build: Callable[[str, int], Actor],
+        accepts: tuple[type[Body], ...],
+        handlers: Callable[[SimProcess], Handlers] | None = None,
+    ) -> None:
+        actor = self.simulation.add(
+            lambda incarnation: build(name, incarnation), node=name, accepts=accepts, handlers=handlers
+        )
+        self._roles.setdefault(role, []).append(actor)
+
+    # The services, as their __main__ builds them
+
+    def _coordinator(self, name: str, incarnation: int) -> Actor:
+        return CoordinatorActor(name=name, cluster=CLUSTER, incarnation=incarnation)
+
+    def _tagger(self, name: str, incarnation: int) -> Actor:
+        return TaggerActor(name=name, cluster=CLUSTER, incarnation=incarnation)
+
+    def _knowing_tagger(self, name: str, incarnation: int) -> Actor:
+        rng = Random(f"{self.spec.seed}/{name}/{incarnation}")
+        prediction = self.spec.prediction
+        sigma = prediction.sigma if prediction.kind == "noisy" else 0.0
+        return KnowingTagger(name=name, cluster=CLUSTER, truth=self._truth, sigma=sigma, rng=rng)
+
+    def _worker(self, name: str, incarnation: int) -> Actor:
+        group, intervals = self._groups[name], self.spec.intervals
+        return WorkerActor(
+            identity=Identity(instance=name, incarnation=incarnation, model=MODEL),
+            info=_info(group),
+            subjects=self.subjects,
+            limits=WorkerLimits(
+                queue_max=self.spec.cluster.queue_max,
+                status_interval_min_ms=intervals.status_ms,
+                summary_interval_min_ms=intervals.summary_ms,
+                report_interval_max_ms=max(intervals.status_ms, intervals.summary_ms),
+            ),
+            rng=Random(f"{self.spec.seed}/{name}/{incarnation}"),
+        )
+
+    def _engine_handlers(self, process: SimProcess) -> Handlers:
+        group, intervals = self._groups[process.name], self.spec.intervals
+        engine = SimulatedEngine(
+            process,
+            ScriptedEngine(
+                group.engine,
+                self._models[group.name],
+                output_length=self._output_length,
+                tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
+            ),
+            snapshot_interval_ns=min(intervals.status_ms, intervals.summary_ms) * MILLISECOND,
+            run_ns_max=intervals.run_ms * MILLISECOND,
+        )
+        self.engines[process.name] = engine
+        return engine.handlers()
+
+    def _output_length(self, sequence: str) -> int:
+        return self._truth(sequence.rpartition(".")[0])
+
+    def _ingress(self, name: str, incarnation: int) -> Actor:
+        spec = self.spec
+        config = IngressConfig(
+            name=name,
+            bus=BusConfig(cluster=CLUSTER),
+            limits=LimitsConfig(calls_open_max=1 << 40, sequences_open_max=1 << 40, call_timeout_s=spec.limit_s * 10),
+            dispatch=DispatchConfig(policy=spec.dispatch.policy, parameters=spec.dispatch.parameters),
+            tagging=TaggingConfig(mode="never" if spec.prediction.kind == "none" else "needed"),
+            continuation=ContinuationConfig(stall_s=spec.cluster.stall_s, queue_stall_s=spec.cluster.stall_s),
+        )
+        return IngressActor(
+            config=config,
+            incarnation=incarnation,
+            models={MODEL: self._text},
+            metrics=IngressMetrics(CollectorRegistry()),
+            rng=Random(f"{spec.seed}/{name}/{incarnation}"),
+        )
+
+    # The supervisor
+
+    def _watch(self) -> None:
+        """Says who died, and starts it again after a while."""
+        for role, actors in self._roles.items():
+            for actor in actors:
+                if actor.process is None and not actor.starting and actor.name not in self._down:
+                    self._down.add(actor.name)
+                    self._say_dead(role, actor.name)
+                    self.simulation.after(int(self.spec.cluster.restart_s * SECOND), self._restart, actor)
+        self.simulation.after(WATCH_NS, self._watch)
+
+    def _say_dead(self, role: Role, name: str) -> None:
+        dead = ServicePresence(
+            role=role, name=name, incarnation=0, at_ns=self.simulation.now_ns, state=PresenceState.DEAD
+        )
+        self.simulation.publish(self.subjects.presence(role, name), dead, sender="supervisor")
+
+    def _restart(self, actor: SimActor) -> None:
+        self._down.discard(actor.name)
+        self.restarts += 1
+        self.simulation.start(actor)
+
+
+def _step_time(group: Group, step_times: StepTimes) -> StepTimeModel:
+    model = step_times(group.step_time)
+    return model if group.speed == 1.0 else ScaledStepTime(model=model, factor=1 / group.speed)
+
+
+def _info(group: Group) -> EngineInfo:
+    engine = group.engine
+    shared = {name: getattr(engine, name) for name in EngineInfo.__struct_fields__ if hasattr(engine, name)}
+    return msgspec.convert(
+        {
+            **shared,
+            "engine": "modelled",
+            "engine_version": "1",
+            "model": MODEL,
+            "queue_policy": engine.policy.value,
+            "step_time": group.step_time,
+        },
+        EngineInfo,
+    )

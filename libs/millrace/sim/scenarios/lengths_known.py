@@ -1,0 +1,49 @@
+"""A tagger that knows the truth, or the truth with noise: what a perfect or a wrong length model would answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from millrace.actor.effects import Effect, Reply, Subscribe
+from millrace.contracts.message import Message
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.tagger import LengthTag, TagRequest
+
+ACCEPTS = (TagRequest,)
+
+#: Block's bounds of the noise, section 6.3.
+NOISE_MIN, NOISE_MAX = 0.1, 5.0
+
+
+class KnowingTagger:
+    """Answers TagRequest with ``truth`` times a normal number around 1, cut to the bounds above. Keeps nothing."""
+
+    def __init__(self, *, name: str, cluster: str, truth: Callable[[str], int], sigma: float, rng: Random) -> None:
+        self.name = name
+        self._subjects = Subjects(cluster)
+        self._truth = truth
+        self._sigma = sigma
+        self._rng = rng
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Subscribes as taggers do."""
+        return [Subscribe(subject=f"{self._subjects.prefix}.tag.*", queue_group="tagger")]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """TagRequest -> LengthTag; nothing else is taken."""
+        body = message.body
+        if not isinstance(body, TagRequest) or not message.reply_to:
+            return []
+        mean = float(self._truth(body.request))
+        if self._sigma:
+            mean *= min(NOISE_MAX, max(NOISE_MIN, self._rng.gauss(1.0, self._sigma)))
+        return [Reply(to=message.reply_to, body=LengthTag(request=body.request, mean=mean, source="known"))]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Its noise."""
+        return {"name": self.name, "sigma": self._sigma}
+
+    def check_invariants(self) -> None:
+        """It has none."""
