@@ -1,33 +1,396 @@
-"""The tagger's actor: it answers, it shows presence, it leaves."""
+"""The tagger's actor: what it answers, what it learns, what never replaces what, and what it survives."""
 
 from __future__ import annotations
 
-from millrace.actor.effects import Publish, Reply, StartTimer, Stop, Subscribe
+import math
+from random import Random
+
+import pytest
+from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.lengths.training import TrainingResult, train_candidate
+from prometheus_client import CollectorRegistry
 
-from services.tagger.actor import HEARTBEAT_NS, TaggerActor
+from services.tagger.actor import HEARTBEAT_NS, MODELS_MAX, TaggerActor
+from services.tagger.config import LearningConfig
+from services.tagger.effects import (
+    KeepingFailed,
+    KeepModel,
+    KeepOutcomes,
+    LengthsLoaded,
+    LengthsTrained,
+    LoadLengths,
+    TrainingFailed,
+    TrainLengths,
+)
+from services.tagger.metrics import TaggerCollector
+from services.tagger.state import PendingRequests, ServedLengths
+
+LEARNING = LearningConfig(directory="somewhere", retrain_outcomes=200, outcomes_min=200, retrain_pause_s=0.0)
 
 
-def _actor() -> TaggerActor:
-    return TaggerActor(name="tagger-0", cluster="local", incarnation=7)
+def _actor(learning: LearningConfig | None = None) -> TaggerActor:
+    given = {} if learning is None else {"learning": learning}
+    return TaggerActor(name="tagger-0", cluster="local", incarnation=7, **given)
 
 
-def test_it_joins_the_queue_group_so_that_taggers_share_the_work() -> None:
+class Talk:
+    """Asks a tagger and tells it outcomes, as ingress does.
+
+    Attributes:
+        others: Every effect but trainings.
+        trainings: Trainings asked for; where ``trains`` is set they have been carried out at once.
+    """
+
+    def __init__(self, tagger: TaggerActor, *, trains: bool = True) -> None:
+        self.tagger = tagger
+        self.trains = trains
+        self.number = 0
+        self.now_ns = 1
+        self.others: list[Effect] = []
+        self.trainings: list[TrainLengths] = []
+
+    def tell(self, body) -> list[Effect]:
+        self.now_ns += 1_000_000
+        effects = self.tagger.handle(Message(body, reply_to="_INBOX.x"), self.now_ns)
+        self.tagger.check_invariants()
+        for effect in effects:
+            if isinstance(effect, TrainLengths):
+                self._train(effect)
+            else:
+                self.others.append(effect)
+        return effects
+
+    def _train(self, job: TrainLengths) -> None:
+        self.trainings.append(job)
+        if self.trains:
+            result = train_candidate(job.samples, model=job.model, incumbent=job.incumbent, trained_ns=job.at_ns)
+            self.tell(LengthsTrained(model=job.model, result=result))
+
+    def ask(self, prompt: str = "", **fields) -> LengthTag:
+        self.number += 1
+        request = {"request": f"r{self.number}", "model": "m", "prompt_tokens": 12, "max_tokens": 2000}
+        (reply,) = self.tell(TagRequest(**(request | {"prompt": prompt} | fields)))
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.body, LengthTag)
+        return reply.body
+
+    def finish(self, *lengths: int, **fields) -> list[Effect]:
+        given = {
+            "request": f"r{self.number}",
+            "model": "m",
+            "outcome": "completed",
+            "ingress": "ingress-0",
+            "output_tokens": list(lengths),
+            "finish_reasons": ["stop"] * len(lengths),
+        }
+        return self.tell(RequestFinished(**(given | fields)))
+
+    def asked_and_finished(self, prompt: str, length: int, **fields) -> LengthTag:
+        tag = self.ask(prompt, **fields)
+        self.finish(length)
+        return tag
+
+
+def _counting(rng: Random) -> tuple[str, int]:
+    """A prompt whose numbers decide its length, with a tenth of noise."""
+    first, span = rng.randrange(100), rng.randrange(1, 300)
+    return f"Count from {first} to {first + span}.", max(1, round(span * rng.lognormvariate(0, 0.1)))
+
+
+def test_it_joins_the_queue_group_for_questions_and_hears_every_outcome() -> None:
     subscriptions = [effect for effect in _actor().start(0) if isinstance(effect, Subscribe)]
-    assert [(s.subject, s.queue_group) for s in subscriptions] == [("mr.local.tag.*", "tagger"), ("mr.local.outcome.*", "")]
+    found = [(s.subject, s.queue_group) for s in subscriptions]
+    assert found == [("mr.local.tag.*", "tagger"), ("mr.local.outcome.*", "")]
 
 
-def test_every_request_is_answered_with_unknown() -> None:
-    request = TagRequest(request="r", model="m", prompt_tokens=3, max_tokens=9)
-    effects = _actor().handle(Message(request, reply_to="_INBOX.x"), 5)
-    assert effects == [Reply(to="_INBOX.x", body=LengthTag(request="r"), request="r")]
+def test_nothing_is_read_trained_or_kept_unless_asked_for() -> None:
+    talk = Talk(_actor())
+    effects = talk.tagger.start(0)
+    rng = Random(1)
+    for _ in range(600):
+        talk.asked_and_finished(*_counting(rng))
+    talk.tell(TimerFired(name="heartbeat"))
+    kinds = {type(effect) for effect in [*effects, *talk.others]}
+    assert kinds == {Subscribe, Publish, StartTimer, Reply}
+
+
+def test_before_any_outcome_the_answer_is_unknown() -> None:
+    assert Talk(_actor()).ask("Hello") == LengthTag(request="r1")
 
 
 def test_a_request_that_wants_no_answer_gets_none() -> None:
     assert _actor().handle(Message(TagRequest(request="r", model="m", prompt_tokens=3, max_tokens=9)), 5) == []
+
+
+def test_after_outcomes_history_answers_in_order_and_within_bounds() -> None:
+    talk = Talk(_actor())
+    for length in (5, 50, 500, 5):
+        talk.asked_and_finished("Hello", length)
+    tag = talk.ask("Hello", max_tokens=40)
+    assert tag.source == "history"
+    assert tag.mean is not None
+    assert tag.p50 is not None
+    assert tag.p90 is not None
+    assert 1 <= tag.p50 <= tag.p90 <= 40
+
+
+@pytest.mark.parametrize("fields", [{"min_tokens": 30, "max_tokens": 30}, {"max_tokens": 1}])
+def test_a_request_that_states_its_length_passes_through(fields: dict) -> None:
+    tag = Talk(_actor()).ask("Hello", **fields)
+    assert (tag.mean, tag.p50, tag.p90, tag.source) == (*[float(fields["max_tokens"])] * 3, "stated")
+
+
+def test_a_repeated_greedy_prompt_has_its_real_length() -> None:
+    talk = Talk(_actor())
+    talk.asked_and_finished("Hello", 123, temperature=0.0, repeat_key="k")
+    tag = talk.ask("Hello", temperature=0.0, repeat_key="k")
+    assert (tag.mean, tag.source) == (123, "cache")
+    assert talk.ask("Hello", temperature=0.0, repeat_key="k", max_tokens=50).mean == 50
+
+
+def test_its_error_falls_as_outcomes_come_and_a_model_takes_over_from_history() -> None:
+    talk = Talk(_actor(LEARNING))
+    rng = Random(3)
+    errors: list[float] = []
+    for _ in range(1200):
+        prompt, length = _counting(rng)
+        tag = talk.asked_and_finished(prompt, length)
+        errors.append(abs((tag.p50 or 0.0) - length))
+    first, last = errors[:200], errors[-200:]
+    assert sum(last) < 0.4 * sum(first)
+    assert talk.tagger.figures.trainings["replaced"] >= 1
+    assert talk.tagger.figures.answers["model"] > 500
+    assert talk.tagger.figures.recent_error["model"] < 0.5 * talk.tagger.figures.recent_error["history"]
+
+
+def test_a_better_model_is_put_in_force_and_kept() -> None:
+    talk = Talk(_actor(LEARNING))
+    rng = Random(3)
+    for _ in range(220):
+        talk.asked_and_finished(*_counting(rng))
+    (kept,) = [effect for effect in talk.others if isinstance(effect, KeepModel)]
+    assert kept.model == "m"
+    assert talk.ask("Count from 1 to 90.").source == "model"
+
+
+def _waiting_for_training() -> Talk:
+    """A tagger that has asked for a training which has not ended."""
+    talk = Talk(_actor(LEARNING), trains=False)
+    for _ in range(500):
+        talk.asked_and_finished("Hello", 5)
+    return talk
+
+
+def test_one_training_of_a_model_runs_at_a_time() -> None:
+    talk = _waiting_for_training()
+    assert len(talk.trainings) == 1
+    assert len(talk.trainings[0].samples) == 200
+    talk.tell(TrainingFailed(model="m", detail="killed"))
+    talk.asked_and_finished("Hello", 5)
+    assert len(talk.trainings) == 2
+
+
+def test_trainings_are_apart_by_their_pause() -> None:
+    pause = LearningConfig(retrain_outcomes=10, outcomes_min=10, retrain_pause_s=3600.0)
+    talk = Talk(_actor(pause), trains=False)
+    talk.now_ns = 10**18
+    for _ in range(100):
+        talk.asked_and_finished("Hello", 5)
+    talk.tell(TrainingFailed(model="m", detail="killed"))
+    for _ in range(100):
+        talk.asked_and_finished("Hello", 5)
+    assert len(talk.trainings) == 1
+
+
+def test_a_model_that_is_not_better_is_counted_logged_and_dropped() -> None:
+    talk = _waiting_for_training()
+    result = TrainingResult(model=b"whatever", accepted=False, reason="it is not better")
+    (log,) = talk.tell(LengthsTrained(model="m", result=result))
+    assert isinstance(log, Log)
+    assert (log.fields["replaced"], log.fields["reason"]) == (False, "it is not better")
+    assert talk.tagger.figures.trainings == {"kept": 1}
+    assert talk.ask("Hello").source == "history"
+
+
+def test_a_training_that_fails_is_counted_and_logged_once() -> None:
+    talk = _waiting_for_training()
+    logs = talk.tell(TrainingFailed(model="m", detail="killed"))
+    assert [type(effect) for effect in logs] == [Log]
+    assert talk.tell(TrainingFailed(model="m", detail="killed again")) == []
+    assert talk.tagger.figures.trainings == {"failed": 2}
+
+
+def test_outcomes_are_kept_once_a_second_and_at_the_end() -> None:
+    talk = Talk(_actor(LEARNING))
+    talk.asked_and_finished("Hello", 5)
+    talk.asked_and_finished("Hello", 6)
+    keep, *_ = talk.tell(TimerFired(name="heartbeat"))
+    assert isinstance(keep, KeepOutcomes)
+    assert [sample.lengths for sample in keep.samples] == [[5], [6]]
+    assert not [e for e in talk.tell(TimerFired(name="heartbeat")) if isinstance(e, KeepOutcomes)]
+    talk.asked_and_finished("Hello", 7)
+    assert isinstance(talk.tell(StopRequested())[0], KeepOutcomes)
+
+
+def test_a_file_that_cannot_be_written_is_logged_once_and_answers_go_on() -> None:
+    talk = Talk(_actor(LEARNING))
+    assert [type(e) for e in talk.tell(KeepingFailed(model="m", detail="disk full"))] == [Log]
+    assert talk.tell(KeepingFailed(model="m", detail="disk full")) == []
+    assert talk.tagger.figures.problems == 2
+    assert talk.ask("Hello").source == "unknown"
+
+
+def test_a_tagger_begins_with_what_files_hold() -> None:
+    assert LoadLengths() in _actor(LEARNING).start(0)
+    before = Talk(_actor(LEARNING))
+    rng = Random(3)
+    for _ in range(220):
+        before.asked_and_finished(*_counting(rng), repeat_key="", temperature=1.0)
+    before.asked_and_finished("Hello", 77, temperature=0.0, repeat_key="k")
+    kept = next(e for e in before.others if isinstance(e, KeepModel)).payload
+    before.tell(TimerFired(name="heartbeat"))
+    (outcomes,) = [e.samples for e in before.others if isinstance(e, KeepOutcomes)]
+    after = Talk(_actor(LEARNING))
+    after.tell(LengthsLoaded(models={"m": kept}, outcomes={"m": outcomes}, problems={}))
+    assert after.ask("Count from 1 to 90.").source == "model"
+    assert after.ask("Hello", temperature=0.0, repeat_key="k").mean == 77
+
+
+def test_a_model_of_another_version_falls_back_to_history_with_one_log_line() -> None:
+    talk = Talk(_actor(LEARNING))
+    loaded = LengthsLoaded(models={"m": b"of an older version"}, outcomes={}, problems={"x/lengths.model": "torn"})
+    logs = talk.tell(loaded)
+    assert [type(effect) for effect in logs] == [Log, Log]
+    assert talk.tell(loaded) == []
+    assert talk.ask("Hello").source == "unknown"
+    talk.finish(5)
+    assert talk.ask("Hello").source == "history"
+
+
+def test_outcomes_of_requests_that_another_replica_answered_are_only_counted() -> None:
+    talk = Talk(_actor())
+    talk.ask("Hello")
+    talk.finish(5, request="not-mine")
+    assert talk.tagger.figures.outcomes == {"unmatched": 1}
+    assert talk.ask("Hello").source == "unknown"
+
+
+def test_an_outcome_said_twice_is_learnt_once() -> None:
+    talk = Talk(_actor())
+    talk.asked_and_finished("Hello", 5)
+    talk.finish(5)
+    assert talk.tagger.figures.outcomes == {"learnt": 1, "unmatched": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"outcome": "cancelled"},
+        {"outcome": "failed"},
+        {"output_tokens": []},
+        {"output_tokens": [-5]},
+        {"output_tokens": [0]},
+        {"output_tokens": [10**15]},
+        {"finish_reasons": ["error"]},
+        {"finish_reasons": ["stop", "error"], "output_tokens": [5, 6]},
+    ],
+)
+def test_outcomes_that_teach_nothing_teach_nothing(fields: dict) -> None:
+    talk = Talk(_actor())
+    talk.ask("Hello")
+    talk.finish(5, **fields)
+    assert talk.tagger.figures.outcomes == {"unusable": 1}
+    assert talk.ask("Hello").source == "unknown"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": ""},
+        {"prompt_tokens": -5},
+        {"prompt_tokens": 2**62},
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"max_tokens": 2**62},
+        {"min_tokens": -(2**62)},
+        {"temperature": math.nan},
+        {"temperature": -math.inf},
+        {"n": -3},
+        {"prompts": 0},
+        {"prompt": "\ud800" * 3},
+        {"prompt": "9" * 2048},
+        {"structured": "something new"},
+        {"repeat_key": "x" * 10_000},
+        {"key": "k" * 10_000},
+    ],
+)
+def test_absurd_requests_are_answered_with_numbers_in_order(fields: dict) -> None:
+    talk = Talk(_actor())
+    for length in (5, 500):
+        talk.asked_and_finished("Hello", length)
+    tag = talk.ask(**fields)
+    talk.finish(7)
+    assert tag.source == "unknown" or (
+        tag.mean is not None
+        and tag.p50 is not None
+        and tag.p90 is not None
+        and all(map(math.isfinite, (tag.mean, tag.p50, tag.p90)))
+        and tag.p50 <= tag.p90
+    )
+
+
+def test_of_more_models_than_it_can_hold_it_knows_nothing() -> None:
+    talk = Talk(_actor())
+    for number in range(MODELS_MAX + 5):
+        talk.ask(model=f"m{number}")
+        talk.finish(5)
+    assert talk.ask(model="m0").source == "history"
+    assert talk.ask(model=f"m{MODELS_MAX + 1}").source == "unknown"
+
+
+def test_models_whose_names_share_a_subject_share_what_is_learnt() -> None:
+    talk = Talk(_actor())
+    talk.ask(model="llama-3.1")
+    talk.finish(5)
+    assert talk.ask(model="llama-3_1").source == "history"
+
+
+def test_answered_requests_are_forgotten_oldest_first() -> None:
+    pending = PendingRequests(size_max=2)
+    for name in ("a", "b", "c"):
+        request = TagRequest(request=name, model="m", prompt_tokens=1, max_tokens=9)
+        pending.add(ServedLengths(None).answer(request))
+    assert pending.pop("a") is None
+    assert pending.pop("b") is not None
+    assert len(pending) == 1
+
+
+def test_several_choices_teach_each_their_length() -> None:
+    talk = Talk(_actor())
+    talk.ask("Hello", n=2)
+    talk.finish(10, 30)
+    assert talk.tagger.snapshot()["models"]["m"]["outcomes"] == 2
+
+
+def test_every_figure_reaches_prometheus() -> None:
+    talk = Talk(_actor(LEARNING))
+    rng = Random(3)
+    for _ in range(420):
+        talk.asked_and_finished(*_counting(rng))
+    registry = CollectorRegistry()
+    registry.register(TaggerCollector(lambda: talk.tagger.figures))
+    answers = {
+        s: registry.get_sample_value("millrace_tagger_answers_total", {"source": s}) for s in ("history", "model")
+    }
+    assert sum(value or 0 for value in answers.values()) >= 418
+    assert (registry.get_sample_value("millrace_tagger_recent_error_tokens", {"source": "model"}) or 0) > 0
+    assert registry.get_sample_value("millrace_tagger_trainings_total", {"result": "replaced"}) == 2
+    assert registry.get_sample_value("millrace_tagger_file_problems_total") == 0
 
 
 def test_it_shows_presence_every_second() -> None:

@@ -1,0 +1,131 @@
+"""Reading prompts, features, history and repeats: bounded, finite, and about what they should be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from millrace.contracts.tagger import TagRequest
+from millrace.lengths.features import FEATURES, extract
+from millrace.lengths.history import LengthHistory, RunningMeans
+from millrace.lengths.prompttext import WORDS_MAX, read_prompt
+from millrace.lengths.repeats import LENGTHS_WANTED, RepeatCache
+
+
+def _request(**fields) -> TagRequest:
+    return TagRequest(**({"request": "r", "model": "m", "prompt_tokens": 12, "max_tokens": 500} | fields))
+
+
+def _features(prompt: str, history: LengthHistory | None = None, **fields) -> dict[str, float]:
+    request = _request(prompt=prompt, **fields)
+    return dict(zip(FEATURES, extract(request, read_prompt(prompt), history or LengthHistory()), strict=True))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "<|bos|><|system|>Be brief.<|eos|><|user|>Count from 3 to 90.<|eos|><|assistant|>",
+        "<s>[INST] Count from 3 to 90. [/INST]",
+        "<|start_header_id|>user<|end_header_id|>\n\nCount from 3 to 90.<|eot_id|><|start_header_id|>assistant",
+        "Count from 3 to 90.",
+    ],
+)
+def test_the_last_turn_is_what_the_user_said_in_every_template(head: str) -> None:
+    text = read_prompt(head)
+    assert text.turn == "Count from 3 to 90."
+    assert text.numbers == [3, 90]
+
+
+def test_prompts_of_one_template_share_its_hash_and_others_do_not() -> None:
+    one, other = read_prompt("Count from 3 to 90."), read_prompt("Count from 17 to 18.")
+    assert one.template == other.template
+    assert one.opening == other.opening
+    assert read_prompt("Count down from 9 to 3.").template != one.template
+
+
+def test_numbers_of_a_prompt_and_their_difference_are_features() -> None:
+    found = _features("Count from 3 to 90.")
+    assert (found["number_first"], found["number_last"], found["number_span"]) == (3, 90, 87)
+
+
+def test_a_prompt_without_numbers_says_so() -> None:
+    assert _features("Tell me a story.")["number_first"] == -1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])
+def test_absurd_numbers_in_a_request_become_finite_features(value: float) -> None:
+    found = _features("x", temperature=value, top_p=value, penalties=value)
+    assert all(map(math.isfinite, found.values()))
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n" * 2048, "9" * 2048, "\ud800", "<|user|>" * 200, "a " * 1024, "١٢٣"])
+def test_any_text_has_finite_features(prompt: str) -> None:
+    assert all(map(math.isfinite, _features(prompt).values()))
+
+
+def test_a_long_prompt_is_looked_at_only_as_far_as_time_allows() -> None:
+    assert len(read_prompt("word " * 5000).words) == WORDS_MAX
+
+
+def test_history_of_key_and_template_are_features_of_the_next_request() -> None:
+    history = LengthHistory()
+    text = read_prompt("Count from 3 to 90.")
+    for length in (10, 20):
+        history.learn(key="team", opening=text.opening, template=text.template, length=length)
+    found = _features("Count from 1 to 2.", history, key="team")
+    assert (found["template_mean"], found["template_last"], found["template_count"]) == (15, 20, 2)
+    assert (found["key_mean"], found["key_count"], found["model_mean"]) == (15, 2, 15)
+    assert _features("Count from 1 to 2.", history, key="other")["key_count"] == 0
+
+
+def test_running_means_forget_what_was_longest_unseen() -> None:
+    means = RunningMeans(entries_max=2)
+    for key in ("a", "b", "a", "c"):
+        means.add(key, 1.0)
+    assert [means.get(key) is None for key in ("a", "b", "c")] == [False, True, False]
+    assert len(means) == 2
+
+
+def test_a_greedy_prompt_that_came_before_has_its_real_length() -> None:
+    cache = RepeatCache()
+    cache.learn("k", 77, cut=False)
+    said = cache.answer(_request(repeat_key="k", temperature=0.0))
+    assert said is not None
+    assert (said.mean, said.p50, said.p90) == (77, 77, 77)
+
+
+def test_by_chance_several_lengths_are_wanted() -> None:
+    cache = RepeatCache()
+    for number in range(LENGTHS_WANTED):
+        assert cache.answer(_request(repeat_key="k")) is None
+        cache.learn("k", 10 * (number + 1), cut=False)
+    said = cache.answer(_request(repeat_key="k"))
+    assert said is not None
+    assert said.mean == 25
+    assert said.p50 <= said.p90
+
+
+def test_a_length_that_max_tokens_cut_is_only_known_up_to_there() -> None:
+    cache = RepeatCache()
+    cache.learn("k", 100, cut=True)
+    assert cache.answer(_request(repeat_key="k", temperature=0.0, max_tokens=500)) is None
+    said = cache.answer(_request(repeat_key="k", temperature=0.0, max_tokens=60))
+    assert said is not None
+    assert said.mean == 60
+
+
+def test_calls_without_a_repeat_key_are_never_taken_for_one_another() -> None:
+    cache = RepeatCache()
+    cache.learn("", 5, cut=False)
+    assert cache.answer(_request(temperature=0.0)) is None
+    assert len(cache) == 0
+
+
+def test_the_cache_is_bounded_and_drops_what_was_longest_unasked() -> None:
+    cache = RepeatCache(entries_max=2)
+    cache.learn("a", 1, cut=False)
+    cache.learn("b", 2, cut=False)
+    assert cache.answer(_request(repeat_key="a", temperature=0.0)) is not None
+    cache.learn("c", 3, cut=False)
+    answered = [cache.answer(_request(repeat_key=key, temperature=0.0)) is not None for key in "abc"]
+    assert answered == [True, False, True]

@@ -1,0 +1,313 @@
+"""Length models: baselines, trees against LightGBM, the guard, and what becomes of damaged files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightgbm
+import msgspec
+import numpy as np
+import pytest
+from millrace.lengths import files
+from millrace.lengths.baselines import ConstantMean, HistoryHistogram, HistoryModel, quantile
+from millrace.lengths.estimate import LengthEstimate
+from millrace.lengths.features import FEATURES, PROMPT_TOKENS
+from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, read_models, read_outcomes, write_model
+from millrace.lengths.quantile import ModelUnreadable, QuantileModel, decode_model
+from millrace.lengths.samples import LengthSample, RecordedRequest, matrix, pack, samples_of, usable_lengths
+from millrace.lengths.scoring import interval, pinball, score
+from millrace.lengths.training import judge, train, train_candidate
+from millrace.lengths.trees import FlatTrees, Forest, flatten
+
+RNG = np.random.default_rng(5)
+
+
+def _row(prompt_tokens: float = 10.0, **named: float) -> np.ndarray:
+    row = np.zeros(len(FEATURES))
+    row[PROMPT_TOKENS] = prompt_tokens
+    for name, value in named.items():
+        row[FEATURES.index(name)] = value
+    return row
+
+
+def _outcomes(count: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths near ``number_span`` with noise: what a model can learn and a histogram of prompt lengths cannot."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros((count, len(FEATURES)))
+    rows[:, PROMPT_TOKENS] = rng.integers(8, 12, count)
+    spans = rng.integers(1, 300, count)
+    rows[:, FEATURES.index("number_span")] = spans
+    return rows, np.maximum(1, np.round(spans * rng.lognormal(0, 0.1, count)))
+
+
+def _samples(count: int, *, seed: int = 1, scale: float = 1.0) -> list[LengthSample]:
+    rows, lengths = _outcomes(count, seed=seed)
+    return [
+        LengthSample(pack(row), [max(1, int(length * scale))], False, "", 0, 0, "")
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained() -> QuantileModel:
+    return train(*_outcomes(600), model="m")
+
+
+def test_the_constant_mean_says_mean_and_quantiles_of_what_it_saw() -> None:
+    model = ConstantMean()
+    assert model.estimate(_row()) is None
+    for length in range(1, 12):
+        model.learn(_row(), length)
+    assert model.estimate(_row()) == LengthEstimate(6, 6, 10)
+
+
+def test_the_histogram_answers_by_bucket_of_prompt_length() -> None:
+    model = HistoryHistogram()
+    for _ in range(20):
+        model.learn(_row(10), 100)
+        model.learn(_row(1000), 7)
+    short, long = model.estimate(_row(9)), model.estimate(_row(1020))
+    assert short is not None
+    assert long is not None
+    assert 64 <= short.p50 < 128
+    assert 4 <= long.p50 < 8
+
+
+def test_the_histogram_falls_back_to_all_buckets_and_forgets() -> None:
+    model = HistoryHistogram(window=2)
+    model.learn(_row(10), 1000)
+    model.learn(_row(10), 5)
+    model.learn(_row(10), 5)
+    said = model.estimate(_row(100_000))
+    assert said is not None
+    assert said.p90 < 8
+
+
+def test_history_scales_to_the_template_once_it_knows_it() -> None:
+    model = HistoryModel()
+    for length in (10, 400):
+        model.learn(_row(), length)
+    known = model.estimate(_row(template_mean=400.0, template_count=3.0))
+    unknown = model.estimate(_row(template_mean=400.0, template_count=2.0))
+    assert known is not None
+    assert unknown is not None
+    assert known.mean == pytest.approx(400)
+    assert unknown.mean < 400
+
+
+def test_quantiles_interpolate_between_order_statistics() -> None:
+    assert [quantile([10, 20, 30], share) for share in (0.0, 0.25, 0.5, 1.0)] == [10, 15, 20, 30]
+
+
+def test_flat_trees_say_what_lightgbm_says() -> None:
+    rows = RNG.normal(size=(400, 6))
+    target = rows[:, 0] * 3 + np.abs(rows[:, 1]) + RNG.normal(size=400)
+    common = {"verbosity": -1, "num_threads": 1, "use_missing": False}
+    boosters = [
+        lightgbm.train(common | {"objective": objective}, lightgbm.Dataset(rows, target), trees)
+        for objective, trees in (("l2", 20), ("quantile", 7), ("l1", 3))
+    ]
+    forest = Forest(flatten([booster.dump_model() for booster in boosters]))
+    expected = np.column_stack([booster.predict(rows, num_threads=1) for booster in boosters])
+    assert np.allclose(forest.predict_many(rows), expected, atol=1e-5)
+    assert np.allclose([forest.predict(row) for row in rows], expected, atol=1e-5)
+
+
+def test_a_model_of_bare_leaves_is_legal() -> None:
+    rows = np.ones((50, 2))
+    booster = lightgbm.train({"verbosity": -1, "num_threads": 1}, lightgbm.Dataset(rows, np.full(50, 4.0)), 2)
+    assert Forest(flatten([booster.dump_model()])).predict(rows[0]) == pytest.approx([4.0])
+
+
+def test_a_trained_model_follows_what_decides_the_length(trained: QuantileModel) -> None:
+    for span in (20, 100, 250):
+        said = trained.estimate(_row(number_span=span))
+        assert said.p50 == pytest.approx(span, rel=0.25)
+        assert said.mean == pytest.approx(span, rel=0.25)
+        assert said.p50 <= said.p90
+
+
+def test_one_row_and_many_rows_give_the_same(trained: QuantileModel) -> None:
+    rows, _ = _outcomes(50, seed=3)
+    one = [(said.mean, said.p50, said.p90) for said in map(trained.estimate, rows)]
+    assert np.allclose(one, trained.estimate_many(rows))
+
+
+def test_about_nine_in_ten_lengths_lie_below_p90(trained: QuantileModel) -> None:
+    rows, lengths = _outcomes(400, seed=4)
+    assert 0.8 < score(trained.estimate_many(rows), lengths).covered_90 < 0.98
+
+
+def test_a_model_survives_its_file(trained: QuantileModel) -> None:
+    row = _row(number_span=50)
+    assert decode_model(trained.encode()).estimate(row) == trained.estimate(row)
+
+
+def test_training_twice_gives_the_same_bytes() -> None:
+    rows, lengths = _outcomes(200)
+    assert train(rows, lengths, model="m", trees=5).encode() == train(rows, lengths, model="m", trees=5).encode()
+
+
+def _damaged(trained: QuantileModel, **fields) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(trained.file, **fields))
+
+
+@pytest.mark.parametrize("payload", [b"", b"tree\nversion=v4", b"\x93\x01\x02\x03", b"\xff" * 100])
+def test_what_is_no_model_is_refused(payload: bytes) -> None:
+    with pytest.raises(ModelUnreadable):
+        decode_model(payload)
+
+
+def test_a_model_of_other_features_is_refused_and_says_so(trained: QuantileModel) -> None:
+    with pytest.raises(ModelUnreadable, match="train it again"):
+        decode_model(_damaged(trained, feature_version=99))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"thresholds": b"\x00"},
+        {"values": b""},
+        {"roots": (2**31 - 1).to_bytes(4, "little") * 240},
+        {"depth": 10**6},
+        {"outputs": [240]},
+        {"outputs": [0, 0, 240]},
+        {"features": b"\xff\xff" * 10_000},
+    ],
+)
+def test_damaged_trees_are_refused(trained: QuantileModel, damage: dict) -> None:
+    trees: FlatTrees = msgspec.structs.replace(trained.file.trees, **damage)
+    with pytest.raises(ModelUnreadable):
+        decode_model(_damaged(trained, trees=trees))
+
+
+def test_a_cut_file_is_refused_wherever_it_was_cut(trained: QuantileModel) -> None:
+    whole = trained.encode()
+    for size in range(0, len(whole), 997):
+        with pytest.raises(ModelUnreadable):
+            decode_model(whole[:size])
+
+
+def test_a_better_candidate_replaces_history() -> None:
+    result = train_candidate(_samples(800), model="m", incumbent=b"", trained_ns=0)
+    assert result.accepted, result.reason
+    assert result.candidate is not None
+    assert result.incumbent is not None
+    assert result.candidate.error < result.incumbent.error / 2
+
+
+def test_a_worse_candidate_never_replaces_a_better_model(trained: QuantileModel) -> None:
+    # The older outcomes, which the candidate learns from, are three times as long as what comes now.
+    samples = [*_samples(600, scale=3.0), *_samples(200, seed=2)]
+    result = train_candidate(samples, model="m", incumbent=trained.encode(), trained_ns=0)
+    assert not result.accepted
+    assert "not better" in result.reason
+
+
+def test_a_candidate_like_the_incumbent_does_not_replace_it(trained: QuantileModel) -> None:
+    rows, lengths = _outcomes(300, seed=9)
+    same = trained.estimate_many(rows)
+    assert judge(same, same, lengths)[0] is False
+
+
+def test_a_candidate_of_no_numbers_is_never_accepted() -> None:
+    lengths = np.full(100, 50.0)
+    absurd = np.full((100, 3), np.nan)
+    assert judge(absurd, np.full((100, 3), 10.0), lengths)[0] is False
+
+
+def test_too_few_outcomes_give_no_model() -> None:
+    result = train_candidate(_samples(30), model="m", incumbent=b"", trained_ns=0)
+    assert (result.model, result.accepted) == (b"", False)
+
+
+def test_scores_are_those_of_blocks_table() -> None:
+    predicted = np.array([[0, 100, 100], [0, 100, 100], [0, 100, 300], [0, 100, 100]], float)
+    found = score(predicted, np.array([100, 140, 200, 200], float))
+    assert (found.error, found.error_rate) == (60, 60 / 160)
+    assert (found.acc_50, found.acc_100, found.covered_90) == (0.5, 0.5, 0.5)
+
+
+def test_pinball_punishes_a_low_p90_nine_times_as_hard_as_a_high_one() -> None:
+    lengths = np.array([100.0, 100.0])
+    low, high = pinball(np.array([[0, 100, 90], [0, 100, 110]], float), lengths)
+    assert low == pytest.approx(9 * high)
+
+
+def test_an_interval_holds_the_mean_and_narrows_with_more_outcomes() -> None:
+    values = RNG.exponential(10, 2000)
+    few, many = interval(values[:100], seed=1), interval(values, seed=1)
+    assert few[0] < values[:100].mean() < few[1]
+    assert many[1] - many[0] < few[1] - few[0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reasons", "usable"),
+    [
+        ([5], ["stop"], ([5], False)),
+        ([5, 9], ["stop", "length"], ([5, 9], True)),
+        ([5], [], ([5], False)),
+        ([5], ["cancelled"], ([], False)),
+        ([0], ["stop"], ([], False)),
+        ([-3], ["stop"], ([], False)),
+        ([10**12], ["stop"], ([], False)),
+        ([1] * 128, ["stop"] * 128, ([1] * 4, False)),
+    ],
+)
+def test_only_believable_lengths_are_learnt(lengths: list[int], reasons: list[str], usable: tuple) -> None:
+    assert usable_lengths(lengths, reasons) == usable
+
+
+def test_a_recording_becomes_samples_with_the_history_of_their_time() -> None:
+    prompt = "Count from 1 to 5."
+    recorded = [RecordedRequest(prompt=prompt, prompt_tokens=9, output_tokens=[10 * n]) for n in (1, 2, 3)]
+    rows, lengths = matrix(list(samples_of(recorded)))
+    assert lengths.tolist() == [10, 20, 30]
+    assert rows[:, FEATURES.index("template_count")].tolist() == [0, 1, 2]
+    assert rows[:, FEATURES.index("template_last")].tolist() == [-1, 10, 20]
+
+
+def test_samples_of_other_features_are_left_out() -> None:
+    odd = LengthSample(b"\x00" * 8, [4], False, "", 0, 0, "")
+    rows, lengths = matrix([odd])
+    assert rows.shape == (0, len(FEATURES))
+    assert len(lengths) == 0
+
+
+def test_outcomes_survive_their_file_and_the_file_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "OUTCOMES_MAX", 10)
+    samples = _samples(45)
+    for sample in samples:
+        OutcomeWriter(tmp_path, "a.b", "tagger-0").append([sample])
+    kept = load_warm(tmp_path / "a_b", "tagger-0", 100)
+    assert kept == samples[-len(kept) :]
+    assert 10 <= len(kept) <= 20
+
+
+def test_a_file_cut_inside_a_frame_ends_before_it(tmp_path: Path) -> None:
+    OutcomeWriter(tmp_path, "m", "t").append(_samples(3))
+    path = tmp_path / "m" / "t.outcomes"
+    path.write_bytes(path.read_bytes()[:-7])
+    assert len(list(read_outcomes(path))) == 2
+
+
+def test_a_damaged_file_of_outcomes_is_refused_by_name_and_begun_anew_by_the_writer(tmp_path: Path) -> None:
+    path = tmp_path / "m" / "t.outcomes"
+    path.parent.mkdir()
+    path.write_bytes(b"something else\n" + b"\xff" * 100)
+    with pytest.raises(OutcomesUnreadable, match="outcomes: no outcomes"):
+        list(read_outcomes(path))
+    assert load_warm(tmp_path / "m", "t", 10) == []
+    OutcomeWriter(tmp_path, "m", "t").append(_samples(1))
+    assert len(list(read_outcomes(path))) == 1
+
+
+def test_models_that_cannot_be_read_are_told_and_the_others_are_used(tmp_path: Path, trained: QuantileModel) -> None:
+    write_model(tmp_path, "m", trained.encode())
+    write_model(tmp_path, "damaged", b"nonsense")
+    models, problems = read_models(tmp_path, shipped=False)
+    assert list(models) == ["m"]
+    assert [name for name in problems if "damaged" in name]
+    assert not list(tmp_path.glob("*/.lengths*"))
