@@ -79,7 +79,7 @@ def fit(samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = 
         raise ValueError(f"{len(samples)} steps are too few to fit {6 + len(bends)} coefficients")
     rows = np.array([_features(batch, bends) for batch, _ in samples], dtype=float)
     times = np.array([ns for _, ns in samples], dtype=float)
-    solution = _solved(rows / times[:, None], rounds=ROUNDS if absolute else 1)
+    solution = non_negative(rows / times[:, None], rounds=ROUNDS if absolute else 1)
     fixed, decode, prompt, context, work, *steeper = (float(f"{value:.4g}") for value in solution)
     return LinearStepTime(
         fixed=fixed,
@@ -91,8 +91,15 @@ def fit(samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = 
     )
 
 
-def _solved(rows: np.ndarray, *, rounds: int) -> np.ndarray:
-    """Coefficients at least 0; columns are scaled to like sizes, or the solver would lose the small ones."""
+def non_negative(rows: np.ndarray, *, rounds: int = 1) -> np.ndarray:
+    """Coefficients of at least 0 whose sum with each row is nearest to 1.
+
+    Columns are scaled to like sizes, or the solver would lose the small ones.
+
+    Args:
+        rows: One for each step, each divided by the step's time: errors are then relative.
+        rounds: More than one for least absolute errors, by reweighting.
+    """
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
     weights = np.ones(len(rows))
     for _ in range(rounds):

@@ -34,6 +34,10 @@ LAUNCH = 2e3
 SMALL_KERNELS = 5  # of a layer: two norms, rotation, activation, writing KV
 
 
+#: APEX's measurements of NCCL.
+NCCL = {H100.name: "H100-SXM-80GB_all_reduce.csv", H200.name: "H200-SXM-141GB_all_reduce.csv"}
+
+
 class Kernels(NamedTuple):
     """What one layer takes on one GPU."""
 
@@ -107,6 +111,7 @@ def composed(data: Path, *, shape: Shape, hardware: Hardware, tables_of: str, wa
     heads = Heads(shape.heads // ways, max(1, shape.key_value_heads // ways))
     source = (
         f"matrix products, attention and all-reduces: aiconfigurator's tables (ai-dynamo/aiconfigurator, {tables_of}); "
+        "NCCL: APEX (microsoft/apex_plus); "
         f"small kernels: bytes at {EFFICIENCY:.0%} of peak and 2 us each; no host time"
     )
     kernels = Kernels(
@@ -117,7 +122,8 @@ def composed(data: Path, *, shape: Shape, hardware: Hardware, tables_of: str, wa
     engine = _engine(shape, hardware, source, kernels, ways=ways)
     if ways == 1:
         return engine
-    reduce = tables_aiconfigurator.all_reduce(files, ways=ways)
+    nccl = data / "apex_comm" / NCCL[hardware.name]
+    reduce = tables_aiconfigurator.all_reduce(files, nccl, ways=ways)
     return msgspec.structs.replace(engine, all_reduce=reduce, hidden_bytes=2 * shape.hidden)
 
 

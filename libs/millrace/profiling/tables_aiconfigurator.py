@@ -9,7 +9,7 @@ import msgspec
 
 from millrace.enginemodel.measured import Profile, Surface
 from millrace.enginemodel.parallel import AllReduce
-from millrace.profiling.tables import MS, averaged, profile, rows, surface
+from millrace.profiling.tables import MS, US, averaged, profile, rows, surface
 
 #: Tokens computed before a chunk for which prompt attention is worked out; the tables have fresh prompts only.
 BEFORE = (0, 256, 1024, 4096, 16_384)
@@ -108,13 +108,24 @@ def _heads(row: dict[str, str]) -> Heads:
     return Heads(int(row["num_heads"]), int(row["num_key_value_heads"]))
 
 
-def all_reduce(files: Files, *, ways: int) -> AllReduce:
-    """VLLM's own all-reduce of a group of GPUs, within captured graphs, by bytes."""
-    samples = [
+def all_reduce(files: Files, nccl: Path, *, ways: int) -> AllReduce:
+    """An all-reduce of a group of GPUs by bytes: vLLM's own for small messages, NCCL where that is faster.
+
+    Args:
+        nccl: APEX's measurements of the same GPU: gpu, num_nodes, num_gpus_per_node, dtype, size(kb), time(us).
+    """
+    custom = [
         (int(row["message_size"]), float(row["latency"]) * MS)
         for row in rows(files.path("custom_allreduce"), "kernel_source", "num_gpus", "message_size", "latency")
         if int(row["num_gpus"]) == ways and row["kernel_source"].endswith("graph")
     ]
-    if not samples:
-        raise ValueError(f"{files.path('custom_allreduce')}: no all-reduce of {ways} GPUs")
-    return AllReduce(averaged(samples))
+    library = [
+        (int(row["size(kb)"]) * 1024, float(row["time(us)"]) * US)
+        for row in rows(nccl, "num_nodes", "num_gpus_per_node", "dtype", "size(kb)", "time(us)")
+        if (row["num_nodes"], int(row["num_gpus_per_node"]), row["dtype"]) == ("1", ways, "half")
+    ]
+    if not custom or not library:
+        raise ValueError(f"{files.path('custom_allreduce')}, {nccl}: no all-reduce of {ways} GPUs")
+    either = averaged(custom), averaged(library)
+    sizes = {size for measured in either for size in measured.sizes}
+    return AllReduce(profile({size: min(measured.at(size) for measured in either) for size in sizes}))
