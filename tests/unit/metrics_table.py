@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
 from services.predictor.metrics import PredictorMetrics
+from services.tagger.metrics import TaggerCollector, TaggerFigures
 from services.worker.metrics import WorkerCollector
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
@@ -52,10 +53,16 @@ def worker(registry: CollectorRegistry) -> None:
     registry.register(WorkerCollector(list))
 
 
+def tagger(registry: CollectorRegistry) -> None:
+    """Length tags and what they are worth."""
+    registry.register(TaggerCollector(TaggerFigures))
+
+
 SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
     ("Ingress", ingress),
     ("Predictor", predictor),
     ("Worker", worker),
+    ("Tagger", tagger),
     ("Every service", every_service),
 )
 
