@@ -23,5 +23,6 @@ def read_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel],
         try:
             found[name] = load_step_time(origin)
         except ValueError as error:
+            found.pop(name, None)  # where a file shall stand in for a set that ships, that one is not meant
             unreadable[name] = str(error)
     return found, unreadable
