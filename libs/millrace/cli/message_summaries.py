@@ -137,7 +137,10 @@ def _summary(body: InstanceSummary) -> str:
 def _decision(body: DecisionMade) -> str:
     scores = bounded_list([f"{s.name}:{s.note or format(s.score, '.4g')}" for s in body.scores])
     epoch = f" epoch={body.epoch}" if body.epoch else ""
-    return f"{body.kind} to {body.chosen or 'nobody'}{epoch} by {body.policy} {scores} {body.reason}"
+    instead = f" fallback={body.fallback}" if body.fallback else ""
+    told = bounded_list([f"{f.name}:{f.note or duration(f.e2e_ns)}" for f in body.forecasts])
+    futures = f" predicted={told}" if body.forecasts else ""
+    return f"{body.kind} to {body.chosen or 'nobody'}{epoch} by {body.policy}{instead} {scores}{futures} {body.reason}"
 
 
 def _finished(body: RequestFinished) -> str:
@@ -149,6 +152,7 @@ def _finished(body: RequestFinished) -> str:
             "finish": body.finish_reasons,
             "ttft_ns": body.ttft_ns,
             "e2e_ns": body.e2e_ns,
+            "predicted_e2e_ns": body.predicted_e2e_ns,
             "continuations": body.continuations or None,
             "instances": body.instances,
             "detail": body.detail,

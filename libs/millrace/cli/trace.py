@@ -23,24 +23,27 @@ def run(arguments: argparse.Namespace) -> int:
     import shutil
     import sys
 
-    from millrace.cli.trace_reading import latest_requests, spans_of
+    from millrace.cli.trace_reading import latest_requests, request_of, spans_of
     from millrace.cli.trace_tree import draw
 
-    folder = _folder(arguments.dir)
+    folder = trace_folder(arguments.dir)
     width = shutil.get_terminal_size((120, 24)).columns
     if arguments.request is None:
         lines = _listing(latest_requests(folder, max(1, arguments.count)))
     else:
         paint = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        # The API's ids have a prefix that says which endpoint answered.
-        request = arguments.request.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        lines = draw(spans_of(folder, request), width=width, paint=paint)
+        lines = draw(spans_of(folder, request_of(arguments.request)), width=width, paint=paint)
     for line in lines:
         print(line)
     return 0
 
 
-def _folder(given: Path | None) -> Path:
+def trace_folder(given: Path | None) -> Path:
+    """The given folder, or that of the cluster found from here upwards.
+
+    Raises:
+        CliError: there is none.
+    """
     import os
 
     from millrace.cli.cluster import find_folder

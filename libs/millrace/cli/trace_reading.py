@@ -30,6 +30,11 @@ class LatestRequest(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, Any]
 
 
+def request_of(name: str) -> str:
+    """The request id in an id of the API, which has a prefix that says which endpoint answered."""
+    return name.removeprefix("chatcmpl-").removeprefix("cmpl-")
+
+
 def attribute(span: SpanLine, name: str) -> Any:
     """An attribute by its short name; services write it with or without ``millrace.`` in front."""
     return span.attributes.get(f"millrace.{name}", span.attributes.get(name))

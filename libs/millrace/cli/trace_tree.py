@@ -32,6 +32,9 @@ FOLD_FROM = 4
 #: Instances that the line of folded spans names.
 FOLD_INSTANCES = 6
 
+#: Attributes for machines: `millrace explain` tells them.
+HIDDEN = frozenset({"forecasts"})
+
 _DIM, _BOLD, _CYAN, _RED = "2", "1", "36", "31"
 
 
@@ -212,6 +215,7 @@ def telling(node: Node, siblings: list[Node], shown: dict[str, Any]) -> dict[str
         key: value
         for key, value in attributes.items()
         if value not in (None, "", 0, [], {})
+        and key not in HIDDEN
         and shown.get(key) != value
         and not (key in ("instance", "service") and value == place_of(node.span))
         and not any(each.get(key) == value for each in same)

@@ -28,6 +28,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("tap", "print messages of a subject as they pass", "millrace.cli.tap"),
     Verb("replay", "feed a recorded inbox to its actor and show differences", "millrace.cli.replay"),
     Verb("trace", "draw what happened to one request", "millrace.cli.trace"),
+    Verb("explain", "tell why a request went where it went", "millrace.cli.explain"),
     Verb("sim", "run whole clusters in virtual time under random load and faults", "millrace.cli.sim"),
     Verb("train", "train a model from what a cluster recorded", "millrace.cli.train"),
     Verb("probe", "whether a URL answers, for health checks", "millrace.cli.probe"),

@@ -1,0 +1,35 @@
+"""Explains where one request went: who was considered, what was predicted, who was chosen and why, what happened.
+
+REQUEST is a request id (the `id` of the API's answer), a sequence id or a trace id. Reads `.millrace/traces/`, or with
+--read a recording of `millrace tap --record FILE`, which has the decision of requests that were not traced.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument("request", metavar="REQUEST")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="default: .millrace/traces, found from here upwards")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="look in a recording of `millrace tap` instead")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the explanation."""
+    from millrace.cli.explain_recording import explained_by_recording
+    from millrace.cli.explain_spans import explained_by_spans
+    from millrace.cli.explain_text import told
+    from millrace.cli.trace import trace_folder
+    from millrace.cli.trace_reading import request_of, spans_of
+
+    request = request_of(arguments.request)
+    if arguments.read is not None:
+        explained = explained_by_recording(arguments.read, request)
+    else:
+        explained = explained_by_spans(spans_of(trace_folder(arguments.dir), request))
+    for line in told(explained):
+        print(line)
+    return 0

@@ -1,0 +1,109 @@
+"""From spans to what a request's placements were. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millrace.cli.errors import CliError
+from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.trace_reading import attribute
+from millrace.contracts.observers import CandidateScore, Forecast
+from millrace.telemetry.spans import SpanLine
+
+_forecasts = msgspec.json.Decoder(list[Forecast])
+
+
+def explained_by_spans(spans: list[SpanLine]) -> Explained:
+    """Reads what ingress wrote into its spans; spans of others are left aside.
+
+    Raises:
+        CliError: no span of an ingress is among them.
+    """
+    placed = [span for span in spans if span.name in ("dispatch", "continuation")]
+    root = next((span for span in spans if span.name == "ingress"), None)
+    if root is None and not placed:
+        raise CliError("the ingress's spans of this request are not recorded; `millrace trace` shows what is")
+    tags = [span for span in spans if span.name == "tag"]
+    expected = next((_number(attribute(tag, "expected_output_tokens")) for tag in tags), None)
+    asked = {span.end_ns: span.end_ns - span.start_ns for span in spans if span.name == "forecast"}
+    groups: dict[tuple[Any, ...], list[SpanLine]] = {}
+    for span in placed:
+        key = (span.start_ns, attribute(span, "instance"), attribute(span, "epoch"), span.error)
+        groups.setdefault(key, []).append(span)
+    placements = [_placement(group, asked.get(group[0].start_ns, 0), expected) for group in groups.values()]
+    return Explained(
+        request=str(attribute(root or placed[0], "request") or ""),
+        model=str(attribute(root, "model") or "") if root is not None else "",
+        placements=sorted(placements, key=lambda placement: placement.at_ns),
+        ending=None if root is None else _ending(root, expected),
+    )
+
+
+def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> Placement:
+    first = spans[0]
+    return Placement(
+        kind=first.name,
+        sequences=[str(attribute(span, "sequence") or "?") for span in spans],
+        epoch=int(attribute(first, "epoch") or 0),
+        at_ns=first.start_ns,
+        policy=str(attribute(first, "policy") or "?"),
+        chosen=str(attribute(first, "instance") or ""),
+        reason=_reason(first),
+        fallback=str(attribute(first, "fallback") or ""),
+        asked_ns=asked_ns,
+        output_tokens=int(attribute(first, "output_tokens") or 0),
+        expected_output_tokens=expected,
+        forecasts=_read_forecasts(attribute(first, "forecasts")),
+        scores=_read_scores(str(attribute(first, "scores") or "")),
+        trouble=first.error,
+    )
+
+
+def _reason(span: SpanLine) -> str:
+    reason, cause = str(attribute(span, "reason") or ""), str(attribute(span, "cause") or "")
+    return f"{cause}; {reason}" if cause else reason
+
+
+def _read_forecasts(text: Any) -> list[Forecast]:
+    try:
+        return _forecasts.decode(text) if text else []
+    except (msgspec.DecodeError, TypeError):  # an earlier version's, or not ours
+        return []
+
+
+def _read_scores(text: str) -> list[CandidateScore]:
+    """``w0=1.000, w1=0.250``, as ingress writes them."""
+    scores = []
+    for pair in text.split(", "):
+        name, _, number = pair.rpartition("=")
+        score = _number(number)
+        if name and score is not None:
+            scores.append(CandidateScore(name, score))
+    return scores
+
+
+def _ending(root: SpanLine, expected: float | None) -> Ending:
+    first = next((at_ns for name, at_ns, _ in root.events if name == "first_token"), None)
+    reasons = str(attribute(root, "finish_reasons") or "")
+    return Ending(
+        outcome=str(attribute(root, "outcome") or "?"),
+        arrival_ns=root.start_ns,
+        first_token_ns=first,
+        end_ns=root.end_ns,
+        prompt_tokens=int(attribute(root, "prompt_tokens") or 0),
+        output_tokens=int(attribute(root, "output_tokens") or 0),
+        instances=[name for name in str(attribute(root, "instances") or "").split(", ") if name],
+        choices=reasons.count(",") + 1,
+        continuations=int(attribute(root, "continuations") or 0),
+        expected_output_tokens=expected,
+        trouble=root.error,
+    )
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,156 @@
+"""Tells what is known of a request's placements. Pure: values in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.message_summaries import duration
+from millrace.contracts.observers import Forecast
+
+#: Placements that are told. A request that found no instance for long has one per try.
+PLACEMENTS_MAX = 12
+#: Forecasts that ingress keeps of a decision.
+KEPT_MAX = 16
+_NAME_MAX = 28
+_HEAD = ("  instance", "end to end", "first token", "per token", "others later", "preempted", "snapshot age")
+
+
+def told(explained: Explained) -> list[str]:
+    """Headline, placements in order, what happened."""
+    lines = [_headline(explained)]
+    shown = explained.placements
+    if len(shown) > PLACEMENTS_MAX:
+        shown = [*shown[: PLACEMENTS_MAX - 1], shown[-1]]
+    for number, placement in enumerate(shown):
+        if number == PLACEMENTS_MAX - 1 and len(explained.placements) > PLACEMENTS_MAX:
+            lines += ["", f"... {len(explained.placements) - PLACEMENTS_MAX} placements more ..."]
+        lines += ["", *_placement(placement, explained.ending)]
+    if not explained.placements:
+        lines += ["", "No placement of it is recorded."]
+    lines += ["", *_happened(explained)]
+    return [line.rstrip() for line in lines]
+
+
+def _headline(explained: Explained) -> str:
+    ending = explained.ending
+    parts = [f"request {explained.request}"]
+    if explained.model:
+        parts.append(f"model {explained.model}")
+    if ending is not None:
+        parts.append(f"{ending.outcome} after {duration(ending.end_ns - ending.arrival_ns)}")
+        parts.append(f"{ending.prompt_tokens} prompt and {ending.output_tokens} output tokens")
+    return ", ".join(parts)
+
+
+def _placement(placement: Placement, ending: Ending | None) -> Iterator[str]:
+    more = f" and {len(placement.sequences) - 1} more" if len(placement.sequences) > 1 else ""
+    after = "" if ending is None else f", {duration(placement.at_ns - ending.arrival_ns)} after arrival"
+    goes = f"to {placement.chosen}" if placement.chosen else "to nobody"
+    epoch = f" (epoch {placement.epoch})" if placement.epoch else ""
+    yield f"{placement.kind} of {placement.sequences[0]}{more} {goes}{epoch}{after}"
+    by = placement.policy
+    if placement.fallback:
+        by += f", whose fallback {placement.fallback} decided"
+    yield f"  by {by}: {placement.reason}"
+    if placement.output_tokens:
+        yield f"  {placement.output_tokens} output tokens were there already and had to be computed again"
+    yield from _considered(placement)
+    if placement.trouble:
+        yield f"  it came to nothing: {placement.trouble}"
+
+
+def _considered(placement: Placement) -> Iterator[str]:
+    if placement.forecasts:
+        answered = sum(not f.note for f in placement.forecasts)
+        took = f" in {duration(placement.asked_ns)}" if placement.asked_ns else ""
+        length = placement.expected_output_tokens
+        given = "an unknown output length" if length is None else f"{length:.4g} output tokens expected"
+        kept = " (no more are kept)" if len(placement.forecasts) >= KEPT_MAX else ""
+        yield f"  {answered} of {len(placement.forecasts)} asked{kept} were predicted{took}, with {given}:"
+        yield from _table([_HEAD, *(_row(f, placement.chosen) for f in placement.forecasts)])
+        return
+    notes = [f"{s.name} ({s.note})" if s.note else f"{s.name} {s.score:.3g}" for s in placement.scores]
+    if notes:
+        yield f"  nobody was asked for a prediction; scores, 1 is best: {', '.join(notes)}"
+    else:
+        yield "  nobody was asked for a prediction, and no score is recorded"
+
+
+def _row(forecast: Forecast, chosen: str) -> tuple[str, ...]:
+    mark = "→ " if forecast.name == chosen else "  "
+    name = mark + forecast.name[:_NAME_MAX]
+    if forecast.note:
+        return (name, forecast.note)
+    since = f", {forecast.placed_since} placed since" if forecast.placed_since else ""
+    return (
+        name,
+        duration(forecast.e2e_ns),
+        duration(forecast.ttft_ns),
+        duration(forecast.tpot_mean_ns) if forecast.tpot_mean_ns else "?",
+        duration(forecast.others_delay_ns),
+        str(forecast.preemptions),
+        duration(forecast.snapshot_age_ns) + since,
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    first = max(len(row[0]) for row in rows) + 2
+    widths = [max(len(row[column]) for row in whole) for column in range(1, len(rows[0]))]
+    for row in rows:
+        if len(row) != len(rows[0]):
+            yield f"    {row[0]:<{first}}{row[1]}"
+            continue
+        *cells, last = (f"{cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True))
+        # The last column may carry words: it stands at the left.
+        yield f"    {row[0]:<{first}}{'  '.join(cells)}  {last.strip()}"
+
+
+def _happened(explained: Explained) -> Iterator[str]:
+    ending = explained.ending
+    if ending is None:
+        yield "Nothing of its end is recorded: it may be running still, or was not traced to its end."
+        return
+    yield f"what happened: {ending.outcome}" + (f", {ending.trouble}" if ending.trouble else "")
+    if ending.instances:
+        yield f"  decoded by {', '.join(ending.instances)}"
+    if ending.continuations:
+        times = "once" if ending.continuations == 1 else f"{ending.continuations} times"
+        yield f"  went on elsewhere {times}, so the first forecast was of another course"
+    taken = [p for p in explained.placements if p.chosen and not p.trouble and p.kind == "dispatch"]
+    if not taken:
+        yield f"  end to end {duration(ending.end_ns - ending.arrival_ns)} from arrival; its placement is not recorded"
+        return
+    yield from _table(_errors(taken[-1], ending))
+    if taken[-1].forecast is None:
+        yield "  (nothing was predicted for the instance that took it)"
+    if len(taken) > 1:
+        yield "  (counted from, and predicted for, the last first placement of several)"
+
+
+def _errors(placement: Placement, ending: Ending) -> list[tuple[str, ...]]:
+    forecast = placement.forecast
+    first = None if ending.first_token_ns is None else ending.first_token_ns - placement.at_ns
+    whole = ending.end_ns - placement.at_ns
+    rows: list[tuple[str, ...]] = [("from the decision", "predicted", "actual", "error")]
+    rows.append(("  first token", *_compared(None if forecast is None else forecast.ttft_ns, first)))
+    rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, whole)))
+    expected = placement.expected_output_tokens
+    if expected is None:
+        expected = ending.expected_output_tokens
+    mean = ending.output_tokens / ending.choices
+    error = "-" if expected is None or not mean else f"{100 * (expected - mean) / mean:+.1f} %"
+    name = "  output tokens" if ending.choices == 1 else "  output tokens per choice"
+    rows.append((name, "-" if expected is None else f"{expected:.4g}", f"{mean:.4g}", error))
+    return rows
+
+
+def _compared(predicted_ns: int | None, actual_ns: int | None) -> tuple[str, str, str]:
+    known = predicted_ns is not None and actual_ns is not None and actual_ns > 0
+    error = f"{100 * (predicted_ns - actual_ns) / actual_ns:+.1f} %" if known else "-"  # type: ignore[operator]
+    return (
+        "-" if predicted_ns is None else duration(predicted_ns),
+        "-" if actual_ns is None else duration(actual_ns),
+        error,
+    )

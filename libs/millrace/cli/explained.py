@@ -1,0 +1,74 @@
+"""What is known of a request's placements and its end, whatever it was read from."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.contracts.observers import CandidateScore, Forecast
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision.
+
+    Attributes:
+        kind: ``dispatch`` or ``continuation``.
+        at_ns: When it was decided, unix ns.
+        asked_ns: Time that asking predictors took; 0 where nobody was asked, or it is not known.
+        chosen: Instance; empty where none could take it.
+        output_tokens: Tokens that each sequence had by then.
+        expected_output_tokens: Predicted mean of the whole output; None if unknown.
+        forecasts: The chosen one first; empty where nobody was asked.
+        scores: The policy's, best first.
+        trouble: Why it came to nothing; empty where the instance took it or nothing is known.
+    """
+
+    kind: str
+    sequences: list[str]
+    epoch: int
+    at_ns: int
+    policy: str
+    chosen: str
+    reason: str
+    fallback: str = ""
+    asked_ns: int = 0
+    output_tokens: int = 0
+    expected_output_tokens: float | None = None
+    forecasts: list[Forecast] = []
+    scores: list[CandidateScore] = []
+    trouble: str = ""
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """Of the chosen instance; None without a prediction."""
+        return next((f for f in self.forecasts if f.name == self.chosen and not f.note), None)
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the request.
+
+    Attributes:
+        first_token_ns: Unix ns; None if there was no token.
+        output_tokens: Of all choices together.
+        expected_output_tokens: Predicted mean of one choice's output; None if unknown.
+    """
+
+    outcome: str
+    arrival_ns: int
+    first_token_ns: int | None
+    end_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    instances: list[str]
+    choices: int = 1
+    continuations: int = 0
+    expected_output_tokens: float | None = None
+    trouble: str = ""
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """A request. ``ending`` is None where nothing of its end was recorded."""
+
+    request: str
+    model: str
+    placements: list[Placement]
+    ending: Ending | None = None

@@ -1,0 +1,226 @@
+"""`millrace explain`: from an ingress's spans, or a recording of the bus, to who was considered and what happened."""
+
+import re
+from pathlib import Path
+
+import pytest
+from millrace.actor.effects import Publish, RecordSpan
+from millrace.actor.recording import Tapped, open_recording
+from millrace.cli.errors import CliError
+from millrace.cli.explain_recording import explained_by_recording
+from millrace.cli.explain_spans import explained_by_spans
+from millrace.cli.explain_text import PLACEMENTS_MAX, told
+from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.trace_tree import draw
+from millrace.contracts.codec import encode
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.observers import CandidateScore, DecisionMade, Forecast, RequestFinished
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.telemetry.spans import SpanLine, span_line
+
+from services.ingress.config import DispatchConfig, IngressConfig
+from tests.unit.ingress_core import MILLISECOND as MS
+from tests.unit.ingress_core import NO_TAG, START, Bench, chunk
+
+TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def served(policy: str = "forecast", *, dies: bool = False) -> Bench:
+    """One traced request of four tokens over an ingress with two instances."""
+    parameters = {"rank_sample": 0.0} if policy == "forecast" else {}
+    dispatch = DispatchConfig(policy=policy, parameters=parameters)
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=dispatch))
+    bench.call(traceparent=TRACED, prompts=[[1, 2, 3]])
+    if policy == "forecast":
+        bench.now_ns += 2 * MS
+        bench.gathered(bench.predicted("w0", 120, 8, tpot_mean_ns=3 * MS, snapshot_age_ns=30 * MS))
+    bench.accept()
+    _, instance = bench.last_submission()
+    bench.now_ns += 10 * MS
+    bench.tokens(instance, chunk("ab"))
+    epoch = 0
+    if dies:
+        dead = ServicePresence(
+            role="worker", name=instance, incarnation=1, at_ns=bench.now_ns, state=PresenceState.DEAD
+        )
+        bench.send(dead)
+        bench.gathered(bench.predicted("w1", 50))
+        bench.accept()
+        instance, epoch = "w1", 1
+    bench.now_ns += 90 * MS
+    bench.tokens(instance, chunk("cd", 2, epoch=epoch, finish=FinishReason.LENGTH))
+    return bench
+
+
+def spans_of(bench: Bench) -> list[SpanLine]:
+    lines = [span_line(e, service="ingress", instance="ingress-0", actor="ingress-0") for e in bench.made(RecordSpan)]
+    return [line for line in lines if line is not None]
+
+
+def recorded(bench: Bench, file: Path) -> Path:
+    writer = open_recording(str(file), actor="", kind="tap")
+    for effect in bench.effects:
+        if isinstance(effect, Publish):
+            writer.tapped(Tapped(at_ns=START, subject=effect.subject, payload=encode(effect.body)))
+    writer.tapped(Tapped(at_ns=START, subject="mr.local.x", payload=b"\xff nonsense"))
+    writer.close()
+    return file
+
+
+def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
+    text = told(explained_by_spans(spans_of(served())))
+    assert text == [
+        "request r, model tiny, completed after 102ms, 3 prompt and 4 output tokens",
+        "",
+        "dispatch of r.0 to w0, 2ms after arrival",
+        "  by forecast: lowest of 1: 120 ms predicted end to end",
+        "  1 of 2 asked were predicted in 2ms, with an unknown output length:",
+        "      instance  end to end  first token  per token  others later  preempted  snapshot age",
+        "    → w0             120ms          8ms        3ms             0          0  30ms",
+        "      w1        no answer in time",
+        "",
+        "what happened: completed",
+        "  decoded by w0",
+        "    from the decision  predicted  actual  error",
+        "      first token            8ms    10ms  -20.0 %",
+        "      end to end           120ms   100ms  +20.0 %",
+        "      output tokens            -       4  -",
+    ]
+
+
+def test_a_recording_of_the_bus_says_the_same(tmp_path):
+    bench = served()
+    by_bus = explained_by_recording(recorded(bench, tmp_path / "tap"), "r")
+    assert told(by_bus) == told(explained_by_spans(spans_of(bench)))
+    assert told(explained_by_recording(tmp_path / "tap", "r.0")) == told(by_bus)
+
+
+def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
+    text = "\n".join(told(explained_by_spans(spans_of(served(dies=True)))))
+    assert "continuation of r.0 to w1 (epoch 1), 12ms after arrival" in text
+    assert "by forecast: instance_dead; lowest of 1: 50 ms predicted end to end" in text
+    assert "2 output tokens were there already" in text
+    assert "went on elsewhere once" in text
+    assert "decoded by w0, w1" in text
+
+
+def test_a_policy_that_asks_nobody_is_told_by_its_scores():
+    text = "\n".join(told(explained_by_spans(spans_of(served("round_robin")))))
+    assert "by round_robin: next of 2 in turn" in text
+    assert "nobody was asked for a prediction; scores, 1 is best: w0 1, w1 0" in text
+    assert "(nothing was predicted for the instance that took it)" in text
+    assert re.search(r"first token +- +10ms  -", text)
+
+
+def placement(**fields) -> Placement:
+    values = {
+        "kind": "dispatch",
+        "sequences": ["r.0"],
+        "epoch": 0,
+        "at_ns": START,
+        "policy": "forecast",
+        "chosen": "w0",
+        "reason": "why",
+    }
+    return Placement(**(values | fields))
+
+
+def test_a_fallback_a_refusal_and_a_running_request_are_said_to_be_that():
+    explained = Explained(
+        request="r",
+        model="m",
+        placements=[
+            placement(
+                fallback="join_shortest_queue",
+                forecasts=[Forecast("w0", note="stale_snapshot"), Forecast("w1", note="no answer in time")],
+                trouble="full",
+            ),
+            placement(chosen="", scores=[CandidateScore("w0", 0.0, "draining")]),
+        ],
+    )
+    text = "\n".join(told(explained))
+    assert "by forecast, whose fallback join_shortest_queue decided: why" in text
+    assert re.search("→ w0 +stale_snapshot", text)
+    assert "it came to nothing: full" in text
+    assert "dispatch of r.0 to nobody" in text
+    assert "w0 (draining)" in text
+    assert "Nothing of its end is recorded" in text
+
+
+def test_choices_that_were_placed_together_are_one_placement_and_their_length_a_mean():
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=DispatchConfig(policy="random")))
+    instance = bench.run_call(traceparent=TRACED, n=2)
+    bench.tokens(
+        instance,
+        chunk("abc", finish=FinishReason.LENGTH),
+        chunk("a", sequence="r.1", finish=FinishReason.LENGTH),
+    )
+    text = "\n".join(told(explained_by_spans(spans_of(bench))))
+    assert "dispatch of r.0 and 1 more to" in text
+    assert "output tokens per choice" in text
+    assert " 2  -" in text
+
+
+def test_a_request_that_was_placed_very_often_is_told_in_bounds():
+    many = [placement(at_ns=START + n, epoch=n, reason=f"try {n}", trouble="full") for n in range(100)]
+    text = told(Explained(request="r", model="m", placements=many))
+    assert len([line for line in text if line.startswith("dispatch")]) == PLACEMENTS_MAX
+    assert "... 88 placements more ..." in text
+    assert any("try 99" in line for line in text), "the last one is told"
+
+
+@pytest.mark.parametrize("attributes", [{"forecasts": "not json"}, {"forecasts": "[[1]]"}, {"forecasts": 7}, {}])
+def test_spans_with_unreadable_or_missing_attributes_are_told_as_far_as_they_go(attributes):
+    line = SpanLine(
+        trace="a" * 32,
+        span="c" * 16,
+        name="dispatch",
+        service="ingress",
+        instance="ingress-0",
+        start_ns=START,
+        end_ns=START,
+        attributes={"scores": "nonsense, =, w0=x"} | attributes,
+    )
+    text = told(explained_by_spans([line]))
+    assert "  nobody was asked for a prediction, and no score is recorded" in text
+
+
+def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(CliError, match="not recorded"):
+        explained_by_spans([])
+    with pytest.raises(CliError, match="there is no file"):
+        explained_by_recording(tmp_path / "none", "r")
+    file = recorded(served(), tmp_path / "tap")
+    with pytest.raises(CliError, match="no decision about 'other'"):
+        explained_by_recording(file, "other")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(CliError):
+        explained_by_recording(tmp_path / "text", "r")
+
+
+def test_nothing_is_compared_where_there_was_no_token():
+    ending = Ending(
+        outcome="failed",
+        arrival_ns=START,
+        first_token_ns=None,
+        end_ns=START + 5 * MS,
+        prompt_tokens=3,
+        output_tokens=0,
+        instances=[],
+        trouble="gone",
+    )
+    forecasts = [Forecast("w0", 2 * MS, 4 * MS)]
+    text = "\n".join(
+        told(Explained(request="r", model="m", placements=[placement(forecasts=forecasts)], ending=ending))
+    )
+    assert "what happened: failed, gone" in text
+    assert re.search(r"first token +2ms +-  -", text)
+
+
+def test_the_drawing_of_a_trace_leaves_what_is_for_machines_out():
+    bench = served()
+    text = "\n".join(draw(spans_of(bench), width=160))
+    assert "answers='w0: 120.0 ms, first token 8.0 ms, w1: no answer in time'" in text
+    assert "forecasts=" not in text
+    assert bench.sent(DecisionMade)
+    assert bench.sent(RequestFinished)
