@@ -22,6 +22,8 @@ from typing import Any
 from millrace.contracts.catalog import Role
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 
+from services.supervisor.layout import STEP_TIMES
+
 HERE = Path(__file__).resolve().parent
 
 #: Where everything goes unless --out says otherwise.
@@ -51,6 +53,7 @@ def main(words: list[str] | None = None) -> int:
         "grafana-password": passwords["grafana"],
         "buckets.json": json.dumps(_bus(Role.SUPERVISOR, passwords, arguments.cluster)),
         "tagger.json": _service("tagger-0", Role.TAGGER, passwords, arguments, {}),
+        "predictor.json": _service("predictor-0", Role.PREDICTOR, passwords, arguments, {}),
         "coordinator.json": _service("coordinator-0", Role.COORDINATOR, passwords, arguments, {}),
         "ingress.json": _service("ingress-0", Role.INGRESS, passwords, arguments, _ingress(arguments)),
         "workers.yaml": json.dumps(_compose(workers, arguments), indent=1),  # JSON is YAML
@@ -166,6 +169,7 @@ def _worker(arguments: argparse.Namespace) -> dict[str, Any]:
         fields |= {"tensor_parallel_size": arguments.tensor_parallel, "block_size": 16}
     else:
         fields["kv_bytes"] = 256 * 1024 * 1024
+        fields["step_time"] = STEP_TIMES.get(Path(arguments.model).resolve().name, "")
     return {**fields, **arguments.worker_set}
 
 
@@ -239,7 +243,8 @@ def _write_targets(out: Path, workers: list[str]) -> None:
     folder = out / "targets"
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
-    hosts = {"ingress": ["ingress"], "tagger": ["tagger"], "coordinator": ["coordinator"], "worker": workers}
+    services = ("ingress", "tagger", "predictor", "coordinator")
+    hosts = {role: [role] for role in services} | {"worker": workers}
     for role, names in hosts.items():
         groups = [{"targets": [f"{name}:{METRICS_PORT}"], "labels": {"role": role}} for name in names]
         (folder / f"{role}.json").write_text(json.dumps(groups, indent=1))

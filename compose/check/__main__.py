@@ -28,9 +28,9 @@ from compose.check.engine import USUAL_BASE, base_image, docker_engine, promethe
 from compose.check.metrics import Prometheus, counter_of, panels, promtool, refuse_junk
 from compose.check.streams import Api, Streams, ready, try_refusals
 
-SERVICES = ("nats", "tagger", "coordinator", "ingress", "worker-0", "worker-1", "prometheus")
+SERVICES = ("nats", "tagger", "predictor", "coordinator", "ingress", "worker-0", "worker-1", "prometheus")
 OTHERS = ("otel-collector", "jaeger", "grafana")
-SCRAPED = 5
+SCRAPED = 6
 #: Importing vLLM takes five seconds on an idle machine and minutes where twenty processes share two cores.
 START_SECONDS_MAX = 420
 CONTINUATIONS = "millrace_ingress_continuations_total"

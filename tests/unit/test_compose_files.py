@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import IngressConfig
+from services.predictor.config import PredictorConfig
 from services.tagger.config import TaggerConfig
 from services.worker.config import WorkerConfig, WorkerLimits
 from tests.unit import metrics_table
@@ -94,7 +95,7 @@ def test_no_secret_stands_in_the_compose_files() -> None:
     assert all(str(value).startswith("/run/secrets/") or value == "false" for value in passwords)
 
 
-@pytest.mark.parametrize("name", ["nats", "tagger", "coordinator", "ingress"])
+@pytest.mark.parametrize("name", ["nats", "tagger", "predictor", "coordinator", "ingress"])
 def test_every_service_of_ours_is_confined_bounded_and_looked_after(name: str) -> None:
     service = _compose()["services"][name]
     assert service["user"] == "10001:10001"
@@ -213,6 +214,7 @@ def test_every_configuration_is_one_that_its_service_takes(tmp_path: Path) -> No
     keys.write_text("")
     folder = _prepare(tmp_path, "--cpus", "1", "--keys", str(keys), "--worker-set", '{"max_num_seqs": 7}')
     assert load_config(TaggerConfig, folder / "tagger.json").bus.servers == ["nats://nats:4222"]
+    assert load_config(PredictorConfig, folder / "predictor.json").bus.user == "predictor"
     assert load_config(CoordinatorConfig, folder / "coordinator.json").bus.user == "coordinator"
     assert load_config(BusConfig, folder / "buckets.json").user == "supervisor"
     assert load_config(IngressConfig, folder / "ingress.json").http.keys_file == "/run/secrets/keys.toml"

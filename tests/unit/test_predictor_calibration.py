@@ -1,0 +1,231 @@
+"""Step times against what engines really took: a scale on a known set, and a fit where none is known."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason
+from millrace.contracts.status import BatchComposition, StatusSnapshot
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import LinearStepTime
+
+from services.predictor.calibration import (
+    FIT_STEPS_MIN,
+    OUTLIER_RATIO,
+    SCALE_MAX,
+    SCALE_MIN,
+    Calibration,
+    StepScale,
+    run_ns,
+    run_of_decodes,
+)
+from tests.unit.predictor_rig import MS, START_NS, STEP_MS, Predictor, record, served, snapshot, status
+
+TRUTH = LinearStepTime(fixed=3e6, per_decode=7e4, per_prefill_token=6e4, per_context_token=500.0, per_prefill_work=60.0)
+PARAMETERS = EngineParameters()
+
+
+def decoding(step: int, at_ns: int, sequences: int = 2, duration_ns: int = STEP_MS * MS) -> StatusSnapshot:
+    """A snapshot after decode step ``step`` of sequences that began to decode with step 1."""
+    running = [status(f"r{index}.0", output_tokens=step) for index in range(sequences)]
+    batch = BatchComposition(decodes=sequences, context_tokens=sequences * (32 + step))
+    return snapshot(step=step, at_ns=at_ns, running=running, blocks_free=400, step_duration_ns=duration_ns, batch=batch)
+
+
+def steps(rng: random.Random, count: int, *, prefills: bool = True) -> list[tuple[BatchComposition, int]]:
+    """Steps of an engine that follows TRUTH to within three percent."""
+    found = []
+    for _ in range(count):
+        decodes, prompt = rng.randrange(1, 30), rng.randrange(10, 400) if prefills and rng.random() < 0.2 else 0
+        batch = BatchComposition(
+            decodes=decodes,
+            prefills=int(prompt > 0),
+            prefill_tokens=prompt,
+            context_tokens=decodes * rng.randrange(50, 900) + prompt,
+            prefill_work=prompt * prompt / 2,
+            prefill_context_tokens=prompt,
+        )
+        found.append((batch, round(TRUTH.duration_ns(batch) * rng.gauss(1.0, 0.03))))
+    return found
+
+
+def learn(calibration: Calibration, seen: list[tuple[BatchComposition, int]]) -> None:
+    for number, (batch, duration_ns) in enumerate(seen, start=1):
+        calibration.observe(snapshot(step=number, batch=batch, step_duration_ns=duration_ns), None)
+
+
+# the scale
+
+
+def test_a_scale_starts_at_one_and_finds_the_ratio() -> None:
+    scale = StepScale()
+    assert scale.value == 1.0
+    for _ in range(300):
+        scale.observe(13.0, 10.0)
+    assert scale.value == pytest.approx(1.3, rel=0.02)
+
+
+def test_one_slow_step_moves_the_scale_little() -> None:
+    scale = StepScale()
+    for _ in range(100):
+        scale.observe(10.0, 10.0)
+    scale.observe(10_000.0, 10.0)
+    assert 1.0 < scale.value < 1 + OUTLIER_RATIO / 60
+
+
+@pytest.mark.parametrize(("measured", "bound"), [(1.0, SCALE_MIN), (1e6, SCALE_MAX)])
+def test_a_scale_keeps_within_its_bounds(measured: float, bound: float) -> None:
+    scale = StepScale()
+    for _ in range(2_000):
+        scale.observe(measured, 1_000.0)
+    assert scale.value == bound
+
+
+@pytest.mark.parametrize("measured", [0.0, -5.0])
+def test_a_step_without_duration_says_nothing(measured: float) -> None:
+    scale = StepScale()
+    scale.observe(measured, 10.0)
+    assert (scale.value, scale.steps) == (1.0, 0)
+
+
+# runs of decode steps
+
+
+def test_the_same_sequences_decoding_on_are_a_run() -> None:
+    assert run_of_decodes(decoding(3, START_NS), decoding(10, START_NS + 1)) == 7
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (decoding(3, START_NS, 2), decoding(10, START_NS, 3)),
+        (decoding(3, START_NS, 0), decoding(10, START_NS, 0)),
+        (decoding(3, START_NS), decoding(3, START_NS)),
+        (decoding(0, START_NS), decoding(900, START_NS)),
+        (None, decoding(10, START_NS)),
+    ],
+    ids=["another joined", "nobody is there", "no step", "too far apart", "nothing before"],
+)
+def test_anything_else_is_no_run(first: StatusSnapshot | None, later: StatusSnapshot) -> None:
+    assert run_of_decodes(first, later) == 0
+
+
+def test_a_run_costs_the_sum_of_its_steps() -> None:
+    cost = TRUTH.cost(PARAMETERS)
+    last = decoding(10, START_NS).batch
+    exact = sum(cost.duration_fs(decoding(step, START_NS).batch) for step in range(4, 11)) / 1e6
+    assert run_ns(cost, last, 7) == pytest.approx(exact, rel=1e-9)
+
+
+def test_pauses_between_steps_count_in_a_run() -> None:
+    predictor = served(decoding(1, START_NS))
+    for number in range(1, 200):
+        step, at_ns = 1 + 5 * number, START_NS + number * 5 * (STEP_MS + 2) * MS
+        predictor.send(decoding(step, at_ns))
+    (scale,) = [scale for _, scale, _ in predictor.metrics.instances()]
+    assert scale == pytest.approx((STEP_MS + 2) / STEP_MS, rel=0.02)
+
+
+# the fit
+
+
+def test_a_fit_finds_what_the_steps_follow() -> None:
+    rng = random.Random(1)
+    calibration = Calibration(None, PARAMETERS)
+    learn(calibration, steps(rng, 400))
+    assert calibration.cost is not None
+    for batch, duration_ns in steps(rng, 50):
+        predicted_ns = calibration.cost.duration_fs(batch) * calibration.scale.value / 1e6
+        assert predicted_ns == pytest.approx(duration_ns, rel=0.15)
+
+
+def test_a_fit_waits_for_enough_steps() -> None:
+    seen = steps(random.Random(2), FIT_STEPS_MIN)
+    calibration = Calibration(None, PARAMETERS)
+    learn(calibration, seen[:-1])
+    assert calibration.cost is None
+    learn(calibration, seen[-1:])
+    assert (calibration.cost is not None, calibration.fits) == (True, 1)
+
+
+def test_a_fit_waits_for_prompts_however_many_decodes_it_saw() -> None:
+    calibration = Calibration(None, PARAMETERS)
+    learn(calibration, steps(random.Random(3), 5 * FIT_STEPS_MIN, prefills=False))
+    assert calibration.cost is None
+
+
+def test_steps_that_a_stopped_process_made_long_do_not_spoil_a_fit() -> None:
+    rng = random.Random(4)
+    seen = [
+        (batch, duration_ns * (50 if index % 20 == 0 else 1))
+        for index, (batch, duration_ns) in enumerate(steps(rng, 200))
+    ]
+    calibration = Calibration(None, PARAMETERS)
+    learn(calibration, seen)
+    assert calibration.cost is not None
+    for batch, duration_ns in steps(rng, 30):
+        assert calibration.cost.duration_fs(batch) / 1e6 == pytest.approx(duration_ns, rel=0.25)
+
+
+# in the actor
+
+
+def told(predictor: Predictor, seen: list[tuple[BatchComposition, int]]) -> None:
+    for number, (batch, duration_ns) in enumerate(seen, start=1):
+        at_ns = START_NS + number * 20 * MS
+        predictor.now_ns = at_ns
+        predictor.send(snapshot(step=number, at_ns=at_ns, batch=batch, step_duration_ns=duration_ns))
+
+
+def asked(predictor: Predictor) -> Any:
+    """The answer to the usual question."""
+    return predictor.ask()
+
+
+def test_an_engine_twice_as_slow_as_its_set_is_predicted_so() -> None:
+    predictor = served()
+    batch = BatchComposition(decodes=1, context_tokens=40)
+    told(predictor, [(batch, 2 * STEP_MS * MS)] * 600)
+    answer = asked(predictor)
+    assert isinstance(answer, LatencyPrediction)
+    assert answer.e2e_ns == pytest.approx(20 * STEP_MS * MS, rel=0.02)
+
+
+def test_calibration_can_be_switched_off() -> None:
+    predictor = served(calibrate=False)
+    told(predictor, [(BatchComposition(decodes=1, context_tokens=40), 2 * STEP_MS * MS)] * 100)
+    assert asked(predictor).e2e_ns == 10 * STEP_MS * MS
+
+
+def test_an_instance_without_a_set_answers_once_enough_steps_were_seen() -> None:
+    predictor = Predictor(step_times={})
+    predictor.register(record(step_time=""))
+    seen = steps(random.Random(5), 200)
+    told(predictor, seen[: FIT_STEPS_MIN - 1])
+    answer = asked(predictor)
+    assert isinstance(answer, NoPrediction)
+    assert answer.reason is NoPredictionReason.NO_STEP_TIME
+    told(predictor, seen)
+    prompt = TRUTH.duration_ns(BatchComposition(prefills=1, prefill_tokens=32, context_tokens=32, prefill_work=512.0))
+    decode = TRUTH.duration_ns(BatchComposition(decodes=1, context_tokens=37))
+    assert asked(predictor).e2e_ns == pytest.approx(prompt + 9 * decode, rel=0.1)
+
+
+def test_a_restarted_engine_of_the_same_kind_keeps_what_was_learnt() -> None:
+    predictor = Predictor(step_times={})
+    predictor.register(record(step_time=""))
+    told(predictor, steps(random.Random(6), 120))
+    predictor.register(record(step_time="", incarnation=6))
+    predictor.send(snapshot(incarnation=6, at_ns=predictor.now_ns))
+    assert isinstance(asked(predictor), LatencyPrediction)
+
+
+def test_a_snapshot_told_again_is_not_learnt_from_twice() -> None:
+    predictor = served()
+    batch = BatchComposition(decodes=1, context_tokens=40)
+    for _ in range(500):
+        predictor.send(snapshot(step=2, batch=batch, step_duration_ns=4 * STEP_MS * MS))
+    (scale,) = [scale for _, scale, _ in predictor.metrics.instances()]
+    assert scale < 1.6
