@@ -1,0 +1,121 @@
+"""Instances come with load and go without it, and no request notices: a whole cluster with modelled engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import nats
+import pytest
+from millrace.contracts.codec import decode
+from millrace.contracts.observers import ProvisioningDecided, RequestFinished
+from millrace.contracts.subjects import Subjects
+
+from bench.up_cluster import UpRig, offer, prompt_text, stream
+from tests.live.faults import expect_identical, undisturbed
+from tests.live.ingress_rig import write_model_folder
+
+#: Four places in the batch and 33 ms per step: one instance serves two such requests a second, whatever else runs here.
+WORKER = {
+    "modelled": {"parameters": {"max_sequences": 4, "blocks_total": 4096}, "speed": 0.1},
+    "limits": {"linger_ms": 200},
+}
+PROVISIONING = {
+    "parameters": {
+        "threshold_s": 5.0,
+        "cooldown_s": 2.0,
+        "low_utilisation": 0.3,
+        "low_s": 2.0,
+    },
+    "drain_limit_s": 1.0,
+}
+LENGTH = {"max_tokens": 60, "ignore_eos": True}
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    options = [
+        *("--provision", "relief", "--instances-max", "3", "--policy", "round_robin"),
+        *("--worker-set", json.dumps(WORKER), "--coordinator-set", json.dumps({"provisioning": PROVISIONING})),
+    ]
+    model = write_model_folder(folder / "model")
+    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=1, extra=options)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+class Watch:
+    """What the cluster says of itself, as an observer hears it."""
+
+    def __init__(self) -> None:
+        self.decisions: list[ProvisioningDecided] = []
+        self.outcomes: list[RequestFinished] = []
+
+    async def start(self, rig: UpRig) -> Watch:
+        known = rig.cluster_file()
+        user, password = known["observer_user"], known["observer_password"]
+        self.client = await nats.connect(
+            known["nats_url"], user=user, password=password, inbox_prefix=f"_INBOX.{user}".encode()
+        )
+        subjects = Subjects(known["cluster"])
+        await self.client.subscribe(subjects.provisioning(rig.model), cb=self._keep(self.decisions))
+        await self.client.subscribe(subjects.outcome(rig.model), cb=self._keep(self.outcomes))
+        await self.client.flush()
+        return self
+
+    def _keep(self, into: list[Any]) -> Callable[[Any], Any]:
+        async def hear(message: Any) -> None:
+            into.append(decode(message.data))
+
+        return hear
+
+
+async def until(rig: UpRig, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not await asyncio.to_thread(holds):
+        assert time.monotonic() < deadline, rig.cli("status") + rig.logs()
+        await asyncio.sleep(0.2)
+
+
+async def test_instances_are_added_under_load_used_and_drained_after_it_without_a_failed_request(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    watch = await Watch().start(rig)
+    load = asyncio.create_task(offer(rig, rate=4, count=80, prompts=8, **LENGTH))
+    await until(rig, lambda: rig.totals().get("instances_ready", 0) >= 2)
+    expect_identical(await offer(rig, rate=4, count=24, prompts=8, **LENGTH), expected)
+    expect_identical(await load, expected)
+    starts = [decision for decision in watch.decisions if decision.action == "start"]
+    assert starts
+    assert starts[0].signal_ns is not None
+    assert "measured latency" in starts[0].reason
+    assert {name for outcome in watch.outcomes for name in outcome.instances} >= {"worker-0", "worker-1"}
+
+    trickle = asyncio.create_task(_trickle(rig, expected))
+    await until(rig, lambda: rig.totals().get("instances_ready") == 1)
+    trickle.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await trickle
+    stops = [name for decision in watch.decisions if decision.action == "stop" for name in decision.instances]
+    assert stops
+    assert not [outcome for outcome in watch.outcomes if outcome.outcome not in ("completed", "cancelled")]
+    await until(rig, lambda: not any(rig.pids(f"{name}.json") for name in stops))
+    assert len(watch.decisions) <= 8, "it swings"
+    await watch.client.close()
+
+
+async def _trickle(rig: UpRig, expected: dict[int, tuple[str, str, int]]) -> None:
+    """Two streams at a time, so that whoever is drained is likely to hold one."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        number = 0
+        while True:
+            pair = [(n % 8, stream(client, rig, prompt_text(n % 8), **LENGTH)) for n in (number, number + 1)]
+            results = await asyncio.gather(*(work for _, work in pair))
+            expect_identical([(n, r) for (n, _), r in zip(pair, results, strict=True)], expected)
+            number += 2
