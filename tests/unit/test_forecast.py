@@ -11,7 +11,7 @@ from millrace.actor.engine import EngineSequence, EngineSnapshot
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.forecast import Candidate, Forecast, Forecaster, OutrunPlusTen, SurvivalMean, forecast
+from millrace.enginemodel.forecast import NATIVE, Candidate, Forecast, Forecaster, OutrunPlusTen, SurvivalMean, forecast
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 from millrace.enginemodel.steptime import LinearStepTime
@@ -20,6 +20,7 @@ AT_NS = 1_700_000_000_000_000_000
 STEP_NS = 1000
 CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
 PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
+NEEDS_NATIVE = pytest.mark.skipif(not NATIVE, reason="the native module is not built here (native/README.md)")
 
 
 def snapshot(
@@ -222,3 +223,50 @@ def sequence(rng: random.Random, name: str) -> EngineSequence:
 def published(state: EngineSnapshot) -> StatusSnapshot:
     fields = {name: getattr(state, name) for name in state.__struct_fields__}
     return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=NEEDS_NATIVE), False])
+def test_a_placement_counts_until_a_snapshot_shows_it_or_it_is_forgotten(native: bool) -> None:
+    forecaster = Forecaster(CONSTANT, PARAMETERS, native=native)
+    placed = Candidate(prompt_tokens=4, expected_output_tokens=9)
+    forecaster.add("early.0", placed, AT_NS - 5)
+    forecaster.load(snapshot())
+    forecaster.advance(AT_NS)
+    for key in ("a.0", "b", "c.1"):
+        forecaster.add(key, placed, AT_NS)
+    forecaster.add("refused.0", Candidate(prompt_tokens=1000), AT_NS)
+    assert forecaster.forecast(placed).others == 4
+    forecaster.forget("c.1")
+    forecaster.forget("never.0")
+    assert forecaster.placements == ["early.0", "a.0", "b"]
+    forecaster.load(snapshot([decoding("a.0", 4, 1)], [waiting("b.0", 4), waiting("b.1", 4)]))
+    assert forecaster.placements == ["early.0"]
+    assert forecaster.forecast(placed).others == 4
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=NEEDS_NATIVE), False])
+def test_a_question_changes_nothing_and_time_may_go_back(native: bool) -> None:
+    forecaster = Forecaster(CONSTANT, PARAMETERS, native=native)
+    forecaster.load(snapshot([decoding("a.0", 8, 3)]))
+    asked = Candidate(prompt_tokens=4, expected_output_tokens=9)
+    answers = []
+    for now_ns in (AT_NS + 100, AT_NS + 5500, AT_NS + 100):
+        forecaster.advance(now_ns)
+        answers += [forecaster.forecast(asked), forecaster.forecast(asked)]
+    assert answers[0] == answers[1] == answers[4] == answers[5]
+    assert (answers[0].ttft_ns, answers[2].ttft_ns) == (1900, 1500)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=NEEDS_NATIVE), False])
+def test_a_scale_stretches_time(native: bool) -> None:
+    forecaster = Forecaster(CONSTANT, PARAMETERS, native=native)
+    forecaster.load(snapshot())
+    forecaster.advance(AT_NS)
+    asked = Candidate(prompt_tokens=4, expected_output_tokens=10)
+    latencies = []
+    for scale in (1.0, 1.5, 1.0):
+        forecaster.set_scale(scale)
+        latencies.append(forecaster.forecast(asked).e2e_ns)
+    assert latencies == [10 * STEP_NS, 15 * STEP_NS, 10 * STEP_NS]
+    with pytest.raises(ValueError, match="scale"):
+        forecaster.set_scale(0.0)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
+from millrace.enginemodel.forecast.native import NATIVE, NativeFuture
+from millrace.enginemodel.forecast.present import Lengths, check_snapshot
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
 from millrace.enginemodel.forecast.reference import forecast
 from millrace.enginemodel.forecast.scaling import scaled
@@ -27,12 +31,16 @@ class Forecaster:
         *,
         rule: LengthRule = OUTRUN_PLUS_TEN,
         default_output_tokens: int = 128,
+        native: bool = NATIVE,
     ) -> None:
+        """Args: native: whether the compiled module answers; the reference gives the same numbers, slowly."""
         self.parameters = parameters
         self._cost = cost
         self._scaled = cost
-        self._rule = rule
-        self._default = default_output_tokens
+        self._lengths = Lengths(
+            rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
+        )
+        self._native = NativeFuture(cost, parameters, self._lengths) if native else None
         self._snapshot: StatusSnapshot | None = None
         self._placements: dict[str, Placement] = {}
         self._now_ns = 0
@@ -48,13 +56,28 @@ class Forecaster:
         return list(self._placements)
 
     def load(self, snapshot: StatusSnapshot) -> None:
-        """Starts again from a snapshot. Placements that it shows are known no longer."""
-        self._snapshot = snapshot
+        """Starts again from a snapshot. Placements that it shows are known no longer.
+
+        Raises:
+            ValueError: no engine can be in that state. Nothing is loaded then.
+        """
+        self._snapshot = None
+        if self._native is None:
+            check_snapshot(snapshot)
         if self._placements:
             shown = {status.sequence for row in (snapshot.running, snapshot.waiting) for status in row}
             requests = {sequence.rpartition(".")[0] for sequence in shown}
             kept = {key: each for key, each in self._placements.items() if key not in shown and key not in requests}
             self._placements = kept
+        self._restart(snapshot)
+        self._snapshot = snapshot
+
+    def _restart(self, snapshot: StatusSnapshot) -> None:
+        """Tells the compiled module everything anew."""
+        if self._native is not None:
+            self._native.load(snapshot)
+            for placement in self._placements.values():
+                self._native.place(placement)
 
     def add(self, key: str, candidate: Candidate, at_ns: int) -> None:
         """Counts a placement in that the snapshot does not show yet; one that the engine would refuse is ignored.
@@ -64,32 +87,46 @@ class Forecaster:
             candidate: What was placed.
             at_ns: When, unix ns.
         """
-        if candidate.refusal(self.parameters) is None:
-            self._placements.pop(key, None)
-            self._placements[key] = Placement(candidate, at_ns)
+        if candidate.refusal(self.parameters) is not None:
+            return
+        self.forget(key)
+        placement = self._placements[key] = Placement(candidate, at_ns)
+        if self._native is not None and self._snapshot is not None:
+            self._native.place(placement)
 
     def forget(self, key: str) -> None:
         """Drops a placement: it was withdrawn or refused, or ended before any snapshot showed it."""
-        self._placements.pop(key, None)
+        if self._placements.pop(key, None) is not None and self._snapshot is not None:
+            self._restart(self._snapshot)
 
     def set_scale(self, scale: float) -> None:
         """Stretches all step times. Raises ValueError where ``scale`` is not positive and finite."""
         self._scaled = scaled(self._cost, scale)
+        if self._native is not None:
+            self._native.set_scale(scale)
 
     def advance(self, now_ns: int) -> None:
         """Says what time it is, unix ns."""
         self._now_ns = now_ns
 
-    def forecast(self, candidate: Candidate) -> Forecast:
-        """Answers for a candidate that comes now. Needs a snapshot, and a candidate that the engine would take."""
+    def forecast(self, candidate: Candidate, *, with_delay: bool = True) -> Forecast:
+        """Answers for a candidate that comes now. Needs a snapshot, and a candidate that the engine would take.
+
+        Args:
+            candidate: ``candidate.refusal(parameters)`` must be None.
+            with_delay: Whether ``others_delay_ns`` is wanted, which is half of the work; else it is 0.
+        """
         assert self._snapshot is not None, "no snapshot was loaded"
-        return forecast(
+        if self._native is not None:
+            return self._native.forecast(candidate, now_ns=self._now_ns, with_delay=with_delay)
+        answer = forecast(
             self._snapshot,
             candidate,
             self._scaled,
             self.parameters,
             now_ns=self._now_ns,
             pending=list(self._placements.values()),
-            rule=self._rule,
-            default_output_tokens=self._default,
+            rule=self._lengths.rule,
+            default_output_tokens=self._lengths.default_output_tokens,
         )
+        return answer if with_delay else msgspec.structs.replace(answer, others_delay_ns=0)

@@ -1,6 +1,132 @@
-"""The fast forecast, where it is built. The only place that imports ``millrace_native``."""
+"""The fast forecast and step cost, where they are built. The only place that imports ``millrace_native``."""
 
 from __future__ import annotations
 
-#: Whether the compiled module is there.
-NATIVE = False
+from millrace.contracts.status import BatchComposition, StatusSnapshot
+from millrace.enginemodel.forecast.lengths import OutrunPlusTen
+from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import CostCurve, StepCost
+
+try:
+    from millrace_native import enginemodel as _module
+except ImportError:  # not built here: the reference answers
+    NATIVE = False
+else:
+    #: Whether the compiled module is there.
+    NATIVE = True
+
+
+class NativeFuture:
+    """One instance in the compiled module: what ``reference.forecast`` says of it, some hundred times as fast."""
+
+    def __init__(self, cost: StepCost, parameters: EngineParameters, lengths: Lengths) -> None:
+        limits = _module.Limits(
+            max_model_len=parameters.max_model_len,
+            block_size=parameters.block_size,
+            max_sequences=parameters.max_sequences,
+            token_budget=parameters.token_budget,
+            long_prefill_token_threshold=parameters.long_prefill_token_threshold,
+            chunked_prefill=parameters.chunked_prefill,
+            reserve_full_prompt=parameters.reserve_full_prompt,
+            watermark=parameters.watermark,
+        )
+        self._native = _module.Forecaster(limits, _native_cost(cost), lengths.default_output_tokens)
+        self._lengths = lengths
+        # This rule is compiled in; any other is asked for each sequence.
+        self._compiled_rule = lengths.rule == OutrunPlusTen()
+        self._at_ns = 0
+
+    def load(self, snapshot: StatusSnapshot) -> None:
+        """Starts again from a snapshot, without placements."""
+        running, waiting = snapshot.running, snapshot.waiting
+        of_sequence = self._lengths.of_sequence
+        finals = None if self._compiled_rule else [of_sequence(status) for row in (running, waiting) for status in row]
+        self._native.load(running, waiting, snapshot.blocks_free, finals)
+        self._at_ns = snapshot.at_ns
+
+    def place(self, placement: Placement) -> None:
+        """Adds a placement behind those added before that come at the same time."""
+        candidate = placement.candidate
+        self._native.place(
+            placement.at_ns - self._at_ns,
+            candidate.prompt_tokens,
+            candidate.output_tokens,
+            self._lengths.of_candidate(candidate),
+            candidate.sequences,
+        )
+
+    def set_scale(self, scale: float) -> None:
+        """Stretches all step times."""
+        self._native.set_scale(scale)
+
+    def forecast(self, candidate: Candidate, *, now_ns: int, with_delay: bool) -> Forecast:
+        """The answer. Rolls the instance on to ``now_ns`` and keeps it there."""
+        final_tokens = self._lengths.of_candidate(candidate)
+        ttft, e2e, tpot_mean, tpot_worst, blocks, preemptions, others, delay = self._native.ask(
+            now_ns - self._at_ns,
+            candidate.prompt_tokens,
+            candidate.output_tokens,
+            final_tokens,
+            candidate.sequences,
+            with_delay,
+        )
+        return Forecast(
+            ttft_ns=ttft,
+            e2e_ns=e2e,
+            tpot_mean_ns=tpot_mean,
+            tpot_worst_ns=tpot_worst,
+            blocks_peak=blocks,
+            preemptions=preemptions,
+            others=others,
+            others_delay_ns=delay,
+            output_tokens=final_tokens,
+        )
+
+
+class NativeCost:
+    """A ``StepCost`` in the compiled module. Equals it to the femtosecond."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self._native = _native_cost(cost)
+
+    def duration_fs(self, batch: BatchComposition) -> int:
+        """Cost of a step."""
+        return self._native.duration_fs(
+            batch.decodes,
+            batch.prefills,
+            batch.prefill_tokens,
+            batch.context_tokens,
+            round(2 * batch.prefill_work),
+            batch.prefill_context_tokens,
+            batch.longest_context,
+        )
+
+    def run_steps(self, batch: BatchComposition, steps: int) -> int:
+        """Cost of so many successive steps of decodes whose first one is ``batch``, fs, in closed form."""
+        return self._native.run_steps(batch.decodes, batch.context_tokens, batch.longest_context, steps)
+
+    def steps_until(self, batch: BatchComposition, limit_fs: int) -> int:
+        """How many whole steps of that run pass within ``limit_fs``."""
+        return self._native.steps_until(batch.decodes, batch.context_tokens, batch.longest_context, limit_fs)
+
+
+def _native_cost(cost: StepCost) -> _module.StepCost:
+    return _module.StepCost(
+        fixed=cost.fixed,
+        decode=cost.decode,
+        prefill_token=cost.prefill_token,
+        context_token=cost.context_token,
+        longest_token=cost.longest_token,
+        prefill_half_work=cost.prefill_half_work,
+        tokens=_curves(cost.tokens),
+        sequences=_curves(cost.sequences),
+        decode_context=_curves(*cost.decode_context),
+        prefill_work=_curves(*cost.prefill_work),
+        prefill_granularity=cost.prefill_granularity,
+    )
+
+
+def _curves(*curves: CostCurve | None) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    return [(curve.starts, curve.values_fs, curve.slopes_fs) for curve in curves if curve is not None]

@@ -1,12 +1,15 @@
-"""How long each sequence is assumed to become: one that a snapshot shows, and one that is only placed."""
+"""How long each sequence is assumed to become, and whether a snapshot is one at all."""
 
 from __future__ import annotations
 
 import msgspec
 
-from millrace.contracts.status import SequenceStatus
+from millrace.contracts.status import SequenceStatus, StatusSnapshot
 from millrace.enginemodel.forecast.lengths import LengthRule
 from millrace.enginemodel.forecast.question import Candidate
+
+#: Past this a count is no count (native/enginemodel/bindings has the same bound).
+COUNT_MAX = 1 << 40
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,3 +37,18 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     def _assumed(self, expected: int | None, generated: int) -> int:
         wanted = self.default_output_tokens if expected is None else expected
         return max(self.rule.final_tokens(max(1, wanted), generated), generated + 1)
+
+
+def check_snapshot(snapshot: StatusSnapshot) -> None:
+    """Raises ValueError for a state that no engine can be in. The compiled module checks the same by itself."""
+    _at_least(0, snapshot.blocks_free, "blocks_free")
+    for status in (*snapshot.running, *snapshot.waiting):
+        _at_least(1, status.prompt_tokens, "prompt_tokens")
+        _at_least(0, status.output_tokens, "output_tokens")
+        _at_least(0, status.computed_tokens, "computed_tokens")
+        _at_least(0, status.blocks, "blocks")
+
+
+def _at_least(least: int, value: int, what: str) -> None:
+    if not least <= value <= COUNT_MAX:
+        raise ValueError(f"{what} is out of range")

@@ -1,0 +1,205 @@
+"""What a forecast costs by size of the instance, compiled and in plain Python; which length rule predicts better.
+
+Processor time of one question on an instance that decodes and has a queue: ``load`` of a snapshot, the first forecast
+after it (which rolls the instance to now and computes its future without the candidate), further forecasts of the same
+state. Rules: end-to-end latency that each predicts for sequences whose true lengths are drawn from a log-normal
+distribution, against the latency with true lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import msgspec
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.enginemodel.coefficients import load_coefficients
+from millrace.enginemodel.forecast import (
+    NATIVE,
+    Candidate,
+    Forecaster,
+    LengthRule,
+    OutrunPlusTen,
+    SurvivalMean,
+)
+from millrace.enginemodel.parameters import EngineParameters
+
+AT_NS = 1_700_000_000_000_000_000
+SIZES = [(running, waiting) for running in (8, 64, 256) for waiting in (0, 32, 128)]
+
+
+def main() -> int:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench forecast", description=__doc__)
+    parser.add_argument("--questions", type=int, default=2000, help="per size, compiled")
+    parser.add_argument("--reference-questions", type=int, default=3, help="per size, plain Python; 0 for none")
+    parser.add_argument("--step-time", default="a100-llama-3-8b")
+    parser.add_argument("--pressure", action="store_true", help="few blocks: preemptions")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print(f"seed {options.seed}, step time {options.step_time}, compiled module {'there' if NATIVE else 'MISSING'}\n")
+    times(options)
+    print()
+    rules(options.seed, options.step_time)
+    return 0
+
+
+def times(options: argparse.Namespace) -> None:
+    """Processor time by state size, us."""
+    print(f"{'':>15}  {'forecast':^17}  {'the first':^17}  {'no delay':>8}  {'load':>6}  {'Python':>9}  {'ratio':>6}")
+    head = f"{'p50':>8} {'p99':>8}"
+    print(f"{'running+waiting':>15}  {head}  {head}  {'p50':>8}  {'p50':>6}  {'mean':>9}")
+    for running, waiting in SIZES:
+        rng = random.Random(options.seed)
+        parameters = limits(running, pressure=options.pressure)
+        cost = load_coefficients(options.step_time).cost(parameters)
+        states = [state(rng, running, waiting, parameters) for _ in range(20)]
+        compiled = measured(Forecaster(cost, parameters), states, options.questions, rng)
+        row = f"{running:>8}+{waiting:<6}  {percentiles(compiled['again'])}  {percentiles(compiled['first'])}"
+        row += f"  {statistics.median(compiled['bare']):8.1f}  {statistics.median(compiled['load']):6.1f}"
+        if options.reference_questions:
+            plain = measured(Forecaster(cost, parameters, native=False), states, options.reference_questions, rng)
+            mean = statistics.mean(plain["again"])
+            row += f"  {mean:9.0f}  {mean / statistics.mean(compiled['first']):6.0f}"
+        print(row, flush=True)
+
+
+def limits(running: int, *, pressure: bool) -> EngineParameters:
+    """An engine whose running batch is full; under pressure its blocks are short."""
+    return EngineParameters(
+        max_model_len=8192,
+        max_sequences=max(48, running),
+        token_budget=2048,
+        blocks_total=max(600, running * (45 if pressure else 200)),
+        prefix_caching=False,
+    )
+
+
+def state(rng: random.Random, running: int, waiting: int, parameters: EngineParameters) -> StatusSnapshot:
+    """Decodes somewhere in their outputs, and a queue; lengths log-normal, as chats have them."""
+    rows = [status(rng, f"{index}.0", decodes=index < running) for index in range(running + waiting)]
+    held = sum(row.blocks for row in rows[:running])
+    return StatusSnapshot(
+        instance="i",
+        incarnation=1,
+        model="m",
+        step=1,
+        at_ns=AT_NS,
+        running=rows[:running],
+        waiting=rows[running:],
+        blocks_free=max(0, parameters.blocks_total - held),
+        blocks_total=parameters.blocks_total,
+        preemptions=0,
+        step_duration_ns=1,
+        batch=BatchComposition(),
+    )
+
+
+def status(rng: random.Random, name: str, *, decodes: bool) -> SequenceStatus:
+    """A sequence that decodes, at a random point of its output, or one that waits."""
+    prompt, expected = length(rng, 220, 1.0), length(rng, 200, 0.8)
+    if not decodes:
+        return SequenceStatus(name, SequenceState.WAITING, prompt, 0, 0, 2000, 0, AT_NS, expected)
+    output = rng.randrange(1, expected + 1)
+    computed = prompt + output - 1
+    return SequenceStatus(
+        name, SequenceState.RUNNING, prompt, computed, output, 2000, -(-computed // 16), AT_NS, expected
+    )
+
+
+def length(rng: random.Random, mean: float, sigma: float) -> int:
+    """Log-normal with this mean, within what fits any engine here."""
+    return max(1, min(3000, round(mean * rng.lognormvariate(-(sigma**2) / 2, sigma))))
+
+
+def measured(
+    forecaster: Forecaster, states: list[StatusSnapshot], questions: int, rng: random.Random
+) -> dict[str, list[float]]:
+    """Processor times of loads, first and further questions, us."""
+    found: dict[str, list[float]] = {"load": [], "first": [], "again": [], "bare": []}
+    gc.disable()
+    for index in range(questions):
+        snapshot = states[index % len(states)]
+        candidate = Candidate(prompt_tokens=length(rng, 220, 1.0), expected_output_tokens=length(rng, 200, 0.8))
+        now_ns = AT_NS + rng.randrange(50_000_000)
+        found["load"].append(timed_us(lambda snapshot=snapshot: forecaster.load(snapshot)))
+        forecaster.advance(now_ns)
+        found["first"].append(timed_us(lambda candidate=candidate: forecaster.forecast(candidate)))
+        other = msgspec.structs.replace(candidate, prompt_tokens=candidate.prompt_tokens + 1)
+        found["again"].append(timed_us(lambda other=other: forecaster.forecast(other)))
+        found["bare"].append(timed_us(lambda other=other: forecaster.forecast(other, with_delay=False)))
+    gc.enable()
+    return found
+
+
+def timed_us(act: Callable[[], object]) -> float:
+    """Processor time of one call."""
+    begin = time.thread_time_ns()
+    act()
+    return (time.thread_time_ns() - begin) / 1000
+
+
+def percentiles(values: list[float]) -> str:
+    """Median and P99."""
+    ordered = sorted(values)
+    return f"{statistics.median(ordered):8.1f} {ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]:8.1f}"
+
+
+def rules(seed: int, step_time: str) -> None:
+    """Error of the end-to-end latency that each rule predicts, by spread of the true lengths."""
+    print("length rules: 32 running, 16 waiting; true lengths log-normal around the predictions; 400 states each")
+    print(f"{'spread':>8}  {'rule':<18}  {'mean error':>10}  {'bias':>7}")
+    for sigma in (0.3, 0.6, 1.0):
+        candidates: list[LengthRule] = [OutrunPlusTen(), SurvivalMean(sigma)]
+        for rule in candidates:
+            errors = [relative_error(seed * 1000 + index, sigma, rule, step_time) for index in range(400)]
+            mean = statistics.mean(abs(error) for error in errors)
+            print(f"{sigma:8.1f}  {type(rule).__name__:<18}  {mean:10.1%}  {statistics.mean(errors):+7.1%}")
+
+
+def relative_error(seed: int, sigma: float, rule: LengthRule, step_time: str) -> float:
+    """Predicted over true end-to-end latency of one candidate, less one. Its own length is predicted rightly."""
+    rng = random.Random(seed)
+    parameters = EngineParameters(max_sequences=32, blocks_total=6000, prefix_caching=False)
+    cost = load_coefficients(step_time).cost(parameters)
+    predicted, true = [], []
+    for index in range(48):
+        prompt, expected = length(rng, 220, 1.0), length(rng, 200, 0.8)
+        actual = max(1, round(expected * rng.lognormvariate(-(sigma**2) / 2, sigma)))
+        decodes = index < 32
+        # A sequence is met in proportion to its length: longer ones are there for longer.
+        output = rng.randrange(1, actual) if decodes and actual > 1 else 0
+        computed = prompt + output - 1 if decodes else 0
+        row = SequenceStatus(
+            f"{index}.0",
+            SequenceState.RUNNING if decodes else SequenceState.WAITING,
+            prompt,
+            computed,
+            output,
+            actual if output < actual else output + 1,
+            -(-computed // 16),
+            AT_NS,
+            expected,
+        )
+        predicted.append(msgspec.structs.replace(row, max_tokens=100_000))
+        true.append(msgspec.structs.replace(row, expected_output_tokens=actual))
+    asked = Candidate(prompt_tokens=length(rng, 220, 1.0), expected_output_tokens=length(rng, 200, 0.8))
+    answers = []
+    for rows, assumed in ((predicted, rule), (true, OutrunPlusTen())):
+        forecaster = Forecaster(cost, parameters, rule=assumed)
+        held = sum(row.blocks for row in rows)
+        forecaster.load(
+            msgspec.structs.replace(
+                state(rng, 0, 0, parameters),
+                running=rows[:32],
+                waiting=rows[32:],
+                blocks_free=parameters.blocks_total - held,
+            )
+        )
+        forecaster.advance(AT_NS)
+        answers.append(forecaster.forecast(asked, with_delay=False).e2e_ns)
+    return answers[0] / answers[1] - 1

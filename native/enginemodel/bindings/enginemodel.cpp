@@ -1,0 +1,253 @@
+// Python's side of the forecast: millrace_native.enginemodel. Argument checks are where Python calls it from
+// (libs/millrace/enginemodel/forecast/native.py); what would break memory or never end is refused here.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "forecaster.hpp"
+#include "struct_reader.hpp"
+
+namespace nb = nanobind;
+
+namespace millrace {
+
+namespace {
+
+// What a sequence that outran its prediction is given further (OutrunPlusTen).
+constexpr std::int64_t OUTRUN_TOKENS = 10;
+// Past these a count is no count: products and sums of them stay within 64 bits.
+constexpr std::int64_t COUNT_MAX = std::int64_t{1} << 40;
+constexpr std::int64_t MODEL_LEN_MAX = std::int64_t{1} << 30;
+constexpr std::int64_t BLOCK_SIZE_MAX = std::int64_t{1} << 20;
+
+using CurveTuple = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+
+Curve to_curve(const CurveTuple& tuple) {
+    Curve curve{std::get<0>(tuple), std::get<1>(tuple), std::get<2>(tuple)};
+    const bool same = curve.starts.size() == curve.values.size() && curve.values.size() == curve.slopes.size();
+    if (!same || curve.starts.empty() || curve.starts[0] != 0) throw std::invalid_argument("a cost curve is malformed");
+    return curve;
+}
+
+std::vector<Curve> to_curves(const std::vector<CurveTuple>& tuples) {
+    std::vector<Curve> curves;
+    curves.reserve(tuples.size());
+    for (const CurveTuple& tuple : tuples) curves.push_back(to_curve(tuple));
+    return curves;
+}
+
+nb::object to_python(Fs value) {
+    const std::int64_t low = static_cast<std::int64_t>(value);
+    if (Fs{low} == value) return nb::int_(low);
+    const nb::object high = nb::int_(static_cast<std::int64_t>(value >> 64));
+    const nb::object rest = nb::int_(static_cast<std::uint64_t>(value));
+    return (high << nb::int_(64)) | rest;
+}
+
+Fs from_python(nb::handle value) {
+    const nb::object number = nb::borrow(value);
+    const std::int64_t high = nb::cast<std::int64_t>(number >> nb::int_(64));
+    const std::uint64_t low = nb::cast<std::uint64_t>(number & nb::int_(~std::uint64_t{0}));
+    return (Fs{high} << 64) | Fs{low};
+}
+
+std::int64_t counted(std::int64_t value, std::int64_t least, const char* what, std::int64_t most = COUNT_MAX) {
+    if (value < least || value > most) throw std::invalid_argument(std::string(what) + " is out of range");
+    return value;
+}
+
+// Fields of SequenceStatus, in the order in which they are read.
+enum Field : std::size_t { PROMPT, COMPUTED, OUTPUT, MAX, BLOCKS, EXPECTED };
+
+class SnapshotReader {
+public:
+    SnapshotReader(const Limits& limits, std::int64_t default_output_tokens)
+        : limits_(limits),
+          default_output_tokens_(default_output_tokens),
+          fields_({"prompt_tokens", "computed_tokens", "output_tokens", "max_tokens", "blocks",
+                   "expected_output_tokens"}) {}
+
+    // Puts the sequences into `future`; those at their end are left out. `finals`: assumed output lengths, running ones
+    // first, where a rule other than OutrunPlusTen made them.
+    void restore(Future& future, nb::list running, nb::list waiting, const std::optional<nb::list>& finals) {
+        std::size_t position = 0;
+        for (nb::handle status : running) {
+            const Queued sequence = read(status.ptr(), finals, position++);
+            if (sequence.end <= sequence.total) continue;
+            const std::int64_t computed = counted(fields_.read(status.ptr(), COMPUTED), 0, "computed_tokens");
+            future.restore_running(sequence, computed, blocks_of(status));
+        }
+        for (nb::handle status : waiting) {
+            const Queued sequence = read(status.ptr(), finals, position++);
+            if (sequence.end > sequence.total) future.restore_waiting(sequence);
+        }
+    }
+
+    std::int64_t blocks_of(nb::handle status) { return counted(fields_.read(status.ptr(), BLOCKS), 0, "blocks"); }
+
+private:
+    Queued read(PyObject* status, const std::optional<nb::list>& finals, std::size_t position) {
+        const std::int64_t prompt = counted(fields_.read(status, PROMPT), 1, "prompt_tokens");
+        const std::int64_t output = counted(fields_.read(status, OUTPUT), 0, "output_tokens");
+        std::int64_t final_tokens;
+        if (finals) {
+            final_tokens = nb::cast<std::int64_t>((*finals)[position]);
+        } else {
+            const std::int64_t expected =
+                std::max<std::int64_t>(1, fields_.read(status, EXPECTED, default_output_tokens_));
+            final_tokens = output < expected ? expected : output + OUTRUN_TOKENS;
+            final_tokens = std::min({final_tokens, fields_.read(status, MAX), limits_.max_model_len - prompt});
+        }
+        return Queued{prompt, prompt + output, prompt + final_tokens, 0};
+    }
+
+    const Limits& limits_;
+    std::int64_t default_output_tokens_;
+    StructReader fields_;
+};
+
+class PyForecaster {
+public:
+    PyForecaster(const Limits& limits, const StepCost& cost, std::int64_t default_output_tokens)
+        : forecaster_(limits, cost), reader_(forecaster_.limits(), default_output_tokens) {}
+    PyForecaster(const PyForecaster&) = delete;
+    PyForecaster& operator=(const PyForecaster&) = delete;
+
+    void load(nb::list running, nb::list waiting, std::int64_t blocks_free, const std::optional<nb::list>& finals) {
+        loaded_ = false;
+        std::int64_t blocks = counted(blocks_free, 0, "blocks_free");
+        for (nb::handle status : running) blocks += reader_.blocks_of(status);
+        reader_.restore(forecaster_.restart(blocks), running, waiting, finals);
+        forecaster_.restored();
+        loaded_ = true;
+    }
+
+    void place(std::int64_t at_ns, std::int64_t prompt, std::int64_t output, std::int64_t final_tokens,
+               std::int64_t sequences) {
+        check_loaded();
+        forecaster_.place(at_ns, asked(prompt, output, final_tokens, sequences));
+    }
+
+    void set_scale(double scale) {
+        if (!(scale > 0) || std::isinf(scale)) throw std::invalid_argument("scale must be positive and finite");
+        forecaster_.set_scale(scale);
+    }
+
+    nb::tuple ask(std::int64_t now_ns, std::int64_t prompt, std::int64_t output, std::int64_t final_tokens,
+                  std::int64_t sequences, bool with_delay) {
+        check_loaded();
+        const Answer answer = forecaster_.ask(now_ns, asked(prompt, output, final_tokens, sequences), with_delay);
+        return nb::make_tuple(to_python(answer.ttft), to_python(answer.e2e), to_python(answer.tpot_mean),
+                              to_python(answer.tpot_worst), answer.blocks_peak, answer.preemptions, answer.others,
+                              to_python(answer.others_delay));
+    }
+
+private:
+    void check_loaded() const {
+        if (!loaded_) throw std::invalid_argument("no snapshot was loaded");
+    }
+
+    // Refuses what would never end: a sequence that the pool cannot hold, or that has ended already.
+    Asked asked(std::int64_t prompt, std::int64_t output, std::int64_t final_tokens, std::int64_t sequences) const {
+        counted(prompt, 1, "prompt_tokens");
+        counted(output, 0, "output_tokens");
+        counted(sequences, 1, "sequences");
+        if (final_tokens <= output || final_tokens > forecaster_.limits().max_model_len - prompt) {
+            throw std::invalid_argument("the assumed output length is out of range");
+        }
+        return Asked{prompt, prompt + output, prompt + final_tokens, sequences};
+    }
+
+    Forecaster forecaster_;
+    SnapshotReader reader_;
+    bool loaded_ = false;
+};
+
+DecodeRun decode_run(const StepCost& cost, std::int64_t decodes, std::int64_t context, std::int64_t longest) {
+    counted(decodes, 1, "decodes");
+    return DecodeRun(cost, decodes, context, longest);
+}
+
+}  // namespace
+
+NB_MODULE(enginemodel, module) {
+    nb::class_<StepCost>(module, "StepCost")
+        .def(
+            "__init__",
+            [](StepCost* self, std::int64_t fixed, std::int64_t decode, std::int64_t prefill_token,
+               std::int64_t context_token, std::int64_t longest_token, std::int64_t prefill_half_work,
+               const std::vector<CurveTuple>& tokens, const std::vector<CurveTuple>& sequences,
+               const std::vector<CurveTuple>& decode_context, const std::vector<CurveTuple>& prefill_work,
+               std::int64_t prefill_granularity) {
+                counted(prefill_granularity, 1, "prefill_granularity");
+                new (self) StepCost{fixed,
+                                    decode,
+                                    prefill_token,
+                                    context_token,
+                                    longest_token,
+                                    prefill_half_work,
+                                    to_curves(tokens),
+                                    to_curves(sequences),
+                                    to_curves(decode_context),
+                                    to_curves(prefill_work),
+                                    prefill_granularity};
+            },
+            nb::kw_only(), nb::arg("fixed"), nb::arg("decode"), nb::arg("prefill_token"), nb::arg("context_token"),
+            nb::arg("longest_token"), nb::arg("prefill_half_work"), nb::arg("tokens"), nb::arg("sequences"),
+            nb::arg("decode_context"), nb::arg("prefill_work"), nb::arg("prefill_granularity"))
+        .def("duration_fs",
+             [](const StepCost& self, std::int64_t decodes, std::int64_t prefills, std::int64_t prefill_tokens,
+                std::int64_t context_tokens, std::int64_t half_work, std::int64_t prefill_context_tokens,
+                std::int64_t longest_context) {
+                 return to_python(self.duration({decodes, prefills, prefill_tokens, context_tokens, half_work,
+                                                 prefill_context_tokens, longest_context}));
+             })
+        .def("run_steps",
+             [](const StepCost& self, std::int64_t decodes, std::int64_t context_tokens, std::int64_t longest_context,
+                std::int64_t steps) {
+                 return to_python(decode_run(self, decodes, context_tokens, longest_context).sum(steps));
+             })
+        .def("steps_until",
+             [](const StepCost& self, std::int64_t decodes, std::int64_t context_tokens, std::int64_t longest_context,
+                nb::int_ limit_fs) {
+                 const Fs limit = from_python(limit_fs);
+                 return decode_run(self, decodes, context_tokens, longest_context).below(limit + 1, COUNT_MAX);
+             });
+    nb::class_<Limits>(module, "Limits")
+        .def(
+            "__init__",
+            [](Limits* self, std::int64_t max_model_len, std::int64_t block_size, std::int64_t max_sequences,
+               std::int64_t token_budget, std::int64_t long_prefill_token_threshold, bool chunked_prefill,
+               bool reserve_full_prompt, double watermark) {
+                counted(max_model_len, 1, "max_model_len", MODEL_LEN_MAX);
+                counted(block_size, 1, "block_size", BLOCK_SIZE_MAX);
+                counted(max_sequences, 1, "max_sequences");
+                counted(token_budget, 1, "token_budget");
+                if (!chunked_prefill && token_budget < max_model_len) {
+                    throw std::invalid_argument("token_budget is below max_model_len with chunked_prefill off");
+                }
+                if (!(watermark >= 0 && watermark < 1)) throw std::invalid_argument("watermark is out of range");
+                new (self) Limits{max_model_len,   block_size,          max_sequences, token_budget,
+                                  long_prefill_token_threshold, chunked_prefill, reserve_full_prompt, watermark};
+            },
+            nb::kw_only(), nb::arg("max_model_len"), nb::arg("block_size"), nb::arg("max_sequences"),
+            nb::arg("token_budget"), nb::arg("long_prefill_token_threshold"), nb::arg("chunked_prefill"),
+            nb::arg("reserve_full_prompt"), nb::arg("watermark"));
+    nb::class_<PyForecaster>(module, "Forecaster")
+        .def(nb::init<const Limits&, const StepCost&, std::int64_t>())
+        .def("load", &PyForecaster::load, nb::arg("running"), nb::arg("waiting"), nb::arg("blocks_free"),
+             nb::arg("finals").none())
+        .def("place", &PyForecaster::place)
+        .def("set_scale", &PyForecaster::set_scale)
+        .def("ask", &PyForecaster::ask);
+}
+
+}  // namespace millrace

@@ -1,0 +1,147 @@
+// One instance's future on counts of tokens and blocks: the rules of millrace/enginemodel/scheduler.py, whole runs of
+// equal decode steps at once. Times are femtoseconds since the snapshot.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "step_cost.hpp"
+
+namespace millrace {
+
+// millrace.enginemodel.parameters.EngineParameters, as far as counts go.
+struct Limits {
+    std::int64_t max_model_len;
+    std::int64_t block_size;
+    std::int64_t max_sequences;
+    std::int64_t token_budget;
+    std::int64_t long_prefill_token_threshold;
+    bool chunked_prefill;
+    bool reserve_full_prompt;
+    double watermark;
+
+    // Blocks that hold so many tokens; none for less than one.
+    std::int64_t blocks_for(std::int64_t tokens) const { return tokens <= 0 ? 0 : (tokens + block_size - 1) / block_size; }
+};
+
+// Whose sequence it is: 0 for those that are there, else one more than its index in the candidate.
+using Tag = std::int32_t;
+
+// A sequence that waits or is still to come.
+struct Queued {
+    std::int64_t prompt;  // tokens
+    std::int64_t total;   // prompt and output so far
+    std::int64_t end;     // prompt and output when it has ended
+    Tag tag;
+};
+
+struct Arrival {
+    Fs at;
+    Queued sequence;
+};
+
+// The running sequences in order of admission, one column per field: a run of steps touches two of them.
+class Running {
+public:
+    std::vector<std::int64_t> prompt;
+    std::vector<std::int64_t> total;
+    std::vector<std::int64_t> missing;  // tokens of `total` still to compute; 1 while decoding
+    std::vector<std::int64_t> slots;    // tokens that the blocks it holds have room for
+    std::vector<std::int64_t> end;
+    std::vector<Tag> tag;
+
+    std::size_t size() const { return total.size(); }
+    void push(const Queued& sequence);
+    Queued pop();
+    void move(std::size_t from, std::size_t to);
+    void truncate(std::size_t size);
+};
+
+// What the candidate's sequences go through.
+struct Watch {
+    struct Tokens {
+        std::int64_t count = 0;
+        Fs first = 0;
+        Fs last = 0;
+        Fs worst = 0;
+    };
+
+    std::vector<Tokens> sequences;
+    std::size_t left = 0;  // that have not ended
+    bool joined = false;
+    std::int64_t blocks_peak = 0;
+    std::int64_t preemptions = 0;
+
+    bool active() const { return joined && left > 0; }
+};
+
+class Future {
+public:
+    // The cost is another for each question (calibration), and therefore passed in where time goes on.
+    Future() = default;
+    Future(const Limits& limits, std::int64_t blocks_total, std::int64_t watermark_blocks);
+
+    // Building the state of the snapshot.
+    void restore_running(const Queued& sequence, std::int64_t computed, std::int64_t blocks);
+    void restore_waiting(const Queued& sequence);
+    void restored();
+
+    // Sorts a sequence in that comes at `at`, behind those that come at the same time.
+    void arrive(Fs at, const Queued& sequence);
+    // Whether something that comes at `at` can still be put in without going back.
+    bool can_arrive(Fs at) const { return at > joined_; }
+
+    // Rolls on, but begins no step at or after `until` and ends none there.
+    void roll(const StepCost& cost, Fs until);
+    // Rolls until nothing is left; or, without `all`, until the watched sequences have ended.
+    void finish(const StepCost& cost, bool all = true);
+
+    // Sequences of tag 0 that have not ended, and the sum of the ends of those that have.
+    std::int64_t others() const { return others_; }
+    Fs others_ended() const { return others_ended_; }
+
+    Watch watch;
+
+private:
+    bool has_work() const { return running_.size() > 0 || !waiting_.empty(); }
+    void join();
+    void begin(const StepCost& cost);
+    void complete();
+    std::int64_t schedule_running(Composition& batch, bool& preempted);
+    void admit_waiting(Composition& batch, std::int64_t budget);
+    void put(std::size_t index, std::int64_t count, Composition& batch);
+    void preempt_last();
+    std::int64_t chunk_limit() const;
+    bool fits(const Queued& head, std::int64_t tokens) const;
+    bool jump(const StepCost& cost, Fs until, bool bounded);
+    bool head_is_held_up() const;
+    std::int64_t steps_with_blocks(std::int64_t steps) const;
+    std::int64_t blocks_taken(std::int64_t steps) const;
+    void take_blocks(std::int64_t steps);
+    void note_run(const DecodeRun& run, std::int64_t steps);
+    void note_token(Tag tag, Fs at);
+    void end_of(Tag tag, Fs at);
+
+    Limits limits_{};
+    std::int64_t blocks_total_ = 0;
+    std::int64_t watermark_blocks_ = 0;
+    std::int64_t free_ = 0;
+
+    Fs clock_ = 0;        // end of the last step
+    Fs ends_ = 0;         // of the step under way
+    Fs joined_ = -1;      // when the queue last took in what had come
+    bool under_way_ = false;
+    bool stepped_ = false;
+
+    Running running_;
+    std::vector<Queued> waiting_;  // head at the back
+    std::vector<Arrival> arrivals_;
+    std::size_t next_ = 0;  // of arrivals_
+
+    std::int64_t irregular_ = 0;  // running ones that do anything but decode one token
+    std::int64_t longest_ = 0;    // scratch of the step being formed
+    std::int64_t others_ = 0;
+    Fs others_ended_ = 0;
+};
+
+}  // namespace millrace

@@ -1,0 +1,354 @@
+#include "future.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace millrace {
+
+void Running::push(const Queued& sequence) {
+    prompt.push_back(sequence.prompt);
+    total.push_back(sequence.total);
+    missing.push_back(sequence.total);
+    slots.push_back(0);
+    end.push_back(sequence.end);
+    tag.push_back(sequence.tag);
+}
+
+Queued Running::pop() {
+    const Queued last{prompt.back(), total.back(), end.back(), tag.back()};
+    truncate(size() - 1);
+    return last;
+}
+
+void Running::move(std::size_t from, std::size_t to) {
+    prompt[to] = prompt[from];
+    total[to] = total[from];
+    missing[to] = missing[from];
+    slots[to] = slots[from];
+    end[to] = end[from];
+    tag[to] = tag[from];
+}
+
+void Running::truncate(std::size_t size) {
+    prompt.resize(size);
+    total.resize(size);
+    missing.resize(size);
+    slots.resize(size);
+    end.resize(size);
+    tag.resize(size);
+}
+
+Future::Future(const Limits& limits, std::int64_t blocks_total, std::int64_t watermark_blocks)
+    : limits_(limits), blocks_total_(blocks_total), watermark_blocks_(watermark_blocks), free_(blocks_total) {}
+
+// The snapshot
+
+void Future::restore_running(const Queued& sequence, std::int64_t computed, std::int64_t blocks) {
+    running_.push(sequence);
+    // Where steps are scheduled ahead, the one under way counts as computed already.
+    running_.missing.back() = sequence.total - std::min(computed, sequence.total - 1);
+    running_.slots.back() = blocks * limits_.block_size;
+    irregular_ += running_.missing.back() != 1 || sequence.total - 1 < sequence.prompt;
+    free_ -= blocks;
+    ++others_;
+}
+
+void Future::restore_waiting(const Queued& sequence) {
+    waiting_.push_back(sequence);
+    ++others_;
+}
+
+void Future::restored() { std::reverse(waiting_.begin(), waiting_.end()); }
+
+void Future::arrive(Fs at, const Queued& sequence) {
+    const auto first = arrivals_.begin() + static_cast<std::ptrdiff_t>(next_);
+    const auto later = [](Fs time, const Arrival& arrival) { return time < arrival.at; };
+    arrivals_.insert(std::upper_bound(first, arrivals_.end(), at, later), Arrival{at, sequence});
+    others_ += sequence.tag == 0;
+}
+
+// Time
+
+void Future::roll(const StepCost& cost, Fs until) {
+    while (true) {
+        if (under_way_) {
+            if (ends_ >= until) return;
+            complete();
+        }
+        if (clock_ >= until) return;
+        if (!has_work() && (next_ == arrivals_.size() || arrivals_[next_].at >= until)) return;
+        join();
+        if (!jump(cost, until, true)) begin(cost);
+    }
+}
+
+void Future::finish(const StepCost& cost, bool all) {
+    if (under_way_) complete();
+    while (all ? has_work() || next_ < arrivals_.size() : watch.left > 0) {
+        join();
+        if (!jump(cost, 0, false)) {
+            begin(cost);
+            complete();
+        }
+    }
+}
+
+void Future::join() {
+    if (!has_work()) {
+        clock_ = std::max(clock_, arrivals_[next_].at);
+    } else if (!stepped_) {
+        return;  // the first step was formed before anything came
+    }
+    joined_ = clock_;
+    while (next_ < arrivals_.size() && arrivals_[next_].at <= clock_) {
+        const Queued& sequence = arrivals_[next_++].sequence;
+        waiting_.insert(waiting_.begin(), sequence);
+        if (sequence.tag != 0) watch.joined = true;
+    }
+}
+
+// One step
+
+void Future::begin(const StepCost& cost) {
+    Composition batch;
+    longest_ = 0;
+    bool preempted = false;
+    const std::int64_t budget = schedule_running(batch, preempted);
+    if (!preempted && budget > 0 && !waiting_.empty()) admit_waiting(batch, budget);
+    batch.longest_context = longest_;
+    if (batch.decodes + batch.prefills == 0) throw std::logic_error("an engine with work computes nothing");
+    if (watch.active()) watch.blocks_peak = std::max(watch.blocks_peak, blocks_total_ - free_);
+    ends_ = clock_ + cost.duration(batch);
+    under_way_ = stepped_ = true;
+}
+
+void Future::complete() {
+    clock_ = ends_;
+    under_way_ = false;
+    irregular_ = 0;
+    std::size_t kept = 0;
+    const std::size_t size = running_.size();
+    for (std::size_t index = 0; index < size; ++index) {
+        if (running_.missing[index] == 0) {
+            const Tag tag = running_.tag[index];
+            running_.missing[index] = 1;
+            const bool ended = ++running_.total[index] == running_.end[index];
+            if (tag != 0) note_token(tag, clock_);
+            if (ended) {
+                free_ += running_.slots[index] / limits_.block_size;
+                end_of(tag, clock_);
+                continue;
+            }
+        }
+        irregular_ += running_.missing[index] != 1 || running_.total[index] - 1 < running_.prompt[index];
+        if (kept != index) running_.move(index, kept);
+        ++kept;
+    }
+    if (kept != size) running_.truncate(kept);
+}
+
+std::int64_t Future::chunk_limit() const {
+    const bool alone = running_.size() + waiting_.size() <= 1;
+    const std::int64_t threshold = alone ? 0 : limits_.long_prefill_token_threshold;
+    return threshold > 0 ? threshold : std::numeric_limits<std::int64_t>::max();
+}
+
+std::int64_t Future::schedule_running(Composition& batch, bool& preempted) {
+    std::int64_t budget = limits_.token_budget;
+    const std::int64_t threshold = chunk_limit();
+    for (std::size_t index = 0; index < running_.size() && budget > 0; ++index) {
+        std::int64_t count = running_.missing[index];
+        const std::int64_t computed = running_.total[index] - count;
+        if (count > 1) count = std::min({count, threshold, budget, limits_.max_model_len - computed - 1});
+        const std::int64_t end = computed + count;
+        const std::int64_t wanted = limits_.blocks_for(end - running_.slots[index]);
+        while (wanted > free_) {
+            const bool itself = index + 1 == running_.size();
+            preempt_last();
+            preempted = true;
+            if (itself) return budget;
+        }
+        free_ -= wanted;
+        running_.slots[index] += wanted * limits_.block_size;
+        put(index, count, batch);
+        budget -= count;
+    }
+    return budget;
+}
+
+void Future::preempt_last() {
+    free_ += running_.slots.back() / limits_.block_size;
+    waiting_.push_back(running_.pop());
+    watch.preemptions += watch.active();
+}
+
+void Future::put(std::size_t index, std::int64_t count, Composition& batch) {
+    const std::int64_t before = running_.total[index] - running_.missing[index];
+    const std::int64_t after = before + count;
+    running_.missing[index] -= count;
+    batch.context_tokens += after;
+    // The one last token past the prompt is a decode; all else is a chunk of a prompt, or computed again.
+    if (count == 1 && before >= running_.prompt[index] && running_.missing[index] <= 0) {
+        ++batch.decodes;
+        longest_ = std::max(longest_, after);
+    } else {
+        ++batch.prefills;
+        batch.prefill_tokens += count;
+        batch.half_work += count * (2 * before + count);
+        batch.prefill_context_tokens += after;
+    }
+}
+
+void Future::admit_waiting(Composition& batch, std::int64_t budget) {
+    const std::int64_t threshold = chunk_limit();
+    while (budget > 0 && !waiting_.empty() && static_cast<std::int64_t>(running_.size()) < limits_.max_sequences) {
+        std::int64_t count = std::min(waiting_.back().total, threshold);
+        if (count > budget) {
+            if (!limits_.chunked_prefill) break;
+            count = budget;
+        }
+        if (!fits(waiting_.back(), count)) break;
+        running_.push(waiting_.back());
+        waiting_.pop_back();
+        const std::int64_t blocks = limits_.blocks_for(count);
+        free_ -= blocks;
+        running_.slots.back() = blocks * limits_.block_size;
+        put(running_.size() - 1, count, batch);
+        budget -= count;
+    }
+}
+
+bool Future::fits(const Queued& head, std::int64_t tokens) const {
+    if (limits_.reserve_full_prompt) tokens = std::max(tokens, std::min(head.total, limits_.max_model_len));
+    const std::int64_t watermark = running_.size() > 0 ? watermark_blocks_ : 0;
+    return limits_.blocks_for(tokens) + watermark <= free_;
+}
+
+// Runs of equal steps
+
+// Rolls as many steps as are sure to be decodes of all that run, ending before `until` where bounded. Returns whether
+// there was one.
+bool Future::jump(const StepCost& cost, Fs until, bool bounded) {
+    const std::size_t size = running_.size();
+    if (size == 0 || irregular_ != 0 || static_cast<std::int64_t>(size) > limits_.token_budget) return false;
+    if (!waiting_.empty() && !head_is_held_up()) return false;
+    std::int64_t steps = std::numeric_limits<std::int64_t>::max();
+    std::int64_t context = 0, longest = 0;
+    for (std::size_t index = 0; index < size; ++index) {
+        steps = std::min(steps, running_.end[index] - running_.total[index]);
+        context += running_.total[index];
+    }
+    if (cost.longest_token != 0) longest = *std::max_element(running_.total.begin(), running_.total.end());
+    steps = steps_with_blocks(steps);
+    if (steps == 0) return false;
+    const DecodeRun run(cost, static_cast<std::int64_t>(size), context, longest);
+    if (bounded) steps = run.below(until - clock_, steps);
+    // Up to the first boundary at which somebody has come.
+    if (next_ < arrivals_.size()) steps = std::min(steps, run.below(arrivals_[next_].at - clock_, steps) + 1);
+    if (steps == 0) return false;
+    take_blocks(steps);
+    note_run(run, steps);
+    return true;
+}
+
+// Whether nobody can be admitted however long the running ones decode on: they only take blocks.
+bool Future::head_is_held_up() const {
+    const std::int64_t size = static_cast<std::int64_t>(running_.size());
+    const std::int64_t budget = limits_.token_budget - size;
+    if (budget <= 0 || size >= limits_.max_sequences) return true;
+    std::int64_t count = std::min(waiting_.back().total, chunk_limit());
+    if (count > budget) {
+        if (!limits_.chunked_prefill) return true;
+        count = budget;
+    }
+    return !fits(waiting_.back(), count);
+}
+
+// Most of so many steps for which there are blocks.
+std::int64_t Future::steps_with_blocks(std::int64_t steps) const {
+    const std::int64_t size = static_cast<std::int64_t>(running_.size());
+    if (size * (steps / limits_.block_size + 1) <= free_) {
+        // Cheap and nearly always enough; sequences short of blocks already would break the bound.
+        bool covered = true;
+        for (std::size_t index = 0; index < running_.size(); ++index) {
+            covered &= running_.total[index] - 1 <= running_.slots[index];
+        }
+        if (covered) return steps;
+    }
+    if (blocks_taken(steps) <= free_) return steps;
+    std::int64_t enough = 0, short_of = steps;
+    while (short_of - enough > 1) {
+        const std::int64_t middle = enough + (short_of - enough) / 2;
+        (blocks_taken(middle) <= free_ ? enough : short_of) = middle;
+    }
+    return enough;
+}
+
+std::int64_t Future::blocks_taken(std::int64_t steps) const {
+    std::int64_t blocks = 0;
+    for (std::size_t index = 0; index < running_.size(); ++index) {
+        blocks += limits_.blocks_for(running_.total[index] - 1 + steps - running_.slots[index]);
+    }
+    return blocks;
+}
+
+void Future::take_blocks(std::int64_t steps) {
+    for (std::size_t index = 0; index < running_.size(); ++index) {
+        const std::int64_t blocks = limits_.blocks_for(running_.total[index] - 1 + steps - running_.slots[index]);
+        running_.slots[index] += blocks * limits_.block_size;
+        free_ -= blocks;
+    }
+    if (watch.active()) watch.blocks_peak = std::max(watch.blocks_peak, blocks_total_ - free_);
+}
+
+// Lets `steps` steps of the run pass: tokens, the clock, and whoever ends with the last of them.
+void Future::note_run(const DecodeRun& run, std::int64_t steps) {
+    const Fs end = clock_ + run.sum(steps);
+    std::size_t kept = 0;
+    const std::size_t size = running_.size();
+    for (std::size_t index = 0; index < size; ++index) {
+        running_.total[index] += steps;
+        const Tag tag = running_.tag[index];
+        if (tag != 0) {
+            Watch::Tokens& tokens = watch.sequences[static_cast<std::size_t>(tag) - 1];
+            note_token(tag, clock_ + run.step(0));
+            if (steps > 1) tokens.worst = std::max(tokens.worst, run.worst(1, steps));
+            tokens.count += steps - 1;
+            tokens.last = end;
+        }
+        if (running_.total[index] == running_.end[index]) {
+            free_ += running_.slots[index] / limits_.block_size;
+            end_of(tag, end);
+            continue;
+        }
+        if (kept != index) running_.move(index, kept);
+        ++kept;
+    }
+    if (kept != size) running_.truncate(kept);
+    clock_ = joined_ = end;  // nothing that came before can be put in any more
+    stepped_ = true;
+}
+
+// What is measured
+
+void Future::note_token(Tag tag, Fs at) {
+    Watch::Tokens& tokens = watch.sequences[static_cast<std::size_t>(tag) - 1];
+    if (tokens.count++ == 0) {
+        tokens.first = at;
+    } else {
+        tokens.worst = std::max(tokens.worst, at - tokens.last);
+    }
+    tokens.last = at;
+}
+
+void Future::end_of(Tag tag, Fs at) {
+    if (tag != 0) {
+        --watch.left;
+    } else {
+        --others_;
+        others_ended_ += at;
+    }
+}
+
+}  // namespace millrace

@@ -1,0 +1,1 @@
+"""Millrace's compiled parts. ``enginemodel``: forecasts; see native/README.md."""

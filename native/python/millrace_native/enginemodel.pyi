@@ -1,0 +1,61 @@
+"""Compiled from native/enginemodel; what the arguments mean stands in libs/millrace/enginemodel/forecast/native.py."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_Curve = tuple[Sequence[int], Sequence[int], Sequence[int]]
+
+class StepCost:
+    def __init__(
+        self,
+        *,
+        fixed: int,
+        decode: int,
+        prefill_token: int,
+        context_token: int,
+        longest_token: int,
+        prefill_half_work: int,
+        tokens: Sequence[_Curve],
+        sequences: Sequence[_Curve],
+        decode_context: Sequence[_Curve],
+        prefill_work: Sequence[_Curve],
+        prefill_granularity: int,
+    ) -> None: ...
+    def duration_fs(
+        self,
+        decodes: int,
+        prefills: int,
+        prefill_tokens: int,
+        context_tokens: int,
+        half_work: int,
+        prefill_context_tokens: int,
+        longest_context: int,
+        /,
+    ) -> int: ...
+    def run_steps(self, decodes: int, context_tokens: int, longest_context: int, steps: int, /) -> int: ...
+    def steps_until(self, decodes: int, context_tokens: int, longest_context: int, limit_fs: int, /) -> int: ...
+
+class Limits:
+    def __init__(
+        self,
+        *,
+        max_model_len: int,
+        block_size: int,
+        max_sequences: int,
+        token_budget: int,
+        long_prefill_token_threshold: int,
+        chunked_prefill: bool,
+        reserve_full_prompt: bool,
+        watermark: float,
+    ) -> None: ...
+
+class Forecaster:
+    def __init__(self, limits: Limits, cost: StepCost, default_output_tokens: int, /) -> None: ...
+    def load(
+        self, running: list[Any], waiting: list[Any], blocks_free: int, finals: list[int] | None
+    ) -> None: ...
+    def place(self, at_ns: int, prompt: int, output: int, final_tokens: int, sequences: int, /) -> None: ...
+    def set_scale(self, scale: float, /) -> None: ...
+    def ask(
+        self, now_ns: int, prompt: int, output: int, final_tokens: int, sequences: int, with_delay: bool, /
+    ) -> tuple[int, int, int, int, int, int, int, int]: ...

@@ -1,0 +1,155 @@
+"""The compiled forecast equals the reference exactly, on random states and over random histories."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.forecast import NATIVE, Forecaster, LengthRule, OutrunPlusTen, SurvivalMean, forecast
+from millrace.enginemodel.forecast.native import NativeCost
+from millrace.enginemodel.forecast.scaling import scaled
+from millrace.enginemodel.stepcost import after
+
+from tests.unit.forecast_states import (
+    AT_NS,
+    Case,
+    random_candidate,
+    random_case,
+    random_cost,
+    random_moment,
+    random_snapshot,
+)
+
+if not NATIVE:
+    pytest.skip("the native module is not built here (native/README.md)", allow_module_level=True)
+
+#: 25 times this many random states are compared.
+STATES = 100
+
+
+def loaded(case: Case, *, native: bool, rule: LengthRule) -> Forecaster:
+    forecaster = Forecaster(case.cost, case.parameters, rule=rule, native=native)
+    forecaster.load(case.snapshot)
+    for index, placement in enumerate(case.pending):
+        forecaster.add(f"pending{index}.0", placement.candidate, placement.at_ns)
+    forecaster.advance(case.now_ns)
+    return forecaster
+
+
+@pytest.mark.parametrize("chunk", range(25))
+def test_every_field_of_a_forecast_is_equal(chunk: int) -> None:
+    rules = (OutrunPlusTen(), SurvivalMean(0.7))
+    for seed in range(chunk * STATES, (chunk + 1) * STATES):
+        case, rule = random_case(seed), rules[seed % 2]
+        expected = forecast(
+            case.snapshot,
+            case.candidate,
+            case.cost,
+            case.parameters,
+            now_ns=case.now_ns,
+            pending=case.pending,
+            rule=rule,
+        )
+        fast = loaded(case, native=True, rule=rule)
+        assert fast.forecast(case.candidate) == expected, f"seed {seed}"
+        assert fast.forecast(case.candidate) == expected, f"seed {seed}, asked again"
+        without = msgspec.structs.replace(expected, others_delay_ns=0)
+        assert fast.forecast(case.candidate, with_delay=False) == without, f"seed {seed}, without delay"
+
+
+def test_the_random_states_reach_what_is_rare() -> None:
+    cases = [random_case(seed) for seed in range(300)]
+    answers = [loaded(case, native=True, rule=OutrunPlusTen()).forecast(case.candidate) for case in cases]
+    assert sum(answer.preemptions > 0 for answer in answers) > 30
+    assert sum(answer.others_delay_ns > 0 for answer in answers) > 60
+    assert sum(answer.others_delay_ns < 0 for answer in answers) > 0
+    assert sum(case.cost.longest_token > 0 for case in cases) > 60
+    assert sum(bool(case.cost.decode_context) for case in cases) > 60
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_history_of_questions_and_changes_gives_equal_answers(seed: int) -> None:
+    rng = random.Random(f"history {seed}")
+    case = random_case(rng.randrange(10**9))
+    both = [Forecaster(case.cost, case.parameters, native=native) for native in (True, False)]
+    now_ns = AT_NS
+    for forecaster in both:
+        forecaster.load(case.snapshot)
+    for number in range(12):
+        act = rng.choice(("load", "add", "add", "forget", "advance", "advance", "advance", "scale"))
+        candidate, moment = random_candidate(rng, case.parameters), now_ns - rng.choice((0, 0, 10**5, 10**9))
+        snapshot = msgspec.structs.replace(random_snapshot(rng, case.parameters), at_ns=moment)
+        key, scale = f"added{rng.randrange(number + 1)}.0", rng.choice((1.0, 0.5, 1.3))
+        now_ns += random_moment(rng) - AT_NS if act == "advance" else 0
+        for forecaster in both:
+            if act == "load":
+                forecaster.load(snapshot)
+            elif act == "add":
+                forecaster.add(key, candidate, moment)
+            elif act == "forget":
+                forecaster.forget(key)
+            elif act == "scale":
+                forecaster.set_scale(scale)
+            forecaster.advance(now_ns)
+        asked = random_candidate(rng, case.parameters)
+        fast, plain = (forecaster.forecast(asked) for forecaster in both)
+        assert fast == plain, f"after {act}, number {number}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_step_costs_and_sums_over_runs_are_equal(seed: int) -> None:
+    rng = random.Random(f"cost {seed}")
+    plain = scaled(random_cost(rng), rng.choice((1.0, 0.77)))
+    fast = NativeCost(plain)
+    for _ in range(30):
+        decodes, context = rng.randrange(1, 40), rng.randrange(1, 5000)
+        mixed = BatchComposition(
+            decodes=rng.randrange(40),
+            prefills=rng.randrange(5),
+            prefill_tokens=rng.randrange(300),
+            context_tokens=context,
+            prefill_work=rng.randrange(50_000) / 2,
+            prefill_context_tokens=rng.randrange(context),
+            longest_context=rng.randrange(1000),
+        )
+        assert fast.duration_fs(mixed) == plain.duration_fs(mixed)
+        run = BatchComposition(
+            decodes=decodes, context_tokens=context, longest_context=rng.choice((0, rng.randrange(1, 300)))
+        )
+        steps = rng.randrange(60)
+        whole = plain.decode_run_fs(run, steps)
+        assert fast.run_steps(run, steps) == whole
+        assert fast.steps_until(run, whole) == steps
+        assert fast.steps_until(run, whole + plain.duration_fs(after(run, steps)) - 1) == steps
+
+
+def test_sums_past_sixty_four_bits_are_exact() -> None:
+    plain = random_cost(random.Random(3))
+    cost = msgspec.structs.replace(plain, fixed=10**18, tokens=None, decode_context=())
+    run = BatchComposition(decodes=2, context_tokens=10)
+    assert NativeCost(cost).run_steps(run, 50) == cost.decode_run_fs(run, 50) > 2**65
+    assert NativeCost(cost).steps_until(run, cost.decode_run_fs(run, 50)) == 50
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_snapshot_that_no_engine_can_have_is_refused_and_the_next_one_is_taken(native: bool) -> None:
+    case = random_case(7)
+    forecaster = Forecaster(case.cost, case.parameters, native=native)
+    with pytest.raises(ValueError, match="blocks_free"):
+        forecaster.load(msgspec.structs.replace(case.snapshot, blocks_free=-1))
+    assert not forecaster.loaded
+    forecaster.load(case.snapshot)
+    forecaster.advance(AT_NS + 1)
+    assert forecaster.forecast(case.candidate).e2e_ns > 0
+
+
+def test_a_candidate_that_would_never_end_is_refused() -> None:
+    case = random_case(7)
+    forecaster = Forecaster(case.cost, case.parameters, native=True)
+    forecaster.load(case.snapshot)
+    with pytest.raises(ValueError, match="prompt_tokens"):
+        forecaster.forecast(msgspec.structs.replace(case.candidate, prompt_tokens=0))
+    with pytest.raises(ValueError, match="output length"):
+        forecaster.forecast(msgspec.structs.replace(case.candidate, prompt_tokens=10**6))
