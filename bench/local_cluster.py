@@ -36,6 +36,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         ingress_cores: Cores of the ingresses, of everything else in ``other_cores``; empty for no pinning.
         ingress: Further fields of IngressConfig.
         worker: Further fields of WorkerConfig.
+        predictors: Predictor processes, replicas of each other.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     ingress: dict[str, Any] = {}
     worker: dict[str, Any] = {}
     modelled: dict[str, Any] = {}
+    predictors: int = 0
 
 
 class LocalCluster:
@@ -102,6 +104,8 @@ class LocalCluster:
         asyncio.run(create_buckets(msgspec.convert(self.bus, BusConfig)))
         for name in ("coordinator", "tagger"):
             self._service(name, f"{name}-0", {}, options.other_cores)
+        for index in range(options.predictors):
+            self.start_predictor(index)
         for index in range(options.workers):
             self.start_worker(index)
         for index in range(options.ingresses):
@@ -121,6 +125,10 @@ class LocalCluster:
             except OSError:
                 time.sleep(0.02)
         raise RuntimeError(f"nats-server does not listen: {self.log('nats')}")
+
+    def start_predictor(self, index: int) -> None:
+        """Starts (again) one predictor."""
+        self._service("predictor", f"predictor-{index}", {}, self.options.other_cores)
 
     def start_worker(self, index: int) -> None:
         """Starts (again) one worker process."""
