@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import lightgbm
@@ -11,7 +12,7 @@ import pytest
 from millrace.lengths import files
 from millrace.lengths.baselines import ConstantMean, HistoryHistogram, HistoryModel, quantile
 from millrace.lengths.estimate import LengthEstimate
-from millrace.lengths.features import FEATURES, PROMPT_TOKENS
+from millrace.lengths.features import FEATURES, PROMPT_TOKENS, without_history
 from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, read_models, read_outcomes, write_model
 from millrace.lengths.quantile import ModelUnreadable, QuantileModel, decode_model
 from millrace.lengths.samples import LengthSample, RecordedRequest, matrix, pack, samples_of, usable_lengths
@@ -138,6 +139,19 @@ def test_about_nine_in_ten_lengths_lie_below_p90(trained: QuantileModel) -> None
     assert 0.8 < score(trained.estimate_many(rows), lengths).covered_90 < 0.98
 
 
+def test_a_model_is_as_good_before_any_history(trained: QuantileModel) -> None:
+    rows, lengths = _outcomes(300, seed=4)
+    rows[:, [FEATURES.index("template_mean"), FEATURES.index("template_count")]] = 500.0, 9.0
+    with_history, bare = (score(trained.estimate_many(r), lengths).error for r in (rows, without_history(rows)))
+    assert bare == pytest.approx(with_history, rel=0.2)
+
+
+def test_the_models_that_ship_can_be_read() -> None:
+    models, problems = read_models(None, shipped=True)
+    assert "millrace-mini" in models
+    assert not problems
+
+
 def test_a_model_survives_its_file(trained: QuantileModel) -> None:
     row = _row(number_span=50)
     assert decode_model(trained.encode()).estimate(row) == trained.estimate(row)
@@ -149,10 +163,13 @@ def test_training_twice_gives_the_same_bytes() -> None:
 
 
 def _damaged(trained: QuantileModel, **fields) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(trained.file, **fields))
+    return zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(trained.file, **fields)))
 
 
-@pytest.mark.parametrize("payload", [b"", b"tree\nversion=v4", b"\x93\x01\x02\x03", b"\xff" * 100])
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"tree\nversion=v4", b"\xff" * 100, *map(zlib.compress, (b"", b"\x93\x01\x02\x03", b"\x81\xa1\xff\x01"))],
+)
 def test_what_is_no_model_is_refused(payload: bytes) -> None:
     with pytest.raises(ModelUnreadable):
         decode_model(payload)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millrace.contracts.tagger import TagRequest
 from millrace.lengths.history import HISTORY_FEATURES, LengthHistory
-from millrace.lengths.prompttext import PromptText, word_bucket
+from millrace.lengths.prompttext import PromptText, read_prompt, word_bucket
 
 #: Raise it with every change of what a feature means: models of another version are refused.
 FEATURE_VERSION = 1
@@ -63,6 +66,17 @@ FEATURES: tuple[str, ...] = (
 #: Columns that baselines look at.
 PROMPT_TOKENS = FEATURES.index("prompt_tokens")
 MAX_TOKENS = FEATURES.index("max_tokens")
+
+
+_HISTORY = [FEATURES.index(name) for name in HISTORY_FEATURES]
+_NO_HISTORY = LengthHistory().read(TagRequest(request="", model="", prompt_tokens=0, max_tokens=0), read_prompt(""))
+
+
+def without_history(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Copies of rows (rows, FEATURES) as they would be at a tagger's start, when nothing was learnt yet."""
+    bare = rows.copy()
+    bare[:, _HISTORY] = _NO_HISTORY
+    return bare
 
 
 def extract(request: TagRequest, text: PromptText, history: LengthHistory) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from millrace.lengths.estimate import LENGTH_MAX, LengthEstimate, Row
 from millrace.lengths.features import FEATURE_VERSION, FEATURES
 from millrace.lengths.trees import FlatTrees, Forest
 
-#: Larger files are refused unread, bytes.
+#: Larger models are refused, bytes once inflated.
 FILE_BYTES_MAX = 16 * 1024 * 1024
 FORMAT = "millrace-lengths/1"
 #: exp() of more is no length.
@@ -68,8 +69,8 @@ class QuantileModel:
         return np.column_stack([np.exp(raw[:, 0]), p50, np.maximum(p50, np.expm1(raw[:, 2]))])
 
     def encode(self) -> bytes:
-        """The file's bytes."""
-        return msgspec.msgpack.encode(self.file)
+        """The file's bytes: MessagePack, deflated to less than half."""
+        return zlib.compress(msgspec.msgpack.encode(self.file), 9)
 
 
 def decode_model(payload: bytes) -> QuantileModel:
@@ -78,11 +79,13 @@ def decode_model(payload: bytes) -> QuantileModel:
     Raises:
         ModelUnreadable: not one, a damaged one, or one of other features.
     """
-    if len(payload) > FILE_BYTES_MAX:
-        raise ModelUnreadable(f"{len(payload)} bytes is too large for a length model")
     try:
-        file = msgspec.msgpack.decode(payload, type=ModelFile)
-    except (msgspec.DecodeError, ValueError) as error:
+        inflater = zlib.decompressobj()
+        plain = inflater.decompress(payload, FILE_BYTES_MAX)
+        if not inflater.eof:
+            raise ModelUnreadable("no length model: it is cut, or too large")
+        file = msgspec.msgpack.decode(plain, type=ModelFile)
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelUnreadable(f"no length model: {error}") from None
     if file.format != FORMAT:
         raise ModelUnreadable(f"format {file.format!r}, this is {FORMAT!r}")
