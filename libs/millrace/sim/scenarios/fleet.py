@@ -18,10 +18,12 @@ from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.steptime import StepTimeModel
+from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.sim.cluster import byte_vocabulary
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.links import LinkModel
 from millrace.sim.process import Handlers, SimActor, SimProcess
+from millrace.sim.provisioning import HostShape, SimulatedHost
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 from millrace.sim.scenarios import lengths_known, observer
 from millrace.sim.scenarios.clients import CountingClients
@@ -41,6 +43,10 @@ from services.ingress.config import (
 )
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
+from services.predictor.actor import ACCEPTS as PREDICTOR_ACCEPTS
+from services.predictor.actor import PredictorActor
+from services.predictor.config import PredictorConfig
+from services.predictor.metrics import PredictorMetrics
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
 from services.tagger.actor import TaggerActor
 from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
@@ -53,6 +59,9 @@ CLUSTER = "sim"
 
 #: From the start of the actors to the first possible arrival: leases, plans and summaries have gone round by then.
 WARM_NS = 3 * SECOND
+
+#: An idle worker speaks so often, ms: a third of the silence that would count as its death.
+REPORT_MS_MAX = 500
 
 #: The supervisor sees that a process ended within this time.
 WATCH_NS = 50 * MILLISECOND
@@ -87,7 +96,7 @@ class Fleet:
         self.restarts = 0
         self._truth = truth
         self._text = TextModel(byte_vocabulary())
-        self._models = {group.name: _step_time(group, step_times) for group in spec.cluster.groups}
+        self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
         self._roles: dict[Role, list[SimActor]] = {}
         self._down: set[str] = set()
@@ -95,6 +104,7 @@ class Fleet:
             name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, sample_ns=spec.intervals.sample_ms * MILLISECOND
         )
         self._build()
+        self._host = self._provisioned() if spec.provisioning.on else None
         if spec.faults:
             self.simulation.after(WATCH_NS, self._watch)
 
@@ -116,6 +126,9 @@ class Fleet:
             self._add(Role.TAGGER, "tagger-0", self._tagger, TAGGER_ACCEPTS)
         elif self.spec.prediction.kind != "none":
             self._add(Role.TAGGER, "tagger-0", self._knowing_tagger, lengths_known.ACCEPTS)
+        if DISPATCH_POLICIES[self.spec.dispatch.policy].ask is not None:
+            for index in range(cluster.predictors):
+                self._add(Role.PREDICTOR, f"predictor-{index}", self._predictor, PREDICTOR_ACCEPTS)
         for group in cluster.groups:
             for index in range(group.instances):
                 name = f"{group.name}-{index:0{len(str(group.instances - 1))}}"
@@ -140,7 +153,8 @@ class Fleet:
     # The services, as their __main__ builds them
 
     def _coordinator(self, name: str, incarnation: int) -> Actor:
-        return CoordinatorActor(name=name, cluster=CLUSTER, incarnation=incarnation)
+        provisioning = self.spec.provisioning.config()
+        return CoordinatorActor(name=name, cluster=CLUSTER, incarnation=incarnation, provisioning=provisioning)
 
     def _tagger(self, name: str, incarnation: int) -> Actor:
         return TaggerActor(name=name, cluster=CLUSTER, incarnation=incarnation)
@@ -150,6 +164,23 @@ class Fleet:
         prediction = self.spec.prediction
         sigma = prediction.sigma if prediction.kind == "noisy" else 0.0
         return KnowingTagger(name=name, cluster=CLUSTER, truth=self._truth, sigma=sigma, rng=rng)
+
+    def _predictor(self, name: str, incarnation: int) -> Actor:
+        shards, spec = self.spec.cluster.predictors, self.spec.cluster.predictor
+        config = PredictorConfig(
+            name=name,
+            bus=BusConfig(cluster=CLUSTER),
+            shard=int(name.rpartition("-")[2]),
+            shards=shards,
+            rule=spec.rule,
+            default_output_tokens=spec.default_output_tokens,
+            learn_lengths=spec.learn_lengths,
+            calibrate=spec.calibrate,
+            transit_us=int(4 * self.spec.network.delay_us),
+        )
+        return PredictorActor(
+            config=config, incarnation=incarnation, step_times=self._models, metrics=PredictorMetrics()
+        )
 
     def _worker(self, name: str, incarnation: int) -> Actor:
         group, intervals = self._groups[name], self.spec.intervals
@@ -161,7 +192,7 @@ class Fleet:
                 queue_max=self.spec.cluster.queue_max,
                 status_interval_min_ms=intervals.status_ms,
                 summary_interval_min_ms=intervals.summary_ms,
-                report_interval_max_ms=max(intervals.status_ms, intervals.summary_ms),
+                report_interval_max_ms=REPORT_MS_MAX,
             ),
             rng=Random(f"{self.spec.seed}/{name}/{incarnation}"),
         )
@@ -172,7 +203,7 @@ class Fleet:
             process,
             ScriptedEngine(
                 group.engine,
-                self._models[group.name],
+                self._models[_set_name(group)],
                 output_length=self._output_length,
                 tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
             ),
@@ -205,9 +236,30 @@ class Fleet:
 
     # The supervisor
 
+    def _provisioned(self) -> SimulatedHost:
+        """What adds instances like those of the first group, and stops any; workers are its to restart."""
+        workers = {actor.name: actor for actor in self._roles[Role.WORKER]}
+        group, provisioning = self.spec.cluster.groups[0], self.spec.provisioning
+        first = group.instances
+        shape = HostShape(
+            cluster=CLUSTER,
+            model=MODEL,
+            running=tuple(workers),
+            spares=tuple(f"{group.name}-{first + index}" for index in range(provisioning.spares(len(workers)))),
+            cold_start_ns=int(provisioning.cold_start_s * SECOND),
+        )
+        return SimulatedHost(self.simulation, shape, workers=workers, add_worker=self._add_worker)
+
+    def _add_worker(self, name: str) -> SimActor:
+        self._groups[name] = self.spec.cluster.groups[0]
+        self._add(Role.WORKER, name, self._worker, WORKER_ACCEPTS, self._engine_handlers)
+        return self._roles[Role.WORKER][-1]
+
     def _watch(self) -> None:
         """Says who died, and starts it again after a while."""
         for role, actors in self._roles.items():
+            if role is Role.WORKER and self._host is not None:
+                continue
             for actor in actors:
                 if actor.process is None and not actor.starting and actor.name not in self._down:
                     self._down.add(actor.name)
@@ -227,6 +279,11 @@ class Fleet:
         self.simulation.start(actor)
 
 
+def _set_name(group: Group) -> str:
+    """What instances of a group say of their step times, and predictors find them by."""
+    return group.step_time if group.speed == 1.0 else f"{group.step_time} at speed {group.speed:g}"
+
+
 def _step_time(group: Group, step_times: StepTimes) -> StepTimeModel:
     model = step_times(group.step_time)
     return model if group.speed == 1.0 else ScaledStepTime(model=model, factor=1 / group.speed)
@@ -242,7 +299,7 @@ def _info(group: Group) -> EngineInfo:
             "engine_version": "1",
             "model": MODEL,
             "queue_policy": engine.policy.value,
-            "step_time": group.step_time,
+            "step_time": _set_name(group),
         },
         EngineInfo,
     )

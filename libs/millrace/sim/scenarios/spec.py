@@ -7,8 +7,10 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.enginemodel.parameters import EngineParameters
+from millrace.sim.provisioning import ProvisioningSpec
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
+from services.predictor.config import OutrunRule
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,15 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine: EngineParameters = EngineParameters()
 
 
+class PredictorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How predictors work; see ``services.predictor.config.PredictorConfig``."""
+
+    rule: OutrunRule = OutrunRule.PLUS_TEN
+    default_output_tokens: int = 128
+    learn_lengths: bool = True
+    calibrate: bool = True
+
+
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is there.
 
@@ -43,6 +54,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ingresses: int = 1
     coordinators: int = 1
     predictors: int = 1
+    predictor: PredictorSpec = PredictorSpec()
     queue_max: int = 100_000
     restart_s: float = 1.0
     stall_s: float = 3600.0
@@ -207,6 +219,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_s: float = 3600.0
     cluster: ClusterSpec = ClusterSpec()
     dispatch: DispatchSpec = DispatchSpec()
+    provisioning: ProvisioningSpec = ProvisioningSpec()
     workload: WorkloadSpec = WorkloadSpec()
     prediction: PredictionSpec = PredictionSpec()
     network: NetworkSpec = NetworkSpec()
