@@ -122,7 +122,7 @@ class Instance:
 
     def lose(self) -> None:
         """Its process ended: nothing of it holds any more."""
-        self.snapshot = self.rolled = None
+        self.snapshot = self.rolled = self.forecaster = None
         self.heard_ns = 0
         self.placements.clear()
         self.answers.clear()
@@ -138,7 +138,7 @@ class Instance:
         """A placement went elsewhere or ended."""
         if self.placements.pop(sequence, None) is not None:
             self.answers.clear()
-            if self.rolled is not None and self.forecaster is not None:
+            if self.forecaster is not None:  # also where it is to be loaded anew: it keeps placements over that
                 self.forecaster.forget(sequence)
 
     def drop_shown(self) -> list[str]:

@@ -67,6 +67,10 @@ class Cluster:
 class Asking(FakeIngress):
     """An ingress that asks predictors, and says where it placed what."""
 
+    async def __aenter__(self) -> Asking:
+        await super().__aenter__()
+        return self
+
     async def predict(self, instance: str, *, tokens: int, model: str = "m", **fields: Any) -> Any:
         """The answer about a request of PROMPT and ``tokens`` of output."""
         body = PredictLatency(

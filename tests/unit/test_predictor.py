@@ -182,6 +182,15 @@ def test_a_request_that_ended_is_on_no_way_any_more() -> None:
     assert predictor.ask().others == 0
 
 
+def test_a_request_that_ended_between_two_snapshots_leaves_nothing_behind() -> None:
+    predictor = served()
+    predictor.send(decision("r", "w0"))
+    assert predictor.ask().others == 1
+    predictor.send(snapshot(step=2, at_ns=START_NS + MS))
+    predictor.send(outcome("r"))
+    assert predictor.ask().others == 0
+
+
 def test_a_placement_that_no_snapshot_ever_shows_is_let_go() -> None:
     predictor = served()
     predictor.send(decision("r", "w0"))
