@@ -238,3 +238,21 @@ async def test_nonsense_is_answered_and_harms_nobody(cluster: Cluster) -> None:
         assert stranger.reason is NoPredictionReason.NO_SNAPSHOT
         await ingress.publish(ingress.subjects.status("m", "w-0"), stranger)
         assert isinstance(await ingress.predict("w-0", tokens=10), LatencyPrediction)
+
+
+async def test_a_recorded_predictor_replays_without_a_difference(cluster: Cluster) -> None:
+    cluster.start_worker()
+    recording = cluster.folder / "predictor.rec"
+    process = cluster.start_predictor(record=str(recording))
+    async with cluster.ingress() as ingress:
+        await ingress.predicted("w-0", tokens=10)
+        for index in range(6):
+            await ingress.place("w-0", f"r{index}", 40)
+            await ingress.predicted("w-0", tokens=60)
+        await ingress.finished(*(f"r{index}.0" for index in range(6)))
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 10) == 0
+    command = [sys.executable, "-m", "millrace.cli", "replay", str(recording)]
+    done = await asyncio.to_thread(subprocess.run, command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no differences in effects" in done.stdout
