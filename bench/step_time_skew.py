@@ -29,8 +29,8 @@ def _report(name: str, batches: list[Skew]) -> None:
     penalty = measured / np.array([batch.even_ns for batch in batches])
     print(
         f"{name}, decode attention, {len(batches)} batches of 2 to 256: unequal lengths take "
-        f"{np.median(penalty):.3f} (p50), {np.quantile(penalty, 0.9):.3f} (p90), {penalty.max():.3f} (most) times as long "
-        "as equal ones"
+        f"{np.median(penalty):.3f} (p50), {np.quantile(penalty, 0.9):.3f} (p90), {penalty.max():.3f} (most) times as "
+        "long as equal ones"
     )
     print(f"{'form':<40}{'k':>9}{'MAPE':>8}{'p90':>8}{'bias':>8}{'MAPE where penalty > 10 %':>28}")
     out = np.random.default_rng(SEED).random(len(batches)) < 1 / 3

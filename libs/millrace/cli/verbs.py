@@ -31,6 +31,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("explain", "tell why a request went where it went", "millrace.cli.explain"),
     Verb("sim", "run whole clusters in virtual time under random load and faults", "millrace.cli.sim"),
     Verb("train", "train a model from what a cluster recorded", "millrace.cli.train"),
+    Verb("profile", "measure an engine's steps and write a step-time model", "millrace.cli.profile"),
     Verb("probe", "whether a URL answers, for health checks", "millrace.cli.probe"),
     Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),
     Verb("schemas", "export the wire contract as JSON Schema and AsyncAPI", "millrace.cli.schemas"),

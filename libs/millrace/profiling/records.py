@@ -1,0 +1,152 @@
+"""What a profile asks of an engine and what it gets back: rounds of load, and what each step and sequence took."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.parameters import EngineParameters
+
+
+class PlannedSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence of a round. Lengths in tokens.
+
+    Attributes:
+        at_step: Steps of the round before it is added.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    at_step: int = 0
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One load, run until all of its sequences are done.
+
+    Attributes:
+        name: Unique within a profile; also the seed of its prompts.
+    """
+
+    name: str
+    sequences: tuple[PlannedSequence, ...]
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step.
+
+    Attributes:
+        sequences: Indices within the round of those in the batch.
+        wall_ns: From the beginning of its scheduling to the end of its outputs' processing.
+        cpu_ns: Processor time of the engine's process in between.
+    """
+
+    batch: BatchComposition
+    sequences: tuple[int, ...]
+    wall_ns: int
+    cpu_ns: int
+
+
+class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A round as it ran."""
+
+    round: Round
+    steps: list[StepRecord]
+
+
+class Profiled(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that is measured.
+
+    Attributes:
+        model: As in provenances, and so the next two.
+        hardware: What it runs on.
+        engine: Which engine, in which version.
+        parameters: Its limits. ``blocks_total`` times ``block_size`` is what its memory holds.
+        steady_clock: Whether processor time is what a step would take undisturbed: engines of one thread.
+    """
+
+    model: str
+    hardware: str
+    engine: str
+    parameters: EngineParameters
+    steady_clock: bool = False
+
+
+class ProfilePort(Protocol):
+    """An engine that runs rounds."""
+
+    def profiled(self) -> Profiled:
+        """What it is."""
+        ...
+
+    def run(self, load: Round) -> RoundRecord:
+        """Runs one round."""
+        ...
+
+    def close(self) -> None:
+        """Ends the engine. Idempotent."""
+        ...
+
+
+class SequenceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that ran, with what CascadeInfer fits its quality of experience to.
+
+    The features are means over the steps that it was in. Source: CascadeInfer, section 4.1.
+
+    Attributes:
+        latency_ns: From being added to its last token.
+        normalised_latency_ns: The same per output token.
+        batch_size: Sequences in the batch (n).
+        prompt_tokens_sum: Of all of them (sum of I).
+        prompt_tokens_squared_sum: (sum of I^2).
+        context_tokens_sum: (sum of L).
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    latency_ns: int
+    normalised_latency_ns: float
+    batch_size: float
+    prompt_tokens_sum: float
+    prompt_tokens_squared_sum: float
+    context_tokens_sum: float
+
+
+def sequence_records(record: RoundRecord, *, cpu: bool = False) -> list[SequenceRecord]:
+    """What each sequence of a round saw; steps took processor time where ``cpu`` is set."""
+    planned = record.round.sequences
+    ends = _ends(record, cpu=cpu)
+    found = []
+    for index, sequence in enumerate(planned):
+        steps = [number for number, step in enumerate(record.steps) if index in step.sequences]
+        began = ends[sequence.at_step - 1] if sequence.at_step else 0
+        latency = ends[steps[-1]] - began
+        batches = [record.steps[number] for number in steps]
+        prompts = [[planned[each].prompt_tokens for each in step.sequences] for step in batches]
+        found.append(
+            SequenceRecord(
+                prompt_tokens=sequence.prompt_tokens,
+                output_tokens=sequence.output_tokens,
+                latency_ns=latency,
+                normalised_latency_ns=latency / sequence.output_tokens,
+                batch_size=_mean([len(step.sequences) for step in batches]),
+                prompt_tokens_sum=_mean([sum(each) for each in prompts]),
+                prompt_tokens_squared_sum=_mean([sum(tokens**2 for tokens in each) for each in prompts]),
+                context_tokens_sum=_mean([step.batch.context_tokens for step in batches]),
+            )
+        )
+    return found
+
+
+def _ends(record: RoundRecord, *, cpu: bool) -> list[int]:
+    """When each step ended, ns from the round's begin."""
+    ends, total = [], 0
+    for step in record.steps:
+        total += step.cpu_ns if cpu else step.wall_ns
+        ends.append(total)
+    return ends
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values)
