@@ -156,17 +156,20 @@ def answer_time(requests: list[RecordedRequest], samples: list[LengthSample]) ->
     actor = TaggerActor(name="tagger-0", cluster="bench", incarnation=1)
     actor.handle(Message(LengthsLoaded(models={"m": payload}, outcomes={}, problems={})), 0)
     long = ("Please write about the 3 rivers near 12 towns, and why. " * 40)[:2048]
-    print(f"\ntime of one answer, model in force ({len(payload) / 1024:.0f} KiB), one thread, us")
+    print(f"\ntime of one answer, model in force ({len(payload) / 1024:.0f} KiB), one thread, us; load "
+          f"{os.getloadavg()[0]:.1f}, {len(requests)} answers each")  # fmt: skip
     for name, prompt in (("prompts as recorded", None), ("prompts of 2,048 characters", long)):
-        times = []
+        times, work = [], []
         for number, one in enumerate(requests):
             asked = one.asked("m", str(number))
             message = Message(asked if prompt is None else _with_prompt(asked, prompt), reply_to="x")
-            began = time.perf_counter_ns()
+            began, used = time.perf_counter_ns(), time.thread_time_ns()
             actor.handle(message, number)
+            work.append((time.thread_time_ns() - used) / 1e3)
             times.append((time.perf_counter_ns() - began) / 1e3)
-        p50, p90, p99 = np.quantile(times, (0.5, 0.9, 0.99))
-        print(f"  {name:<28} p50 {p50:>5.0f}  p90 {p90:>5.0f}  p99 {p99:>5.0f}   ({len(times)} answers)")
+        for clock, values in (("elapsed", times), ("CPU", work)):
+            p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
+            print(f"  {name:<28} {clock:<8} p50 {p50:>5.0f}  p90 {p90:>5.0f}  p99 {p99:>6.0f}")
 
 
 def _with_prompt(asked: TagRequest, prompt: str) -> TagRequest:

@@ -88,12 +88,21 @@ def test_history_scales_to_the_template_once_it_knows_it() -> None:
     model = HistoryModel()
     for length in (10, 400):
         model.learn(_row(), length)
-    known = model.estimate(_row(template_mean=400.0, template_count=3.0))
-    unknown = model.estimate(_row(template_mean=400.0, template_count=2.0))
+    unknown = model.estimate(_row(model_mean=200.0, template_mean=400.0, template_count=2.0))
+    known = model.estimate(_row(model_mean=200.0, template_mean=400.0, template_count=3.0))
     assert known is not None
     assert unknown is not None
-    assert known.mean == pytest.approx(400)
-    assert unknown.mean < 400
+    assert known.mean == pytest.approx(2 * unknown.mean)
+    assert known.p90 == pytest.approx(2 * unknown.p90)
+
+
+def test_where_nothing_explains_the_length_a_model_says_little_more_than_the_quantiles() -> None:
+    rng = np.random.default_rng(8)
+    rows = rng.normal(size=(1200, len(FEATURES)))
+    lengths = np.maximum(1, np.round(rng.lognormal(4, 0.8, 1200)))
+    said = train(rows[:900], lengths[:900], model="m").estimate_many(rows[900:])
+    constant = np.tile([0.0, *np.quantile(lengths[:900], (0.5, 0.9))], (300, 1))
+    assert pinball(said, lengths[900:]).mean() < 1.05 * pinball(constant, lengths[900:]).mean()
 
 
 def test_quantiles_interpolate_between_order_statistics() -> None:
@@ -185,10 +194,10 @@ def test_a_model_of_other_features_is_refused_and_says_so(trained: QuantileModel
     [
         {"thresholds": b"\x00"},
         {"values": b""},
-        {"roots": (2**31 - 1).to_bytes(4, "little") * 240},
+        {"roots": (2**31 - 1).to_bytes(4, "little")},
         {"depth": 10**6},
-        {"outputs": [240]},
-        {"outputs": [0, 0, 240]},
+        {"outputs": [7]},
+        {"outputs": [0, 0, 1]},
         {"features": b"\xff\xff" * 10_000},
     ],
 )

@@ -16,6 +16,7 @@ WINDOW = 4_096
 #: So many outcomes of a template, or of a task, say more than the prompt's length does.
 TEMPLATE_OUTCOMES = 3
 
+_MODEL_MEAN = FEATURES.index("model_mean")
 _TEMPLATE = (FEATURES.index("template_mean"), FEATURES.index("template_count"))
 _OPENING = (FEATURES.index("opening_mean"), FEATURES.index("opening_count"))
 
@@ -71,7 +72,7 @@ class HistoryHistogram:
 
 
 class HistoryModel:
-    """The histogram, scaled to the running mean of the request's template or, failing that, its task.
+    """The histogram, scaled by how much longer than all others outputs of the request's template (or task) are.
 
     It answers until a model has been trained, and where none can be read.
     """
@@ -89,8 +90,8 @@ class HistoryModel:
         if said is None:
             return None
         for mean, count in (_TEMPLATE, _OPENING):
-            if row[count] >= TEMPLATE_OUTCOMES:
-                scale = float(row[mean]) / said.mean
+            if row[count] >= TEMPLATE_OUTCOMES and row[_MODEL_MEAN] > 0:
+                scale = float(row[mean] / row[_MODEL_MEAN])
                 return LengthEstimate(said.mean * scale, said.p50 * scale, said.p90 * scale)
         return said
 
