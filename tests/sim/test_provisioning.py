@@ -1,0 +1,114 @@
+"""Instances come and go in virtual time: the coordinator's and the supervisor's own actors, with a cold start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.enginemodel.coefficients import load_coefficients
+from millrace.sim.provisioning import ProvisioningSpec
+from millrace.sim.runtime_sim import SECOND
+from millrace.sim.scenarios.running import Outcome, run_scenario
+from millrace.sim.scenarios.spec import ScenarioSpec
+
+COLD_START_S = 10.0
+RULES = {
+    "threshold_s": 12.0,
+    "instances_min": 2,
+    "instances_max": 4,
+    "cooldown_s": 5.0,
+    "low_utilisation": 0.5,
+    "low_s": 5.0,
+}
+
+
+def run(
+    strategy: str, *, policy: str = "join_shortest_queue", rules: dict[str, Any] | None = None, **fields: Any
+) -> Outcome:
+    """Two instances where three are needed: 15 requests a second of 200 + 200 tokens, for 67 s."""
+    engine = {"blocks_total": 1056, "max_sequences": 48, "token_budget": 512, "prefix_caching": False}
+    provisioning = {"strategy": strategy, "parameters": RULES | (rules or {}), "cold_start_s": COLD_START_S}
+    scenario = {
+        "cluster": {"groups": [{"name": "a", "instances": 2, "step_time": "a30-llama-2-7b", "engine": engine}]},
+        "dispatch": {"policy": policy},
+        "provisioning": provisioning if strategy != "none" else {},
+        "workload": {
+            "count": 1000,
+            "arrivals": {"kind": "poisson", "rate_per_s": 15.0},
+            "lengths": {"kind": "log_normal", "prompt_mean": 200, "output_mean": 200},
+        },
+        **fields,
+    }
+    return run_scenario(msgspec.convert(scenario, ScenarioSpec), step_times=load_coefficients)
+
+
+def instances_at(outcome: Outcome) -> dict[int, int]:
+    """Instances that spoke, by second."""
+    seen: dict[int, set[str]] = {}
+    for sample in outcome.samples:
+        seen.setdefault(sample.at_ns // SECOND, set()).add(sample.instance)
+    return {second: len(names) for second, names in sorted(seen.items())}
+
+
+def first_addition_s(outcome: Outcome) -> int:
+    return next(second for second, count in instances_at(outcome).items() if count > 2)
+
+
+def mean_s(outcome: Outcome) -> float:
+    return sum(finished.e2e_ns for finished in outcome.finished) / len(outcome.finished) / SECOND
+
+
+@pytest.fixture(scope="module")
+def relief() -> Outcome:
+    return run("relief")
+
+
+def test_instances_are_added_under_load_after_a_cold_start_and_leave_when_it_ends(relief: Outcome) -> None:
+    assert relief.outcomes == {"completed": 1000}
+    counts = instances_at(relief)
+    assert max(counts.values()) in (3, 4)
+    assert first_addition_s(relief) > COLD_START_S + RULES["threshold_s"]
+    assert {finished.instance for finished in relief.finished} > {"a-0", "a-1"}
+    assert mean_s(relief) < mean_s(run("none"))
+
+
+def test_preempt_acts_before_relief_on_the_same_load(relief: Outcome) -> None:
+    preempt = run("preempt", policy="forecast")
+    assert preempt.outcomes == {"completed": 1000}
+    assert first_addition_s(preempt) < first_addition_s(relief)
+
+
+def test_draining_fails_no_request() -> None:
+    rules = {"instances_min": 1, "low_utilisation": 0.9, "low_s": 1.0, "cooldown_s": 2.0, "threshold_s": 1e6}
+    slow: dict[str, Any] = {"workload": {"count": 100, "arrivals": {"kind": "poisson", "rate_per_s": 4.0}}}
+    outcome = run("relief", rules=rules, **slow)
+    assert outcome.outcomes == {"completed": 100}
+    counts = list(instances_at(outcome).values())
+    assert counts[0] == 2
+    assert counts[-1] == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"at_s": 25.0, "kind": "kill", "target": "a-0"},
+        {"at_s": 15.0, "kind": "kill", "target": "coordinator-0"},
+        {"at_s": 10.0, "kind": "partition", "target": "supervisor-local", "duration_s": 30.0},
+        {"at_s": 18.0, "kind": "stop_bus", "duration_s": 3.0},
+    ],
+)
+def test_faults_of_those_who_provision_fail_no_request_and_break_no_bound(fault: dict[str, Any]) -> None:
+    outcome = run("relief", faults=[fault], seed=3)
+    assert outcome.outcomes == {"completed": 1000}
+    assert max(instances_at(outcome).values()) <= RULES["instances_max"]
+
+
+def test_the_same_seed_gives_the_same_run(relief: Outcome) -> None:
+    assert run("relief").trace_hash == relief.trace_hash
+
+
+def test_spares_are_what_the_bound_leaves() -> None:
+    spec = ProvisioningSpec(strategy="relief", parameters={"instances_max": 10})
+    assert [spec.spares(6), spec.spares(12)] == [4, 0]
+    assert ProvisioningSpec().spares(6) == 0
