@@ -77,7 +77,7 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How instances are chosen and asked.
 
     Attributes:
-        policy: A name of ``DISPATCH_POLICIES``.
+        policy: A name of ``DISPATCH_POLICIES``. Where nobody predicts, ``forecast`` is as good as its fallback.
         parameters: The policy's parameters.
         policy_per_request: Whether a request may name its own policy (experiments); else one that does is refused.
         submit_timeout_s: Time for a worker to answer a submission.
@@ -85,7 +85,7 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         wait_s: How long a new call waits for an instance when none is usable just now although a plan has named some.
     """
 
-    policy: str = "join_shortest_queue"
+    policy: str = "forecast"
     parameters: dict[str, Any] = {}
     policy_per_request: bool = False
     submit_timeout_s: float = 1.0

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from services.ingress.actor import IngressActor
 from services.ingress.calls import Call, CallKind, CallSubmitted, DeliverDeltas
-from services.ingress.config import IngressConfig, TaggingConfig
+from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
 from services.ingress.text import Vocabulary
@@ -43,13 +43,15 @@ def letters_vocabulary() -> Vocabulary:
 
 VOCABULARY = letters_vocabulary()
 NO_TAG = TaggingConfig(mode="never")
+#: A policy that asks nobody: a sequence is submitted at once.
+PLAIN = DispatchConfig(policy="join_shortest_queue")
 
 
 class Bench:
     """An ingress with a clock, its open requests and everything that it let out."""
 
     def __init__(self, config: IngressConfig | None = None, *, instances: int = 2, seed: int = 1) -> None:
-        self.config = config or IngressConfig(tagging=NO_TAG)
+        self.config = config or IngressConfig(tagging=NO_TAG, dispatch=PLAIN)
         self.now_ns = START
         self.metrics = IngressMetrics()
         self.actor = IngressActor(

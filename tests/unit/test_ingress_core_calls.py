@@ -31,14 +31,14 @@ from services.ingress.calls import (
     Usage,
 )
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig, TaggingConfig
-from tests.unit.ingress_core import MODEL, NO_TAG, SECOND, START, Bench, chunk, ids, instance_of
+from tests.unit.ingress_core import MODEL, NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids, instance_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def config(**fields) -> IngressConfig:
-    return IngressConfig(**({"tagging": NO_TAG} | fields))
+    return IngressConfig(**({"tagging": NO_TAG, "dispatch": PLAIN} | fields))
 
 
 def refusal(bench: Bench) -> RefuseCall:
@@ -415,7 +415,7 @@ def test_an_answer_of_an_earlier_epoch_changes_nothing():
 
 
 def tagged_bench(**tagging) -> Bench:
-    return Bench(IngressConfig(tagging=TaggingConfig(**tagging)))
+    return Bench(IngressConfig(tagging=TaggingConfig(**tagging), dispatch=PLAIN))
 
 
 def test_the_tag_is_asked_first_and_travels_with_the_sequence_and_the_outcome():
@@ -591,7 +591,7 @@ def test_a_decision_is_published_with_scores_and_a_reason():
 
 
 def test_a_request_may_name_its_policy_only_where_that_is_allowed():
-    bench = Bench(config(dispatch=DispatchConfig(policy_per_request=True)))
+    bench = Bench(config(dispatch=DispatchConfig(policy=PLAIN.policy, policy_per_request=True)))
     bench.call("a", policy="round_robin")
     bench.call("b")
     assert [d.policy for d in bench.sent(DecisionMade)] == ["round_robin", "join_shortest_queue"]
@@ -603,7 +603,8 @@ def test_a_request_may_name_its_policy_only_where_that_is_allowed():
 
 
 @pytest.mark.parametrize(
-    "dispatch", [DispatchConfig(policy="best"), DispatchConfig(parameters={"running_weight": "heavy"})]
+    "dispatch",
+    [DispatchConfig(policy="best"), DispatchConfig(policy=PLAIN.policy, parameters={"running_weight": "heavy"})],
 )
 def test_a_wrong_policy_is_a_configuration_error(dispatch):
     with pytest.raises(ConfigError, match="dispatch"):

@@ -17,7 +17,7 @@ from millrace.contracts.worker import (
 
 from services.ingress.calls import CompleteCall, DeliverDeltas, FailCall, RefusalKind, RefuseCall, Usage
 from services.ingress.config import ContinuationConfig, IngressConfig
-from tests.unit.ingress_core import NO_TAG, SECOND, START, Bench, chunk, ids
+from tests.unit.ingress_core import NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -349,7 +349,9 @@ def test_a_sequence_that_nobody_can_continue_fails_with_a_clear_sentence():
 
 
 def test_a_request_that_no_engine_survives_is_given_up_and_not_at_full_speed():
-    bench = Bench(IngressConfig(tagging=NO_TAG, continuation=ContinuationConfig(fruitless_max=3)), instances=2)
+    bench = Bench(
+        IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=ContinuationConfig(fruitless_max=3)), instances=2
+    )
     bench.run_call()
     for _ in range(40):
         if bench.made(FailCall):
@@ -366,7 +368,7 @@ def test_a_request_that_no_engine_survives_is_given_up_and_not_at_full_speed():
 
 
 def test_a_new_token_makes_a_continuation_fruitful():
-    bench = Bench(IngressConfig(tagging=NO_TAG, continuation=ContinuationConfig(fruitless_max=2)))
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=ContinuationConfig(fruitless_max=2)))
     bench.run_call()
     for number in range(10):
         request, instance = bench.last_submission()
