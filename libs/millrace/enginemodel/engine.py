@@ -291,7 +291,7 @@ class ModelledEngine:
             del self._sequences[sequence.sequence]
             self.scheduler.remove(sequence)
         first, sequence.announced = not sequence.announced, True
-        token_ids = [token] if self._tell_interval_ns is None or sequence.logprobs is not None else sequence.untold()
+        token_ids = [token] if self._tell_interval_ns is None else sequence.untold()
         return StepOutput(
             sequence=sequence.sequence,
             token_ids=token_ids,
