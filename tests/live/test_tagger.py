@@ -1,0 +1,164 @@
+"""A tagger process on a real nats-server: it learns, trains beside itself, and remembers over a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.lengths.files import MODEL_FILE, read_models
+from nats.errors import NoRespondersError
+
+from tests.live.nats_process import NatsProcess
+from tests.live.worker_rig import PATIENCE_S, FakeIngress
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LEARNING = {"pretrained": False, "retrain_outcomes": 250, "outcomes_min": 250, "retrain_pause_s": 0.0}
+
+
+class Tagger:
+    """One tagger process, which may be killed and started again."""
+
+    def __init__(self, folder: Path, url: str, cluster: str) -> None:
+        self.kept = folder / "lengths"
+        self.log = folder / "tagger.log"
+        self._config = folder / "tagger.json"
+        learning = LEARNING | {"directory": str(self.kept)}
+        self._config.write_text(
+            json.dumps({"bus": {"cluster": cluster, "servers": [url]}, "learning": learning, "name": "tagger-0"})
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "services.tagger", "--config", str(self._config)]
+            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+
+    def end(self, how: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(how)
+        return self.process.wait(timeout=10)
+
+
+class Asking(FakeIngress):
+    """An ingress that asks for lengths and says what they were."""
+
+    number = 0
+
+    async def __aenter__(self) -> Asking:
+        await super().__aenter__()
+        return self
+
+    async def ask(self, prompt: str, **fields: Any) -> LengthTag:
+        """The tag of a request; waits for a tagger that is just starting."""
+        self.number += 1
+        body = TagRequest(
+            request=f"{self.name}-{self.number}",
+            model="m.1",
+            prompt_tokens=12,
+            max_tokens=2000,
+            prompt=prompt,
+            **fields,
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    tag = await self.request(self.subjects.tag("m.1"), body)
+                    assert isinstance(tag, LengthTag)
+                    return tag
+                except NoRespondersError:
+                    await asyncio.sleep(0.05)
+
+    async def finish(self, length: int) -> None:
+        body = RequestFinished(
+            request=f"{self.name}-{self.number}",
+            model="m.1",
+            outcome="completed",
+            ingress=self.name,
+            output_tokens=[length],
+            finish_reasons=["stop"],
+        )
+        await self.publish(self.subjects.outcome("m.1"), body)
+
+    async def count(self, rng: Random) -> tuple[LengthTag, int]:
+        """One request whose numbers decide its length, and its outcome."""
+        first, span = rng.randrange(100), rng.randrange(1, 300)
+        tag = await self.ask(f"Count from {first} to {first + span}.")
+        length = max(1, round(span * rng.lognormvariate(0, 0.1)))
+        await self.finish(length)
+        return tag, length
+
+
+@pytest.fixture
+def tagger(tmp_path: Path, nats_server: NatsProcess, request: pytest.FixtureRequest) -> Iterator[Tagger]:
+    started = Tagger(tmp_path, nats_server.url, request.node.name)
+    started.start()
+    yield started
+    if started.process is not None and started.process.poll() is None:
+        started.process.kill()
+        started.process.wait(timeout=10)
+    assert "actor_crashed" not in started.log.read_text()
+
+
+async def _until_the_model_answers(ingress: Asking, rng: Random) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (await ingress.count(rng))[0].source != "model":  # noqa: ASYNC110 each turn asks
+            await asyncio.sleep(0.01)
+
+
+async def test_its_error_falls_once_a_model_was_trained_beside_it(
+    tagger: Tagger, nats_server: NatsProcess, request: pytest.FixtureRequest
+) -> None:
+    rng = Random(1)
+    async with Asking(nats_server.url, request.node.name) as ingress:
+        first = [await ingress.count(rng) for _ in range(240)]
+        await _until_the_model_answers(ingress, rng)
+        last = [await ingress.count(rng) for _ in range(240)]
+    before, after = (sum(abs((tag.p50 or 0) - length) for tag, length in part) for part in (first, last))
+    assert after < before / 2
+    models, problems = read_models(tagger.kept, shipped=False)
+    assert list(models) == ["m.1"]
+    assert not problems
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_what_it_learnt_survives_its_end(
+    how: signal.Signals, tagger: Tagger, nats_server: NatsProcess, request: pytest.FixtureRequest
+) -> None:
+    rng = Random(1)
+    async with Asking(nats_server.url, request.node.name) as ingress:
+        await ingress.ask("Hello", temperature=0.0, repeat_key="hello")
+        await ingress.finish(77)
+        for _ in range(250):
+            await ingress.count(rng)
+        await _until_the_model_answers(ingress, rng)
+        await ingress.until((tagger.kept / "m_1" / MODEL_FILE).exists)
+        await ingress.until((tagger.kept / "m_1" / "tagger-0.outcomes").exists)
+        code = tagger.end(how)
+        tagger.start()
+        assert (await ingress.ask("Count from 1 to 9.")).source == "model"
+        again = await ingress.ask("Hello", temperature=0.0, repeat_key="hello")
+    assert (again.mean, again.source) == (77, "cache")
+    assert code == (0 if how is signal.SIGTERM else -signal.SIGKILL)
+
+
+async def test_a_damaged_model_file_costs_a_log_line_and_no_answer(
+    tagger: Tagger, nats_server: NatsProcess, request: pytest.FixtureRequest
+) -> None:
+    async with Asking(nats_server.url, request.node.name) as ingress:
+        await ingress.ask("Hello")
+        tagger.end(signal.SIGKILL)
+        (tagger.kept / "m_1").mkdir(parents=True)
+        (tagger.kept / "m_1" / MODEL_FILE).write_bytes(b"nonsense")
+        tagger.start()
+        assert (await ingress.ask("Hello")).source == "unknown"
+    assert tagger.log.read_text().count("lengths_problem") == 1
