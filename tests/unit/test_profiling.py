@@ -1,0 +1,185 @@
+"""The profile of an engine: which loads it runs, what it finds out, and what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from millrace.cli.__main__ import main
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.profiling import plan, profile
+from millrace.profiling.fitting import fit, judge, with_longest
+from millrace.profiling.modelled import ModelledProfile
+from millrace.profiling.records import (
+    PlannedSequence,
+    Round,
+    RoundRecord,
+    StepRecord,
+    sequence_records,
+)
+from millrace.profiling.writing import write
+
+TRUE = LinearStepTime(
+    fixed=1_000_000, per_decode=20_000, per_prefill_token=5_000, per_context_token=100, per_prefill_work=8
+)
+LIMITS = EngineParameters(max_model_len=512, max_sequences=8, token_budget=256, blocks_total=200, prefix_caching=False)
+EFFORT = plan.Effort(output_tokens=6, prompt_tokens_max=1024, mixed_rounds=1)
+
+
+def measured(*, noise: float = 0.0, model: LinearStepTime = TRUE) -> profile.Profile:
+    """A profile of a modelled engine."""
+    engine = ModelledProfile("true", model, LIMITS, noise=noise)
+    rounds = plan.rounds(LIMITS, EFFORT, seed=0)
+    return profile.run(engine, rounds, profile.Options(repeats=2, command="test"), lambda done, total: None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_round_fits_into_the_engines_memory_and_batch(seed: int) -> None:
+    for load in plan.rounds(LIMITS, EFFORT, seed):
+        blocks = sum(-(-(each.prompt_tokens + each.output_tokens) // 16) for each in load.sequences)
+        assert blocks <= LIMITS.blocks_total, load.name
+        assert len(load.sequences) <= LIMITS.max_sequences
+        assert max(each.prompt_tokens + each.output_tokens for each in load.sequences) <= LIMITS.max_model_len
+
+
+def test_lengths_and_batches_double_up_to_the_limits() -> None:
+    assert plan.lengths(LIMITS, EFFORT) == [16, 32, 64, 128, 256]
+    assert plan.batches(msgspec.structs.replace(LIMITS, max_sequences=12)) == [1, 2, 4, 8, 12]
+
+
+def test_rounds_hold_prompts_that_come_while_others_decode() -> None:
+    found = measured()
+
+    assert any(step.batch.prefills and step.batch.decodes for step in found.steps)
+
+
+def test_a_profile_finds_the_coefficients_of_the_engine_it_measures() -> None:
+    found = measured().model
+
+    assert found.fixed == pytest.approx(TRUE.fixed, rel=0.02)
+    assert found.per_decode == pytest.approx(TRUE.per_decode, rel=0.05)
+    assert found.per_prefill_token == pytest.approx(TRUE.per_prefill_token, rel=0.1)
+    assert found.per_context_token == pytest.approx(TRUE.per_context_token, rel=0.05)
+
+
+def test_noise_in_the_measurement_shows_in_the_errors_and_hardly_in_the_model() -> None:
+    found = measured(noise=0.1)
+
+    assert 0.01 < found.errors.mean < 0.12
+    assert found.model.fixed == pytest.approx(TRUE.fixed, rel=0.1)
+
+
+def test_whole_rounds_are_held_out_and_the_fit_does_not_see_them() -> None:
+    found = measured()
+    by_round: dict[str, set[bool]] = {}
+    for step in found.steps:
+        by_round.setdefault(step.round, set()).add(step.held_out)
+
+    assert all(len(kinds) == 1 for kinds in by_round.values())
+    assert found.errors.steps == sum(step.held_out for step in found.steps)
+    assert 0.2 < sum(True in kinds for kinds in by_round.values()) / len(by_round) < 0.45
+
+
+def test_a_cost_of_the_longest_sequence_is_found_where_there_is_one() -> None:
+    truth = msgspec.structs.replace(TRUE, per_longest_token=2_000.0)
+    batches = [
+        BatchComposition(decodes=count, context_tokens=count * mean, longest_context=mean * skew)
+        for count in (2, 4, 8)
+        for mean in (50, 200, 800)
+        for skew in (1, 2)
+    ]
+    samples = [(batch, float(truth.duration_ns(batch))) for batch in batches]
+
+    found = with_longest(TRUE, samples)
+
+    assert found.per_longest_token > 0
+    assert judge(found, samples).mean < judge(TRUE, samples).mean
+    assert with_longest(TRUE, [(batch, float(TRUE.duration_ns(batch))) for batch in batches]) == TRUE
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        fit([(BatchComposition(decodes=1, context_tokens=1), 1000.0)])
+
+
+def test_repeats_that_compute_something_else_are_refused() -> None:
+    load = Round(name="odd", sequences=(PlannedSequence(prompt_tokens=1, output_tokens=1),))
+    one, other = (
+        RoundRecord(round=load, steps=[_step(BatchComposition(prefills=1, prefill_tokens=tokens))]) for tokens in (1, 2)
+    )
+
+    with pytest.raises(ValueError, match="odd"):
+        profile.least([one, other], False, set())
+
+
+def test_the_least_disturbed_time_of_a_step_counts() -> None:
+    load = Round(name="even", sequences=(PlannedSequence(prompt_tokens=1, output_tokens=1),))
+    batch = BatchComposition(prefills=1, prefill_tokens=1)
+    repeats = [RoundRecord(round=load, steps=[_step(batch, wall_ns=ns, cpu_ns=ns // 2)]) for ns in (900, 500, 700)]
+
+    assert [step.ns for step in profile.least(repeats, False, set())] == [500]
+    assert [step.ns for step in profile.least(repeats, True, set())] == [250]
+
+
+def test_a_sequences_record_holds_its_normalised_latency_and_mean_batch_features() -> None:
+    load = Round(
+        name="two",
+        sequences=(
+            PlannedSequence(prompt_tokens=10, output_tokens=2),
+            PlannedSequence(prompt_tokens=20, output_tokens=1, at_step=1),
+        ),
+    )
+    steps = [
+        _step(BatchComposition(prefills=1, prefill_tokens=10, context_tokens=10), sequences=(0,), wall_ns=100),
+        _step(BatchComposition(decodes=1, prefills=1, context_tokens=31), sequences=(0, 1), wall_ns=300),
+    ]
+
+    first, second = sequence_records(RoundRecord(round=load, steps=steps))
+
+    assert (first.latency_ns, first.normalised_latency_ns) == (400, 200.0)
+    assert (second.latency_ns, second.normalised_latency_ns) == (300, 300.0)
+    assert (first.batch_size, first.prompt_tokens_sum) == (1.5, (10 + 30) / 2)
+    assert first.prompt_tokens_squared_sum == (100 + 500) / 2
+    assert (first.context_tokens_sum, second.context_tokens_sum) == (20.5, 31.0)
+
+
+def test_a_profile_writes_a_file_that_loads_as_the_same_model_and_what_it_was_made_of(tmp_path: Path) -> None:
+    found = measured()
+
+    parameters, measurements, picture = write(found, tmp_path / "mine.toml")
+
+    assert load_step_time(str(parameters)) == found.model
+    content = json.loads(measurements.read_text())
+    assert len(content["steps"]) == len(found.steps)
+    assert {"normalised_latency_ns", "batch_size", "context_tokens_sum"} <= set(content["sequences"][0])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere", "--output", "a.toml"], "config.json"),
+        (["cpu-8m", "--engine", "modelled", "--output", "a.json"], ".toml"),
+        (["abacus", "--engine", "modelled", "--output", "a.toml"], "abacus"),
+        (["cpu-8m", "--engine", "modelled", "--output", "nowhere/a.toml"], "nowhere"),
+        (["cpu-8m", "--engine", "modelled", "--repeats", "0", "--output", "a.toml"], "--repeats"),
+        (["cpu-8m", "--engine", "modelled", "--max-num-seqs", "0", "--output", "a.toml"], "max_sequences"),
+    ],
+)
+def test_the_verb_says_in_one_sentence_what_is_wrong(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", *words]) == 1
+
+    assert said in capsys.readouterr().err
+
+
+def _step(
+    batch: BatchComposition, *, sequences: tuple[int, ...] = (0,), wall_ns: int = 1, cpu_ns: int = 1
+) -> StepRecord:
+    return StepRecord(batch=batch, sequences=sequences, wall_ns=wall_ns, cpu_ns=cpu_ns)

@@ -1,0 +1,136 @@
+"""Kernel tables: what is read out of them, what is refused, and what they compile into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.kernel_table import KernelTableStepTime
+from millrace.enginemodel.measured import Profile, Surface
+from millrace.enginemodel.parallel import AllReduce
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
+from millrace.profiling.published import published, published_names
+
+LAYERS = 3
+LINEAR = Profile((1, 8, 64), (1000.0, 1200.0, 5000.0))
+DECODE = Surface((1, 4), (Profile((1, 100), (10.0, 60.0)), Profile((1, 100), (12.0, 212.0))))
+PREFILL = Surface((16, 64), (Profile((0, 64), (5.0, 15.0)), Profile((0, 64), (30.0, 90.0))))
+TABLE = KernelTableStepTime(
+    layers=LAYERS,
+    linear=LINEAR,
+    decode=DECODE,
+    prefill=PREFILL,
+    head=Profile((1, 8), (100.0, 170.0)),
+    host_fixed=50.0,
+    host_per_sequence=2.0,
+)
+LIMITS = EngineParameters(max_sequences=8, token_budget=128, max_model_len=256, blocks_total=64)
+
+
+def _ns(model: KernelTableStepTime, batch: BatchComposition) -> float:
+    return model.cost(LIMITS).duration_fs(batch) / 1e6
+
+
+@pytest.mark.parametrize(("size", "ns"), [(1, 1000), (8, 1200), (4.5, 1100), (0.5, 1000), (120, 8800)])
+def test_a_profile_draws_straight_lines_and_goes_on_beyond_its_last_point(size: float, ns: float) -> None:
+    assert LINEAR.at(size) == pytest.approx(ns)
+
+
+def test_a_decode_step_is_the_sum_of_its_kernels() -> None:
+    step = BatchComposition(decodes=4, context_tokens=400, longest_context=100)
+
+    assert _ns(TABLE, step) == pytest.approx(LAYERS * (LINEAR.at(4) + 212) + (100 + 30) + 4 * 2 + 50)
+
+
+@pytest.mark.parametrize("decodes", range(1, 9))
+def test_decode_attention_lies_between_measured_batches_for_every_number_of_sequences(decodes: int) -> None:
+    step = BatchComposition(decodes=decodes, context_tokens=decodes * 50)
+
+    attention = LAYERS * DECODE.at(decodes, 50)
+    rest = LAYERS * LINEAR.at(decodes) + 100 + 10 * (decodes - 1) + 2 * decodes + 50
+    assert _ns(TABLE, step) == pytest.approx(attention + rest, rel=1e-6)
+
+
+@pytest.mark.parametrize(("chunk", "before"), [(64, 0), (64, 64), (64, 32)])
+def test_prompt_attention_is_that_of_the_chunk_and_what_was_before_it(chunk: int, before: int) -> None:
+    step = BatchComposition(
+        prefills=1,
+        prefill_tokens=chunk,
+        context_tokens=before + chunk,
+        prefill_context_tokens=before + chunk,
+        prefill_work=chunk * (before + chunk / 2),
+    )
+
+    expected = LAYERS * (LINEAR.at(chunk) + PREFILL.at(chunk, before)) + 100 + 2 + 50
+    assert _ns(TABLE, step) == pytest.approx(expected, rel=1e-6)
+
+
+def test_two_short_prompts_cost_less_attention_than_one_of_their_sum() -> None:
+    whole = BatchComposition(prefills=1, prefill_tokens=64, context_tokens=64, prefill_work=64 * 32)
+    halves = BatchComposition(prefills=1, prefill_tokens=64, context_tokens=64, prefill_work=2 * 32 * 16)
+
+    assert _ns(TABLE, halves) < _ns(TABLE, whole)
+
+
+def test_a_group_of_gpus_waits_for_two_all_reduces_in_each_layer() -> None:
+    reduce = AllReduce.straight(latency=7.0, bytes_per_second=1e9)
+    group = KernelTableStepTime(
+        layers=LAYERS, linear=LINEAR, decode=DECODE, prefill=PREFILL, all_reduce=reduce, hidden_bytes=10
+    )
+    alone = KernelTableStepTime(layers=LAYERS, linear=LINEAR, decode=DECODE, prefill=PREFILL)
+    step = BatchComposition(decodes=4, context_tokens=400)
+
+    assert _ns(group, step) - _ns(alone, step) == pytest.approx(2 * LAYERS * (7 + 4 * 10))
+
+
+def test_an_operator_faster_than_the_hardware_is_taken_for_not_measured(tmp_path: Path) -> None:
+    hardware = tables.Hardware("slow", bytes_per_second=1e9, flops=1e12)
+    file = tmp_path / "mlp.csv"
+    _write_vidur(file, {16: 1.0, 32: 0.0001, 64: 3.0})  # a projection of 64 x 64 weights takes 0.016 ms at least
+
+    linear = tables.vidur_linear(file, hardware)
+
+    others = 8 * 0.5e6  # of one layer's other operators
+    assert linear.at(32) - others == pytest.approx(1e6 + (3e6 - 1e6) / 3)
+
+
+def test_a_table_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing\.csv: cannot be read"):
+        tables_servingsim.linear(tmp_path / "nothing.csv")
+
+
+def test_a_table_without_a_column_is_refused_with_both_names(tmp_path: Path) -> None:
+    file = tmp_path / "dense.csv"
+    file.write_text("layer,time_us\nqkv_proj,3.0\n")
+
+    with pytest.raises(ValueError, match=r"dense\.csv: no column tokens"):
+        tables_servingsim.linear(file)
+
+
+def test_a_matrix_product_between_measured_sizes_lies_between_their_times(tmp_path: Path) -> None:
+    rows = [f"{m},{n},64,{m * n / 1e4}" for m in (1, 16) for n in (100, 300)]
+    (tmp_path / "gpu_gemm.csv").write_text("\n".join(["m,n,k,latency", *rows]))
+
+    product = tables_aiconfigurator.matrix_product(tables_aiconfigurator.Files(tmp_path, "gpu"), outputs=200, inputs=64)
+
+    assert product.at(16) == pytest.approx(16 * 200 / 1e4 * 1e6)
+
+
+def test_an_engine_that_is_not_published_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=published_names()[0]):
+        published("abacus", tmp_path)
+
+
+def _write_vidur(file: Path, projection_ms: dict[int, float]) -> None:
+    """A profile in which only ``attn_post_proj`` differs by tokens."""
+    names = [f"time_stats.{name}.median" for name in tables.LAYER_OPERATORS]
+    header = [
+        "num_tokens", "num_tensor_parallel_workers", "n_embd", "n_expanded_embd", "n_head", "n_kv_head", *names
+    ]  # fmt: skip
+    lines = [",".join(header)]
+    for tokens, ms in projection_ms.items():
+        values = [ms if "attn_post_proj" in name else 0.5 for name in names]
+        lines.append(",".join(str(value) for value in [tokens, 1, 64, 64, 1, 1, *values]))
+    file.write_text("\n".join(lines))
