@@ -11,6 +11,7 @@ from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from services.coordinator.metrics import CoordinatorCollector, ProvisioningFigures
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
 from services.predictor.metrics import PredictorMetrics
@@ -58,11 +59,17 @@ def tagger(registry: CollectorRegistry) -> None:
     registry.register(TaggerCollector(TaggerFigures))
 
 
+def coordinator(registry: CollectorRegistry) -> None:
+    """Provisioning."""
+    registry.register(CoordinatorCollector(ProvisioningFigures()))
+
+
 SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
     ("Ingress", ingress),
     ("Predictor", predictor),
     ("Worker", worker),
     ("Tagger", tagger),
+    ("Coordinator", coordinator),
     ("Every service", every_service),
 )
 

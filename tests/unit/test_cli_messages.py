@@ -11,7 +11,7 @@ from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
 from millrace.contracts.message import Body
-from millrace.contracts.observers import CandidateScore, DecisionMade
+from millrace.contracts.observers import CandidateScore, DecisionMade, ProvisioningDecided
 from millrace.contracts.worker import AcknowledgeSequences, Sampling, SubmitSequence
 
 AT_NS = 1_795_245_192_986_000_000
@@ -84,6 +84,20 @@ def test_a_decision_shows_who_was_chosen_by_what_with_which_scores() -> None:
         scores=[CandidateScore("w0", 12.0), CandidateScore("w1", 0.0, "draining")],
     )
     assert "dispatch to w0 by least_tokens [w0:12 w1:draining] fewest tokens" in line(decision)
+
+
+def test_a_provisioning_decision_shows_what_is_asked_for_and_why() -> None:
+    decision = ProvisioningDecided(
+        model="m",
+        coordinator="c",
+        strategy="relief",
+        action="stop",
+        count=1,
+        instances=["w2"],
+        reason="utilisation 0.1 below 0.2 for 120 s",
+        serving=3,
+    )
+    assert "stop 1 [w2] by relief: utilisation 0.1 below 0.2 for 120 s; serving=3 starting=0" in line(decision)
 
 
 def test_an_unknown_version_is_read_without_types() -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from millrace.contracts.ingress import SequencesReturned, TokenChunk, TokensGenerated, TokensResent
 from millrace.contracts.message import Body
-from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
@@ -160,6 +160,14 @@ def _finished(body: RequestFinished) -> str:
     )
 
 
+def _provisioning(body: ProvisioningDecided) -> str:
+    whom = f" {bounded_list(body.instances)}" if body.instances else ""
+    return (
+        f"{body.action} {body.count}{whom} by {body.strategy}: {body.reason}; serving={body.serving} "
+        f"starting={body.starting} stopping={body.stopping} utilisation={body.utilisation:.2g}"
+    )
+
+
 def _presence(body: ServicePresence) -> str:
     return f"{body.role} {body.name} {body.state.value} {body.url}".rstrip()
 
@@ -194,6 +202,7 @@ _SUMMARIES: dict[type[Body], Callable[[Body], str]] = dict(
         _entry(InstanceSummary, _summary),
         _entry(DecisionMade, _decision),
         _entry(RequestFinished, _finished),
+        _entry(ProvisioningDecided, _provisioning),
         _entry(ServicePresence, _presence),
         _entry(InstanceRecord, _record),
         _entry(Plan, _plan),
