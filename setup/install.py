@@ -4,13 +4,15 @@
     .venv/bin/python setup/install.py --for test -- tests/unit
 
 Layers: ``control`` is everything but vLLM (seconds), ``dev`` is checks and tests, ``engine`` is torch and vLLM
-(minutes). With ``--for VERB`` the verb's own arguments decide: modelled engines need no vLLM. A stamp per layer holds
-a hash of what it was installed from, so an up-to-date environment costs one file read per layer.
+(minutes). The control layer also builds ``native/``, and goes on without where there is no C++ compiler. With ``--for
+VERB`` the verb's own arguments decide: modelled engines need no vLLM. A stamp per layer holds a hash of what it was
+installed from, so an up-to-date environment costs one file read per layer.
 
 Only the standard library is used: this runs before anything is installed.
 
 Environment:
     MILLRACE_ENGINE_EXTRA: ``cpu``, ``gpu`` or ``none``; by default gpu where nvidia-smi is found, else cpu.
+    CXX: C++ compiler of the native module; by default c++, g++ or clang++.
     PIP_INDEX_URL, PIP_EXTRA_INDEX_URL: read by pip. Where the default index brings CUDA builds of torch to a machine
         without a GPU, name PyTorch's CPU index in PIP_EXTRA_INDEX_URL.
 """
@@ -33,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(sys.prefix)
 STAMPS = VENV / "stamps"
 LOG = VENV / "setup.log"
+NATIVE = ROOT / "native"
+COMPILERS = ("c++", "g++", "clang++")
 
 #: A slow mirror needs ten minutes for vLLM's 3 GB; three times that is a hang.
 PIP_SECONDS_MAX = 1800
@@ -106,6 +110,7 @@ def _install_layer(layer: str) -> None:
         _once("control", _hash_of("locks/control.txt"), _install_control)
         # The entry points are written at install time; the code itself is read from the tree.
         _once("millrace", _package_hash(), _install_millrace)
+        _build_native_once()
     elif layer == "dev":
         _once("dev", _hash_of("locks/control.txt", "locks/dev.txt"), _install_dev)
     elif layer == "cpu":
@@ -149,6 +154,50 @@ def _require_libnuma() -> None:
             "vLLM's CPU kernels need libnuma.so.1, which is not on this machine; get it with "
             "'apt-get install libnuma1' or 'dnf install numactl-libs', then run the same command again"
         ) from failure
+
+
+def _build_native_once() -> None:
+    """Builds the native module, or says why it is not there: everything works without, forecasts take longer."""
+    if not NATIVE.exists():
+        return  # an image that is only made of Python
+    stamp, wanted = STAMPS / "native", _native_hash()
+    known = stamp.read_text() if stamp.exists() else ""
+    if not known.startswith(wanted):
+        stamp.unlink(missing_ok=True)
+        known = wanted + _why_no_native()
+        stamp.write_text(known)
+    if reason := known.removeprefix(wanted):
+        print(f"setup: native module not built: {reason}; forecasts run in Python, slower", file=sys.stderr)
+
+
+def _why_no_native() -> str:
+    """Builds it. Returns why that did not work, else nothing."""
+    # One built from other sources might not fit the Python beside it.
+    _quietly("uninstall", "--yes", "millrace-native")
+    if _compiler() is None:
+        return "no C++ compiler on this machine (g++ or clang++, C++20)"
+    try:
+        _pip("the native module (a minute)", "--no-deps", "--no-build-isolation", "./native")
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        failed = [line.strip() for line in LOG.read_text(errors="replace").splitlines() if "error" in line.lower()]
+        return f"{failed[0][:160] if failed else 'the build failed'} (all of it: pip install ./native)"
+    return ""
+
+
+def _compiler() -> str | None:
+    named = os.environ.get("CXX")
+    return next((path for name in ([named] if named else COMPILERS) if (path := shutil.which(name))), None)
+
+
+def _native_hash() -> str:
+    """Changes with the sources, with Python, and when a compiler comes or goes."""
+    files = sorted(path for path in NATIVE.rglob("*") if path.is_file() and not _is_built(path))
+    content = _hash_of(*(str(path.relative_to(ROOT)) for path in files))
+    return hashlib.sha256(f"{content} {_compiler()}".encode()).hexdigest()
+
+
+def _is_built(path: Path) -> bool:
+    return any(part in ("build", "__pycache__") for part in path.relative_to(NATIVE).parts)
 
 
 def _install_gpu() -> None:
@@ -204,6 +253,12 @@ def _pip(what: str, *arguments: str) -> None:
                 process.wait(timeout=30)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def _quietly(*arguments: str) -> None:
+    """Runs pip for something whose failure changes nothing."""
+    command = [sys.executable, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PIP_SECONDS_MAX, check=False)
 
 
 def _wait_with_progress(process: subprocess.Popen[bytes], what: str, began: float) -> None:

