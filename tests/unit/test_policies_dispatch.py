@@ -116,6 +116,23 @@ def test_a_policy_prefers_the_lower_load(policy, candidates, chosen):
         assert decide(policy, view(*candidates), seed=seed)[0].chosen == chosen
 
 
+@pytest.mark.parametrize("policy", ["infaas", "llumnix"])
+def test_most_free_memory_per_sequence_is_another_rule_than_least_used(policy):
+    # 500 used per sequence on an instance with room, 400 on one that is full.
+    asked = view(seen("full", used_tokens=16_000, running=40), seen("room", used_tokens=5_000, running=10))
+    assert decide(policy, asked)[0].chosen == "full"
+    assert decide(policy, asked, memory="free")[0].chosen == "room"
+
+
+def test_free_memory_counts_the_queue_for_llumnix_only():
+    asked = view(
+        seen("queue", used_tokens=4_000, running=10, waiting_prefill_tokens=9_000),
+        seen("none", used_tokens=8_000, running=10),
+    )
+    assert decide("infaas", asked, memory="free")[0].chosen == "queue"
+    assert decide("llumnix", asked, memory="free")[0].chosen == "none"
+
+
 @pytest.mark.parametrize("policy", NAMES)
 def test_without_candidates_nothing_is_chosen_and_the_state_stays(policy):
     decision, state = decide(policy, view())
