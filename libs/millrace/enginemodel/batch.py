@@ -24,7 +24,10 @@ class Batch:
         "context_tokens",
         "counts",
         "decodes",
+        "half_work",
         "preempted",
+        "prefill_context_tokens",
+        "prefill_tokens",
         "sampling",
         "sequences",
     )
@@ -38,6 +41,9 @@ class Batch:
         self.admitted = 0
         self.decodes = 0
         self.context_tokens = 0
+        self.prefill_tokens = 0
+        self.prefill_context_tokens = 0
+        self.half_work = 0  # doubled prefill work, a whole number
 
     def put(self, sequence: ScheduledSequence, count: int) -> None:
         """Adds ``count`` tokens of a sequence and advances what it has computed."""
@@ -47,6 +53,8 @@ class Batch:
         self.computed_before.append(computed)
         if count == 1 and computed >= sequence.prompt_tokens and computed + 1 >= sequence.total:
             self.decodes += 1  # is_decode, without the call
+        else:
+            self._count_prefill(count, computed, 1)
         computed += count
         sequence.computed = computed
         self.context_tokens += computed
@@ -77,10 +85,18 @@ class Batch:
         count, before = self.counts[position], self.computed_before[position]
         del self.sequences[position], self.counts[position], self.computed_before[position]
         self.context_tokens -= before + count
-        self.decodes -= is_decode(sequence, count, before)
+        if is_decode(sequence, count, before):
+            self.decodes -= 1
+        else:
+            self._count_prefill(count, before, -1)
         if sequence in self.sampling:
             self.sampling.remove(sequence)
         return count
+
+    def _count_prefill(self, count: int, before: int, sign: int) -> None:
+        self.prefill_tokens += sign * count
+        self.prefill_context_tokens += sign * (before + count)
+        self.half_work += sign * count * (2 * before + count)
 
     @property
     def tokens(self) -> int:
@@ -89,27 +105,19 @@ class Batch:
 
     def composition(self, *, with_longest: bool = False) -> BatchComposition:
         """The figures that a step-time model wants. ``with_longest``: also the longest context, which costs a pass."""
-        prefills = len(self.sequences) - self.decodes
-        if not prefills:
-            longest = max((s.computed for s in self.sequences), default=0) if with_longest else 0
-            return BatchComposition(decodes=self.decodes, context_tokens=self.context_tokens, longest_context=longest)
-        work = prefill_context = longest = 0
-        prefill_tokens = sum(self.counts) - self.decodes
-        for sequence, count, before in zip(self.sequences, self.counts, self.computed_before, strict=True):
-            if is_decode(sequence, count, before):
-                longest = max(longest, before + count)
-            else:
-                work += count * (2 * before + count)
-                prefill_context += before + count
         return BatchComposition(
             decodes=self.decodes,
-            prefills=prefills,
-            prefill_tokens=prefill_tokens,
+            prefills=len(self.sequences) - self.decodes,
+            prefill_tokens=self.prefill_tokens,
             context_tokens=self.context_tokens,
-            prefill_work=work / 2,
-            prefill_context_tokens=prefill_context,
-            longest_context=longest,
+            prefill_work=self.half_work / 2,
+            prefill_context_tokens=self.prefill_context_tokens,
+            longest_context=self._longest_context() if with_longest else 0,
         )
+
+    def _longest_context(self) -> int:
+        shares = zip(self.sequences, self.counts, self.computed_before, strict=True)
+        return max((before + count for s, count, before in shares if is_decode(s, count, before)), default=0)
 
 
 def is_decode(sequence: ScheduledSequence, count: int, computed_before: int) -> bool:

@@ -57,6 +57,7 @@ class ModelledEngine:
         self._sequences: dict[str, ModelledSequence] = {}
         self._under_way: deque[_Step] = deque()
         self._depth = 2 if parameters.async_scheduling else 1
+        self.output_tokens = 0  # sampled so far
         self._step = 0
         self._last = _LastStep()
         self._decode_run: DecodeRun | None = None
@@ -174,6 +175,7 @@ class ModelledEngine:
                 ending.append(sequence)
         self.scheduler.advance_decodes(steps)
         self._step += steps
+        self.output_tokens += steps * len(self.scheduler.running)
         self._remainder_fs = run.elapsed_fs(steps) % FS_PER_NS
         self._last = _LastStep(*run.last(steps))
         return ending
@@ -221,6 +223,7 @@ class ModelledEngine:
     def _complete_one(self, now_ns: int) -> list[StepOutput]:
         step = self._under_way.popleft()
         self._step += 1
+        self.output_tokens += len(step.batch.sampling)
         self._last = _LastStep(step.composition, step.duration_ns)
         if self.parameters.async_scheduling:
             return self._sample_async(step.batch)
@@ -273,8 +276,7 @@ class ModelledEngine:
         """Appends the next token of a sequence and ends it where that was its last."""
         token = sequence.next_token()
         if sequence.total + 1 < sequence.check_at and sequence.announced and sequence.logprobs is None:
-            sequence.token_ids.append(token)
-            sequence.total += 1
+            sequence.append(token)
             if self.parameters.async_scheduling:
                 self.scheduler.name_settled(sequence)
             return StepOutput(sequence=sequence.sequence, token_ids=[token], preemptions=sequence.preemptions)

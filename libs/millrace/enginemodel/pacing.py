@@ -163,7 +163,9 @@ class PacedEngine:
         if at_ns < self._stalled_until_ns:
             self._clock.at(self._stalled_until_ns, partial(self._complete, round_number))
             return
-        self._say(self._stepped(at_ns))
+        stepped = self._stepped(at_ns)
+        if stepped.outputs or stepped.snapshot is not None or not self._run_ns_max:
+            self._say(stepped)
         self._begin()
 
     def _stepped(self, at_ns: int) -> EngineStepped:

@@ -306,7 +306,7 @@ class Scheduler:
             assert sequence.state is SequenceState.RUNNING
             assert sequence.slots == len(sequence.blocks) * self.parameters.block_size
             assert sequence.computed <= sequence.slots
-            assert sequence.total == len(sequence.token_ids)
+            assert not self.parameters.prefix_caching or sequence.total == len(sequence.token_ids)
         for sequence in self.waiting:
             assert sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
             assert not sequence.blocks, "a waiting sequence holds blocks"

@@ -13,26 +13,31 @@ from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.enginemodel.stream import ModelledSequence
 
-#: Every output token. Content means nothing where lengths are scripted; prompts tell sequences apart.
-TOKEN = 97
+#: Every output token: the letter a in the simulator's vocabulary of bytes. Content means nothing where lengths are
+#: scripted; prompts tell sequences apart.
+TOKEN = 64
 
 #: Output length of a sequence by its id, tokens, the end of sequence included.
 OutputLength = Callable[[str], int]
 
 
 class ScriptedSequence(ModelledSequence):
-    """Says TOKEN until its length is reached."""
+    """Says TOKEN until its length is reached. Its list of tokens stays the prompt where nobody looks for prefixes."""
 
-    __slots__ = ("_ends_at",)
+    __slots__ = ("_ends_at", "_keeps")
 
-    def __init__(self, source: EngineSequence, output_tokens: int, max_model_len: int) -> None:
+    def __init__(self, source: EngineSequence, output_tokens: int, parameters: EngineParameters) -> None:
         sampling = source.sampling
         assert not sampling.stop_token_ids, "a scripted sequence knows no stop tokens"
         assert sampling.logprobs is None, "a scripted sequence knows no log-probabilities"
+        self._keeps = parameters.prefix_caching
+        known = (
+            source.prompt_token_ids + source.output_token_ids if source.output_token_ids else source.prompt_token_ids
+        )
         ScheduledSequence.__init__(
             self,
             source.sequence,
-            source.prompt_token_ids + source.output_token_ids,
+            known[:] if self._keeps else known,
             prompt_tokens=len(source.prompt_token_ids),
             max_tokens=sampling.max_tokens,
             arrival_ns=source.arrival_ns,
@@ -44,11 +49,22 @@ class ScriptedSequence(ModelledSequence):
         self.announced = False
         self.told = self.total
         self._ends_at = self.prompt_tokens + output_tokens
-        self.check_at = min(self._ends_at, self.prompt_tokens + sampling.max_tokens, max_model_len)
+        self.check_at = min(self._ends_at, self.prompt_tokens + sampling.max_tokens, parameters.max_model_len)
 
     def extend(self, steps: int) -> None:
-        self.token_ids += [TOKEN] * steps
+        if self._keeps:
+            self.token_ids += [TOKEN] * steps
         self.total += steps
+
+    def append(self, token_id: int) -> None:
+        if self._keeps:
+            self.token_ids.append(token_id)
+        self.total += 1
+
+    def untold(self) -> list[int]:
+        token_ids = [TOKEN] * (self.total - self.told)
+        self.told = self.total
+        return token_ids
 
     def next_token(self) -> int:
         return TOKEN
@@ -70,4 +86,4 @@ class ScriptedEngine(ModelledEngine):
         self._output_length = output_length
 
     def _sequence(self, source: EngineSequence) -> ModelledSequence:
-        return ScriptedSequence(source, self._output_length(source.sequence), self.parameters.max_model_len)
+        return ScriptedSequence(source, self._output_length(source.sequence), self.parameters)

@@ -63,12 +63,17 @@ class _VirtualClock:
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
+        self._queue = process.simulation.queue
 
     def now_ns(self) -> int:
-        return self._process.now_ns
+        return self._queue.now_ns
 
     def at(self, time_ns: int, callback: Callable[[], None]) -> None:
-        self._process.after(max(0, time_ns - self._process.now_ns), callback)
+        self._queue.at(time_ns, self._call, callback)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        if self._process.alive:
+            callback()
 
 
 def simulated_engines(

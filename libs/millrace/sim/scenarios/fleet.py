@@ -6,7 +6,6 @@ from collections.abc import Callable
 from random import Random
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig
@@ -28,7 +27,7 @@ from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 from millrace.sim.scenarios import lengths_known, observer
 from millrace.sim.scenarios.clients import CountingClients
 from millrace.sim.scenarios.lengths_known import KnowingTagger
-from millrace.sim.scenarios.observer import Observer
+from millrace.sim.scenarios.observer import Observer, Sample
 from millrace.sim.scenarios.spec import Group, ScenarioSpec
 from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.actor import CoordinatorActor
@@ -76,7 +75,9 @@ class Fleet:
     Attributes:
         simulation: Its clock and network.
         clients: Submit calls here.
-        observer: What was heard of requests and instances.
+        observer: What was heard of requests.
+        samples: The engines, looked at now and then.
+        metrics: Of all ingresses, in all incarnations.
         engines: Engine of each instance's present incarnation.
     """
 
@@ -100,10 +101,11 @@ class Fleet:
         self._groups: dict[str, Group] = {}
         self._roles: dict[Role, list[SimActor]] = {}
         self._down: set[str] = set()
-        self.observer = Observer(
-            name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, sample_ns=spec.intervals.sample_ms * MILLISECOND
-        )
+        self.observer = Observer(name="observer", cluster=CLUSTER, begin_ns=self.begin_ns)
+        self.samples: list[Sample] = []
+        self.metrics: list[IngressMetrics] = []
         self._build()
+        self.simulation.after(WARM_NS, self._sample)
         self._host = self._provisioned() if spec.provisioning.on else None
         if spec.faults:
             self.simulation.after(WATCH_NS, self._watch)
@@ -226,13 +228,27 @@ class Fleet:
             tagging=TaggingConfig(mode="never" if spec.prediction.kind == "none" else "needed"),
             continuation=ContinuationConfig(stall_s=spec.cluster.stall_s, queue_stall_s=spec.cluster.stall_s),
         )
+        self.metrics.append(IngressMetrics())
         return IngressActor(
             config=config,
             incarnation=incarnation,
             models={MODEL: self._text},
-            metrics=IngressMetrics(CollectorRegistry()),
+            metrics=self.metrics[-1],
             rng=Random(f"{spec.seed}/{name}/{incarnation}"),
         )
+
+    # What is seen from outside
+
+    def fallbacks(self) -> int:
+        """Decisions of all ingresses that were made without the predictions that the policy asked for."""
+        return sum(metrics.fallbacks.total() for metrics in self.metrics)
+
+    def _sample(self) -> None:
+        """Looks at every engine that runs; none of them notices."""
+        at_ns = self.simulation.now_ns - self.begin_ns
+        running = {name: actor for name, actor in self.simulation.actors.items() if actor.process is not None}
+        self.samples += [_sampled(at_ns, name, self.engines[name]) for name in running if name in self.engines]
+        self.simulation.after(self.spec.intervals.sample_ms * MILLISECOND, self._sample)
 
     # The supervisor
 
@@ -277,6 +293,21 @@ class Fleet:
         self._down.discard(actor.name)
         self.restarts += 1
         self.simulation.start(actor)
+
+
+def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> Sample:
+    scheduler = engine.engine.scheduler
+    pool = scheduler.pool
+    return Sample(
+        at_ns,
+        name,
+        len(scheduler.running),
+        len(scheduler.waiting),
+        pool.blocks_total - pool.free,
+        pool.blocks_total,
+        scheduler.preemptions,
+        engine.engine.output_tokens,
+    )
 
 
 def _set_name(group: Group) -> str:

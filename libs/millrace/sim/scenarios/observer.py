@@ -1,4 +1,4 @@
-"""What watches a scenario: an actor that listens as `millrace tap` does, and keeps figures of what it hears."""
+"""What watches a scenario: an actor that listens to outcomes as `millrace tap` does, and keeps them as figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import msgspec
 
 from millrace.actor.effects import Effect, Subscribe
 from millrace.contracts.message import Message
-from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.status import InstanceSummary
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.subjects import Subjects
 
-ACCEPTS = (RequestFinished, DecisionMade, InstanceSummary)
+ACCEPTS = (RequestFinished,)
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -55,38 +54,22 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Observer:
-    """Owns the records. ``sample_ns``: summaries of one instance are kept at most so often."""
+    """Owns the records of requests. ``begin_ns``: beginning of the workload, unix ns of virtual time."""
 
-    def __init__(self, *, name: str, cluster: str, begin_ns: int, sample_ns: int) -> None:
+    def __init__(self, *, name: str, cluster: str, begin_ns: int) -> None:
         self.name = name
         self.finished: list[Finished] = []
-        self.samples: list[Sample] = []
-        self.decided: dict[str, int] = {}
-        self.fallbacks = 0
         self._subjects = Subjects(cluster)
         self._begin_ns = begin_ns
-        self._sample_ns = sample_ns
-        self._sampled_ns: dict[str, int] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens to outcomes, decisions and summaries of every model."""
-        prefix = self._subjects.prefix
-        return [
-            Subscribe(subject=f"{prefix}.outcome.*"),
-            Subscribe(subject=f"{prefix}.decision.*"),
-            Subscribe(subject=self._subjects.summaries()),
-        ]
+        """Listens to outcomes of every model."""
+        return [Subscribe(subject=self._subjects.outcomes())]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """Keeps what it hears; says nothing."""
-        body = message.body
-        if isinstance(body, InstanceSummary):
-            self._on_summary(body)
-        elif isinstance(body, RequestFinished):
-            self._on_finished(body)
-        elif isinstance(body, DecisionMade):
-            self.decided[body.policy] = self.decided.get(body.policy, 0) + 1
-            self.fallbacks += bool(body.fallback)
+        if isinstance(message.body, RequestFinished):
+            self._on_finished(message.body)
         return []
 
     def _on_finished(self, body: RequestFinished) -> None:
@@ -108,26 +91,9 @@ class Observer:
             )
         )
 
-    def _on_summary(self, body: InstanceSummary) -> None:
-        if body.at_ns - self._sampled_ns.get(body.instance, 0) < self._sample_ns or body.at_ns < self._begin_ns:
-            return
-        self._sampled_ns[body.instance] = body.at_ns
-        self.samples.append(
-            Sample(
-                body.at_ns - self._begin_ns,
-                body.instance,
-                body.running,
-                body.waiting,
-                body.blocks_total - body.blocks_free,
-                body.blocks_total,
-                body.preemptions,
-                body.output_tokens_total,
-            )
-        )
-
     def snapshot(self) -> dict[str, Any]:
         """How much was kept."""
-        return {"name": self.name, "finished": len(self.finished), "samples": len(self.samples)}
+        return {"name": self.name, "finished": len(self.finished)}
 
     def check_invariants(self) -> None:
         """Every request ends once."""

@@ -42,6 +42,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         virtual_s: Virtual time from the first possible arrival on.
         outcomes: Calls by how they ended; ``open`` for those that never did.
         details: First detail of each kind of failure.
+        fallbacks: Decisions that were made without the predictions that the policy asked for.
         engine_steps: Steps of all engines.
     """
 
@@ -52,7 +53,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     virtual_s: float
     outcomes: dict[str, int]
     details: dict[str, str]
-    decided: dict[str, int]
     fallbacks: int
     engine_steps: int
     finished: list[Finished]
@@ -154,11 +154,10 @@ class _Run:
             virtual_s=(sim.now_ns - fleet.begin_ns) / SECOND,
             outcomes={**outcomes, "open": still_open} if still_open else outcomes,
             details=fleet.clients.details,
-            decided=fleet.observer.decided,
-            fallbacks=fleet.observer.fallbacks,
+            fallbacks=fleet.fallbacks(),
             engine_steps=sum(engine.engine.steps for engine in fleet.engines.values()),
             finished=fleet.observer.finished,
-            samples=fleet.observer.samples,
+            samples=fleet.samples,
         )
 
 
