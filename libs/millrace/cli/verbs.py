@@ -32,6 +32,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("sim", "run whole clusters in virtual time under random load and faults", "millrace.cli.sim"),
     Verb("train", "train a model from what a cluster recorded", "millrace.cli.train"),
     Verb("profile", "measure an engine's steps and write a step-time model", "millrace.cli.profile"),
+    Verb("capacity", "search the highest rate at which a scenario keeps an SLO", "millrace.cli.capacity"),
     Verb("probe", "whether a URL answers, for health checks", "millrace.cli.probe"),
     Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),
     Verb("schemas", "export the wire contract as JSON Schema and AsyncAPI", "millrace.cli.schemas"),
