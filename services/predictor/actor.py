@@ -22,7 +22,7 @@ Replicas: any number may serve the same instance. Each hears the same events and
 ``predictor``); they share nothing, and their answers differ by what is under way.
 
 Overload: a question costs one forecast (bounded by ``forecast``'s own bounds); late answers are the asker's to drop.
-State is bounded by INSTANCES_MAX, PLACEMENTS_MAX, MODELS_MAX; what is beyond is ignored, counted, logged once.
+State is bounded (INSTANCES_MAX and its neighbours); what is beyond is ignored, counted, logged once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.steptime import StepTimeModel
 
 from services.predictor.answering import Answers, candidate, fault
-from services.predictor.calibration import Calibration
+from services.predictor.calibration import Calibration, Kins
 from services.predictor.config import PredictorConfig
 from services.predictor.lengths import LearntLengths
 from services.predictor.metrics import PredictorMetrics
@@ -91,10 +91,10 @@ class PredictorActor:
         self._config = config
         self._subjects = Subjects(config.bus.cluster)
         self._incarnation = incarnation
-        self._step_times = step_times
         self._transit_ns = config.transit_us * 1_000
         self._answers = Answers(metrics, transit_ns=self._transit_ns)
         self._instances: dict[str, Instance] = {}
+        self._kins = Kins(step_times)
         self._lengths: dict[str, LearntLengths] = {}
         self._whereabouts: dict[str, Instance] = {}  # of placements, by sequence
         self._said: set[str] = set()
@@ -155,21 +155,20 @@ class PredictorActor:
         return effects + self._register(token, record, known)
 
     def _register(self, token: str, record: InstanceRecord, known: Instance | None) -> list[Effect]:
-        model = self._step_times.get(record.step_time)
         try:
             parameters = parameters_of(record)
-            cost = model.cost(parameters) if model is not None else None
+            kin = self._kins.of(record, parameters)
         except ValueError as error:
             self._instances.pop(token, None)
             return self._say("error", "instance_unusable", instance=record.instance, error=str(error))
-        calibration = Calibration(cost, parameters, enabled=self._config.calibrate)
+        calibration = Calibration(kin, enabled=self._config.calibrate)
         instance = Instance(record=record, parameters=parameters, calibration=calibration)
         if known is not None:
             instance.dead_before_ns = known.dead_before_ns
-            if (known.parameters, known.record.step_time) == (parameters, record.step_time):
+            if known.calibration.kin is kin:
                 instance.calibration = known.calibration  # the same engine, started again
         self._instances[token] = instance
-        if model is not None:
+        if self._kins.knows(record.step_time):
             return []
         self.metrics.missing_sets += 1
         return self._say("warning", "step_time_unknown", step_time=record.step_time, model=record.model)
@@ -354,7 +353,7 @@ class PredictorActor:
 
     def _gauges(self) -> list[tuple[str, float, int]]:
         return [
-            (each.record.instance, each.calibration.scale.value, each.calibration.fits)
+            (each.record.instance, each.calibration.scale, each.calibration.kin.fits)
             for each in self._instances.values()
         ]
 
@@ -369,8 +368,8 @@ class PredictorActor:
                 "draining": each.draining,
                 "placements": list(each.placements),
                 "step_time": each.record.step_time,
-                "scale": each.calibration.scale.value,
-                "fits": each.calibration.fits,
+                "scale": each.calibration.scale,
+                "fits": each.calibration.kin.fits,
             }
             for token, each in sorted(self._instances.items())
         }

@@ -122,7 +122,7 @@ class Answers:
         refusal = asked.refusal(instance.parameters)
         if refusal is not None:
             return NoPredictionReason.TOO_LONG, refusal
-        if instance.calibration.cost is None:
+        if instance.calibration.kin.cost is None:
             name = record.step_time or "none"
             return NoPredictionReason.NO_STEP_TIME, f"step-time set {name!r} is not here, and too few steps were seen"
         return None
@@ -181,7 +181,7 @@ class Answers:
         for sequence in instance.drop_shown():
             self._metrics.placements.add("shown")
             forecaster.forget(sequence)
-        forecaster.set_scale(instance.calibration.scale.value)
+        forecaster.set_scale(instance.calibration.scale)
         forecaster.load(snapshot)
         instance.rolled, instance.rolled_ns = snapshot, snapshot.at_ns
         for sequence, placement in instance.placements.items():
@@ -189,14 +189,13 @@ class Answers:
 
     def _forecaster(self, instance: Instance, lengths: LearntLengths) -> Forecaster:
         """The instance's own; a new one where what it is built from has changed."""
-        calibration = instance.calibration
-        built = instance.forecaster
-        if built is not None and (instance.lengths_version, instance.fits) == (lengths.version, calibration.fits):
+        kin, built = instance.calibration.kin, instance.forecaster
+        if built is not None and (instance.lengths_version, instance.fits) == (lengths.version, kin.fits):
             return built
-        assert calibration.cost is not None
-        built = build(calibration.cost, instance, lengths)
+        assert kin.cost is not None
+        built = build(kin.cost, instance, lengths)
         instance.forecaster, instance.rolled = built, None
-        instance.lengths_version, instance.fits = lengths.version, calibration.fits
+        instance.lengths_version, instance.fits = lengths.version, kin.fits
         return built
 
 

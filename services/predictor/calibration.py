@@ -8,12 +8,14 @@ what a forecast adds up.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Mapping
 
+import msgspec
 import numpy as np
-from millrace.contracts.status import BatchComposition, StatusSnapshot
+from millrace.contracts.status import BatchComposition, InstanceRecord, StatusSnapshot
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost, after
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
 from scipy.optimize import nnls
 
 #: A scale beyond these says that the set is for another engine; more would only hide it.
@@ -27,6 +29,15 @@ FORGET = 0.01
 
 #: Observations that the set itself is worth at the start: the first step does not turn it over.
 PRIOR_STEPS = 5
+
+#: So many observations of its own weigh as much as what its kin have shown.
+KIN_STEPS = 10
+
+#: Kinds of instances that are remembered; each further instance is a kind of its own.
+KINS_MAX = 256
+
+#: Stands for any number of blocks that holds one sequence.
+BLOCKS_ANY = 1 << 40
 
 #: Longest run of decode steps between two snapshots that is taken as one observation.
 RUN_STEPS_MAX = 256
@@ -87,39 +98,85 @@ class StepFit:
         return fit(np.array(self._rows))
 
 
-class Calibration:
-    """What one instance's steps cost, as far as is known.
+class Kin:
+    """What instances of one kind have in common: same model, engine, limits and step-time set.
+
+    One that nobody was sent to yet is judged by its kin: with a set that is wrong, it would else look slower than the
+    ones that have shown their pace, and stay alone for ever.
 
     Attributes:
         cost: The known or fitted set; None while there is neither.
-        scale: Factor on it.
+        scale: Factor on it, over all of them.
         fits: How often ``cost`` was fitted anew.
     """
 
-    def __init__(self, cost: StepCost | None, parameters: EngineParameters, *, enabled: bool = True) -> None:
+    def __init__(self, cost: StepCost | None, parameters: EngineParameters) -> None:
         self.cost = cost
         self.scale = StepScale()
         self.fits = 0
         self._parameters = parameters
-        self._enabled = enabled
         self._fit = StepFit() if cost is None else None
+
+    def observe(self, batch: BatchComposition, duration_ns: int) -> None:
+        """Takes a step into the fit, where there is to be one."""
+        fitted = self._fit.observe(batch, duration_ns) if self._fit is not None else None
+        if fitted is not None:
+            self.cost, self.fits = fitted.cost(self._parameters), self.fits + 1
+
+
+class Kins:
+    """Finds the kin of an instance; makes it where it is the first of its kind."""
+
+    def __init__(self, step_times: Mapping[str, StepTimeModel]) -> None:
+        self._step_times = step_times
+        self._kins: dict[Hashable, Kin] = {}
+
+    def knows(self, step_time: str) -> bool:
+        """Whether that set is here."""
+        return step_time in self._step_times
+
+    def of(self, record: InstanceRecord, parameters: EngineParameters) -> Kin:
+        """Those of its kind. Engines of one kind differ by some blocks where they measured their memory."""
+        limits = msgspec.structs.replace(parameters, blocks_total=BLOCKS_ANY)
+        key = (record.model, record.engine, record.engine_version, record.step_time, limits)
+        kin = self._kins.get(key)
+        if kin is None:
+            model = self._step_times.get(record.step_time)
+            kin = Kin(model.cost(parameters) if model is not None else None, parameters)
+            if len(self._kins) < KINS_MAX:
+                self._kins[key] = kin
+        return kin
+
+
+class Calibration:
+    """What one instance's steps cost, as far as is known."""
+
+    def __init__(self, kin: Kin, *, enabled: bool = True) -> None:
+        self.kin = kin
+        self._own = StepScale()
+        self._enabled = enabled
+
+    @property
+    def scale(self) -> float:
+        """Factor on the cost: its own, and its kin's as long as it has shown little."""
+        own = self._own.steps
+        return (own * self._own.value + KIN_STEPS * self.kin.scale.value) / (own + KIN_STEPS)
 
     def observe(self, snapshot: StatusSnapshot, before: StatusSnapshot | None) -> None:
         """Learns from a snapshot with a new step and the one before it."""
         if not self._enabled or snapshot.step_duration_ns <= 0 or not _computed(snapshot.batch):
             return
-        if self._fit is not None:
-            fitted = self._fit.observe(snapshot.batch, snapshot.step_duration_ns)
-            if fitted is not None:
-                self.cost, self.fits = fitted.cost(self._parameters), self.fits + 1
-                self.scale = StepScale()
-        if self.cost is None:
+        self.kin.observe(snapshot.batch, snapshot.step_duration_ns)
+        cost = self.kin.cost
+        if cost is None:
             return
         steps = run_of_decodes(before, snapshot)
         if before is not None and steps:
-            self.scale.observe(snapshot.at_ns - before.at_ns, run_ns(self.cost, snapshot.batch, steps), steps)
+            measured_ns, predicted_ns = snapshot.at_ns - before.at_ns, run_ns(cost, snapshot.batch, steps)
         else:
-            self.scale.observe(snapshot.step_duration_ns, self.cost.duration_fs(snapshot.batch) / FS_PER_NS)
+            measured_ns, predicted_ns = snapshot.step_duration_ns, cost.duration_fs(snapshot.batch) / FS_PER_NS
+        for scale in (self._own, self.kin.scale):
+            scale.observe(measured_ns, predicted_ns, max(1, steps))
 
 
 def run_of_decodes(before: StatusSnapshot | None, later: StatusSnapshot) -> int:

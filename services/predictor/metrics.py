@@ -32,6 +32,11 @@ class Histogram:
         """Observations so far."""
         return sum(self._counts)
 
+    @property
+    def mean_ns(self) -> float:
+        """Mean of all observations."""
+        return self._sum_ns / max(1, self.count)
+
     def observe(self, duration_ns: int) -> None:
         """Counts one duration."""
         self._counts[bisect_left(self._bounds_ns, duration_ns)] += 1

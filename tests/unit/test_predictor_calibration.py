@@ -17,6 +17,7 @@ from services.predictor.calibration import (
     SCALE_MAX,
     SCALE_MIN,
     Calibration,
+    Kin,
     StepScale,
     run_ns,
     run_of_decodes,
@@ -133,27 +134,27 @@ def test_pauses_between_steps_count_in_a_run() -> None:
 
 def test_a_fit_finds_what_the_steps_follow() -> None:
     rng = random.Random(1)
-    calibration = Calibration(None, PARAMETERS)
+    calibration = Calibration(Kin(None, PARAMETERS))
     learn(calibration, steps(rng, 400))
-    assert calibration.cost is not None
+    assert calibration.kin.cost is not None
     for batch, duration_ns in steps(rng, 50):
-        predicted_ns = calibration.cost.duration_fs(batch) * calibration.scale.value / 1e6
+        predicted_ns = calibration.kin.cost.duration_fs(batch) * calibration.scale / 1e6
         assert predicted_ns == pytest.approx(duration_ns, rel=0.15)
 
 
 def test_a_fit_waits_for_enough_steps() -> None:
     seen = steps(random.Random(2), FIT_STEPS_MIN)
-    calibration = Calibration(None, PARAMETERS)
+    calibration = Calibration(Kin(None, PARAMETERS))
     learn(calibration, seen[:-1])
-    assert calibration.cost is None
+    assert calibration.kin.cost is None
     learn(calibration, seen[-1:])
-    assert (calibration.cost is not None, calibration.fits) == (True, 1)
+    assert (calibration.kin.cost is not None, calibration.kin.fits) == (True, 1)
 
 
 def test_a_fit_waits_for_prompts_however_many_decodes_it_saw() -> None:
-    calibration = Calibration(None, PARAMETERS)
+    calibration = Calibration(Kin(None, PARAMETERS))
     learn(calibration, steps(random.Random(3), 5 * FIT_STEPS_MIN, prefills=False))
-    assert calibration.cost is None
+    assert calibration.kin.cost is None
 
 
 def test_steps_that_a_stopped_process_made_long_do_not_spoil_a_fit() -> None:
@@ -162,11 +163,11 @@ def test_steps_that_a_stopped_process_made_long_do_not_spoil_a_fit() -> None:
         (batch, duration_ns * (50 if index % 20 == 0 else 1))
         for index, (batch, duration_ns) in enumerate(steps(rng, 200))
     ]
-    calibration = Calibration(None, PARAMETERS)
+    calibration = Calibration(Kin(None, PARAMETERS))
     learn(calibration, seen)
-    assert calibration.cost is not None
+    assert calibration.kin.cost is not None
     for batch, duration_ns in steps(rng, 30):
-        assert calibration.cost.duration_fs(batch) / 1e6 == pytest.approx(duration_ns, rel=0.25)
+        assert calibration.kin.cost.duration_fs(batch) / 1e6 == pytest.approx(duration_ns, rel=0.25)
 
 
 # in the actor
@@ -220,6 +221,31 @@ def test_a_restarted_engine_of_the_same_kind_keeps_what_was_learnt() -> None:
     predictor.register(record(step_time="", incarnation=6))
     predictor.send(snapshot(incarnation=6, at_ns=predictor.now_ns))
     assert isinstance(asked(predictor), LatencyPrediction)
+
+
+def test_an_instance_that_has_shown_nothing_is_judged_by_its_kin() -> None:
+    predictor = served()
+    predictor.register(record("w1", blocks_total=500), key="w1")
+    predictor.register(record("w2", token_budget=512), key="w2")
+    told(predictor, [(BatchComposition(decodes=1, context_tokens=40), 2 * STEP_MS * MS)] * 600)
+    scales = {name: scale for name, scale, _ in predictor.metrics.instances()}
+    assert scales["w0"] == pytest.approx(2.0, rel=0.02)
+    assert scales["w1"] == pytest.approx(2.0, rel=0.02)
+    assert scales["w2"] == 1.0
+
+
+def test_an_instance_slower_than_its_kin_is_soon_known_for_it() -> None:
+    predictor = served()
+    predictor.register(record("w1"), key="w1")
+    batch = BatchComposition(decodes=1, context_tokens=40)
+    for number in range(1, 150):
+        for name, factor in (("w0", 1), ("w1", 2)):
+            at_ns = START_NS + number * 20 * MS
+            told_ = snapshot(name, step=number, at_ns=at_ns, batch=batch, step_duration_ns=factor * STEP_MS * MS)
+            predictor.send(told_)
+    scales = {name: scale for name, scale, _ in predictor.metrics.instances()}
+    assert scales["w0"] == pytest.approx(1.0, rel=0.05)
+    assert scales["w1"] == pytest.approx(2.0, rel=0.05)
 
 
 def test_a_snapshot_told_again_is_not_learnt_from_twice() -> None:

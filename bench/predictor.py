@@ -1,0 +1,158 @@
+"""What a predictor's calibration and memory are worth: prediction errors in simulation where its step times are wrong.
+
+Engines follow one step-time set; the predictor is given that one, one that is wrong by a factor, one of other hardware,
+or none. Errors are of forecasts for requests placed by the `forecast` policy, lengths known, against what happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from millrace.actor.config import BusConfig
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.sim.runtime_sim import SECOND
+from millrace.sim.scenarios.fleet import CLUSTER, MODEL, Fleet
+from millrace.sim.scenarios.load import arrivals, call_of
+from millrace.sim.scenarios.spec import ScenarioSpec
+
+from services.predictor.actor import PredictorActor
+from services.predictor.config import PredictorConfig
+from services.predictor.metrics import PredictorMetrics
+
+TRUTH = "a30-llama-2-7b"
+GROUP = {
+    "name": "g",
+    "instances": 8,
+    "step_time": TRUTH,
+    "engine": {
+        "max_model_len": 4096,
+        "block_size": 16,
+        "blocks_total": 1056,
+        "max_sequences": 48,
+        "token_budget": 512,
+        "prefix_caching": False,
+    },
+}
+#: Name -> factor on the true set, other set, or nothing.
+SETS: dict[str, float | str] = {
+    "right": 1.0,
+    "1.5 times too fast": 1 / 1.5,
+    "1.5 times too slow": 1.5,
+    "4 times too fast": 0.25,
+    "an H100's": "h100-llama-2-7b",
+    "none": "",
+}
+
+
+class MisledFleet(Fleet):
+    """A fleet whose predictor has a set of its own choice under the name of the engines'."""
+
+    def __init__(
+        self, spec: ScenarioSpec, told: dict[str, StepTimeModel], config: dict[str, Any], **fields: Any
+    ) -> None:
+        self.metrics = PredictorMetrics(clock=time.perf_counter_ns)
+        self._told = told
+        self._config = config
+        super().__init__(spec, **fields)
+
+    def _predictor(self, name: str, incarnation: int) -> PredictorActor:
+        config = {"name": name, "transit_us": int(4 * self.spec.network.delay_us), **self._config}
+        return PredictorActor(
+            config=msgspec.convert({"bus": BusConfig(cluster=CLUSTER), **config}, PredictorConfig),
+            incarnation=incarnation,
+            step_times=self._told,
+            metrics=self.metrics,
+        )
+
+
+def main() -> int:
+    """Prints one row per set, with and without calibration."""
+    parser = argparse.ArgumentParser(prog="python -m bench predictor", description=__doc__)
+    parser.add_argument("--count", type=int, default=1_500, help="requests per run")
+    parser.add_argument("--rate", type=float, default=16.0, help="requests per second over 8 instances")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print(f"seed {options.seed}, {options.count} requests at {options.rate:g}/s on 8 engines of {TRUTH}\n")
+    head = f"{'the predictor has':<20} {'calibrated':>10} {'TTFT error':>11} {'e2e error':>10} {'e2e bias':>9}"
+    print(f"{head} {'mean e2e':>9} {'answered':>9} {'scale':>6} {'memory':>7} {'us':>5}")
+    for name, wrong in SETS.items():
+        for calibrate in (True, False):
+            print(row(options, name, wrong, calibrate=calibrate), flush=True)
+    return 0
+
+
+def row(options: argparse.Namespace, name: str, wrong: float | str, *, calibrate: bool) -> str:
+    """One run."""
+    fleet = run(options, wrong, calibrate=calibrate)
+    metrics, finished = fleet.metrics, fleet.observer.finished
+    ttft, e2e = (metrics.errors[figure] for figure in ("ttft", "e2e"))
+    mean_s = statistics.fmean(each.e2e_ns for each in finished) / SECOND
+    scale = statistics.fmean(scale for _, scale, _ in metrics.instances())
+    answered = metrics.predictions["predicted"]
+    share = answered / max(1, sum(metrics.predictions.values()))
+    figures = (
+        f"{percent(ttft.share, ttft.judged):>11} {percent(e2e.share, e2e.judged):>10} "
+        f"{-e2e.bias_ns / max(1, e2e.judged) / SECOND:>8.2f}s {mean_s:>8.2f}s {share:>9.1%} {scale:>6.2f} "
+        f"{metrics.remembered / max(1, answered):>7.1%} {metrics.handling.mean_ns / 1000:>5.0f}"
+    )
+    return f"{name:<20} {'yes' if calibrate else 'no':>10} {figures}"
+
+
+def percent(share: float, judged: int) -> str:
+    """Mean absolute percentage error."""
+    return f"{share / judged:.1%}" if judged else "-"
+
+
+def run(options: argparse.Namespace, wrong: float | str, *, calibrate: bool) -> MisledFleet:
+    """Runs every request to its end."""
+    spec = msgspec.convert(
+        {
+            "name": "predictor",
+            "seed": options.seed,
+            "cluster": {"groups": [GROUP]},
+            "dispatch": {"policy": "forecast"},
+            "workload": {"count": options.count, "arrivals": {"kind": "poisson", "rate_per_s": options.rate}},
+        },
+        ScenarioSpec,
+    )
+    load = arrivals(spec.workload, seed=spec.seed, folders=(Path(),))
+    fleet = MisledFleet(
+        spec,
+        told(wrong),
+        {"calibrate": calibrate},
+        step_times=load_step_time,
+        truth=lambda request: load[int(request[1:])].shape.output_tokens,
+    )
+    simulation = fleet.simulation
+    simulation.run(fleet.begin_ns)
+    for number, each in enumerate(load):
+        simulation.after(fleet.begin_ns + each.at_ns - simulation.now_ns, arrive, fleet, number, each)
+    while fleet.clients.ended < len(load):
+        simulation.run_for(SECOND)
+    return fleet
+
+
+def arrive(fleet: MisledFleet, number: int, each: Any) -> None:
+    """A call reaches the ingress."""
+    process = fleet.ingresses[0].process
+    assert process is not None
+    fleet.clients.submit(process, call_of(number, each, model=MODEL, max_model_len=4096, output_limit=0))
+
+
+def told(wrong: float | str) -> dict[str, StepTimeModel]:
+    """What the predictor finds under the engines' set's name."""
+    if wrong == "":
+        return {}
+    if isinstance(wrong, str):
+        return {TRUTH: load_step_time(wrong)}
+    right = load_step_time(TRUTH)
+    names = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work", "per_longest_token")
+    costs = {name: getattr(right, name) * wrong for name in names}
+    bends = tuple((tokens, ns * wrong) for tokens, ns in right.bends)
+    return {TRUTH: msgspec.structs.replace(right, bends=bends, **costs)}
