@@ -130,43 +130,48 @@ def read_answers(
     state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]], out: list[Effect]
 ) -> Answers:
     """What the answers are worth. Counts each of those asked once, and looks after the pause."""
-    predictions: dict[str, Prediction] = {}
-    notes: dict[str, str] = {}
+    read = Answers({}, {})
     since = dict(zip(pending.asked, pending.placements, strict=True))
-    results = state.metrics.forecasts
     for _, body in answers:
         name = body.instance if isinstance(body, LatencyPrediction | NoPrediction) else ""
-        if name not in since or name in predictions or name in notes:
-            results.add("unexpected")
-        elif isinstance(body, LatencyPrediction):
-            nonsense = _nonsense(state, body)
-            if nonsense:
-                notes[name] = nonsense
-                results.add("absurd")
-            else:
-                predictions[name] = _prediction(body, state.cluster.instances[name].placements - since[name])
-                results.add("answered")
+        if name in since and name not in read.predictions and name not in read.notes:
+            state.metrics.forecasts.add(_read(state, read, body, since[name]))
         else:
-            notes[name] = body.reason.value
-            results.add(body.reason.value)
+            state.metrics.forecasts.add("unexpected")
     for name in pending.asked:
-        if name not in predictions and name not in notes:
-            notes[name] = _SILENT
-            results.add("unanswered")
-    _look_after(state, pending, bool(answers), bool(predictions), out)
-    return Answers(predictions, notes)
+        if name not in read.predictions and name not in read.notes:
+            read.notes[name] = _SILENT
+            state.metrics.forecasts.add("unanswered")
+    _look_after(state, pending, answers, read, out)
+    return read
 
 
-def _nonsense(state: IngressState, body: LatencyPrediction) -> str:
-    """Why a prediction is not to be believed; empty where it is."""
-    if body.incarnation < state.cluster.instances[body.instance].incarnation:
-        return "of an earlier incarnation"
+def _read(state: IngressState, read: Answers, body: LatencyPrediction | NoPrediction, placements: int) -> str:
+    """Takes one answer in; how it is counted."""
+    name = body.instance
+    if isinstance(body, NoPrediction):
+        read.notes[name] = body.reason.value
+        return body.reason.value
+    instance = state.cluster.instances[name]
+    if body.incarnation < instance.incarnation:
+        read.notes[name] = "of an earlier incarnation"
+        return "outdated"
+    wrong = absurdity(body)
+    if wrong:
+        read.notes[name] = f"absurd: {wrong}"
+        return "absurd"
+    read.predictions[name] = _prediction(body, instance.placements - placements)
+    return "answered"
+
+
+def absurdity(body: LatencyPrediction) -> str:
+    """What is wrong with a prediction's numbers; empty where they can be."""
     if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or body.others < 0:
-        return "absurd: a negative time"
+        return "a negative time or count"
     if body.ttft_ns > body.e2e_ns:
-        return "absurd: a first token after the last"
+        return "a first token after the last"
     if max(body.e2e_ns, body.tpot_mean_ns, abs(body.others_delay_ns) // max(1, body.others)) > PREDICTED_MAX_NS:
-        return "absurd: more than an hour"
+        return "more than an hour"
     return ""
 
 
@@ -186,21 +191,26 @@ def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
 
 
 def _look_after(
-    state: IngressState, pending: PendingForecast, answered: bool, predicted: bool, out: list[Effect]
+    state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]], read: Answers, out: list[Effect]
 ) -> None:
-    """Counts silences, pauses after some, says once that predictions are missing and once that they are back."""
+    """Counts silences, pauses after some; the log has once what is wrong, and once that predictions are back."""
     model = pending.sequences[0].call.call.model
     health = state.predictors.setdefault(model, PredictorsHealth())
-    health.silences = 0 if answered else health.silences + 1
+    health.silences = 0 if answers else health.silences + 1
     if health.silences >= SILENCES_MAX:
         health.from_ns = state.now_ns + pending.pause_ns
-    if predicted and health.told:
+    if read.predictions and health.told:
         health.told = False
         out.append(Log(level="info", event="forecasts_back", fields={"model": model}))
-    elif not predicted and not health.told and (answered or health.silences >= SILENCES_MAX):
+    elif not read.predictions and not health.told and (answers or health.silences >= SILENCES_MAX):
         health.told = True
-        fields = {"model": model, "asked": len(pending.asked), "answered": answered}
+        why = sorted(set(read.notes.values()))
+        fields = {"model": model, "asked": len(pending.asked), "why": ", ".join(why[:3])}
         out.append(Log(level="warning", event="forecasts_missing", fields=fields))
+    absurd = [f"{name}: {note}" for name, note in read.notes.items() if note.startswith("absurd")]
+    if absurd and not health.absurd_told:
+        health.absurd_told = True
+        out.append(Log(level="warning", event="forecast_absurd", fields={"model": model, "answer": absurd[0]}))
 
 
 def forecasts_of(pending: PendingForecast, answers: Answers, chosen: str | None) -> list[Forecast]:

@@ -96,9 +96,9 @@ def complete(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
 
 
 def _note_errors(state: IngressState, call: OpenCall) -> None:
-    """Joins what was predicted with what happened, where that is one thing: one prompt, on one instance."""
+    """Joins what was predicted with what happened, where that is one thing: all of it on one instance."""
     forecast = call.forecast
-    if forecast is None or call.continuations or len(call.call.prompts) > 1:
+    if forecast is None or call.continuations:
         return
     state.metrics.note_error("e2e", forecast.e2e_ns, state.now_ns - call.placed_ns)
     if call.first_token_ns:

@@ -130,8 +130,8 @@ class IngressMetrics(Collector):
             ``contradiction``, ``gap``.
         resends: By how they ended.
         tags: By how the question ended.
-        forecasts: Candidates asked, by what came: ``answered``, ``unanswered`` in time, ``absurd``, ``unexpected``, or
-            the predictor's reason for having none.
+        forecasts: Candidates asked, by what came: ``answered``, ``unanswered`` in time, ``absurd``, ``outdated`` (of
+            an earlier incarnation), ``unexpected``, or the predictor's reason for having none.
         fallbacks: Placements that the fallback policy decided, by why.
         forecast_wait: From the question to predictors until the decision.
         rank: Of the chosen instance among all, where all were asked.

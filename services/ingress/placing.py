@@ -154,7 +154,7 @@ def _place_on(state: IngressState, sequences: list[OpenSequence], verdict: Verdi
         return
     if not call.accepted:
         call.placed_ns = state.now_ns
-        call.forecast = verdict.forecast
+        call.forecast = verdict.forecast if len(call.call.prompts) == 1 else None
     for sequence in sequences:
         sequence.epoch += 1
         _submit(state, sequence, verdict, out)

@@ -158,7 +158,8 @@ class OpenCall:
             choices.
         trace: Context of the root span; None where the trace is not sampled.
         placed_ns: When the latest placement before acceptance was decided; predictions count from here.
-        forecast: What was predicted of it for the chosen instance; None without a prediction.
+        forecast: What was predicted of it for the chosen instance; None without a prediction, or where there are
+            several prompts: no one forecast is of all.
     """
 
     __slots__ = (
@@ -272,14 +273,16 @@ class PredictorsHealth:
         silences: Questions in a row without any answer.
         from_ns: Nobody is asked before.
         told: The log says that predictions are missing, and not yet that they are back.
+        absurd_told: The log has shown a prediction that is not to be believed.
     """
 
-    __slots__ = ("from_ns", "silences", "told")
+    __slots__ = ("absurd_told", "from_ns", "silences", "told")
 
     def __init__(self) -> None:
         self.silences = 0
         self.from_ns = 0
         self.told = False
+        self.absurd_told = False
 
 
 class IngressState:

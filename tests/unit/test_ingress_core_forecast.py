@@ -155,16 +155,30 @@ def test_those_who_answered_are_decided_among_and_the_others_are_named():
         {"e2e_ms": 10, "tpot_mean_ns": -1},
         {"e2e_ms": 10, "others": -1},
         {"e2e_ms": 10, "others": 2, "others_delay_ns": 3 * 3_600 * SECOND},
-        {"e2e_ms": 10, "incarnation": 0},
     ],
 )
-def test_absurd_predictions_are_as_good_as_none_and_counted(fields):
+def test_absurd_predictions_are_as_good_as_none_counted_and_logged_once(fields):
+    bench = asking()
+    for request in ("r", "again"):
+        bench.call(request)
+        bench.gathered(bench.predicted("w0", **fields), bench.predicted("w1", 1_000))
+        assert decision(bench).chosen == "w1"
+        assert decision(bench).forecasts[1].note.startswith("absurd")
+    assert bench.metrics.forecasts.counts == {("absurd",): 2, ("answered",): 2}
+    (line,) = bench.made(Log)
+    assert line.event == "forecast_absurd"
+    assert line.fields["answer"].startswith("w0: absurd: ")
+
+
+def test_a_prediction_for_an_earlier_incarnation_is_outdated():
     bench = asking()
     bench.call()
-    bench.gathered(bench.predicted("w0", **fields), bench.predicted("w1", 1_000))
+    bench.incarnations["w0"] = 2
+    bench.register("w0")
+    bench.gathered(bench.predicted("w0", 1, incarnation=1), bench.predicted("w1", 50))
     assert decision(bench).chosen == "w1"
-    assert decision(bench).forecasts[1].note
-    assert bench.metrics.forecasts.counts == {("absurd",): 1, ("answered",): 1}
+    assert decision(bench).forecasts[1].note == "of an earlier incarnation"
+    assert bench.metrics.forecasts.counts == {("outdated",): 1, ("answered",): 1}
 
 
 def test_answers_of_others_and_second_answers_are_counted_and_ignored():
@@ -335,6 +349,11 @@ def test_choices_of_one_prompt_are_asked_about_and_placed_together_and_prompts_a
     for submission in bench.submissions():
         bench.accept(submission)
     assert bench.made(AcceptCall)
+    for index, submission in enumerate(bench.submissions()):
+        last = chunk("a", sequence=submission.body.sequence, finish=LENGTH)
+        bench.tokens(instance_of(submission), last)
+        assert len(bench.sent(RequestFinished)) == (index == 3)
+    assert bench.sent(RequestFinished)[0].predicted_e2e_ns is None, "no one forecast is of two prompts"
 
 
 def test_a_burst_that_was_asked_about_one_idle_instance_does_not_all_go_there():
