@@ -38,6 +38,10 @@ from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
 from services.ingress.text import Vocabulary as TextVocabulary
+from services.predictor.actor import ACCEPTS as PREDICTOR_ACCEPTS
+from services.predictor.actor import PredictorActor
+from services.predictor.config import PredictorConfig
+from services.predictor.metrics import PredictorMetrics
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
 from services.tagger.actor import TaggerActor
 from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
@@ -61,6 +65,8 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     """How large a cluster is and what its engines are like.
 
     Attributes:
+        predictors: Each serves every instance (replicas of each other); 0 for none, which leaves a policy that asks
+            them to its fallback.
         restart_ns: A process that ended is started again after a time between these.
         call_timeout_s: Deadline of every call.
     """
@@ -68,6 +74,7 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     ingresses: int = 2
     workers: int = 3
     taggers: int = 1
+    predictors: int = 0
     coordinators: int = 2
     engine: EngineParameters = EngineParameters(
         max_model_len=512, block_size=16, blocks_total=80, max_sequences=6, token_budget=96
@@ -136,6 +143,8 @@ class SimulatedCluster:
             add(Role.COORDINATOR, f"coordinator-{index}", self._coordinator, COORDINATOR_ACCEPTS)
         for index in range(shape.taggers):
             add(Role.TAGGER, f"tagger-{index}", self._tagger, TAGGER_ACCEPTS)
+        for index in range(shape.predictors):
+            add(Role.PREDICTOR, f"predictor-{index}", self._predictor, PREDICTOR_ACCEPTS)
         for index in range(shape.workers):
             add(Role.WORKER, f"w{index}", self._worker, WORKER_ACCEPTS)
         for index in range(shape.ingresses):
@@ -163,6 +172,14 @@ class SimulatedCluster:
     def _tagger(self, name: str, incarnation: int) -> TaggerActor:
         return TaggerActor(name=name, cluster=CLUSTER, incarnation=incarnation)
 
+    def _predictor(self, name: str, incarnation: int) -> PredictorActor:
+        return PredictorActor(
+            config=PredictorConfig(name=name, bus=BusConfig(cluster=CLUSTER)),
+            incarnation=incarnation,
+            step_times={MODEL: self.shape.step_time},
+            metrics=PredictorMetrics(),
+        )
+
     def _worker(self, name: str, incarnation: int) -> WorkerActor:
         parameters = self.shape.engine
         return WorkerActor(
@@ -176,6 +193,7 @@ class SimulatedCluster:
                 token_budget=parameters.token_budget,
                 block_size=parameters.block_size,
                 blocks_total=parameters.blocks_total,
+                step_time=MODEL,
             ),
             subjects=self.subjects,
             limits=WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500),

@@ -27,6 +27,7 @@ class FaultPlan:
         self._sim = cluster.simulation
         self._faults = cluster.simulation.faults
         self._rng = rng
+        predictors = 2 if cluster.shape.predictors else 0  # without them the other draws stay as they were
         self._kinds: list[tuple[int, Callable[[], str]]] = [
             (6, self._kill_worker),
             (2, self._kill_ingress),
@@ -38,6 +39,7 @@ class FaultPlan:
             (4, self._partition),
             (4, self._spoil_link),
             (2, self._restart_bus),
+            (predictors, self._kill_predictor),
         ]
 
     def schedule(self, begin_ns: int, end_ns: int) -> None:
@@ -71,6 +73,9 @@ class FaultPlan:
 
     def _kill_tagger(self) -> str:
         return self._kill(Role.TAGGER)
+
+    def _kill_predictor(self) -> str:
+        return self._kill(Role.PREDICTOR)
 
     def _kill_coordinator(self) -> str:
         return self._kill(Role.COORDINATOR)

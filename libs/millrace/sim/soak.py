@@ -12,28 +12,40 @@ import sys
 import time
 from collections.abc import Iterator
 
+from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.sim.cluster import ClusterShape
 from millrace.sim.runtime_sim import SimulationFailed
 from millrace.sim.scenario import Report, Scenario
 
+#: Predictors of a cluster whose policy asks them: two, so that one can die while the other answers.
+PREDICTORS = 2
 
-def run_seed(seed: int) -> Report | str:
+
+def shape_for(policy: str) -> ClusterShape:
+    """The cluster of a soak with this dispatch policy."""
+    asks = DISPATCH_POLICIES[policy].ask is not None
+    return ClusterShape(policy=policy, predictors=PREDICTORS if asks else 0)
+
+
+def run_seed(seed: int, policy: str = ClusterShape().policy) -> Report | str:
     """The report of a seed, or why it failed."""
     try:
-        return Scenario(seed).run()
+        return Scenario(seed, shape=shape_for(policy)).run()
     except SimulationFailed as failure:
         return str(failure)
 
 
-def _run(seed: int) -> tuple[int, Report | str]:
-    return seed, run_seed(seed)
+def _run(work: tuple[int, str]) -> tuple[int, Report | str]:
+    return work[0], run_seed(*work)
 
 
-def _results(seeds: range, jobs: int) -> Iterator[tuple[int, Report | str]]:
+def _results(seeds: range, policy: str, jobs: int) -> Iterator[tuple[int, Report | str]]:
+    work = [(seed, policy) for seed in seeds]
     if jobs == 1:
-        yield from map(_run, seeds)
+        yield from map(_run, work)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(_run, seeds)
+        yield from pool.imap(_run, work)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=500, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--policy", choices=sorted(DISPATCH_POLICIES), default=ClusterShape().policy, help="dispatch policy"
+    )
     parser.add_argument("--verbose", action="store_true", help="say what each seed did")
 
 
@@ -51,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     failed: list[int] = []
     outcomes: dict[str, int] = {}
     handled = 0
-    for seed, result in _results(range(options.first, options.first + options.seeds), options.jobs):
+    for seed, result in _results(range(options.first, options.first + options.seeds), options.policy, options.jobs):
         if isinstance(result, str):
             failed.append(seed)
             say(f"FAILED {result}\n")
