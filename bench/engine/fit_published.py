@@ -29,8 +29,8 @@ STEPS = 3000
 #: Kernel sums against 18 end-to-end runs of Llama-3.1-8B on one H100 (``python -m bench step_time --parts silicon``:
 #: factor on kernels, ns of each step). Taken over for the other data-centre GPUs, of which there is no such run.
 CALIBRATED = {"kernels": 1.07, "host": 0.87e6}
-#: Where the time per token may rise; the fit leaves out those where it does not.
-BENDS = (64, 128, 256, 512)
+#: Where the time per token may change.
+BENDS = (32, 64, 128, 192, 256, 384, 512, 1024)
 SEED = 0
 
 

@@ -17,6 +17,12 @@ def test_a_step_costs_more_per_token_beyond_each_bend() -> None:
     assert _prompt(model, 30) == 1000 + 30 + 20 * 2 + 10 * 3
 
 
+def test_a_bend_may_take_back_what_an_earlier_one_added() -> None:
+    model = LinearStepTime(fixed=1000, per_prefill_token=1, bends=((10, 2.0), (20, -2.0)))
+
+    assert _prompt(model, 30) == 1000 + 30 + 10 * 2
+
+
 def test_decodes_count_towards_a_bend_as_prompt_tokens_do() -> None:
     model = LinearStepTime(fixed=1000, bends=((4, 7.0),))
 
@@ -42,6 +48,7 @@ def test_the_longest_sequence_decides_where_it_takes_longer_than_the_sum() -> No
         ({"fixed": 1.0, "per_decode": float("nan")}, "per_decode"),
         ({"fixed": 1.0, "per_context_token": float("inf")}, "per_context_token"),
         ({"fixed": 1.0, "bends": ((8, -1.0),)}, "bends"),
+        ({"fixed": 1.0, "bends": ((8, 2.0), (16, -3.0))}, "bends"),
         ({"fixed": 1.0, "bends": ((8, 1.0), (8, 1.0))}, "bends"),
     ],
 )

@@ -62,7 +62,8 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         per_longest_token: ns for each token of the longest decoding sequence: what unequal lengths in one batch cost.
             0 where that was not measured, or costs nothing.
         bends: Pairs (tokens, ns), tokens rising: each token computed beyond so many, of prompts or decodes, costs so
-            much more. This is how a roofline bends: weights are read once for few tokens and for many.
+            much more, or less where ns is below 0, down to what it costs without bends. This is how a roofline bends:
+            weights are read once for few tokens and for many.
         parallel: The group of GPUs that shares the model; None for one. The costs are those of one GPU without it.
     """
 
@@ -78,10 +79,13 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Raises ValueError for costs below 0 and bends out of order."""
-        costs = {name: getattr(self, name) for name in COSTS} | {"bends": min((ns for _, ns in self.bends), default=0)}
-        for name, ns in costs.items():
+        for name in COSTS:
+            ns = getattr(self, name)
             if not 0 <= ns < float("inf"):
                 raise ValueError(f"{name} must be a time of at least 0 ns, is {ns}")
+        steepness = list(itertools.accumulate(ns for _, ns in self.bends))
+        if not all(-1e-3 <= ns < float("inf") for ns in steepness):
+            raise ValueError(f"bends must never sum up to less than 0 ns a token, sum up to {steepness}")
         starts = [0, *(tokens for tokens, _ in self.bends)]
         if any(later <= earlier for earlier, later in itertools.pairwise(starts)):
             raise ValueError(f"bends must begin at rising numbers of tokens, begin at {starts[1:]}")
@@ -135,7 +139,7 @@ def _bent(bends: tuple[tuple[int, float], ...]) -> CostCurve:
     starts, values, slopes = [0], [0], [0]
     for tokens, ns in bends:
         values.append(values[-1] + slopes[-1] * (tokens - starts[-1]))
-        slopes.append(slopes[-1] + _fs(ns))
+        slopes.append(max(0, slopes[-1] + _fs(ns)))
         starts.append(tokens)
     return CostCurve(starts=tuple(starts), values_fs=tuple(values), slopes_fs=tuple(slopes))
 

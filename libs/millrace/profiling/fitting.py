@@ -74,7 +74,7 @@ def fit(samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = 
 
     Args:
         samples: (composition, ns), at least as many as there are coefficients.
-        bends: Numbers of tokens where the time per token may rise.
+        bends: Numbers of tokens where the time per token may change; never below what it is for few tokens.
         absolute: See above.
     """
     if len(samples) < 6 + len(bends):
@@ -89,7 +89,7 @@ def fit(samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = 
         per_prefill_token=prompt,
         per_context_token=context,
         per_prefill_work=work,
-        bends=tuple((at, ns) for at, ns in zip(bends, steeper, strict=True) if ns > 0),
+        bends=_bent(bends, steeper),
     )
 
 
@@ -126,5 +126,13 @@ def non_negative(rows: np.ndarray, *, rounds: int = 1) -> np.ndarray:
 
 def _features(batch: BatchComposition, bends: tuple[int, ...]) -> list[float]:
     tokens = batch.decodes + batch.prefill_tokens
-    beyond = [max(0, tokens - at) for at in bends]
-    return [1.0, batch.decodes, batch.prefill_tokens, batch.context_tokens, batch.prefill_work, *beyond]
+    ends = [*bends[1:], max(tokens, bends[-1])] if bends else []
+    within = [min(max(0, tokens - at), end - at) for at, end in zip(bends, ends, strict=True)]
+    return [1.0, batch.decodes, batch.prefill_tokens, batch.context_tokens, batch.prefill_work, *within]
+
+
+def _bent(bends: tuple[int, ...], steepness: list[float]) -> tuple[tuple[int, float], ...]:
+    """What a token costs more between bends, as changes at the bends."""
+    before = [0.0, *steepness]
+    changes = [round(ns - less, 4) for ns, less in zip(steepness, before, strict=False)]
+    return tuple((at, ns) for at, ns in zip(bends, changes, strict=True) if ns)
