@@ -27,6 +27,7 @@ class Asked(msgspec.Struct, frozen=True):
     """A request that was answered.
 
     Attributes:
+        request: Without its prompt.
         row: Its features, packed.
         said: What was answered; None for unknown.
     """
@@ -60,7 +61,8 @@ class ServedLengths:
         said, source = self._say(request, row)
         if said is not None:
             said = said.within(request.min_tokens, request.max_tokens)
-        return Asked(request, pack(row), text.opening, text.template, said, source)
+        bare = msgspec.structs.replace(request, prompt="")  # its features are kept instead: 2 KB less a request
+        return Asked(bare, pack(row), text.opening, text.template, said, source)
 
     def _say(self, request: TagRequest, row: Row) -> tuple[LengthEstimate | None, str]:
         known = self.repeats.answer(request)
