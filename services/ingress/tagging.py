@@ -20,7 +20,7 @@ TAG_FAILURES_MAX = 3
 #: Characters of the prompt that a tagger is shown.
 PROMPT_HEAD_MAX = 2_048
 
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 def wants_tag(state: IngressState, call: OpenCall) -> bool:
@@ -82,8 +82,9 @@ def _kind(structured: StructuredOutput | None) -> str:
 
 def _repeat_key(call: Call) -> str:
     """Equal for calls of the same prompts that are sampled alike. What only cuts or shows the output stays out."""
-    sampling = msgspec.structs.replace(call.sampling, max_tokens=1, logprobs=None)
-    said = _ENCODER.encode((call.prompts, sampling, call.stop))
+    bias = sorted((call.sampling.logit_bias or {}).items())
+    sampling = msgspec.structs.replace(call.sampling, max_tokens=1, logprobs=None, logit_bias=None)
+    said = _ENCODER.encode((call.prompts, sampling, bias, call.stop))
     return blake2b(said, digest_size=8).hexdigest()
 
 
