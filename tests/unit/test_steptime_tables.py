@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.kernel_table import KernelTableStepTime
 from millrace.enginemodel.measured import Profile, Surface
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
-from millrace.profiling.published import published, published_names
+from millrace.profiling.published import open_step_time, published, published_names
 
 LAYERS = 3
 LINEAR = Profile((1, 8, 64), (1000.0, 1200.0, 5000.0))
@@ -134,3 +135,9 @@ def _write_vidur(file: Path, projection_ms: dict[int, float]) -> None:
         values = [ms if "attn_post_proj" in name else 0.5 for name in names]
         lines.append(",".join(str(value) for value in [tokens, 1, 64, 64, 1, 1, *values]))
     file.write_text("\n".join(lines))
+
+
+def test_a_configuration_names_tables_with_their_prefix_and_sets_without(tmp_path: Path) -> None:
+    assert open_step_time("cpu-8m", tmp_path) == load_step_time("cpu-8m")
+    with pytest.raises(ValueError, match=r"a30_Qwen-2-7B_attention\.csv: cannot be read"):
+        open_step_time("tables:a30-qwen2-7b", tmp_path)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.kernel_table import KernelTableStepTime
 from millrace.enginemodel.measured import Profile, Surface
-from millrace.enginemodel.steptime import Provenance
+from millrace.enginemodel.steptime import Provenance, StepTimeModel
 from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
 from millrace.profiling.shapes import LLAMA_2_7B, LLAMA_3_8B, QWEN_2_7B, QWEN_3_32B, Shape
 from millrace.profiling.tables import A30, A100, H100, H200, RTX4090, Hardware
@@ -239,3 +240,15 @@ ENGINES: dict[str, Callable[[Path], KernelTableStepTime]] = {
         for ways in (2, 4, 8)
     },
 }
+
+
+def open_step_time(text: str, data: Path) -> StepTimeModel:
+    """A model by what a configuration calls it: ``tables:NAME`` for kernel tables under ``data``, else a set or a file.
+
+    Raises:
+        ValueError: there is none, or it cannot be read; the message says which.
+    """
+    kind, colon, name = text.partition(":")
+    if colon and kind == "tables":
+        return published(name, data)
+    return load_step_time(text)
