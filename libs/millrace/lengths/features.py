@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from millrace.contracts.tagger import TagRequest
 from millrace.lengths.history import HISTORY_FEATURES, LengthHistory
-from millrace.lengths.prompttext import PromptText, read_prompt, word_bucket
+from millrace.lengths.prompttext import WORD_BUCKETS, PromptText, read_prompt, word_bucket
 
 #: Raise it with every change of what a feature means: models of another version are refused.
 FEATURE_VERSION = 1
-#: Buckets of hashed words.
-WORD_BUCKETS = 40
 #: Numbers beyond this are not believed.
 VALUE_MAX = 1e9
 
@@ -90,7 +88,7 @@ def extract(request: TagRequest, text: PromptText, history: LengthHistory) -> li
         *_text_features(text),
         *_number_features(text.numbers),
         *history.read(request, text),
-        *_word_counts(text.words),
+        *_word_counts(text.buckets),
     ]
 
 
@@ -116,7 +114,7 @@ def _text_features(text: PromptText) -> list[float]:
         float(len(turn)),
         float(len(words)),
         float(turn.count("\n")),
-        float(sum(map(turn.count, "0123456789"))),
+        float(text.digits),
         float(turn.count("?")),
         float(turn.count(",")),
         float(turn.count(":")),
@@ -147,10 +145,10 @@ def _number_features(numbers: list[int]) -> list[float]:
     ]
 
 
-def _word_counts(words: list[str]) -> list[float]:
+def _word_counts(buckets: list[int]) -> list[float]:
     counts = [0.0] * WORD_BUCKETS
-    for word in words:
-        counts[word_bucket(word, WORD_BUCKETS)] += 1.0
+    for bucket in buckets:
+        counts[bucket] += 1.0
     return counts
 
 
