@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence
 from millrace.actor.errors import EngineStartFailed
-from millrace.enginemodel.coefficients import load_coefficients
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
@@ -28,7 +28,7 @@ class ModelledConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         parameters: Scheduler limits.
-        coefficients: Name of a set of step-time coefficients (libs/millrace/enginemodel/coefficients).
+        coefficients: Step-time coefficients: a set that ships (libs/millrace/enginemodel/coefficients), or a file.
         speed: How much faster than modelled time passes; 0 for steps that take no time but their own computing.
         lengths: Spread of natural output lengths.
         tokenizer: Folder with tokenizer.json and tokenizer_config.json, for printable output; empty for the worker's
@@ -59,7 +59,7 @@ class ModelledLiveEngine:
         assert self._paced is None, "start() is called once"
         config = self._config
         try:
-            step_time = load_coefficients(config.coefficients)
+            step_time = load_step_time(config.coefficients)
             vocabulary = read_vocabulary(self._tokenizer) if self._tokenizer else Vocabulary()
         except (ValueError, KeyError, OSError, msgspec.DecodeError) as error:
             raise EngineStartFailed(f"{type(error).__name__}: {error}") from error
