@@ -11,7 +11,7 @@ import msgspec
 #: Role markers of chat templates: ``<|user|>``, ``<|eot_id|>``, ``[INST]``, ``</s>``, ``<start_of_turn>``.
 _MARKER = re.compile(r"<\|[^|<>]{1,40}\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>")
 _ROLES = ("assistant", "user", "system", "model", "tool", "developer")
-_DIGITS = re.compile(r"[0-9]+")  # twice as fast as \d+
+_DIGITS = re.compile(r"[0-9]+")
 
 #: So many words of the last turn are looked at: time per request stays bounded.
 WORDS_MAX = 64
