@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.contracts.catalog import Role
+from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 
 from services.supervisor.layout import STEP_TIMES
@@ -35,7 +36,10 @@ CONTAINER_UID = 10001
 GRAFANA_UID = 472
 
 #: Files that no container mounts.
-KEPT_FOR_COMPOSE = ("passwords.json", "workers.yaml", ".env")
+KEPT_FOR_COMPOSE = ("passwords.json", "workers.yaml", ".env", "provisioner.json")
+
+#: Profile of workers that only provisioning starts.
+SPARE = "spare"
 
 METRICS_PORT = 9100
 
@@ -54,13 +58,15 @@ def main(words: list[str] | None = None) -> int:
         "buckets.json": json.dumps(_bus(Role.SUPERVISOR, passwords, arguments.cluster)),
         "tagger.json": _service("tagger-0", Role.TAGGER, passwords, arguments, {}),
         "predictor.json": _service("predictor-0", Role.PREDICTOR, passwords, arguments, {}),
-        "coordinator.json": _service("coordinator-0", Role.COORDINATOR, passwords, arguments, {}),
+        "coordinator.json": _service("coordinator-0", Role.COORDINATOR, passwords, arguments, _coordinator(arguments)),
         "ingress.json": _service("ingress-0", Role.INGRESS, passwords, arguments, _ingress(arguments)),
         "workers.yaml": json.dumps(_compose(workers, arguments), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
     }
     if arguments.keys:
         files["keys.toml"] = arguments.keys.read_text()
+    if arguments.spares:
+        files["provisioner.json"] = _provisioner(workers[-arguments.spares :], passwords, arguments)
     for worker in workers:
         files[f"{worker}.json"] = _service(worker, Role.WORKER, passwords, arguments, _worker(arguments))
     for name, text in files.items():
@@ -71,6 +77,9 @@ def main(words: list[str] | None = None) -> int:
     print(
         f"  cd compose && docker compose --env-file {os.path.relpath(out, HERE)}/.env --profile {profile} up -d --build"
     )
+    if arguments.spares:
+        command = f"python -m services.supervisor.compose_host --config {os.path.relpath(out / 'provisioner.json')}"
+        print(f"  {command}  # on this host; starts and stops the last {arguments.spares}")
     return 0
 
 
@@ -85,6 +94,10 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cluster", default="node", help="cluster name, second token of every subject")
     parser.add_argument("--policy", default="", help="dispatch policy")
     parser.add_argument("--worker-set", type=_fields, default={}, metavar="JSON", help="further fields of each worker")
+    parser.add_argument(
+        "--spares", type=int, default=0, help="of these workers, the last ones start by provisioning only"
+    )
+    parser.add_argument("--provision", default="", help="provisioning strategy for them: preempt or relief")
     parser.add_argument("--keys", type=Path, help="file of API keys (millrace keys add); without it none is asked for")
     parser.add_argument("--no-traces", action="store_true", help="send no spans to the collector")
     parser.add_argument("--new-passwords", action="store_true")
@@ -106,6 +119,10 @@ def _what_is_wrong(arguments: argparse.Namespace) -> str:
     """What would only show minutes later, in a container; empty for nothing."""
     if min(arguments.gpus, arguments.cpus) < 0 or arguments.gpus + arguments.cpus < 1 or arguments.tensor_parallel < 1:
         return "--gpus, --cpus and --tensor-parallel are counts of at least 1"
+    if not 0 <= arguments.spares < (arguments.gpus // arguments.tensor_parallel or arguments.cpus):
+        return f"--spares {arguments.spares}: at least one worker must run from the start"
+    if arguments.provision not in ("", *PROVISIONING_POLICIES):
+        return f"--provision {arguments.provision}: one of {', '.join(sorted(PROVISIONING_POLICIES))}"
     if arguments.cpus and arguments.tensor_parallel > 1:
         return "--tensor-parallel splits an engine over GPUs; CPU workers have one core each"
     if arguments.gpus % arguments.tensor_parallel:
@@ -173,6 +190,25 @@ def _worker(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**fields, **arguments.worker_set}
 
 
+def _coordinator(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.provision in ("", "none"):
+        return {}
+    workers = len(_workers(arguments))
+    bounds = {"instances_min": workers - arguments.spares, "instances_max": workers}
+    return {"provisioning": {"strategy": arguments.provision, "parameters": bounds}}
+
+
+def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:
+    """It runs on the host: beside docker, and before the bus's port there."""
+    out = arguments.out.resolve()
+    port = os.environ.get("MILLRACE_NATS_PORT", "4222")
+    bus = _bus(Role.SUPERVISOR, passwords, arguments.cluster) | {"servers": [f"nats://127.0.0.1:{port}"]}
+    profile = "gpu" if arguments.gpus else "cpu"  # of what the spare ones depend on
+    compose = ["docker", "compose", "--env-file", str(out / ".env"), "--profile", profile, "--profile", SPARE]
+    fields = {"name": "provisioner-0", "model": _served(arguments), "compose": compose, "services": spares}
+    return json.dumps({**fields, "bus": bus}, indent=1)
+
+
 def _served(arguments: argparse.Namespace) -> str:
     return str(arguments.served_name or Path(arguments.model).resolve().name)
 
@@ -198,6 +234,9 @@ def _compose_worker(worker: str, index: int, arguments: argparse.Namespace) -> d
         "depends_on": {"buckets": {"condition": "service_completed_successfully"}},
         "profiles": ["gpu" if arguments.gpus else "cpu"],
     }
+    if index >= len(_workers(arguments)) - arguments.spares:
+        # Whether it runs is for the provisioner to say; docker must not start again what it has stopped.
+        service |= {"profiles": [SPARE], "restart": "no"}
     if not arguments.gpus:
         core = sorted(os.sched_getaffinity(0))[index % len(os.sched_getaffinity(0))]
         bounds = {"limits": {"cpus": "1", "memory": "6g"}, "reservations": {"cpus": "0.5", "memory": "1g"}}

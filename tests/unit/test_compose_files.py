@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import IngressConfig
 from services.predictor.config import PredictorConfig
+from services.supervisor.compose_host import ComposeHostConfig
 from services.tagger.config import TaggerConfig
 from services.worker.config import WorkerConfig, WorkerLimits
 from tests.unit import metrics_table
@@ -174,10 +175,11 @@ def _prepare(out: Path, *options: str) -> Path:
     return folder
 
 
-def _resolved(folder: Path, profile: str) -> dict[str, Any]:
+def _resolved(folder: Path, *profiles: str) -> dict[str, Any]:
     """What compose makes of all files together."""
     program = str(Path(sys.executable).parent / "docker-compose")
-    command = [program, "--env-file", str(folder / ".env"), "--profile", profile, "config", "--format", "json"]
+    chosen = [word for profile in profiles for word in ("--profile", profile)]
+    command = [program, "--env-file", str(folder / ".env"), *chosen, "config", "--format", "json"]
     done = subprocess.run(command, cwd=COMPOSE, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     content: dict[str, Any] = json.loads(done.stdout)
@@ -207,6 +209,22 @@ def test_cpu_workers_reserve_no_gpu_and_only_their_profile_has_them(tmp_path: Pa
     assert len(workers) == 2
     assert all("devices" not in worker["deploy"]["resources"].get("reservations", {}) for worker in workers)
     assert not any(name.startswith("worker-") for name in _resolved(folder, "gpu")["services"])
+
+
+def test_spare_workers_start_by_the_provisioner_alone_and_both_sides_know_the_bound(tmp_path: Path) -> None:
+    folder = _prepare(tmp_path, "--cpus", "3", "--spares", "2", "--provision", "relief")
+    assert [n for n in _resolved(folder, "cpu")["services"] if n.startswith("worker-")] == ["worker-0"]
+    provisioner = load_config(ComposeHostConfig, folder / "provisioner.json")
+    assert provisioner.compose[-4:] == ["--profile", "cpu", "--profile", "spare"]
+    services = _resolved(folder, "cpu", "spare")["services"]
+    assert [services[name]["restart"] for name in provisioner.services] == ["no", "no"]
+    assert services["worker-0"]["restart"] == "unless-stopped"
+    assert provisioner.services == ["worker-1", "worker-2"]
+    assert provisioner.bus.servers == ["nats://127.0.0.1:4222"]
+    assert (folder / "provisioner.json").stat().st_mode & 0o077 == 0
+    provisioning = load_config(CoordinatorConfig, folder / "coordinator.json").provisioning
+    assert (provisioning.strategy, provisioning.hosts) == ("relief", [provisioner.host])
+    assert provisioning.parameters == {"instances_min": 1, "instances_max": 3}
 
 
 def test_every_configuration_is_one_that_its_service_takes(tmp_path: Path) -> None:
@@ -244,6 +262,8 @@ def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(t
         (["--gpus", "-1"], "at least 1"),
         (["--cpus", "1", "--keys", "/nowhere"], "no such file"),
         (["--cpus", "1", "--worker-set", "[]"], "--worker-set"),
+        (["--cpus", "2", "--spares", "2"], "at least one worker"),
+        (["--cpus", "2", "--spares", "1", "--provision", "x"], "one of none, preempt, relief"),
     ],
 )
 def test_wrong_options_are_refused_by_name(
