@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -87,6 +88,7 @@ def _run_once(arguments: argparse.Namespace) -> int:
             step_times=load_step_time,
             folders=folders_of(arguments.scenario),
             progress=lambda ended, virtual_s: bar.update(task, completed=ended),
+            clock=time.perf_counter,
         )
     summary = summarise(outcome)
     console.print(run_tables(outcome, summary))
@@ -108,7 +110,9 @@ def _run_sweep(arguments: argparse.Namespace) -> int:
     from millrace.sim.scenarios.tables import sweep_table
 
     wanted = variants(arguments.scenario, arguments.set, arguments.sweep, arguments.seeds or 1)
-    surroundings = Surroundings(step_times=load_step_time, folders=folders_of(arguments.scenario))
+    surroundings = Surroundings(
+        step_times=load_step_time, folders=folders_of(arguments.scenario), clock=time.perf_counter
+    )
     console = Console()
     summaries = []
     with progress_bar(console) as bar:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from millrace.sim.scenarios.reading import ScenarioError
-from millrace.sim.scenarios.running import run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
 from millrace.sim.scenarios.statistics import Spread, Summary, summarise
 from millrace.sim.scenarios.sweeping import Surroundings, Variant
@@ -144,9 +143,7 @@ def find(work: tuple[Variant, Surroundings, Target, Search]) -> Found:
     variant, surroundings, target, search = work
 
     def holds(rate_per_s: float) -> bool:
-        spec = at_rate(variant.spec, rate_per_s)
-        outcome = run_scenario(spec, step_times=surroundings.step_times, folders=surroundings.folders)
-        return target.holds(summarise(outcome))
+        return target.holds(summarise(surroundings.run(at_rate(variant.spec, rate_per_s))))
 
     rate_per_s, tried = bisect(holds, search)
     return Found(label=variant.label, seed=variant.spec.seed, rate_per_s=rate_per_s, tried=tried)

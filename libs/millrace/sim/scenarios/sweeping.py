@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.sim.scenarios.reading import ScenarioError, read_scenario
-from millrace.sim.scenarios.running import run_scenario
+from millrace.sim.scenarios.running import Outcome, run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
 from millrace.sim.scenarios.statistics import Summary, summarise
 
@@ -33,10 +33,16 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step_times: Loads a step-time model by name or path. A function of a module, so that it can travel.
         folders: Where traces may be.
+        clock: Real time, seconds.
     """
 
     step_times: Callable[[str], StepTimeModel]
     folders: tuple[Path, ...]
+    clock: Callable[[], float] = float
+
+    def run(self, spec: ScenarioSpec) -> Outcome:
+        """Runs a scenario in them."""
+        return run_scenario(spec, step_times=self.step_times, folders=self.folders, clock=self.clock)
 
 
 def variants(path: Path, settings: Sequence[str], sweeps: Sequence[str], seeds: int) -> list[Variant]:
@@ -71,8 +77,7 @@ def run_all(wanted: Sequence[Variant], surroundings: Surroundings, *, jobs: int)
 def run_one(work: tuple[Variant, Surroundings]) -> Summary:
     """Runs one variant; its summary has the label as its name."""
     variant, surroundings = work
-    outcome = run_scenario(variant.spec, step_times=surroundings.step_times, folders=surroundings.folders)
-    return msgspec.structs.replace(summarise(outcome), name=variant.label)
+    return msgspec.structs.replace(summarise(surroundings.run(variant.spec)), name=variant.label)
 
 
 def _axis(sweep: str) -> list[tuple[str, str]]:

@@ -1,0 +1,173 @@
+"""Scenarios from files, whole: the same seed the same run, runs of steps change nothing, faults lose nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.sim.scenarios.plots import draw_run, draw_sweep
+from millrace.sim.scenarios.reading import scenario_of, with_settings
+from millrace.sim.scenarios.running import Outcome, run_scenario
+from millrace.sim.scenarios.saving import save
+from millrace.sim.scenarios.statistics import Summary, summarise
+from millrace.sim.scenarios.sweeping import Surroundings, run_all, variants
+
+SMALL: dict[str, Any] = {
+    "seed": 3,
+    "cluster": {
+        "groups": [
+            {
+                "name": "gpu",
+                "instances": 3,
+                "step_time": "made-up",
+                "engine": {
+                    "max_model_len": 1024,
+                    "blocks_total": 120,
+                    "max_sequences": 16,
+                    "token_budget": 128,
+                    "prefix_caching": False,
+                },
+            }
+        ]
+    },
+    "dispatch": {"policy": "join_shortest_queue"},
+    "workload": {
+        "count": 150,
+        "arrivals": {"kind": "poisson", "rate_per_s": 12.0},
+        "lengths": {
+            "kind": "log_normal",
+            "prompt_mean": 120,
+            "output_mean": 60,
+            "prompt_sigma": 1.0,
+            "output_sigma": 0.8,
+            "prompt_max": 500,
+            "output_max": 400,
+        },
+    },
+}
+
+
+def step_times(name: str) -> LinearStepTime:
+    assert name == "made-up"
+    return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
+
+
+def outcome_of(*settings: str) -> Outcome:
+    return run_scenario(scenario_of(with_settings(SMALL, settings)), step_times=step_times)
+
+
+def run(*settings: str) -> Summary:
+    return summarise(outcome_of(*settings))
+
+
+def latencies(summary: Summary) -> tuple[Any, ...]:
+    return summary.ttft_s, summary.e2e_s, summary.tpot_s, summary.preemptions, summary.served
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
+    first, again, other = run(), run(), run("seed=4")
+    assert first == again
+    assert first.trace_hash != other.trace_hash
+    assert first.served == other.served == 150
+
+
+def test_decode_runs_and_coalesced_tokens_change_no_latency() -> None:
+    """Round robin looks at nothing, so that both must agree to the nanosecond."""
+    common = ('dispatch.policy="round_robin"', "workload.arrivals.rate_per_s=40.0")
+    single = run(*common, "intervals.run_ms=0", "intervals.token_ms=0")
+    together = run(*common)
+    assert together.messages < single.messages / 2
+    assert single.preemptions > 0
+    assert latencies(single) == latencies(together)
+
+
+def test_a_forecast_is_asked_for_and_comes_true() -> None:
+    known = run('dispatch.policy="forecast"')
+    assert known.fallbacks == 0
+    assert known.ttft_error.count == known.e2e_error.count == 150
+    assert known.ttft_error.absolute < 0.1
+    assert known.e2e_error.absolute < 0.3
+
+
+def test_a_forecast_beats_chance_where_instances_differ() -> None:
+    fast = {**SMALL["cluster"]["groups"][0], "name": "fast", "instances": 1, "speed": 3.0}
+    mixed = {**SMALL, "cluster": {"groups": [*SMALL["cluster"]["groups"], fast]}}
+    told = {
+        policy: summarise(
+            run_scenario(scenario_of(with_settings(mixed, [f'dispatch.policy="{policy}"'])), step_times=step_times)
+        )
+        for policy in ("random", "forecast")
+    }
+    assert told["forecast"].e2e_s.mean < 0.8 * told["random"].e2e_s.mean
+
+
+def test_noisy_lengths_are_noisy_and_unknown_ones_unknown() -> None:
+    oracle, noisy, unknown = (
+        outcome_of('dispatch.policy="forecast"', f'prediction.kind="{kind}"', "prediction.sigma=0.5")
+        for kind in ("oracle", "noisy", "none")
+    )
+    assert all(record.predicted_tokens == record.output_tokens for record in oracle.finished)
+    ratios = [record.predicted_tokens / record.output_tokens for record in noisy.finished]
+    assert len(set(ratios)) > 100
+    assert min(ratios) >= 0.1
+    assert max(ratios) <= 5.0
+    assert all(record.predicted_tokens == -1 for record in unknown.finished)
+
+
+def test_shared_prefixes_are_found_in_the_cache() -> None:
+    spec = scenario_of(with_settings(SMALL, ["cluster.groups.0.engine.prefix_caching=true"]))
+    assert summarise(run_scenario(spec, step_times=step_times)).prefix_share == 0.0
+
+
+def test_a_killed_instance_and_a_stalled_one_lose_no_request() -> None:
+    faults = [
+        {"at_s": 2.0, "kind": "kill", "target": "gpu-1"},
+        {"at_s": 4.0, "kind": "stall", "target": "gpu-2", "duration_s": 1.0},
+        {"at_s": 6.0, "kind": "partition", "target": "gpu-0", "duration_s": 3.0},
+        {"at_s": 11.0, "kind": "stop_bus", "duration_s": 1.0},
+    ]
+    summary = summarise(run_scenario(scenario_of({**SMALL, "faults": faults}), step_times=step_times))
+    assert summary.served == 150
+    assert summary.lost == 0
+    assert summary.continuations > 0
+
+
+def test_what_is_too_long_is_refused_and_counted_as_lost() -> None:
+    outcome = outcome_of("workload.lengths.prompt_max=5000", "workload.lengths.prompt_mean=900")
+    assert outcome.outcomes["refused:too_long"] > 0
+    assert "limit is 1024 tokens" in outcome.details["refused:too_long"]
+    assert summarise(outcome).lost == sum(n for kind, n in outcome.outcomes.items() if kind != "completed")
+
+
+def test_what_never_ends_counts_as_open() -> None:
+    outcome = outcome_of("limit_s=0.5", "workload.arrivals.rate_per_s=100.0")
+    assert outcome.outcomes["open"] > 0
+
+
+def test_results_and_pictures_are_written(tmp_path) -> None:
+    outcome = outcome_of("workload.count=40")
+    summary = summarise(outcome)
+    save(outcome, summary, tmp_path)
+    drawn = draw_run(outcome, tmp_path)
+    drawn.append(draw_sweep([summary, summary], tmp_path, slo_ttft_s=3.0))
+    assert len(drawn) == 4
+    assert all(path.stat().st_size > 10_000 for path in drawn)
+    stored = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
+    assert stored["served"] == 40
+    assert stored["trace_hash"] == summary.trace_hash
+
+
+def test_a_sweep_runs_every_combination_with_every_seed(tmp_path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(
+        '[workload]\ncount = 5\narrivals = { kind = "poisson", rate_per_s = 1 }\n'
+        '[[cluster.groups]]\nname = "gpu"\nstep_time = "made-up"\n'
+    )
+    wanted = variants(path, [], ["dispatch.policy=random,round_robin", "workload.arrivals.rate_per_s=5,9"], 2)
+    told = list(run_all(wanted, Surroundings(step_times=step_times, folders=(tmp_path,)), jobs=1))
+    assert [(summary.name, summary.seed) for summary in told] == [
+        (name, seed) for name in ("random", "round_robin") for _rate in (5, 9) for seed in (0, 1)
+    ]
+    assert all(summary.served == 5 for summary in told)

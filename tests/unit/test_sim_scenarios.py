@@ -1,0 +1,223 @@
+"""Scenario files: what is refused and how it is named; targets, bisection and intervals of capacity searches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from millrace.actor.effects import Reply
+from millrace.contracts.message import Message
+from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.sim.scenarios.capacity import Found, Search, Target, at_rate, bisect, intervals, parse_target
+from millrace.sim.scenarios.lengths_known import KnowingTagger
+from millrace.sim.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
+from millrace.sim.scenarios.observer import Finished
+from millrace.sim.scenarios.reading import ScenarioError, read_scenario, scenario_of, with_settings
+from millrace.sim.scenarios.spec import Fitted, ScenarioSpec, SloSpec, Trace, WorkloadSpec
+from millrace.sim.scenarios.statistics import spread, within
+from millrace.workloads.arrivals import FromTrace
+from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_every_example_can_be_read(path: Path) -> None:
+    assert read_scenario(path).name
+
+
+def test_an_empty_scenario_has_a_default_for_everything() -> None:
+    assert scenario_of({}) == ScenarioSpec()
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ({"sede": 1}, "sede"),
+        ({"cluster": {"groups": [{"instancez": 3}]}}, "instancez"),
+        ({"cluster": {"groups": []}}, "cluster.groups: at least one"),
+        ({"cluster": {"groups": [{"name": "a"}, {"name": "a"}]}}, "a name of its own"),
+        ({"cluster": {"groups": [{"name": "a b"}]}}, "a name of its own"),
+        ({"cluster": {"groups": [{"instances": 0}]}}, "instances: must be at least 1"),
+        ({"cluster": {"groups": [{"speed": 0.0}]}}, "speed: must be above 0"),
+        ({"cluster": {"groups": [{"engine": {"block_size": 0}}]}}, "block_size must be at least 1"),
+        ({"dispatch": {"policy": "nearest"}}, "dispatch.policy: 'nearest' is none of"),
+        ({"dispatch": {"policy": "random", "parameters": {"luck": 1}}}, "luck"),
+        ({"workload": {"arrivals": {"kind": "tides"}}}, "tides"),
+        ({"workload": {"arrivals": {"kind": "poisson", "rate_per_s": -1}}}, "rate_per_s must be above 0"),
+        ({"workload": {"count": 5, "warm_up": 5}}, "warm_up"),
+        ({"workload": {"lengths": {"kind": "trace", "path": "x", "format": "novel"}}}, "novel"),
+        ({"prediction": {"kind": "crystal ball"}}, "crystal ball"),
+        ({"prediction": {"sigma": -0.1}}, "sigma"),
+        ({"intervals": {"summary_ms": 900}}, "summary_ms: must be at most 500"),
+        ({"network": {"delay_us": -1.0}}, "network: delays"),
+        ({"faults": [{"at_s": 1, "kind": "flood"}]}, "flood"),
+    ],
+)
+def test_what_is_wrong_is_named(table: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ScenarioError, match=complaint):
+        scenario_of(table, source="file.toml")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("seed = = 1")
+    for path in (broken, tmp_path / "missing.toml"):
+        with pytest.raises(ScenarioError, match=path.name):
+            read_scenario(path)
+
+
+def test_settings_reach_into_tables_and_lists_and_leave_the_original() -> None:
+    table = {"cluster": {"groups": [{"name": "a", "instances": 2}]}}
+    changed = with_settings(
+        table, ["cluster.groups.0.instances=5", "dispatch.policy=random", "workload.arrivals.kind=poisson", "seed=7"]
+    )
+    assert changed["cluster"]["groups"][0] == {"name": "a", "instances": 5}
+    assert changed["dispatch"]["policy"] == "random"
+    assert changed["seed"] == 7
+    assert table["cluster"]["groups"][0]["instances"] == 2
+
+
+@pytest.mark.parametrize("setting", ["seed", "=3", "cluster.groups.4.instances=1", "seed.deeper=2"])
+def test_a_setting_that_leads_nowhere_is_refused(setting: str) -> None:
+    table = {"seed": 1, "cluster": {"groups": [{}]}}
+    with pytest.raises(ScenarioError, match="--set"):
+        with_settings(table, [setting])
+
+
+# Load
+
+
+def trace(path: Path, rows: str) -> WorkloadSpec:
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    source = Trace(path=path.name, format="azure", total_max=100)
+    return WorkloadSpec(arrivals=FromTrace(speed=2.0), lengths=source, count=2)
+
+
+def test_a_trace_keeps_its_times_at_its_speed(tmp_path: Path) -> None:
+    spec = trace(tmp_path / "t.csv", "2023-11-16 18:15:00,5,9\n2023-11-16 18:15:08,90,30\n2023-11-16 18:15:09,1,1\n")
+    load = arrivals(spec, seed=0, folders=(tmp_path,))
+    assert [arrival.at_ns for arrival in load] == [0, 4_000_000_000]
+    assert load[1].shape == RequestShape(70, 30)
+
+
+def test_a_trace_with_too_few_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="the trace has 1 rows, 2 are asked for"):
+        arrivals(trace(tmp_path / "t.csv", "2023-11-16 18:15:00,5,9\n"), seed=0, folders=(tmp_path,))
+
+
+def test_times_of_a_distribution_cannot_be_asked_for() -> None:
+    with pytest.raises(WorkloadError, match="no trace that has times"):
+        arrivals(WorkloadSpec(arrivals=FromTrace()), seed=0, folders=())
+
+
+def test_a_trace_is_looked_for_in_each_folder_and_named_where_it_is_in_none(tmp_path: Path) -> None:
+    (tmp_path / "here.csv").write_text("")
+    assert find("here.csv", (tmp_path / "no", tmp_path)) == tmp_path / "here.csv"
+    with pytest.raises(WorkloadError, match=r"there.csv: is not there; looked for"):
+        find("there.csv", (tmp_path,))
+
+
+def test_equal_seeds_give_equal_loads_and_a_warm_up_changes_none() -> None:
+    spec = WorkloadSpec(lengths=Fitted(name="sharegpt", total_max=4096), count=50)
+    assert arrivals(spec, seed=1, folders=()) == arrivals(spec, seed=1, folders=())
+    assert arrivals(spec, seed=1, folders=()) != arrivals(spec, seed=2, folders=())
+
+
+def test_prompts_share_exactly_the_prefixes_of_their_shapes() -> None:
+    a, b = RequestShape(1000, 1, (7, 8), 512), RequestShape(1024, 1, (7, 9), 512)
+    first, second = prompt_token_ids(0, a), prompt_token_ids(1, b)
+    assert (len(first), len(second)) == (1000, 1024)
+    assert first[:512] == second[:512]
+    assert first[512] != second[512]
+    assert prompt_token_ids(1, RequestShape(3, 1))[0] != prompt_token_ids(2, RequestShape(3, 1))[0]
+
+
+def test_a_cut_prompt_keeps_only_the_prefix_that_is_left() -> None:
+    shape = RequestShape(1500, 10, (1, 2, 3), 512)
+    kept = cut(shape, Trace(path="x", format="mooncake", prompt_max=600))
+    assert kept == RequestShape(600, 10, (1, 2), 512)
+    assert cut(shape, Trace(path="x", format="mooncake", prefixes=False)).prefix == ()
+
+
+def test_a_call_asks_for_what_the_model_has_room_for() -> None:
+    call = call_of(4, Arrival(0, RequestShape(30, 9)), model="m", max_model_len=100, output_limit=0)
+    assert (call.request, len(call.prompts[0]), call.sampling.max_tokens) == ("r4", 30, 70)
+    assert (
+        call_of(4, Arrival(0, RequestShape(30, 9)), model="m", max_model_len=100, output_limit=20).sampling.max_tokens
+        == 20
+    )
+
+
+def test_a_knowing_tagger_answers_the_truth_or_something_near_it() -> None:
+    def tag(sigma: float) -> float | None:
+        tagger = KnowingTagger(name="t", cluster="c", truth=lambda request: 100, sigma=sigma, rng=Random(1))
+        question = TagRequest(request="r1", model="m", prompt_tokens=1, max_tokens=9)
+        (reply,) = tagger.handle(Message(question, reply_to="inbox"), 0)
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.body, LengthTag)
+        return reply.body.mean
+
+    assert tag(0.0) == 100.0
+    assert tag(0.3) not in (100.0, None)
+
+
+# Statistics and capacity
+
+
+def finished(ttft_ms: float, e2e_ms: float, output_tokens: int = 11) -> Finished:
+    return Finished(0, "completed", 0, int(ttft_ms * 1e6), int(e2e_ms * 1e6), 1, output_tokens, 0, 0, -1.0, -1, -1, "a")
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        (SloSpec(ttft_ms=0), True),
+        (SloSpec(ttft_ms=100), True),
+        (SloSpec(ttft_ms=99), False),
+        (SloSpec(ttft_ms=0, tpot_ms=10), True),
+        (SloSpec(ttft_ms=0, tpot_ms=9), False),
+        (SloSpec(ttft_ms=100, tpot_ms=10, e2e_ms=199), False),
+    ],
+)
+def test_goodput_counts_what_kept_every_bound(slo: SloSpec, good: bool) -> None:
+    assert within(finished(100, 200), slo) is good
+
+
+def test_percentiles_of_nothing_are_no_numbers() -> None:
+    assert spread([]).mean != spread([]).mean
+    assert spread([1.0, 3.0]).mean == 2.0
+
+
+@pytest.mark.parametrize("capacity", [0.7, 3.3, 11.0, 900.0])
+def test_a_bisection_finds_the_capacity_from_any_bracket(capacity: float) -> None:
+    rate, tried = bisect(lambda rate: rate <= capacity, Search(low=2.0, high=8.0, tolerance=0.1))
+    assert capacity - 0.1 <= rate <= capacity
+    assert len({rate for rate, _held in tried}) == len(tried)
+
+
+def test_what_never_holds_has_no_capacity() -> None:
+    assert bisect(lambda rate: False, Search(low=2.0, high=8.0, tolerance=0.1))[0] == 0.0
+
+
+def test_intervals_are_student_t_over_seeds() -> None:
+    found = [Found(label="a", seed=i, rate_per_s=rate, tried=[]) for i, rate in enumerate((9.0, 10.0, 11.0))]
+    (interval,) = intervals(found)
+    assert interval.mean == 10.0
+    assert interval.half_width == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    (single,) = intervals(found[:1])
+    assert single.half_width != single.half_width
+
+
+def test_a_target_is_read_and_a_wrong_one_refused() -> None:
+    assert parse_target("tpot.mean < 0.05") == Target(latency="tpot", figure="mean", bound_s=0.05)
+    for wrong in ("ttft<3", "ttft.p99", "ttft.p98<3", "ttft.p99<-1", "ttft.p99<soon"):
+        with pytest.raises(ScenarioError, match="--slo"):
+            parse_target(wrong)
+
+
+def test_a_trace_has_no_rate_to_search() -> None:
+    assert at_rate(ScenarioSpec(), 5.0).workload.arrivals.rate_per_s == 5.0  # type: ignore[union-attr]
+    with pytest.raises(ScenarioError, match="no rate to search"):
+        at_rate(ScenarioSpec(workload=WorkloadSpec(arrivals=FromTrace())), 5.0)
