@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OutcomesUnreadable as error:
         raise CliError(str(error)) from None
     except OSError as error:
-        raise CliError(f"{error.filename}: {error.strerror}") from None
+        raise CliError(str(error)) from None
     return 0
 
 
