@@ -31,6 +31,9 @@ REMEMBER_NS = 1_000_000
 #: Answers kept for one state of an instance.
 ANSWERS_MAX = 16
 
+#: A scale that differs by less from the one in use is not worth compiling the costs anew.
+SCALE_STEP = 0.002
+
 #: Choices placed together; ingress allows 128.
 SEQUENCES_MAX = 1_024
 
@@ -181,7 +184,10 @@ class Answers:
         for sequence in instance.drop_shown():
             self._metrics.placements.add("shown")
             forecaster.forget(sequence)
-        forecaster.set_scale(instance.calibration.scale)
+        scale = instance.calibration.scale
+        if abs(scale / instance.scale - 1) > SCALE_STEP:  # it compiles the costs anew
+            forecaster.set_scale(scale)
+            instance.scale = scale
         forecaster.load(snapshot)
         instance.rolled, instance.rolled_ns = snapshot, snapshot.at_ns
         for sequence, placement in instance.placements.items():
@@ -194,7 +200,7 @@ class Answers:
             return built
         assert kin.cost is not None
         built = build(kin.cost, instance, lengths)
-        instance.forecaster, instance.rolled = built, None
+        instance.forecaster, instance.rolled, instance.scale = built, None, 1.0
         instance.lengths_version, instance.fits = lengths.version, kin.fits
         return built
 
