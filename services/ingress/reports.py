@@ -40,6 +40,10 @@ def snapshot(state: IngressState) -> dict[str, Any]:
             for i in state.cluster.instances.values()
         },
         "plans": {model: plan.epoch for model, plan in state.cluster.plans.items()},
+        "predictors": {
+            model: {"silences": health.silences, "paused": state.now_ns < health.from_ns}
+            for model, health in state.predictors.items()
+        },
         "discarded": {kind: count for (kind,), count in state.metrics.discarded.counts.items()},
         "continuations": {why: count for (why,), count in state.metrics.continuations.counts.items()},
         "ended": {"/".join(labels): count for labels, count in state.metrics.calls.counts.items()},

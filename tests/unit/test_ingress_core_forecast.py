@@ -213,6 +213,7 @@ def test_three_silences_in_a_row_pause_the_asking_and_the_log_says_so_once_each_
     for number in range(3):
         silence(bench, f"r{number}")
     bench.effects.clear()
+    assert bench.actor.snapshot()["predictors"] == {MODEL: {"silences": 3, "paused": True}}
     bench.call("r3")
     assert not bench.made(Gather)
     assert bench.submissions()
