@@ -1,9 +1,9 @@
 """Fresh runs of real vLLM on one core, against the sets that ship: steps, and end-to-end latency of whole rounds.
 
-The rounds have another seed than those that the sets were fitted on. Times are processor time, least of the repeats. How
-fast this machine is at the moment is one factor, which predictors learn while they run: the first third of the rounds
-gives it here, the rest is judged without it ("as is") and with it. Each round is run again on the modelled engine with
-the shipped set; latencies of its sequences are compared.
+The rounds have another seed than those that the sets were fitted on. Times are processor time, least of the repeats.
+How fast this machine is at the moment is one factor, which predictors learn while they run: the first third of the
+rounds gives it here, the rest is judged without it ("as is") and with it. Each round is run again on the modelled
+engine with the shipped set; latencies of its sequences are compared.
 """
 
 from __future__ import annotations
