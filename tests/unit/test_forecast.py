@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from typing import Any
 
 import msgspec
@@ -11,7 +12,17 @@ from millrace.actor.engine import EngineSequence, EngineSnapshot
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.forecast import NATIVE, Candidate, Forecast, Forecaster, OutrunPlusTen, SurvivalMean, forecast
+from millrace.enginemodel.forecast import (
+    NATIVE,
+    Candidate,
+    Forecast,
+    Forecaster,
+    LengthRule,
+    OutrunPlusTen,
+    SurvivalMean,
+    SurvivalMedian,
+    forecast,
+)
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 from millrace.enginemodel.steptime import LinearStepTime
@@ -159,12 +170,23 @@ def test_outrunning_a_prediction_gives_ten_more() -> None:
     assert [rule.final_tokens(50, generated) for generated in (0, 49, 50, 80)] == [50, 50, 60, 90]
 
 
-def test_the_mean_given_survival_grows_with_what_was_generated_and_starts_at_the_prediction() -> None:
-    rule = SurvivalMean(0.8)
-    means = [rule.final_tokens(100, generated) for generated in (0, 1, 50, 100, 400, 10**6)]
-    assert means[:2] == [100, 100]
-    assert means == sorted(means)
-    assert all(mean > generated for mean, generated in zip(means, (0, 1, 50, 100, 400, 10**6), strict=True))
+@pytest.mark.parametrize("rule", [SurvivalMean(0.8), SurvivalMedian(0.8)])
+def test_a_length_given_survival_starts_at_the_prediction_and_stays_above_what_was_generated(rule: LengthRule) -> None:
+    generated = (0, 1, 50, 100, 400, 10**6, 10**12)
+    lengths = [rule.final_tokens(100, tokens) for tokens in generated]
+    assert lengths[0] == 100
+    assert lengths[1:] == sorted(lengths[1:])
+    assert all(length > tokens for length, tokens in zip(lengths, generated, strict=True))
+
+
+def test_lengths_given_survival_are_those_of_the_distribution() -> None:
+    rng = random.Random(1)
+    drawn = sorted(100 * rng.lognormvariate(-(0.8**2) / 2, 0.8) for _ in range(200_000))
+    for generated in (20, 100, 250):
+        survivors = [length for length in drawn if length > generated]
+        mean, median = statistics.mean(survivors), statistics.median(survivors)
+        assert SurvivalMean(0.8).final_tokens(100, generated) == pytest.approx(mean, rel=0.02)
+        assert SurvivalMedian(0.8).final_tokens(100, generated) == pytest.approx(median, rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(40))

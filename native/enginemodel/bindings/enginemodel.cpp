@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 #include <stdexcept>
@@ -94,6 +95,7 @@ public:
     std::int64_t blocks_of(nb::handle status) { return counted(fields_.read(status.ptr(), BLOCKS), 0, "blocks"); }
 
 private:
+    // One that has ended, or is longer than any can be, has its end where it is.
     Queued read(PyObject* status, const std::optional<nb::list>& finals, std::size_t position) {
         const std::int64_t prompt = counted(fields_.read(status, PROMPT), 1, "prompt_tokens");
         const std::int64_t output = counted(fields_.read(status, OUTPUT), 0, "output_tokens");
@@ -104,9 +106,11 @@ private:
             const std::int64_t expected =
                 std::max<std::int64_t>(1, fields_.read(status, EXPECTED, default_output_tokens_));
             final_tokens = output < expected ? expected : output + OUTRUN_TOKENS;
-            final_tokens = std::min({final_tokens, fields_.read(status, MAX), limits_.max_model_len - prompt});
+            final_tokens = std::min(final_tokens, fields_.read(status, MAX));
         }
-        return Queued{prompt, prompt + output, prompt + final_tokens, 0};
+        final_tokens = std::min(final_tokens, limits_.max_model_len - prompt);
+        if (final_tokens <= output) return Queued{0, 0, 0, 0};
+        return Asked{prompt, prompt + output, prompt + final_tokens, 1}.sequence(0);
     }
 
     const Limits& limits_;
@@ -235,8 +239,17 @@ NB_MODULE(enginemodel, module) {
                     throw std::invalid_argument("token_budget is below max_model_len with chunked_prefill off");
                 }
                 if (!(watermark >= 0 && watermark < 1)) throw std::invalid_argument("watermark is out of range");
-                new (self) Limits{max_model_len,   block_size,          max_sequences, token_budget,
-                                  long_prefill_token_threshold, chunked_prefill, reserve_full_prompt, watermark};
+                const auto size = static_cast<std::uint64_t>(block_size);
+                const int block_shift = std::has_single_bit(size) ? std::countr_zero(size) : -1;
+                new (self) Limits{max_model_len,
+                                  block_size,
+                                  max_sequences,
+                                  token_budget,
+                                  long_prefill_token_threshold,
+                                  chunked_prefill,
+                                  reserve_full_prompt,
+                                  watermark,
+                                  block_shift};
             },
             nb::kw_only(), nb::arg("max_model_len"), nb::arg("block_size"), nb::arg("max_sequences"),
             nb::arg("token_budget"), nb::arg("long_prefill_token_threshold"), nb::arg("chunked_prefill"),

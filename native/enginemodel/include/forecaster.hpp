@@ -7,12 +7,14 @@
 
 namespace millrace {
 
-// A candidate's sequences, all alike.
+// A candidate's sequences, all alike. Lengths are at most that of the model.
 struct Asked {
     std::int64_t prompt;
     std::int64_t total;
     std::int64_t end;
     std::int64_t sequences;
+
+    Queued sequence(Tag tag) const;
 };
 
 // Times in ns from the question on.

@@ -20,8 +20,13 @@ struct Limits {
     bool reserve_full_prompt;
     double watermark;
 
+    int block_shift = -1;  // where the block size is a power of two: which; a division costs twenty times a shift
+
     // Blocks that hold so many tokens; none for less than one.
-    std::int64_t blocks_for(std::int64_t tokens) const { return tokens <= 0 ? 0 : (tokens + block_size - 1) / block_size; }
+    std::int64_t blocks_for(std::int64_t tokens) const {
+        if (tokens <= 0) return 0;
+        return block_shift >= 0 ? (tokens + block_size - 1) >> block_shift : (tokens + block_size - 1) / block_size;
+    }
 };
 
 // Whose sequence it is: 0 for those that are there, else one more than its index in the candidate.
@@ -29,9 +34,9 @@ using Tag = std::int32_t;
 
 // A sequence that waits or is still to come.
 struct Queued {
-    std::int64_t prompt;  // tokens
-    std::int64_t total;   // prompt and output so far
-    std::int64_t end;     // prompt and output when it has ended
+    std::int32_t prompt;  // tokens
+    std::int32_t total;   // prompt and output so far
+    std::int32_t end;     // prompt and output when it has ended
     Tag tag;
 };
 
@@ -40,21 +45,20 @@ struct Arrival {
     Queued sequence;
 };
 
-// The running sequences in order of admission, one column per field: a run of steps touches two of them.
+// The running sequences in order of admission, one column per field: most loops touch two of them.
 class Running {
 public:
-    std::vector<std::int64_t> prompt;
-    std::vector<std::int64_t> total;
-    std::vector<std::int64_t> missing;  // tokens of `total` still to compute; 1 while decoding
-    std::vector<std::int64_t> slots;    // tokens that the blocks it holds have room for
-    std::vector<std::int64_t> end;
+    std::vector<std::int32_t> prompt;
+    std::vector<std::int32_t> total;
+    std::vector<std::int32_t> missing;  // tokens of `total` still to compute; 1 while decoding
+    std::vector<std::int32_t> end;
     std::vector<Tag> tag;
+    std::vector<std::int64_t> slots;  // tokens that the blocks it holds have room for
 
     std::size_t size() const { return total.size(); }
     void push(const Queued& sequence);
     Queued pop();
-    void move(std::size_t from, std::size_t to);
-    void truncate(std::size_t size);
+    void erase(std::size_t index);
 };
 
 // What the candidate's sequences go through.
@@ -118,9 +122,10 @@ private:
     std::int64_t steps_with_blocks(std::int64_t steps) const;
     std::int64_t blocks_taken(std::int64_t steps) const;
     void take_blocks(std::int64_t steps);
-    void note_run(const DecodeRun& run, std::int64_t steps);
+    void pass(const DecodeRun& run, std::int64_t steps);
+    void note_run(const DecodeRun& run, std::int64_t steps, Fs end);
     void note_token(Tag tag, Fs at);
-    void end_of(Tag tag, Fs at);
+    void remove_ended();
 
     Limits limits_{};
     std::int64_t blocks_total_ = 0;

@@ -14,6 +14,10 @@ Fs floor_div(Fs value, Fs divisor) {
 
 }  // namespace
 
+Queued Asked::sequence(Tag tag) const {
+    return {static_cast<std::int32_t>(prompt), static_cast<std::int32_t>(total), static_cast<std::int32_t>(end), tag};
+}
+
 Future& Forecaster::restart(std::int64_t blocks_total) {
     const std::int64_t blocks = std::max(blocks_total, limits_.blocks_for(limits_.max_model_len));
     const double watermark = limits_.watermark * static_cast<double>(blocks + 1);
@@ -29,7 +33,7 @@ void Forecaster::place(std::int64_t at, const Asked& placed) {
     rolled_valid_ = rolled_valid_ && rolled_.can_arrive(time);
     ended_valid_ = false;
     for (std::int64_t index = 0; index < placed.sequences; ++index) {
-        const Queued sequence{placed.prompt, placed.total, placed.end, 0};
+        const Queued sequence = placed.sequence(0);
         base_.arrive(time, sequence);
         if (rolled_valid_) rolled_.arrive(time, sequence);
     }
@@ -68,7 +72,7 @@ Answer Forecaster::ask(std::int64_t now, const Asked& asked, bool with_delay) {
     scratch_.watch.sequences.assign(count, Watch::Tokens{});
     scratch_.watch.left = count;
     for (std::size_t index = 0; index < count; ++index) {
-        scratch_.arrive(now_fs, Queued{asked.prompt, asked.total, asked.end, static_cast<Tag>(index + 1)});
+        scratch_.arrive(now_fs, asked.sequence(static_cast<Tag>(index + 1)));
     }
     scratch_.finish(scaled_, with_delay);
     const Watch& watch = scratch_.watch;

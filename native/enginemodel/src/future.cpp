@@ -10,33 +10,25 @@ void Running::push(const Queued& sequence) {
     prompt.push_back(sequence.prompt);
     total.push_back(sequence.total);
     missing.push_back(sequence.total);
-    slots.push_back(0);
     end.push_back(sequence.end);
     tag.push_back(sequence.tag);
+    slots.push_back(0);
 }
 
 Queued Running::pop() {
     const Queued last{prompt.back(), total.back(), end.back(), tag.back()};
-    truncate(size() - 1);
+    erase(size() - 1);
     return last;
 }
 
-void Running::move(std::size_t from, std::size_t to) {
-    prompt[to] = prompt[from];
-    total[to] = total[from];
-    missing[to] = missing[from];
-    slots[to] = slots[from];
-    end[to] = end[from];
-    tag[to] = tag[from];
-}
-
-void Running::truncate(std::size_t size) {
-    prompt.resize(size);
-    total.resize(size);
-    missing.resize(size);
-    slots.resize(size);
-    end.resize(size);
-    tag.resize(size);
+void Running::erase(std::size_t index) {
+    const auto position = static_cast<std::ptrdiff_t>(index);
+    prompt.erase(prompt.begin() + position);
+    total.erase(total.begin() + position);
+    missing.erase(missing.begin() + position);
+    end.erase(end.begin() + position);
+    tag.erase(tag.begin() + position);
+    slots.erase(slots.begin() + position);
 }
 
 Future::Future(const Limits& limits, std::int64_t blocks_total, std::int64_t watermark_blocks)
@@ -47,9 +39,10 @@ Future::Future(const Limits& limits, std::int64_t blocks_total, std::int64_t wat
 void Future::restore_running(const Queued& sequence, std::int64_t computed, std::int64_t blocks) {
     running_.push(sequence);
     // Where steps are scheduled ahead, the one under way counts as computed already.
-    running_.missing.back() = sequence.total - std::min(computed, sequence.total - 1);
+    const std::int64_t last = sequence.total - 1;
+    running_.missing.back() = static_cast<std::int32_t>(sequence.total - std::min(computed, last));
     running_.slots.back() = blocks * limits_.block_size;
-    irregular_ += running_.missing.back() != 1 || sequence.total - 1 < sequence.prompt;
+    irregular_ += running_.missing.back() != 1 || last < sequence.prompt;
     free_ -= blocks;
     ++others_;
 }
@@ -126,26 +119,27 @@ void Future::begin(const StepCost& cost) {
 void Future::complete() {
     clock_ = ends_;
     under_way_ = false;
-    irregular_ = 0;
-    std::size_t kept = 0;
+    std::int32_t irregular = 0, ended = 0;
     const std::size_t size = running_.size();
-    for (std::size_t index = 0; index < size; ++index) {
-        if (running_.missing[index] == 0) {
-            const Tag tag = running_.tag[index];
-            running_.missing[index] = 1;
-            const bool ended = ++running_.total[index] == running_.end[index];
-            if (tag != 0) note_token(tag, clock_);
-            if (ended) {
-                free_ += running_.slots[index] / limits_.block_size;
-                end_of(tag, clock_);
-                continue;
-            }
+    if (watch.active()) {
+        for (std::size_t index = 0; index < size; ++index) {
+            if (running_.tag[index] != 0 && running_.missing[index] == 0) note_token(running_.tag[index], clock_);
         }
-        irregular_ += running_.missing[index] != 1 || running_.total[index] - 1 < running_.prompt[index];
-        if (kept != index) running_.move(index, kept);
-        ++kept;
     }
-    if (kept != size) running_.truncate(kept);
+    std::int32_t* const missing = running_.missing.data();
+    std::int32_t* const total = running_.total.data();
+    const std::int32_t* const prompt = running_.prompt.data();
+    const std::int32_t* const end = running_.end.data();
+    // Without branches: most sequences decode, and nobody can foretell who does not.
+    for (std::size_t index = 0; index < size; ++index) {
+        const std::int32_t sampled = missing[index] == 0;
+        missing[index] += sampled;
+        total[index] += sampled;
+        irregular += (missing[index] != 1) | (total[index] <= prompt[index]);
+        ended += total[index] == end[index];
+    }
+    irregular_ = irregular;
+    if (ended > 0) remove_ended();
 }
 
 std::int64_t Future::chunk_limit() const {
@@ -158,6 +152,15 @@ std::int64_t Future::schedule_running(Composition& batch, bool& preempted) {
     std::int64_t budget = limits_.token_budget;
     const std::int64_t threshold = chunk_limit();
     for (std::size_t index = 0; index < running_.size() && budget > 0; ++index) {
+        const std::int32_t total = running_.total[index];
+        if (running_.missing[index] == 1 && total <= running_.slots[index] && total > running_.prompt[index]) {
+            running_.missing[index] = 0;  // just decodes on within its last block, as nearly all do
+            ++batch.decodes;
+            batch.context_tokens += total;
+            longest_ = std::max<std::int64_t>(longest_, total);
+            --budget;
+            continue;
+        }
         std::int64_t count = running_.missing[index];
         const std::int64_t computed = running_.total[index] - count;
         if (count > 1) count = std::min({count, threshold, budget, limits_.max_model_len - computed - 1});
@@ -186,7 +189,7 @@ void Future::preempt_last() {
 void Future::put(std::size_t index, std::int64_t count, Composition& batch) {
     const std::int64_t before = running_.total[index] - running_.missing[index];
     const std::int64_t after = before + count;
-    running_.missing[index] -= count;
+    running_.missing[index] -= static_cast<std::int32_t>(count);
     batch.context_tokens += after;
     // The one last token past the prompt is a decode; all else is a chunk of a prompt, or computed again.
     if (count == 1 && before >= running_.prompt[index] && running_.missing[index] <= 0) {
@@ -203,7 +206,7 @@ void Future::put(std::size_t index, std::int64_t count, Composition& batch) {
 void Future::admit_waiting(Composition& batch, std::int64_t budget) {
     const std::int64_t threshold = chunk_limit();
     while (budget > 0 && !waiting_.empty() && static_cast<std::int64_t>(running_.size()) < limits_.max_sequences) {
-        std::int64_t count = std::min(waiting_.back().total, threshold);
+        std::int64_t count = std::min<std::int64_t>(waiting_.back().total, threshold);
         if (count > budget) {
             if (!limits_.chunked_prefill) break;
             count = budget;
@@ -220,7 +223,7 @@ void Future::admit_waiting(Composition& batch, std::int64_t budget) {
 }
 
 bool Future::fits(const Queued& head, std::int64_t tokens) const {
-    if (limits_.reserve_full_prompt) tokens = std::max(tokens, std::min(head.total, limits_.max_model_len));
+    if (limits_.reserve_full_prompt) tokens = std::max(tokens, std::min<std::int64_t>(head.total, limits_.max_model_len));
     const std::int64_t watermark = running_.size() > 0 ? watermark_blocks_ : 0;
     return limits_.blocks_for(tokens) + watermark <= free_;
 }
@@ -233,14 +236,16 @@ bool Future::jump(const StepCost& cost, Fs until, bool bounded) {
     const std::size_t size = running_.size();
     if (size == 0 || irregular_ != 0 || static_cast<std::int64_t>(size) > limits_.token_budget) return false;
     if (!waiting_.empty() && !head_is_held_up()) return false;
-    std::int64_t steps = std::numeric_limits<std::int64_t>::max();
-    std::int64_t context = 0, longest = 0;
+    const std::int32_t* const total = running_.total.data();
+    const std::int32_t* const end = running_.end.data();
+    std::int32_t nearest = std::numeric_limits<std::int32_t>::max();
+    std::int64_t context = 0;
     for (std::size_t index = 0; index < size; ++index) {
-        steps = std::min(steps, running_.end[index] - running_.total[index]);
-        context += running_.total[index];
+        nearest = std::min(nearest, end[index] - total[index]);
+        context += total[index];
     }
-    if (cost.longest_token != 0) longest = *std::max_element(running_.total.begin(), running_.total.end());
-    steps = steps_with_blocks(steps);
+    const std::int64_t longest = cost.longest_token != 0 ? *std::max_element(total, total + size) : 0;
+    std::int64_t steps = steps_with_blocks(nearest);
     if (steps == 0) return false;
     const DecodeRun run(cost, static_cast<std::int64_t>(size), context, longest);
     if (bounded) steps = run.below(until - clock_, steps);
@@ -248,7 +253,8 @@ bool Future::jump(const StepCost& cost, Fs until, bool bounded) {
     if (next_ < arrivals_.size()) steps = std::min(steps, run.below(arrivals_[next_].at - clock_, steps) + 1);
     if (steps == 0) return false;
     take_blocks(steps);
-    note_run(run, steps);
+    pass(run, steps);
+    if (steps == nearest) remove_ended();
     return true;
 }
 
@@ -257,7 +263,7 @@ bool Future::head_is_held_up() const {
     const std::int64_t size = static_cast<std::int64_t>(running_.size());
     const std::int64_t budget = limits_.token_budget - size;
     if (budget <= 0 || size >= limits_.max_sequences) return true;
-    std::int64_t count = std::min(waiting_.back().total, chunk_limit());
+    std::int64_t count = std::min<std::int64_t>(waiting_.back().total, chunk_limit());
     if (count > budget) {
         if (!limits_.chunked_prefill) return true;
         count = budget;
@@ -302,32 +308,24 @@ void Future::take_blocks(std::int64_t steps) {
     if (watch.active()) watch.blocks_peak = std::max(watch.blocks_peak, blocks_total_ - free_);
 }
 
-// Lets `steps` steps of the run pass: tokens, the clock, and whoever ends with the last of them.
-void Future::note_run(const DecodeRun& run, std::int64_t steps) {
+// Lets `steps` steps of the run pass. Those that end with the last of them are still there.
+void Future::pass(const DecodeRun& run, std::int64_t steps) {
     const Fs end = clock_ + run.sum(steps);
-    std::size_t kept = 0;
-    const std::size_t size = running_.size();
-    for (std::size_t index = 0; index < size; ++index) {
-        running_.total[index] += steps;
-        const Tag tag = running_.tag[index];
-        if (tag != 0) {
-            Watch::Tokens& tokens = watch.sequences[static_cast<std::size_t>(tag) - 1];
-            note_token(tag, clock_ + run.step(0));
-            if (steps > 1) tokens.worst = std::max(tokens.worst, run.worst(1, steps));
-            tokens.count += steps - 1;
-            tokens.last = end;
-        }
-        if (running_.total[index] == running_.end[index]) {
-            free_ += running_.slots[index] / limits_.block_size;
-            end_of(tag, end);
-            continue;
-        }
-        if (kept != index) running_.move(index, kept);
-        ++kept;
-    }
-    if (kept != size) running_.truncate(kept);
+    if (watch.active()) note_run(run, steps, end);
+    for (std::int32_t& total : running_.total) total += static_cast<std::int32_t>(steps);
     clock_ = joined_ = end;  // nothing that came before can be put in any more
     stepped_ = true;
+}
+
+void Future::note_run(const DecodeRun& run, std::int64_t steps, Fs end) {
+    for (const Tag tag : running_.tag) {
+        if (tag == 0) continue;
+        Watch::Tokens& tokens = watch.sequences[static_cast<std::size_t>(tag) - 1];
+        note_token(tag, clock_ + run.step(0));
+        if (steps > 1) tokens.worst = std::max(tokens.worst, run.worst(1, steps));
+        tokens.count += steps - 1;
+        tokens.last = end;
+    }
 }
 
 // What is measured
@@ -342,12 +340,21 @@ void Future::note_token(Tag tag, Fs at) {
     tokens.last = at;
 }
 
-void Future::end_of(Tag tag, Fs at) {
-    if (tag != 0) {
-        --watch.left;
-    } else {
-        --others_;
-        others_ended_ += at;
+// Takes out, at the end of a step, those at their end, and frees their blocks.
+void Future::remove_ended() {
+    for (std::size_t index = 0; index < running_.size();) {
+        if (running_.total[index] != running_.end[index]) {
+            ++index;
+            continue;
+        }
+        free_ += running_.slots[index] / limits_.block_size;
+        if (running_.tag[index] != 0) {
+            --watch.left;
+        } else {
+            --others_;
+            others_ended_ += clock_;
+        }
+        running_.erase(index);
     }
 }
 

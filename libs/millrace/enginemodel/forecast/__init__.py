@@ -1,7 +1,7 @@
 """What would happen if an instance took a request: its future by the engine's own rules. See README.md."""
 
 from millrace.enginemodel.forecast.forecaster import Forecaster
-from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen, SurvivalMean
+from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen, SurvivalMean, SurvivalMedian
 from millrace.enginemodel.forecast.native import NATIVE
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
 from millrace.enginemodel.forecast.reference import forecast
@@ -15,5 +15,6 @@ __all__ = [
     "OutrunPlusTen",
     "Placement",
     "SurvivalMean",
+    "SurvivalMedian",
     "forecast",
 ]
