@@ -188,7 +188,7 @@ class WorkerActor:
         if body.snapshot is not None:
             self.figures.stepped(self.reporter.snapshot, body.snapshot)
             self.reporter.take(body.snapshot)
-        effects = self._desk.publish(touched, step=body.step)
+        effects = self._desk.stepped(touched, now_ns, step=body.step)
         for held in ended:
             effects += self._desk.spans(held, held.finished_ns, str(held.finish))
         return effects + self._desk.reports(now_ns)
@@ -281,6 +281,7 @@ class WorkerActor:
         effects: list[Effect] = [StartTimer(name=TICK, at_ns=now_ns + TICK_NS)]
         if self.reporter.bus_up:
             effects.append(self.reporter.presence(now_ns))
+            effects += self._desk.tell_all(now_ns)
             effects += self._desk.remind(now_ns)
             for held in self.ledger:
                 held.tick()

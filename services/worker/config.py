@@ -29,6 +29,9 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         status_interval_min_ms: Least time between two StatusSnapshots; 0 for one per engine step.
         summary_interval_min_ms: Least time between two InstanceSummaries.
         report_interval_max_ms: Greatest time between two of each, with room for a late timer below 250.
+        token_interval_ms: Tokens between a sequence's first and last message go out at most so often, together (as
+            vLLM's ``--stream-interval``, but by time); 0 for with every step. Streams then come in larger pieces, for
+            fewer messages; keep it well below ingress's ``probe_s``, which asks for tokens that it misses.
     """
 
     queue_max: int = 1024
@@ -40,6 +43,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     status_interval_min_ms: int = 20
     summary_interval_min_ms: int = 25
     report_interval_max_ms: int = 200
+    token_interval_ms: int = 0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

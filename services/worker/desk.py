@@ -42,6 +42,27 @@ class Desk:
         self.reporter = Reporter(identity=identity, info=info, subjects=subjects, limits=limits)
         self._outbox = Outbox(identity=identity, subjects=subjects, figures=self.figures)
         self._rng = rng
+        self._interval_ns = limits.token_interval_ms * 1_000_000
+        self._told_ns = 0
+        self._held_back: dict[str, Held] = {}  # have tokens that wait for the interval
+
+    def stepped(self, touched: list[Held], now_ns: int, *, step: int) -> list[Effect]:
+        """What a step gave: at once where a sequence begins or ends, or where nothing is held back."""
+        if not self._interval_ns:
+            return self.publish(touched, step=step)
+        self._held_back.update((held.sequence, held) for held in touched)
+        if now_ns - self._told_ns >= self._interval_ns:
+            return self.tell_all(now_ns, step=step)
+        urgent = [held for held in touched if not held.sent or not held.live]
+        for held in urgent:
+            self._held_back.pop(held.sequence, None)
+        return self.publish(urgent, step=step)
+
+    def tell_all(self, now_ns: int, *, step: int | None = None) -> list[Effect]:
+        """Everything that was held back and is still held."""
+        self._told_ns = now_ns
+        held_back, self._held_back = self._held_back, {}
+        return self.publish([h for h in held_back.values() if self.ledger.get(h.sequence) is h], step=step)
 
     def publish(self, touched: Iterable[Held], *, step: int | None = None) -> list[Effect]:
         """What these have not sent yet. While the bus is down it stays unsent, until ``repeat``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 from millrace.enginemodel.steptime import LinearStepTime
 from millrace.sim.scenarios.plots import draw_run, draw_sweep
 from millrace.sim.scenarios.reading import scenario_of, with_settings
