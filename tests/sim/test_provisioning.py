@@ -9,6 +9,7 @@ import pytest
 from millrace.enginemodel.coefficients import load_coefficients
 from millrace.sim.provisioning import ProvisioningSpec
 from millrace.sim.runtime_sim import SECOND
+from millrace.sim.scenarios.reading import ScenarioError, scenario_of
 from millrace.sim.scenarios.running import Outcome, run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
 
@@ -73,10 +74,14 @@ def test_instances_are_added_under_load_after_a_cold_start_and_leave_when_it_end
     assert mean_s(relief) < mean_s(run("none"))
 
 
-def test_preempt_acts_before_relief_on_the_same_load(relief: Outcome) -> None:
-    preempt = run("preempt", policy="forecast")
-    assert preempt.outcomes == {"completed": 1000}
-    assert first_addition_s(preempt) < first_addition_s(relief)
+def test_preempt_acts_before_relief_where_a_queue_builds() -> None:
+    """Where batches only slow down, later arrivals do it, which no forecast knows: there the two act together."""
+    flood: dict[str, Any] = {"workload": {"count": 1200, "arrivals": {"kind": "poisson", "rate_per_s": 30.0}}}
+    rules: dict[str, Any] = {"threshold_s": 20.0}
+    preempt = run("preempt", policy="forecast", rules=rules, **flood)
+    relief = run("relief", policy="forecast", rules=rules, **flood)
+    assert preempt.outcomes == relief.outcomes == {"completed": 1200}
+    assert first_addition_s(preempt) + 5 < first_addition_s(relief)
 
 
 def test_draining_fails_no_request() -> None:
@@ -112,3 +117,17 @@ def test_spares_are_what_the_bound_leaves() -> None:
     spec = ProvisioningSpec(strategy="relief", parameters={"instances_max": 10})
     assert [spec.spares(6), spec.spares(12)] == [4, 0]
     assert ProvisioningSpec().spares(6) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"strategy": "preemt"}, "one of none, preempt, relief"),
+        ({"strategy": "relief", "parameters": {"treshold_s": 1}}, "treshold_s"),
+        ({"strategy": "relief", "cold_start_s": -1.0}, "cold_start_s"),
+    ],
+)
+def test_a_wrong_strategy_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    assert words in ProvisioningSpec(**fields).complaint()
+    with pytest.raises(ScenarioError, match=words):
+        scenario_of({"provisioning": fields})

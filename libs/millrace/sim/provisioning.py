@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.actor.errors import ConfigError
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
@@ -60,6 +61,16 @@ class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             start_limit_s=2 * self.cold_start_s + 10,
             drain_limit_s=self.drain_limit_s,
         )
+
+    def complaint(self) -> str:
+        """What is wrong, by name; empty where all is well."""
+        if self.cold_start_s < 0 or self.drain_limit_s < 0:
+            return "provisioning: cold_start_s and drain_limit_s must not be negative"
+        try:
+            strategy_parameters(self.config())
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     def spares(self, running: int) -> int:
         """Instances that may be added to those that run.

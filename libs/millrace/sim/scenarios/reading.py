@@ -96,6 +96,8 @@ def _complaint(spec: ScenarioSpec) -> str:
         msgspec.convert(spec.dispatch.parameters, policy.parameters)
     except msgspec.ValidationError as error:
         return f"dispatch.parameters of {policy.name}: {error}"
+    if complaint := spec.provisioning.complaint():
+        return complaint
     names = [group.name for group in spec.cluster.groups]
     bounds = {
         "cluster.groups: at least one is needed": bool(names),
