@@ -56,6 +56,3 @@ QWEN_2_7B = Shape(
 QWEN_3_32B = Shape(
     name="Qwen3-32B, bfloat16", layers=64, hidden=5120, heads=64, key_value_heads=8, expanded=25_600, vocabulary=151_936
 )
-LLAMA_3_70B = Shape(
-    name="Llama-3-70B", layers=80, hidden=8192, heads=64, key_value_heads=8, expanded=28_672, vocabulary=128_256
-)
