@@ -8,6 +8,7 @@ from millrace.contracts.observers import RequestFinished
 from millrace.enginemodel.forecast import LengthRule, OutrunPlusTen, SurvivalMean
 
 from services.predictor.config import OutrunRule, PredictorConfig
+from services.predictor.state import LENGTH_MAX
 
 #: Share that is forgotten with each outcome.
 FORGET = 0.01
@@ -50,9 +51,9 @@ class LearntLengths:
             return
         predicted = outcome.predicted_output_tokens
         for tokens in outcome.output_tokens:
-            if tokens > 0:
+            if 0 < tokens < LENGTH_MAX:
                 self._lengths.add(tokens)
-                if predicted is not None and 0 < predicted < float("inf"):
+                if predicted is not None and 0.1 <= predicted < LENGTH_MAX:
                     deviation = log(tokens / predicted)
                     self._logs.add(deviation)
                     self._squares.add(deviation**2)
