@@ -1,0 +1,137 @@
+"""Makes many runs, on some processes, with a line of progress; and searches capacities with them."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.sim.scenarios.capacity import at_rate
+from millrace.sim.scenarios.running import run_scenario
+from millrace.sim.scenarios.spec import ScenarioSpec
+
+from bench.block.rows import Row, Store, row_of
+from bench.block.scenarios import data_folder
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is wanted. ``spec`` has its rate and seed in it."""
+
+    label: str
+    rate: float
+    spec: ScenarioSpec
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What every figure of this package takes from its command line."""
+
+    requests: int
+    seeds: int
+    cores: int
+    store: Store
+
+    def variations(self, label: str, rate: float, spec: ScenarioSpec) -> list[Job]:
+        """One job for each seed."""
+        seeds = range(spec.seed, spec.seed + self.seeds)
+        return [Job(label=label, rate=rate, spec=msgspec.structs.replace(spec, seed=seed)) for seed in seeds]
+
+
+def add_options(parser: argparse.ArgumentParser, *, requests: int, seeds: int) -> None:
+    """The arguments that make an Options; the defaults are those of the published figure."""
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--requests", type=int, default=requests, help="per run (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=seeds, help="runs with different arrivals (default %(default)s)")
+    parser.add_argument("--cores", type=int, default=cores, help="processes (default: all, %(default)s here)")
+    parser.add_argument("--rows", type=Path, help="keep each run's figures here, JSON lines, and make no run twice")
+
+
+def options(arguments: argparse.Namespace) -> Options:
+    """From what was parsed."""
+    return Options(
+        requests=arguments.requests,
+        seeds=arguments.seeds,
+        cores=arguments.cores,
+        store=Store(arguments.rows),
+    )
+
+
+def run_all(jobs: Sequence[Job], chosen: Options) -> list[Row]:
+    """The rows of some jobs, in their order; those in the store are taken from there, under the job's label."""
+    missing = [job for job in jobs if chosen.store.get(job.spec) is None]
+    for row in _run(missing, chosen.cores):
+        chosen.store.put(row)
+    found = ((job, chosen.store.get(job.spec)) for job in jobs)
+    return [msgspec.structs.replace(row, label=job.label, rate=job.rate) for job, row in found if row is not None]
+
+
+def _run(jobs: Sequence[Job], cores: int) -> Iterator[Row]:
+    began_s = perf_counter()
+    for done, row in enumerate(_rows(jobs, cores), start=1):
+        if row.lost:
+            print(f"bench: {row.label} at {row.rate:g}/s lost {row.lost} requests", file=sys.stderr)
+        print(
+            f"  {done}/{len(jobs)} runs, {perf_counter() - began_s:.0f} s; last: {row.label} at {row.rate:g}/s, "
+            f"seed {row.seed}, TTFT p99 {row.ttft_p99:.2f} s, {row.wall_s:.0f} s",
+            file=sys.stderr,
+        )
+        yield row
+
+
+def _rows(jobs: Sequence[Job], cores: int) -> Iterator[Row]:
+    if cores <= 1 or len(jobs) <= 1:
+        yield from map(run_one, jobs)
+        return
+    with multiprocessing.get_context("spawn").Pool(min(cores, len(jobs))) as pool:
+        yield from pool.imap_unordered(run_one, jobs)
+
+
+def run_one(job: Job) -> Row:
+    """Makes one run."""
+    outcome = run_scenario(job.spec, step_times=load_step_time, folders=(data_folder(),), clock=perf_counter)
+    return row_of(job.label, job.rate, outcome)
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate that held for each seed, requests per second; the lowest that did not is ``tolerance`` above."""
+
+    label: str
+    rates: list[float]
+
+
+def capacities(
+    specs: dict[str, ScenarioSpec], chosen: Options, *, bound_s: float, low: float, high: float, tolerance: float
+) -> tuple[list[Capacity], list[Row]]:
+    """Bisects all labels and seeds at once, a round of runs at a time.
+
+    Args:
+        bound_s: TTFT P99 must be below it, seconds.
+        low, high: Rates of the first two looks; a capacity outside is told as the nearer one.
+
+    Returns:
+        The capacities, and all rows that were made for them.
+    """
+    brackets = {(label, seed): (low, high) for label in specs for seed in range(chosen.seeds)}
+    rows: list[Row] = []
+    middle = dict.fromkeys(brackets, low)
+    while middle:
+        jobs = [_job(specs[label], label, seed, rate) for (label, seed), rate in middle.items()]
+        made = run_all(jobs, chosen)
+        rows += made
+        for (place, rate), row in zip(middle.items(), made, strict=True):
+            below, above = brackets[place]
+            held = row.ttft_p99 < bound_s and not row.lost
+            brackets[place] = (rate, above) if held else (below, rate if rate > low else low)
+        middle = {p: (a + b) / 2 for p, (a, b) in brackets.items() if b - a > tolerance}
+    found = [Capacity(label=label, rates=[brackets[label, s][0] for s in range(chosen.seeds)]) for label in specs]
+    return found, rows
+
+
+def _job(spec: ScenarioSpec, label: str, seed: int, rate: float) -> Job:
+    seeded = msgspec.structs.replace(at_rate(spec, rate), seed=seed)
+    return Job(label=label, rate=rate, spec=seeded)

@@ -1,0 +1,79 @@
+"""Block's testbed as scenarios: a file under examples/scenarios, and settings laid over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from millrace.sim.scenarios.reading import read_scenario
+from millrace.sim.scenarios.spec import ScenarioSpec, Trace
+
+SCENARIOS = Path(__file__).parent.parent.parent / "examples" / "scenarios"
+
+#: Lengths that ship, for those traces that are not there.
+SHIPPED = {
+    "sharegpt": "sharegpt",
+    "mooncake": "mooncake-conversation",
+    "servegen": "servegen-deepseek-r1",
+    "azure": "azure-conversation",
+}
+
+#: How each policy is called in the tables, and what it is in a scenario. The noise is that of bench.block.noise.
+POLICIES: dict[str, tuple[str, ...]] = {
+    "random": ("dispatch.policy=random",),
+    "round robin": ("dispatch.policy=round_robin",),
+    "min QPM": ("dispatch.policy=fewest_requests_per_minute",),
+    "INFaaS++ (text)": ("dispatch.policy=infaas",),
+    "INFaaS++ (code)": ("dispatch.policy=infaas", "dispatch.parameters.memory=free"),
+    "Llumnix- (text)": ("dispatch.policy=llumnix",),
+    "Llumnix- (code)": ("dispatch.policy=llumnix", "dispatch.parameters.memory=free"),
+    "shortest queue": ("dispatch.policy=join_shortest_queue",),
+    "forecast": ("dispatch.policy=forecast", "dispatch.parameters.candidates=0"),
+    "forecast d=8": ("dispatch.policy=forecast", "dispatch.parameters.candidates=8"),
+    "forecast d=4": ("dispatch.policy=forecast", "dispatch.parameters.candidates=4"),
+    "forecast d=2": ("dispatch.policy=forecast", "dispatch.parameters.candidates=2"),
+}
+
+#: With predicted lengths, as Block* is.
+PREDICTED = "forecast*"
+
+
+def data_folder() -> Path:
+    """Where traces are."""
+    return Path(os.environ.get("MILLRACE_DATA", "../shared/data"))
+
+
+def policy_settings(name: str, sigma: float) -> tuple[str, ...]:
+    """The settings of a policy by its name in the tables; ``forecast*`` is ``forecast`` with predicted lengths."""
+    starred = name.startswith(PREDICTED)
+    settings = POLICIES[name.replace(PREDICTED, "forecast") if starred else name]
+    return (*settings, "prediction.kind=noisy", f"prediction.sigma={sigma}") if starred else settings
+
+
+def scenario(file: str, settings: Sequence[str]) -> ScenarioSpec:
+    """A scenario by the name of its file, with settings; lengths that ship stand in for a trace that is not there."""
+    spec = read_scenario(SCENARIOS / f"{file}.toml", settings)
+    source = spec.workload.lengths
+    if not isinstance(source, Trace) or (data_folder() / source.path).exists():
+        return spec
+    name = "azure-code" if "code" in source.path else SHIPPED[source.format]
+    bounds = [f"workload.lengths.{key}={getattr(source, key)}" for key in ("prompt_max", "output_max", "total_max")]
+    total = spec.cluster.groups[0].engine.max_model_len - 1
+    bounds = [bound for bound in bounds if not bound.endswith("=0")] or [f"workload.lengths.total_max={total}"]
+    replaced = msgspec.to_builtins(spec)
+    replaced["workload"]["lengths"] = {"kind": "fitted", "name": name}
+    for bound in bounds:
+        key, _, value = bound.rpartition(".")[2].partition("=")
+        replaced["workload"]["lengths"][key] = int(value)
+    return msgspec.convert(replaced, ScenarioSpec)
+
+
+def stand_in(spec: ScenarioSpec) -> str:
+    """What to say where lengths are not the trace's; empty where they are."""
+    if isinstance(spec.workload.lengths, Trace):
+        return ""
+    return (
+        f"NOTE: no trace under MILLRACE_DATA ({data_folder()}); lengths drawn from the fitted distribution that ships"
+    )
