@@ -60,6 +60,7 @@ def random_parameters(rng: random.Random) -> EngineParameters:
         prefix_caching=rng.random() < 0.5,
         watermark=rng.choice((0.0, 0.0, 0.01, 0.2)),
         reserve_full_prompt=rng.random() < 0.7,
+        async_scheduling=rng.random() < 0.3,
     )
 
 

@@ -218,6 +218,27 @@ def test_a_forecast_with_true_lengths_is_what_the_engine_then_does(seed: int) ->
     assert (answer.ttft_ns, answer.e2e_ns) == _served(engine, asked, now_ns)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_with_steps_scheduled_ahead_a_candidate_starts_one_step_later(seed: int) -> None:
+    rng = random.Random(f"ahead {seed}")
+    parameters = EngineParameters(max_model_len=256, prefix_caching=False, async_scheduling=True)
+    engine = ModelledEngine(parameters, LinearStepTime(fixed=1000.0, per_decode=50.0, per_prefill_token=20.0))
+    for index in range(rng.randrange(1, 10)):
+        assert engine.add(sequence(rng, f"{index}.0", output_min=20)) is None
+    now_ns = AT_NS
+    for _ in range(rng.randrange(2, 15)):
+        done = engine.step(now_ns)
+        assert done is not None
+        now_ns += done[1]
+    asked = sequence(rng, "asked.0")
+    candidate = Candidate(
+        prompt_tokens=len(asked.prompt_token_ids), expected_output_tokens=asked.expected_output_tokens
+    )
+    state = published(engine.snapshot(now_ns))
+    answer = forecast(state, candidate, engine.cost, parameters, now_ns=now_ns + 1)
+    assert answer.ttft_ns + 1 == _served(engine, asked, now_ns)[0]
+
+
 def _served(engine: ModelledEngine, asked: EngineSequence, now_ns: int) -> tuple[int, int]:
     """Adds it while the next step is under way, as messages arrive; returns times of its first and last token."""
     begun_ns, times = now_ns, []
@@ -232,8 +253,8 @@ def _served(engine: ModelledEngine, asked: EngineSequence, now_ns: int) -> tuple
     return times[0], times[-1]
 
 
-def sequence(rng: random.Random, name: str) -> EngineSequence:
-    output = rng.randrange(1, 100)
+def sequence(rng: random.Random, name: str, *, output_min: int = 1) -> EngineSequence:
+    output = rng.randrange(output_min, 100)
     return EngineSequence(
         sequence=name,
         prompt_token_ids=[97] * rng.randrange(1, 150),

@@ -183,6 +183,8 @@ DecodeRun decode_run(const StepCost& cost, std::int64_t decodes, std::int64_t co
 }  // namespace
 
 NB_MODULE(enginemodel, module) {
+    // What native.py calls with which arguments: a build that says another number is taken for missing.
+    module.attr("INTERFACE") = 2;
     nb::class_<StepCost>(module, "StepCost")
         .def(
             "__init__",
@@ -230,7 +232,7 @@ NB_MODULE(enginemodel, module) {
             "__init__",
             [](Limits* self, std::int64_t max_model_len, std::int64_t block_size, std::int64_t max_sequences,
                std::int64_t token_budget, std::int64_t long_prefill_token_threshold, bool chunked_prefill,
-               bool reserve_full_prompt, double watermark) {
+               bool reserve_full_prompt, double watermark, bool async_scheduling) {
                 counted(max_model_len, 1, "max_model_len", MODEL_LEN_MAX);
                 counted(block_size, 1, "block_size", BLOCK_SIZE_MAX);
                 counted(max_sequences, 1, "max_sequences");
@@ -249,11 +251,12 @@ NB_MODULE(enginemodel, module) {
                                   chunked_prefill,
                                   reserve_full_prompt,
                                   watermark,
+                                  async_scheduling,
                                   block_shift};
             },
             nb::kw_only(), nb::arg("max_model_len"), nb::arg("block_size"), nb::arg("max_sequences"),
             nb::arg("token_budget"), nb::arg("long_prefill_token_threshold"), nb::arg("chunked_prefill"),
-            nb::arg("reserve_full_prompt"), nb::arg("watermark"));
+            nb::arg("reserve_full_prompt"), nb::arg("watermark"), nb::arg("async_scheduling"));
     nb::class_<PyForecaster>(module, "Forecaster")
         .def(nb::init<const Limits&, const StepCost&, std::int64_t>())
         .def("load", &PyForecaster::load, nb::arg("running"), nb::arg("waiting"), nb::arg("blocks_free"),

@@ -19,6 +19,7 @@ struct Limits {
     bool chunked_prefill;
     bool reserve_full_prompt;
     double watermark;
+    bool async_scheduling;
 
     int block_shift = -1;  // where the block size is a power of two: which; a division costs twenty times a shift
 
@@ -134,7 +135,8 @@ private:
 
     Fs clock_ = 0;        // end of the last step
     Fs ends_ = 0;         // of the step under way
-    Fs joined_ = -1;      // when the queue last took in what had come
+    Fs began_ = 0;        // begin of the last step
+    Fs joined_ = -1;      // until when the queue took in what came
     bool under_way_ = false;
     bool stepped_ = false;
 

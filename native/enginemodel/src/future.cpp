@@ -89,12 +89,13 @@ void Future::finish(const StepCost& cost, bool all) {
 
 void Future::join() {
     if (!has_work()) {
-        clock_ = std::max(clock_, arrivals_[next_].at);
+        joined_ = clock_ = std::max(clock_, arrivals_[next_].at);
     } else if (!stepped_) {
         return;  // the first step was formed before anything came
+    } else {
+        joined_ = limits_.async_scheduling ? began_ : clock_;  // when the step that begins now was formed
     }
-    joined_ = clock_;
-    while (next_ < arrivals_.size() && arrivals_[next_].at <= clock_) {
+    while (next_ < arrivals_.size() && arrivals_[next_].at <= joined_) {
         const Queued& sequence = arrivals_[next_++].sequence;
         waiting_.insert(waiting_.begin(), sequence);
         if (sequence.tag != 0) watch.joined = true;
@@ -112,6 +113,7 @@ void Future::begin(const StepCost& cost) {
     batch.longest_context = longest_;
     if (batch.decodes + batch.prefills == 0) throw std::logic_error("an engine with work computes nothing");
     if (watch.active()) watch.blocks_peak = std::max(watch.blocks_peak, blocks_total_ - free_);
+    began_ = clock_;
     ends_ = clock_ + cost.duration(batch);
     under_way_ = stepped_ = true;
 }
@@ -249,8 +251,15 @@ bool Future::jump(const StepCost& cost, Fs until, bool bounded) {
     if (steps == 0) return false;
     const DecodeRun run(cost, static_cast<std::int64_t>(size), context, longest);
     if (bounded) steps = run.below(until - clock_, steps);
-    // Up to the first boundary at which somebody has come.
-    if (next_ < arrivals_.size()) steps = std::min(steps, run.below(arrivals_[next_].at - clock_, steps) + 1);
+    if (next_ < arrivals_.size()) {
+        // Up to the first boundary at which somebody has come; with async scheduling, had come a step before.
+        const Fs wait = arrivals_[next_].at - clock_;
+        if (!limits_.async_scheduling) {
+            steps = std::min(steps, run.below(wait, steps) + 1);
+        } else if (steps > 0) {
+            steps = std::min(steps, wait <= 0 ? 1 : run.below(wait, steps) + 2);
+        }
+    }
     if (steps == 0) return false;
     take_blocks(steps);
     pass(run, steps);
@@ -313,6 +322,7 @@ void Future::pass(const DecodeRun& run, std::int64_t steps) {
     const Fs end = clock_ + run.sum(steps);
     if (watch.active()) note_run(run, steps, end);
     for (std::int32_t& total : running_.total) total += static_cast<std::int32_t>(steps);
+    if (limits_.async_scheduling) began_ = clock_ + run.sum(steps - 1);
     clock_ = joined_ = end;  // nothing that came before can be put in any more
     stepped_ = true;
 }

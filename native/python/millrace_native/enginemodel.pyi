@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+INTERFACE: int
+
 _Curve = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 class StepCost:
@@ -47,6 +49,7 @@ class Limits:
         chunked_prefill: bool,
         reserve_full_prompt: bool,
         watermark: float,
+        async_scheduling: bool,
     ) -> None: ...
 
 class Forecaster:

@@ -76,6 +76,7 @@ class Future:
         self.clock_fs = 0
         self.steps: list[FutureStep] = []
         self._cost = cost
+        self._ahead = parameters.async_scheduling
         self._arrivals = deque(arrivals)
         self._scheduler = Scheduler(counting(parameters, snapshot))
         self.present = _restore(self._scheduler, snapshot, lengths)
@@ -87,12 +88,18 @@ class Future:
             self._step()
 
     def _join(self) -> None:
-        """Queues what has arrived. An idle engine waits for it; the first step was formed before anything came."""
+        """Queues what came before the next step was formed: as it begins, or with async scheduling a step sooner.
+
+        An idle engine waits for what comes; the step under way at the snapshot was formed before anything came.
+        """
+        formed_fs = self.clock_fs
         if not self._scheduler.has_work():
-            self.clock_fs = max(self.clock_fs, self._arrivals[0].arrives_fs)
+            formed_fs = self.clock_fs = max(self.clock_fs, self._arrivals[0].arrives_fs)
         elif not self.steps:
             return
-        while self._arrivals and self._arrivals[0].arrives_fs <= self.clock_fs:
+        elif self._ahead:
+            formed_fs = self.steps[-1].begin_fs
+        while self._arrivals and self._arrivals[0].arrives_fs <= formed_fs:
             sequence = self._arrivals.popleft()
             sequence.joined_fs = self.clock_fs
             self._scheduler.add(sequence)

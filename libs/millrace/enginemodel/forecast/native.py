@@ -9,13 +9,16 @@ from millrace.enginemodel.forecast.question import Candidate, Forecast, Placemen
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import CostCurve, StepCost
 
+#: Changes with the calls below; a build of another interface is of older or newer sources.
+INTERFACE = 2
+
 try:
     from millrace_native import enginemodel as _module
 except ImportError:  # not built here: the reference answers
     NATIVE = False
 else:
     #: Whether the compiled module is there.
-    NATIVE = True
+    NATIVE = getattr(_module, "INTERFACE", 1) == INTERFACE
 
 
 class NativeFuture:
@@ -31,6 +34,7 @@ class NativeFuture:
             chunked_prefill=parameters.chunked_prefill,
             reserve_full_prompt=parameters.reserve_full_prompt,
             watermark=parameters.watermark,
+            async_scheduling=parameters.async_scheduling,
         )
         self._native = _module.Forecaster(limits, _native_cost(cost), lengths.default_output_tokens)
         self._lengths = lengths
