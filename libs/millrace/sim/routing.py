@@ -41,13 +41,13 @@ class Router:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._exact: dict[str, dict[Subscription, None]] = {}
-        self._wild: dict[Subscription, None] = {}
+        self._wild: dict[str, dict[Subscription, None]] = {}  # by what stands before the first wildcard
         self._routes: dict[str, tuple[list[Subscription], list[list[Subscription]]]] = {}
 
     def add(self, subscription: Subscription) -> None:
         """Remembers a subscription; adding it twice is no error."""
         if _is_wild(subscription.subject):
-            self._wild[subscription] = None
+            self._wild.setdefault(_literal_head(subscription.subject), {})[subscription] = None
             self._routes.clear()
         else:
             self._exact.setdefault(subscription.subject, {})[subscription] = None
@@ -56,7 +56,7 @@ class Router:
     def remove(self, subscription: Subscription) -> None:
         """Forgets a subscription; an unknown one is no error."""
         if _is_wild(subscription.subject):
-            self._wild.pop(subscription, None)
+            self._wild.get(_literal_head(subscription.subject), {}).pop(subscription, None)
             self._routes.clear()
         else:
             self._exact.get(subscription.subject, {}).pop(subscription, None)
@@ -74,7 +74,10 @@ class Router:
 
     def _find(self, subject: str) -> tuple[list[Subscription], list[list[Subscription]]]:
         wanting = list(self._exact.get(subject, ()))
-        wanting += [subscription for subscription in self._wild if matches(subscription.subject, subject)]
+        tokens = subject.split(".")
+        for count in range(len(tokens)):
+            heads = self._wild.get(".".join(tokens[:count]), ())
+            wanting += [subscription for subscription in heads if matches(subscription.subject, subject)]
         plain: list[Subscription] = []
         groups: dict[str, list[Subscription]] = {}
         for subscription in wanting:
@@ -87,6 +90,12 @@ class Router:
         route = plain, list(groups.values())
         self._routes[subject] = route
         return route
+
+
+def _literal_head(subject: str) -> str:
+    """The tokens before the first wildcard: every subject that matches begins with them."""
+    tokens = subject.split(".")
+    return ".".join(tokens[: next(i for i, token in enumerate(tokens) if token in ("*", ">"))])
 
 
 def _is_wild(subject: str) -> bool:
