@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,9 +20,13 @@ from bench.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
 
-#: Four places in the batch and 33 ms per step: one instance serves two such requests a second, whatever else runs here.
+#: Four places in the batch and 32 ms per step: one instance serves two such requests a second, whatever else runs here.
 WORKER = {
-    "modelled": {"parameters": {"max_sequences": 4, "blocks_total": 4096}, "speed": 0.1},
+    "modelled": {
+        "parameters": {"max_sequences": 4, "blocks_total": 4096},
+        "coefficients": "cpu-100m",
+        "speed": 0.5,
+    },
     "limits": {"linger_ms": 200},
 }
 PROVISIONING = {
@@ -37,15 +42,15 @@ LENGTH = {"max_tokens": 60, "ignore_eos": True}
 WAIT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
+@pytest.fixture(params=[("relief", "round_robin"), ("preempt", "forecast")], ids=["relief", "preempt"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UpRig]:
+    strategy, policy = request.param
     options = [
-        *("--provision", "relief", "--instances-max", "3", "--policy", "round_robin"),
+        *("--provision", strategy, "--instances-max", "3", "--policy", policy),
         *("--worker-set", json.dumps(WORKER), "--coordinator-set", json.dumps({"provisioning": PROVISIONING})),
     ]
-    model = write_model_folder(folder / "model")
-    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=1, extra=options)
+    model = write_model_folder(tmp_path / "model")
+    cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1, extra=options)
     cluster.start()
     yield cluster
     cluster.stop()
@@ -94,7 +99,8 @@ async def test_instances_are_added_under_load_used_and_drained_after_it_without_
     starts = [decision for decision in watch.decisions if decision.action == "start"]
     assert starts
     assert starts[0].signal_ns is not None
-    assert "measured latency" in starts[0].reason
+    what = {"relief": "measured", "preempt": "predicted"}[starts[0].strategy]
+    assert f"{what} latency" in starts[0].reason
     assert {name for outcome in watch.outcomes for name in outcome.instances} >= {"worker-0", "worker-1"}
 
     trickle = asyncio.create_task(_trickle(rig, expected))
