@@ -194,7 +194,7 @@ class PredictorActor:
         if instance is None:
             self.metrics.snapshots.add("unregistered")
             return []
-        refusal = instance.refusal(body)
+        refusal = instance.refusal(body, now_ns)
         if refusal is not None:
             self.metrics.snapshots.add(refusal)
             expected = refusal in ("old", "other_incarnation")  # a late message, or a record that is under way

@@ -22,6 +22,9 @@ WORK_MAX, STEP_NS_MAX, TIME_MAX = 1 << 50, 3_600_000_000_000, (1 << 63) - 1
 #: Sequences in one snapshot: vLLM's own shows at most 4,096 waiting ones.
 SEQUENCES_MAX = 16_384
 
+#: A snapshot from further ahead comes from a wrong clock. Taken, it would make all right ones after it look old.
+AHEAD_NS_MAX = 1_000_000_000
+
 #: A snapshot that does not show a placement this long after it never will: it was refused, or ended in between.
 SHOWN_WITHIN_NS = 100_000_000
 
@@ -94,7 +97,7 @@ class Instance:
         taken_ns = self.snapshot.at_ns if self.busy else max(self.snapshot.at_ns, self.told_ns)
         return max(0, now_ns - taken_ns)
 
-    def refusal(self, snapshot: StatusSnapshot) -> str | None:
+    def refusal(self, snapshot: StatusSnapshot, now_ns: int) -> str | None:
         """Why a snapshot is not taken; None where it is."""
         if snapshot.model != self.record.model:
             return "other_model"
@@ -103,6 +106,8 @@ class Instance:
         known = self.snapshot
         if known is not None and (snapshot.step < known.step or snapshot.at_ns < known.at_ns):
             return "old"
+        if snapshot.at_ns > now_ns + AHEAD_NS_MAX:
+            return "ahead"
         return None if _plausible_step(snapshot) else "absurd"
 
     def take(self, snapshot: StatusSnapshot, now_ns: int) -> None:

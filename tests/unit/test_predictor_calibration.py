@@ -123,8 +123,8 @@ def test_a_run_costs_the_sum_of_its_steps() -> None:
 def test_pauses_between_steps_count_in_a_run() -> None:
     predictor = served(decoding(1, START_NS))
     for number in range(1, 200):
-        step, at_ns = 1 + 5 * number, START_NS + number * 5 * (STEP_MS + 2) * MS
-        predictor.send(decoding(step, at_ns))
+        predictor.now_ns = START_NS + number * 5 * (STEP_MS + 2) * MS
+        predictor.send(decoding(1 + 5 * number, predictor.now_ns))
     (scale,) = [scale for _, scale, _ in predictor.metrics.instances()]
     assert scale == pytest.approx((STEP_MS + 2) / STEP_MS, rel=0.02)
 
@@ -240,7 +240,7 @@ def test_an_instance_slower_than_its_kin_is_soon_known_for_it() -> None:
     batch = BatchComposition(decodes=1, context_tokens=40)
     for number in range(1, 150):
         for name, factor in (("w0", 1), ("w1", 2)):
-            at_ns = START_NS + number * 20 * MS
+            at_ns = predictor.now_ns = START_NS + number * 20 * MS
             told_ = snapshot(name, step=number, at_ns=at_ns, batch=batch, step_duration_ns=factor * STEP_MS * MS)
             predictor.send(told_)
     scales = {name: scale for name, scale, _ in predictor.metrics.instances()}
