@@ -56,8 +56,8 @@ class MisledFleet(Fleet):
     def __init__(
         self, spec: ScenarioSpec, told: dict[str, StepTimeModel], config: dict[str, Any], **fields: Any
     ) -> None:
-        self.metrics = PredictorMetrics(clock=time.perf_counter_ns)
-        self._told = told
+        self.predictor_metrics = PredictorMetrics(clock=time.perf_counter_ns)
+        self._sets = told
         self._config = config
         super().__init__(spec, **fields)
 
@@ -66,8 +66,8 @@ class MisledFleet(Fleet):
         return PredictorActor(
             config=msgspec.convert({"bus": BusConfig(cluster=CLUSTER), **config}, PredictorConfig),
             incarnation=incarnation,
-            step_times=self._told,
-            metrics=self.metrics,
+            step_times=self._sets,
+            metrics=self.predictor_metrics,
         )
 
 
@@ -90,7 +90,7 @@ def main() -> int:
 def row(options: argparse.Namespace, name: str, wrong: float | str, *, calibrate: bool) -> str:
     """One run."""
     fleet = run(options, wrong, calibrate=calibrate)
-    metrics, finished = fleet.metrics, fleet.observer.finished
+    metrics, finished = fleet.predictor_metrics, fleet.observer.finished
     ttft, e2e = (metrics.errors[figure] for figure in ("ttft", "e2e"))
     mean_s = statistics.fmean(each.e2e_ns for each in finished) / SECOND
     scale = statistics.fmean(scale for _, scale, _ in metrics.instances())
