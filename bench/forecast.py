@@ -76,7 +76,7 @@ def limits(running: int, *, pressure: bool) -> EngineParameters:
         max_model_len=8192,
         max_sequences=max(48, running),
         token_budget=2048,
-        blocks_total=max(600, running * (45 if pressure else 200)),
+        blocks_total=max(600, running * (20 if pressure else 200)),
         prefix_caching=False,
     )
 
