@@ -31,10 +31,18 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "Llumnix- (code)": ("dispatch.policy=llumnix", "dispatch.parameters.memory=free"),
     "shortest queue": ("dispatch.policy=join_shortest_queue",),
     "forecast": ("dispatch.policy=forecast", "dispatch.parameters.candidates=0"),
+    "forecast + others": (
+        "dispatch.policy=forecast",
+        "dispatch.parameters.candidates=0",
+        "dispatch.parameters.others_weight=0.3",
+    ),
     "forecast d=8": ("dispatch.policy=forecast", "dispatch.parameters.candidates=8"),
     "forecast d=4": ("dispatch.policy=forecast", "dispatch.parameters.candidates=4"),
     "forecast d=2": ("dispatch.policy=forecast", "dispatch.parameters.candidates=2"),
 }
+
+#: How fresh what policies see is: nearer to Block, which asks every engine at each decision, than a scenario's defaults.
+FRESH = ("intervals.status_ms=100", "intervals.summary_ms=50")
 
 #: With predicted lengths, as Block* is.
 PREDICTED = "forecast*"
