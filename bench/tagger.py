@@ -186,7 +186,7 @@ def new_prompts(requests: list[RecordedRequest]) -> list[RecordedRequest]:
 def main() -> None:
     """Prints every table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=["millrace-mini"])
+    parser.add_argument("--models", nargs="*", default=["millrace-mini", "millrace-micro", "millrace-nano"])
     options = parser.parse_args()
     print(f"machine load {os.getloadavg()[0]:.1f} at the start")
     for model in options.models:
