@@ -28,6 +28,8 @@ def main() -> int:
             from bench import step_time_cpu  # needs vLLM
 
             step_time_cpu.report(options.shapes, options.seed)
-        else:
+        elif options.data.is_dir():
             PARTS[part](options.data)
+        else:
+            print(f"not checked: there is no folder {options.data} (MILLRACE_DATA) with the measurements")
     return 0
