@@ -118,7 +118,7 @@ def online(requests: list[RecordedRequest], *, step: int) -> None:
     learning = LearningConfig(pretrained=False, retrain_outcomes=500, outcomes_min=300, retrain_pause_s=0.0)
     actor = TaggerActor(name="tagger-0", cluster="bench", incarnation=1, learning=learning)
     errors: list[float] = []
-    print(f"\nlearning online from nothing, {len(requests)} requests (mean error of the median said, tokens; what answered)")
+    print(f"\nlearning online from nothing, {len(requests)} requests (mean error of the median, tokens; who answered)")
     for number, one in enumerate(requests):
         asked = one.asked("m", str(number))
         tag = _tag(actor, asked, number)
