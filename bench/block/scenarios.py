@@ -41,7 +41,7 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "forecast d=2": ("dispatch.policy=forecast", "dispatch.parameters.candidates=2"),
 }
 
-#: How fresh what policies see is: nearer to Block, which asks every engine at each decision, than a scenario's defaults.
+#: How fresh what policies see is: nearer to Block, which asks every engine at each decision, than the defaults are.
 FRESH = ("intervals.status_ms=100", "intervals.summary_ms=50")
 
 #: With predicted lengths, as Block* is.

@@ -1,0 +1,229 @@
+"""Beyond Block's paper: other traces, bursts, unequal hardware, wrong lengths, old snapshots; forecast and heuristics.
+
+    python -m bench block_beyond --rows FILE
+    python -m bench block_beyond --parts traces --requests 1000 --seeds 1
+
+Parts: ``traces`` (Azure conversation and code, Mooncake conversation with prefix hits, ServeGen R1, each at its own
+times, sped up to a share of the fluid bound), ``bursts`` (gamma arrivals), ``mixed`` (half of the instances twice as
+fast), ``noise`` (lengths predicted wrongly) and ``age`` (how old snapshots and summaries are).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+from millrace.sim.scenarios.load import arrivals
+from millrace.sim.scenarios.spec import ScenarioSpec
+from millrace.workloads.arrivals import FromTrace
+
+from bench.block.bound import fluid_bound
+from bench.block.noise import BLOCK_SIGMA
+from bench.block.pictures import PANELS, draw
+from bench.block.rows import Row
+from bench.block.runs import Job, Options, add_options, options, run_all
+from bench.block.scenarios import FRESH, data_folder, policy_settings, scenario, stand_in
+from bench.block.tables import latency_table
+
+POLICIES = ("round robin", "shortest queue", "Llumnix- (code)", "forecast", "forecast*")
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload and the cluster for it.
+
+    Attributes:
+        load: Share of the fluid bound, which knows of no prefix hits, at which it is played.
+    """
+
+    step_time: str
+    blocks: int
+    length_max: int
+    lengths: str
+    load: float
+    caching: bool = False
+
+    def settings(self) -> list[str]:
+        """On top of block.toml: four instances, as vLLM is configured by default."""
+        engine = (
+            f"max_model_len={self.length_max}, blocks_total={self.blocks}, max_sequences=256, token_budget=2048, "
+            f"watermark=0.01, prefix_caching={str(self.caching).lower()}"
+        )
+        return [
+            f'cluster.groups=[{{name="gpu", instances=4, step_time="{self.step_time}", engine={{{engine}}}}}]',
+            f"workload.lengths={{{self.lengths}, total_max={self.length_max - 1}}}",
+            'workload.arrivals={kind="trace"}',
+        ]
+
+
+TRACES = {
+    "Azure conversation": Trace(
+        step_time="a100-llama-3-8b",
+        blocks=9_000,
+        length_max=16_384,
+        lengths='kind="trace", format="azure", path="azure_llm_2023/AzureLLMInferenceTrace_conv.csv"',
+        load=0.8,
+    ),
+    "Azure code": Trace(
+        step_time="a100-llama-3-8b",
+        blocks=9_000,
+        length_max=16_384,
+        lengths='kind="trace", format="azure", path="azure_llm_2023/AzureLLMInferenceTrace_code.csv"',
+        load=0.5,
+    ),
+    "Mooncake conversation": Trace(
+        step_time="h100-llama-3-8b",
+        blocks=27_000,
+        length_max=131_072,
+        lengths='kind="trace", format="mooncake", path="mooncake_fast25/conversation_trace.jsonl"',
+        load=0.8,
+        caching=True,
+    ),
+    "ServeGen R1": Trace(
+        step_time="h100-llama-3-8b",
+        blocks=27_000,
+        length_max=65_536,
+        lengths='kind="trace", format="servegen", path="servegen_deepseek_r1"',
+        load=0.8,
+    ),
+}
+
+#: Six instances as on the testbed, six twice as fast.
+MIXED = (
+    "cluster.groups.0.instances=6",
+    "cluster.groups.0.name=slow",
+)
+BURST_RATE, BURST_CVS = 26.0, (1.0, 2.0, 4.0)
+MIXED_RATES = (36.0, 42.0, 46.0)
+NOISE_RATE, NOISES = 30.0, (0.0, 0.1, 0.25, 0.5, 1.0)
+AGE_RATE, AGES_MS = 30.0, (20, 100, 250, 500)
+
+
+def main() -> int:
+    """Runs the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, requests=3_000, seeds=3)
+    parts: dict[str, Callable[[Options], None]] = {
+        "traces": _traces,
+        "bursts": _bursts,
+        "mixed": _mixed,
+        "noise": _noise,
+        "age": _age,
+    }
+    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    arguments = parser.parse_args()
+    chosen = options(arguments)
+    for name in arguments.parts:
+        parts[name](chosen)
+    return 0
+
+
+def _traces(chosen: Options) -> None:
+    for name, trace in TRACES.items():
+        jobs: list[Job] = []
+        for policy in POLICIES:
+            base = _spec(chosen, [*trace.settings(), *policy_settings(policy, BLOCK_SIGMA)])
+            if stand_in(base):
+                print(f"\n{name}: skipped, its trace is not under MILLRACE_DATA")
+                break
+            rate, spec = _played(base, trace.load)
+            jobs += chosen.variations(policy, rate, spec)
+        if jobs:
+            _print(f"{name}, {jobs[0].rate:.1f} requests/s on 4 x {trace.step_time}", run_all(jobs, chosen))
+
+
+def _played(spec: ScenarioSpec, load: float) -> tuple[float, ScenarioSpec]:
+    """The trace at a share of the fluid bound: its rate, and the scenario."""
+    own = arrivals(spec.workload, seed=0, folders=(data_folder(),))
+    natural = (len(own) - 1) / ((own[-1].at_ns - own[0].at_ns) / 1e9)
+    rate = load * fluid_bound(spec, [each.shape for each in own])
+    workload = msgspec.structs.replace(spec.workload, arrivals=FromTrace(speed=round(rate / natural, 3)))
+    return rate, msgspec.structs.replace(spec, workload=workload)
+
+
+def _bursts(chosen: Options) -> None:
+    for cv in BURST_CVS:
+        times = f'workload.arrivals={{kind="gamma", rate_per_s={BURST_RATE}, cv={cv}}}'
+        jobs = [
+            job
+            for policy in POLICIES
+            for job in chosen.variations(policy, cv, _spec(chosen, [times, *policy_settings(policy, BLOCK_SIGMA)]))
+        ]
+        _print(f"Testbed, {BURST_RATE:g} requests/s, gamma arrivals with cv {cv:g}", run_all(jobs, chosen))
+
+
+def _mixed(chosen: Options) -> None:
+    rows: list[Row] = []
+    for rate in MIXED_RATES:
+        jobs = [
+            job
+            for policy in POLICIES
+            for job in chosen.variations(policy, rate, _halves(chosen, rate, policy_settings(policy, BLOCK_SIGMA)))
+        ]
+        rows += run_all(jobs, chosen)
+        _print(f"6 instances as on the testbed and 6 twice as fast, {rate:g} requests/s", rows[-len(jobs) :])
+    _say(draw("block-mixed", rows, axis="requests/s").name)
+
+
+def _halves(chosen: Options, rate: float, settings: Sequence[str]) -> ScenarioSpec:
+    spec = _spec(chosen, [*MIXED, f"workload.arrivals.rate_per_s={rate}", *settings])
+    (slow,) = spec.cluster.groups
+    fast = msgspec.structs.replace(slow, name="fast", speed=2.0)
+    cluster = msgspec.structs.replace(spec.cluster, groups=(slow, fast))
+    return msgspec.structs.replace(spec, cluster=cluster)
+
+
+def _noise(chosen: Options) -> None:
+    jobs: list[Job] = []
+    for sigma in NOISES:
+        noisy = ["prediction.kind=noisy", f"prediction.sigma={sigma}"]
+        for label, rule in (("plus ten", "plus_ten"), ("survival", "survival")):
+            settings = [
+                f"workload.arrivals.rate_per_s={NOISE_RATE}",
+                *policy_settings("forecast", 0.0),
+                *noisy,
+                f"cluster.predictor.rule={rule}",
+            ]
+            jobs += chosen.variations(label, sigma, _spec(chosen, settings))
+    unknown = [
+        f"workload.arrivals.rate_per_s={NOISE_RATE}",
+        *policy_settings("forecast", 0.0),
+        "prediction.kind=none",
+    ]
+    jobs += chosen.variations("nothing known", 0.0, _spec(chosen, unknown))
+    rows = run_all(jobs, chosen)
+    told = [msgspec.structs.replace(row, label=f"{row.label}, noise {row.rate:.0%}") for row in rows]
+    _print(f"Testbed, {NOISE_RATE:g} requests/s, forecast by predicted lengths with noise, and two rules", told)
+    _say(draw("block-noise", rows, axis="noise of predicted lengths", panels=PANELS[:3], labels=_RULES).name)
+
+
+_RULES = ("plus ten", "survival")
+
+
+def _age(chosen: Options) -> None:
+    jobs: list[Job] = []
+    for age_ms in AGES_MS:
+        ages = [f"intervals.status_ms={age_ms}", f"intervals.summary_ms={age_ms}"]
+        for policy in POLICIES[1:4]:
+            settings = [f"workload.arrivals.rate_per_s={AGE_RATE}", *policy_settings(policy, BLOCK_SIGMA), *ages]
+            jobs += chosen.variations(policy, float(age_ms), _spec(chosen, settings))
+    rows = run_all(jobs, chosen)
+    told = [msgspec.structs.replace(row, label=f"{row.label}, {row.rate:g} ms") for row in rows]
+    _print(f"Testbed, {AGE_RATE:g} requests/s, snapshots and summaries at most every so often", told)
+
+
+def _spec(chosen: Options, settings: Sequence[str]) -> ScenarioSpec:
+    return scenario("block", [f"workload.count={chosen.requests}", *FRESH, *settings])
+
+
+def _print(title: str, rows: Sequence[Row]) -> None:
+    print(f"\n{title}")
+    print(latency_table(list(dict.fromkeys(row.label for row in rows)), rows))
+    hits = [row.prefix_share for row in rows if row.prefix_share]
+    if hits:
+        print(f"prefix hits: {min(hits):.1%} to {max(hits):.1%} of the prompt tokens")
+
+
+def _say(drawn: str) -> None:
+    print(f"drawn: {drawn}", file=sys.stderr)
