@@ -74,6 +74,7 @@ def _window(before: StatusSnapshot, later: StatusSnapshot, outputs: Mapping[str,
         prefilled = max(0, min(entry.computed_tokens, entry.prompt_tokens) - min(began, entry.prompt_tokens))
         prefill_tokens += prefilled
         work += prefilled * (min(began, entry.prompt_tokens) + prefilled / 2)
+        context += entry.prompt_tokens if prefilled else 0
         many = _decoded(first, entry.output_tokens)
         decodes += many
         context += many * (entry.prompt_tokens + entry.output_tokens - many / 2)

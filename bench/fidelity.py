@@ -1,0 +1,141 @@
+"""A recorded run of real engines behind Millrace, replayed in simulation: latencies side by side, and policies' order.
+
+Runs the stated load of ``python -m bench live_policies``, or reads what that kept (``--recordings FOLDER``). Step times
+and message times are fitted to the first half of the runs, latencies are compared on the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.live.recording import Figures, Recording, figures, read_all, write
+from bench.live.replay import EngineFit, Transit, fits, middle_ns, replay, scenario, transit
+from bench.live.statistics import FIGURES, Errors, Spread, discordant, e2e_errors, ordered, spread
+from bench.live.tables import by_policy
+from bench.live_policies import add_options, run
+
+_MS = 1000.0
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy in both worlds, the second half of its requests.
+
+    Attributes:
+        live, simulated: By name of figure, s.
+        simulated_error: Of the simulated predictors' own forecasts; the count is 0 where nobody was asked.
+    """
+
+    policy: str
+    count: int
+    live: dict[str, Spread]
+    simulated: dict[str, Spread]
+    live_error: Errors
+    simulated_error: Errors
+
+
+def main() -> int:
+    """Runs or reads, replays, prints."""
+    parser = argparse.ArgumentParser(prog="python -m bench fidelity", description=__doc__)
+    add_options(parser)
+    parser.add_argument("--recordings", type=Path, help="replay these instead of running")
+    parser.add_argument("--keep", type=Path, help="keep the recordings here")
+    parser.set_defaults(kinds="stated")
+    options = parser.parse_args()
+    try:
+        recordings = read_all(options.recordings) if options.recordings else run(options)
+        for recording in recordings if options.keep else ():
+            write(recording, options.keep)
+        chosen = [recording for recording in recordings if recording.load.kind in options.kinds.split(",")]
+        for kind in sorted({recording.load.kind for recording in chosen}):
+            _report(kind, [recording for recording in chosen if recording.load.kind == kind])
+    except ValueError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _report(kind: str, recordings: Sequence[Recording]) -> None:
+    fitted, way = fits(recordings), transit(recordings)
+    print(f"{kind} lengths; fitted to the first half of every run, held against the second:")
+    print("\n".join(_fit_line(each) for each in fitted.values()))
+    print(f"  a message to an engine takes {way.least_us:.0f} us at least, {way.mean_us:.0f} us on average")
+    compared = [compare(policy, runs, fitted, way) for policy, runs in by_policy(recordings).items()]
+    print("\n".join([_head(), *(line for each in compared for line in _rows(each))]))
+    for name in FIGURES:
+        print("\n".join(_orders(name, compared)))
+
+
+def compare(policy: str, runs: Sequence[Recording], fitted: dict[str, EngineFit], way: Transit) -> Compared:
+    """A policy's runs in both worlds."""
+    live: list[Figures] = []
+    simulated: list[Figures] = []
+    for recording in runs:
+        with tempfile.TemporaryDirectory() as folder:
+            spec = scenario(recording, fitted=fitted, way=way, folder=Path(folder))
+            again = replay(spec, Path(folder))
+        first_ns = min(outcome.arrival_ns for outcome in recording.outcomes)
+        from_s = (middle_ns(recording) - first_ns) / 1e9
+        live += [figure for figure in figures(recording) if figure.arrival_s >= from_s]
+        simulated += [figure for figure in again if figure.arrival_s >= from_s - 1e-6]
+    return Compared(
+        policy=policy,
+        count=len(simulated),
+        live={name: spread(map(of, live)) for name, of in FIGURES.items()},
+        simulated={name: spread(map(of, simulated)) for name, of in FIGURES.items()},
+        live_error=e2e_errors(live),
+        simulated_error=e2e_errors(simulated),
+    )
+
+
+def _fit_line(fitted: EngineFit) -> str:
+    model = fitted.model
+    return (
+        f"  {fitted.instance}: step = {model.fixed / 1e6:.2f} ms + {model.per_decode / 1e3:.0f} us a decode + "
+        f"{model.per_prefill_token / 1e3:.0f} us a prompt token + {model.per_context_token:.0f} ns a token of context "
+        f"({fitted.windows} windows; the other half: sums {fitted.sums:.3f}, mean |error| {fitted.error:.1%})"
+    )
+
+
+def _head() -> str:
+    columns = "".join(f"{name + ' mean':>24}{name + ' p99':>24}" for name in FIGURES)
+    return f"  {'ms: live, simulated':<20}{'n':>5}{columns}"
+
+
+def _rows(each: Compared) -> list[str]:
+    cells = ""
+    for name in FIGURES:
+        for part in ("mean", "p99"):
+            real, modelled = getattr(each.live[name], part), getattr(each.simulated[name], part)
+            cells += f"{real * _MS:>9.1f}{modelled * _MS:>8.1f}{modelled / real - 1:>+7.0%}"
+    lines = [f"  {each.policy:<20}{each.count:>5}{cells}"]
+    if each.live_error.count and each.simulated_error.count:
+        lines.append(
+            f"    forecasts of e2e: mean |error| live {each.live_error.mean:.1%}, "
+            f"simulated {each.simulated_error.mean:.1%}"
+        )
+    return lines
+
+
+def _orders(name: str, compared: Sequence[Compared]) -> list[str]:
+    lines = []
+    for part in ("mean", "p99"):
+        live = {each.policy: getattr(each.live[name], part) for each in compared}
+        simulated = {each.policy: getattr(each.simulated[name], part) for each in compared}
+        halves = {each.policy: getattr(each.live[name], f"{part}_half") for each in compared}
+        if any(math.isnan(value) for value in (*live.values(), *simulated.values())):
+            continue
+        against = discordant(live, simulated, halves)
+        same = "the same order" if ordered(live) == ordered(simulated) else "another order"
+        found = ", ".join(f"{a} and {b}" for a, b in against) or "none"
+        lines.append(
+            f"  {name} {part}: {same}; live {' < '.join(ordered(live))}; simulated {' < '.join(ordered(simulated))}; "
+            f"pairs that the live run tells apart and the simulation has the other way: {found}"
+        )
+    return lines

@@ -1,0 +1,184 @@
+"""A recorded run again, in simulation: the same arrivals, lengths and policy, engines with step times fitted to it.
+
+What is taken from the live run: arrival times, prompt and output lengths (which the simulated tagger knows), each
+engine's scheduler limits, step times fitted to each engine's snapshots of the run's first half, and how long messages
+took to the engines in that half. What the simulation then says is compared on the second half.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.sim.scenarios.observer import Finished
+from millrace.sim.scenarios.reading import scenario_of
+from millrace.sim.scenarios.running import run_scenario
+from millrace.sim.scenarios.spec import ScenarioSpec
+
+from bench.live.recording import Figures, Recording
+from bench.live.step_fit import Window, bias, fit, windows
+from services.predictor.state import parameters_of
+
+#: To the bus and from it.
+LINKS_PER_MESSAGE = 2
+
+
+class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's step times.
+
+    Attributes:
+        sums, error: On windows that were not fitted: sum of predicted over measured times, mean |error| of a window.
+    """
+
+    instance: str
+    model: LinearStepTime
+    windows: int
+    sums: float
+    error: float
+
+
+class Transit(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one message takes, µs: the least, and on average."""
+
+    least_us: float
+    mean_us: float
+
+
+def engine_windows(recording: Recording) -> dict[str, list[Window]]:
+    """What each engine computed between its snapshots."""
+    outputs = {f"{o.request}.{i}": tokens for o in recording.outcomes for i, tokens in enumerate(o.output_tokens)}
+    names = [record.instance for record in recording.instances]
+    return {name: windows((s for s in recording.snapshots if s.instance == name), outputs) for name in names}
+
+
+def middle_ns(recording: Recording) -> int:
+    """Where the first half of the arrivals ends."""
+    arrivals = sorted(outcome.arrival_ns for outcome in recording.outcomes)
+    return arrivals[len(arrivals) // 2]
+
+
+def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
+    """Step times of each engine, from the first halves of all runs; judged on their second halves.
+
+    Raises:
+        ValueError: an engine did too little.
+    """
+    first: dict[str, list[Window]] = {}
+    second: dict[str, list[Window]] = {}
+    for recording in recordings:
+        until_ns = middle_ns(recording)
+        for name, found in engine_windows(recording).items():
+            first.setdefault(name, []).extend(window for window in found if window.at_ns <= until_ns)
+            second.setdefault(name, []).extend(window for window in found if window.at_ns > until_ns)
+    return {name: _fitted(name, rows, second[name]) for name, rows in sorted(first.items())}
+
+
+def _fitted(name: str, rows: Sequence[Window], others: Sequence[Window]) -> EngineFit:
+    model = fit(rows)
+    sums, error = bias(model, others)
+    return EngineFit(instance=name, model=model, windows=len(rows), sums=sums, error=error)
+
+
+def transit(recordings: Sequence[Recording]) -> Transit:
+    """One message's way, from the placements of the first halves until their engines had them."""
+    times_us = []
+    for recording in recordings:
+        until_ns = middle_ns(recording)
+        placed = {o.request: o.placed_ns for o in recording.outcomes if o.placed_ns and o.arrival_ns <= until_ns}
+        reached: dict[str, int] = {}
+        for snapshot in recording.snapshots:
+            for entry in (*snapshot.running, *snapshot.waiting):
+                reached.setdefault(entry.sequence.rpartition(".")[0], entry.arrival_ns)
+        times_us += [(reached[r] - at_ns) / 1e3 for r, at_ns in placed.items() if reached.get(r, 0) > at_ns]
+    if not times_us:
+        return Transit(least_us=200.0, mean_us=200.0)
+    return Transit(least_us=float(np.percentile(times_us, 5)), mean_us=float(np.mean(times_us)))
+
+
+def trace_rows(recording: Recording) -> str:
+    """Arrivals and lengths in the form of Azure's traces, which scenarios read."""
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    for outcome in sorted(recording.outcomes, key=lambda each: each.arrival_ns):
+        whole = datetime.datetime.fromtimestamp(outcome.arrival_ns // 1_000_000_000, datetime.UTC)
+        digits = outcome.arrival_ns % 1_000_000_000 // 100
+        stamp = f"{whole:%Y-%m-%d %H:%M:%S}.{digits:07d}"
+        lines.append(f"{stamp},{outcome.prompt_tokens},{max(1, sum(outcome.output_tokens))}")
+    return "\n".join(lines) + "\n"
+
+
+def scenario(recording: Recording, *, fitted: dict[str, EngineFit], way: Transit, folder: Path) -> ScenarioSpec:
+    """The run as a scenario; its files are written to ``folder``."""
+    trace = folder / "arrivals.csv"
+    trace.write_text(trace_rows(recording))
+    groups = [_group(recording, each, folder) for each in fitted.values()]
+    table: dict[str, Any] = {
+        "name": f"{recording.load.kind} {recording.policy}",
+        "seed": recording.round,
+        "cluster": {"groups": groups},
+        "dispatch": {"policy": recording.policy},
+        "workload": {
+            "count": len(recording.outcomes),
+            "arrivals": {"kind": "trace"},
+            "lengths": {"kind": "trace", "path": trace.name, "format": "azure"},
+        },
+        "network": {
+            "delay_us": way.least_us / LINKS_PER_MESSAGE,
+            "jitter_us": max(0.0, way.mean_us - way.least_us) / LINKS_PER_MESSAGE,
+        },
+        # As live.
+        "intervals": {"status_ms": 20, "summary_ms": 25, "token_ms": 0, "run_ms": 0},
+        "output": {"plots": False},
+    }
+    return scenario_of(table)
+
+
+def _group(recording: Recording, fitted: EngineFit, folder: Path) -> dict[str, Any]:
+    record = next(record for record in recording.instances if record.instance == fitted.instance)
+    path = folder / f"{fitted.instance}.toml"
+    values = {name: getattr(fitted.model, name) for name in _COEFFICIENTS}
+    provenance = 'model = "recorded run"\nhardware = "its machine"\nsource = "bench.live.replay"\n'
+    path.write_text(
+        "".join(f"{name} = {value}\n" for name, value in values.items())
+        + f'\n[provenance]\n{provenance}error = "windows {fitted.error:.1%}"\n'
+    )
+    return {
+        "name": fitted.instance,
+        "instances": 1,
+        "step_time": str(path),
+        "engine": msgspec.to_builtins(parameters_of(record)),
+    }
+
+
+_COEFFICIENTS = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work")
+
+
+def replay(spec: ScenarioSpec, folder: Path) -> list[Figures]:
+    """Runs it; requests in order of arrival. ``folder``: where its files are."""
+    outcome = run_scenario(spec, step_times=load_step_time, folders=(folder,))
+    done = sorted((f for f in outcome.finished if f.outcome == "completed"), key=lambda f: f.arrival_ns)
+    return [_figures(finished) for finished in done]
+
+
+def _figures(finished: Finished) -> Figures:
+    return Figures(
+        request=str(finished.number),
+        arrival_s=finished.arrival_ns / 1e9,
+        prompt_tokens=finished.prompt_tokens,
+        output_tokens=finished.output_tokens,
+        ttft_s=finished.ttft_ns / 1e9,
+        e2e_s=finished.e2e_ns / 1e9,
+        placing_s=0.0,
+        instance=finished.instance,
+        predicted_ttft_s=_predicted(finished.predicted_ttft_ns),
+        predicted_e2e_s=_predicted(finished.predicted_e2e_ns),
+    )
+
+
+def _predicted(value_ns: int) -> float:
+    return float("nan") if value_ns < 0 else value_ns / 1e9
