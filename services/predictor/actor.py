@@ -98,6 +98,7 @@ class PredictorActor:
         self._lengths: dict[str, LearntLengths] = {}
         self._whereabouts: dict[str, Instance] = {}  # of placements, by sequence
         self._said: set[str] = set()
+        self._now_ns = 0  # of the last message, for gauges
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches instances, listens to what happens to them, begins to tick."""
@@ -112,6 +113,7 @@ class PredictorActor:
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
+        self._now_ns = now_ns
         match message.body:
             case StatusSnapshot() as body:
                 return self._on_snapshot(body, now_ns)
@@ -353,7 +355,7 @@ class PredictorActor:
 
     def _gauges(self) -> list[tuple[str, float, int]]:
         return [
-            (each.record.instance, each.calibration.scale, each.calibration.kin.fits)
+            (each.record.instance, each.calibration.scale(self._now_ns), each.calibration.kin.fits)
             for each in self._instances.values()
         ]
 
@@ -368,7 +370,7 @@ class PredictorActor:
                 "draining": each.draining,
                 "placements": list(each.placements),
                 "step_time": each.record.step_time,
-                "scale": each.calibration.scale,
+                "scale": each.calibration.scale(self._now_ns),
                 "fits": each.calibration.kin.fits,
             }
             for token, each in sorted(self._instances.items())

@@ -92,6 +92,7 @@ class Answers:
         if obstacle is not None:
             reason, detail = obstacle
             return NoPrediction(request=body.request, instance=instance.record.instance, reason=reason, detail=detail)
+        _rescale(instance, now_ns)
         age_ns = instance.age_ns(now_ns)
         self._metrics.snapshot_age.observe(age_ns)
         known = self._remembered(instance, asked, now_ns)
@@ -184,10 +185,9 @@ class Answers:
         for sequence in instance.drop_shown():
             self._metrics.placements.add("shown")
             forecaster.forget(sequence)
-        scale = instance.calibration.scale
-        if abs(scale / instance.scale - 1) > SCALE_STEP:  # it compiles the costs anew
-            forecaster.set_scale(scale)
-            instance.scale = scale
+        if instance.scale_told != instance.scale:  # it compiles the costs anew
+            forecaster.set_scale(instance.scale)
+            instance.scale_told = instance.scale
         forecaster.load(snapshot)
         instance.rolled, instance.rolled_ns = snapshot, snapshot.at_ns
         for sequence, placement in instance.placements.items():
@@ -200,9 +200,18 @@ class Answers:
             return built
         assert kin.cost is not None
         built = build(kin.cost, instance, lengths)
-        instance.forecaster, instance.rolled, instance.scale = built, None, 1.0
+        instance.forecaster, instance.rolled, instance.scale_told = built, None, 1.0
         instance.lengths_version, instance.fits = lengths.version, kin.fits
         return built
+
+
+def _rescale(instance: Instance, now_ns: int) -> None:
+    """Takes the scale of this moment: an idle instance's changes with what its kin show, without a word of its own."""
+    scale = instance.calibration.scale(now_ns)
+    if abs(scale / instance.scale - 1) > SCALE_STEP:
+        instance.scale = scale
+        instance.rolled = None
+        instance.answers.clear()
 
 
 def build(cost: StepCost, instance: Instance, lengths: LearntLengths) -> Forecaster:

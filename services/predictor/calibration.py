@@ -33,6 +33,13 @@ PRIOR_STEPS = 5
 #: So many observations of its own weigh as much as what its kin have shown.
 KIN_STEPS = 10
 
+#: Most that its own observations count for against that; the scale itself remembers no more.
+OWN_STEPS_MAX = 100
+
+#: An instance that shows nothing is judged by its kin again: after GRACE its own observations lose half their weight
+#: in each HALF_LIFE. What made it slow may be long gone, and nobody is sent to it who could show that.
+GRACE_NS, HALF_LIFE_NS = 1_000_000_000, 2_000_000_000
+
 #: Kinds of instances that are remembered; each further instance is a kind of its own.
 KINS_MAX = 256
 
@@ -56,7 +63,7 @@ class StepScale:
     """Measured over predicted step time, as a ratio of two sums that forget."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = 0.0
         self._measured = 0.0
         self._predicted = 0.0
 
@@ -71,7 +78,7 @@ class StepScale:
         """Takes one step, or a run of ``steps``, into account."""
         if measured_ns <= 0 or predicted_ns <= 0:
             return
-        if not self.steps:
+        if not self._predicted:
             self._measured = self._predicted = PRIOR_STEPS * predicted_ns / steps
         expected = self.value * predicted_ns
         measured_ns = min(max(measured_ns, expected / OUTLIER_RATIO), expected * OUTLIER_RATIO)
@@ -79,6 +86,12 @@ class StepScale:
         self._measured = keep * self._measured + measured_ns
         self._predicted = keep * self._predicted + predicted_ns
         self.steps += 1
+
+    def fade(self, share: float) -> None:
+        """Keeps the value and ``share`` of its weight: what comes next turns it over sooner."""
+        self.steps *= share
+        self._measured *= share
+        self._predicted *= share
 
 
 class StepFit:
@@ -154,13 +167,18 @@ class Calibration:
     def __init__(self, kin: Kin, *, enabled: bool = True) -> None:
         self.kin = kin
         self._own = StepScale()
+        self._shown_ns = 0
         self._enabled = enabled
 
-    @property
-    def scale(self) -> float:
-        """Factor on the cost: its own, and its kin's as long as it has shown little."""
-        own = self._own.steps
+    def scale(self, now_ns: int) -> float:
+        """Factor on the cost: its own, and its kin's where it has shown little, or nothing for a while."""
+        own = min(OWN_STEPS_MAX, self._own.steps) * self._kept(now_ns)
         return (own * self._own.value + KIN_STEPS * self.kin.scale.value) / (own + KIN_STEPS)
+
+    def _kept(self, now_ns: int) -> float:
+        """Share of the weight of what it has shown that is left."""
+        rest_ns = now_ns - self._shown_ns - GRACE_NS
+        return float(0.5 ** (rest_ns / HALF_LIFE_NS)) if rest_ns > 0 else 1.0
 
     def observe(self, snapshot: StatusSnapshot, before: StatusSnapshot | None) -> None:
         """Learns from a snapshot with a new step and the one before it."""
@@ -175,6 +193,10 @@ class Calibration:
             measured_ns, predicted_ns = snapshot.at_ns - before.at_ns, run_ns(cost, snapshot.batch, steps)
         else:
             measured_ns, predicted_ns = snapshot.step_duration_ns, cost.duration_fs(snapshot.batch) / FS_PER_NS
+        kept = self._kept(snapshot.at_ns)
+        if kept < 1:
+            self._own.fade(kept)
+        self._shown_ns = max(self._shown_ns, snapshot.at_ns)
         for scale in (self._own, self.kin.scale):
             scale.observe(measured_ns, predicted_ns, max(1, steps))
 

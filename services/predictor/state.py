@@ -63,7 +63,8 @@ class Instance:
         placements: By sequence id, in order of decision.
         forecaster: State rolled forward; None where it has to be built anew.
         rolled: The snapshot that it was loaded from; None where it has to be loaded.
-        scale: Factor on step times that it was told.
+        scale: Factor on step times that answers stand on.
+        scale_told: The one that ``forecaster`` was told.
         lengths_version: Of the learnt lengths that it was built with.
         fits: Of the calibration that it was built with.
         answers: Answers that still hold, by candidate.
@@ -82,6 +83,7 @@ class Instance:
     rolled: StatusSnapshot | None = None
     rolled_ns: int = 0
     scale: float = 1.0
+    scale_told: float = 1.0
     lengths_version: int = -1
     fits: int = -1
     answers: dict[Candidate, Remembered] = field(default_factory=dict)

@@ -138,7 +138,7 @@ def test_a_fit_finds_what_the_steps_follow() -> None:
     learn(calibration, steps(rng, 400))
     assert calibration.kin.cost is not None
     for batch, duration_ns in steps(rng, 50):
-        predicted_ns = calibration.kin.cost.duration_fs(batch) * calibration.scale / 1e6
+        predicted_ns = calibration.kin.cost.duration_fs(batch) * calibration.scale(START_NS) / 1e6
         assert predicted_ns == pytest.approx(duration_ns, rel=0.15)
 
 
