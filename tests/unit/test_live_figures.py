@@ -1,0 +1,244 @@
+"""The live figures' pure parts: loads, step times out of snapshots, errors, orders, and the way into a scenario."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import msgspec
+import pytest
+from millrace.actor.engine import EngineSequence
+from millrace.contracts.observers import DecisionMade, Forecast, RequestFinished
+from millrace.contracts.status import InstanceRecord, StatusSnapshot
+from millrace.contracts.worker import Sampling
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.scripted import ScriptedEngine
+from millrace.enginemodel.steptime import LinearStepTime
+
+from bench.live.plan import Load, planned
+from bench.live.recording import Figures, Recording, figures
+from bench.live.replay import fits, middle_ns, trace_rows, transit
+from bench.live.runs import Campaign, order
+from bench.live.statistics import discordant, errors, ordered, ranks, spread
+from bench.live.step_fit import bias, fit, windows
+from models.training.tasks import held_out
+
+MS = 1_000_000
+LOAD = Load(kind="stated", count=40, rate_per_s=10.0, seed=3)
+TRUTH = LinearStepTime(fixed=3e6, per_decode=2e5, per_prefill_token=6e4, per_context_token=500.0)
+PARAMETERS = EngineParameters(max_model_len=2048, blocks_total=2048, max_sequences=64, token_budget=2048)
+RECORD = InstanceRecord(
+    instance="w0",
+    incarnation=5,
+    model="m",
+    engine="vllm",
+    engine_version="1",
+    max_model_len=2048,
+    max_sequences=64,
+    token_budget=2048,
+    block_size=16,
+    blocks_total=2048,
+)
+
+
+def run_of_an_engine(count: int) -> tuple[list[StatusSnapshot], list[RequestFinished]]:
+    """An engine that follows TRUTH and is looked at every 20 ms, and what became of its requests."""
+    rng = Random(5)
+    lengths = {f"r{n}.0": rng.randrange(2, 80) for n in range(count)}
+    prompts = {f"r{n}.0": [n] * rng.randrange(5, 200) for n in range(count)}
+    arrivals = sorted((rng.randrange(0, count * 30) * MS, n) for n in range(count))
+    engine = ScriptedEngine(PARAMETERS, TRUTH, output_length=lengths.__getitem__)
+    snapshots, outcomes, first = [], [], {}
+    now_ns = told_ns = 0
+    while arrivals or engine.scheduler.running or engine.scheduler.waiting:
+        while arrivals and (arrivals[0][0] <= now_ns or not (engine.scheduler.running or engine.scheduler.waiting)):
+            at_ns, number = arrivals.pop(0)
+            now_ns = max(now_ns, at_ns)
+            first[f"r{number}.0"] = at_ns
+            sampling = Sampling(max_tokens=1000, temperature=0.0)
+            source = EngineSequence(
+                sequence=f"r{number}.0",
+                prompt_token_ids=prompts[f"r{number}.0"],
+                sampling=sampling,
+                arrival_ns=at_ns + MS,
+            )
+            assert engine.add(source) is None
+        stepped, duration_ns = engine.step(now_ns) or (None, 0)
+        assert stepped is not None
+        now_ns += duration_ns
+        ended = [output.sequence for output in stepped.outputs if output.finish is not None]
+        outcomes += [outcome(s, first[s], now_ns, len(prompts[s]), lengths[s]) for s in ended]
+        if now_ns - told_ns >= 20 * MS:
+            told_ns = now_ns
+            state = {name: getattr(engine.snapshot(now_ns), name) for name in _SHARED}
+            snapshots.append(StatusSnapshot(instance="w0", incarnation=5, model="m", **state))
+    return snapshots, outcomes
+
+
+_SHARED = (
+    *("step", "at_ns", "running", "waiting", "blocks_free", "blocks_total", "preemptions", "step_duration_ns"),
+    "batch",
+)
+
+
+def outcome(sequence: str, at_ns: int, now_ns: int, prompt_tokens: int, output_tokens: int) -> RequestFinished:
+    """One that arrived at ``at_ns`` and ends now."""
+    return RequestFinished(
+        request=sequence.removesuffix(".0"),
+        model="m",
+        outcome="completed",
+        ingress="i",
+        prompt_tokens=prompt_tokens,
+        output_tokens=[output_tokens],
+        arrival_ns=at_ns,
+        placed_ns=at_ns + MS // 2,
+        ttft_ns=5 * MS,
+        e2e_ns=now_ns - at_ns,
+        instances=["w0"],
+        predicted_e2e_ns=2 * (now_ns - at_ns - MS // 2),
+    )
+
+
+def recorded(count: int = 200) -> Recording:
+    snapshots, outcomes = run_of_an_engine(count)
+    return Recording(
+        policy="round_robin",
+        load=LOAD,
+        round=0,
+        capacity_per_s=20.0,
+        machine="",
+        began_ns=0,
+        instances=[RECORD],
+        decisions=[],
+        outcomes=outcomes,
+        snapshots=snapshots,
+        played=[],
+    )
+
+
+def test_the_same_seed_plans_the_same_requests_of_prompts_held_out_from_training() -> None:
+    requests = planned(LOAD)
+    assert requests == planned(LOAD)
+    assert requests != planned(msgspec.structs.replace(LOAD, seed=4))
+    assert all(held_out(request.prompt) for request in requests)
+    assert [request.at_s for request in requests] == sorted(request.at_s for request in requests)
+
+
+def test_a_stated_length_is_in_the_request_and_a_guessed_one_is_the_models_affair() -> None:
+    stated, tagged = planned(LOAD)[0], planned(msgspec.structs.replace(LOAD, kind="tagged"))[0]
+    assert b'"ignore_eos":true' in stated.body("m")
+    assert b"ignore_eos" not in tagged.body("m")
+    assert f'"max_tokens":{stated.max_tokens}'.encode() in stated.body("m")
+
+
+def test_policies_take_turns_but_where_lengths_are_guessed_the_first_stays_first() -> None:
+    campaign = Campaign(
+        policies=("a", "b", "c"),
+        kinds=("stated", "tagged"),
+        count=1,
+        rounds=3,
+        utilisation=0.7,
+        rate_per_s=0.0,
+        load=LOAD,
+    )
+    assert [order(campaign, "stated", number)[0] for number in range(3)] == ["a", "b", "c"]
+    assert {order(campaign, "tagged", number) for number in range(3)} == {("a", "b", "c")}
+
+
+def test_step_times_come_back_out_of_snapshots_that_skip_most_steps() -> None:
+    snapshots, outcomes = run_of_an_engine(300)
+    found = windows(snapshots, {f"{o.request}.0": sum(o.output_tokens) for o in outcomes})
+    assert sum(window.steps for window in found) > 2 * len(found)
+    half = len(found) // 2
+    fitted = fit(found[:half])
+    sums, error = bias(fitted, found[half:])
+    assert sums == pytest.approx(1.0, abs=0.03)
+    assert error < 0.1
+    assert fitted.fixed == pytest.approx(TRUTH.fixed, rel=0.15)
+    assert fitted.per_decode == pytest.approx(TRUTH.per_decode, rel=0.25)
+
+
+def test_time_in_which_an_engine_may_have_been_idle_is_no_window() -> None:
+    snapshots, _ = run_of_an_engine(40)
+    alone = [snapshot for snapshot in snapshots if snapshot.running][:1]
+    later = msgspec.structs.replace(alone[0], step=alone[0].step + 3, at_ns=alone[0].at_ns + 50 * MS, running=[])
+    assert windows([*alone, later], {}) == []
+
+
+def test_too_few_windows_are_refused() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        fit([])
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    told = errors([(1.0, 2.0), (3.0, 2.0), (8.0, 4.0), (math.nan, 1.0)])
+    assert told.count == 3
+    assert told.mean == pytest.approx((0.5 + 0.5 + 1.0) / 3)
+    assert told.median == pytest.approx(0.5)
+    assert told.sums == pytest.approx(12 / 8)
+    assert told.absolute_sums == pytest.approx(6 / 8)
+
+
+def test_a_spread_leaves_out_what_is_no_number_and_knows_its_interval() -> None:
+    told = spread([1.0, 2.0, 3.0, math.nan])
+    assert told.mean == pytest.approx(2.0)
+    assert 0.3 < told.mean_half < 1.2
+
+
+def test_ranks_tell_how_often_the_best_predicted_was_chosen_and_whether_it_kept_its_word() -> None:
+    def decision(request: str, own_ms: int, other_ms: int) -> DecisionMade:
+        told = [Forecast("w0", e2e_ns=own_ms * MS), Forecast("w1", e2e_ns=other_ms * MS)]
+        return DecisionMade(
+            request=request,
+            sequences=[],
+            epoch=0,
+            kind="dispatch",
+            policy="forecast",
+            model="m",
+            chosen="w0",
+            reason="",
+            forecasts=told,
+        )
+
+    def took(request: str, ms: int) -> Figures:
+        return Figures(
+            request=request,
+            arrival_s=0.0,
+            prompt_tokens=1,
+            output_tokens=2,
+            ttft_s=0.0,
+            e2e_s=ms / 1000,
+            placing_s=0.0,
+            instance="w0",
+        )
+
+    told = ranks([decision("a", 100, 200), decision("b", 200, 100)], [took("a", 150), took("b", 210)])
+    assert (told.count, told.first, told.kept) == (2, 0.5, 0.5)
+    assert told.gap == pytest.approx((1.0 - 0.5) / 2)
+
+
+def test_only_pairs_that_one_world_tells_apart_can_be_in_the_wrong_order() -> None:
+    live, halves = {"a": 1.0, "b": 1.05, "c": 2.0}, {"a": 0.1, "b": 0.1, "c": 0.1}
+    simulated = {"a": 1.2, "b": 1.1, "c": 1.15}
+    assert ordered(live) == ["a", "b", "c"]
+    assert discordant(live, simulated, halves) == [("a", "c")]
+
+
+def test_predictions_count_from_the_placement() -> None:
+    (figure, *_) = figures(recorded(60))
+    assert figure.placing_s == pytest.approx(0.0005)
+    assert figure.predicted_e2e_s == pytest.approx(2 * (figure.e2e_s - figure.placing_s))
+
+
+def test_arrivals_lengths_ways_and_step_times_are_taken_out_of_a_recorded_run() -> None:
+    recording = recorded()
+    rows = trace_rows(recording).splitlines()
+    assert rows[0] == "TIMESTAMP,ContextTokens,GeneratedTokens"
+    assert len(rows) == 201
+    first = min(recording.outcomes, key=lambda each: each.arrival_ns)
+    assert rows[1].endswith(f",{first.prompt_tokens},{sum(first.output_tokens)}")
+    assert sum(o.arrival_ns < middle_ns(recording) for o in recording.outcomes) == 100
+    way = transit([recording])
+    assert way.mean_us == pytest.approx(500.0)
+    fitted = fits([recording])
+    assert fitted["w0"].sums == pytest.approx(1.0, abs=0.05)
