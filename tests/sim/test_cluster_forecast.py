@@ -1,0 +1,63 @@
+"""The cluster under random harm with a policy that asks predictors: they die and are cut off like the others."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.actor.effects import Effect, Publish
+from millrace.contracts.catalog import Role
+from millrace.contracts.message import Message
+from millrace.contracts.observers import DecisionMade
+from millrace.sim.checkers import Checker
+from millrace.sim.process import SimProcess
+from millrace.sim.runtime_sim import SECOND
+from millrace.sim.scenario import Scenario
+from millrace.sim.soak import PREDICTORS, run_seed, shape_for
+
+
+class Decisions(Checker):
+    """Counts who decided."""
+
+    def __init__(self) -> None:
+        self.forecast = 0
+        self.fallback = 0
+
+    def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Publish) and isinstance(effect.body, DecisionMade) and effect.body.chosen:
+                self.fallback += bool(effect.body.fallback)
+                self.forecast += bool(effect.body.forecasts) and not effect.body.fallback
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_harm_breaks_no_promise_with_forecasts(seed: int) -> None:
+    report = run_seed(seed, "forecast")
+    assert not isinstance(report, str), report
+    assert report.outcomes["completed"] > 0
+
+
+def test_undisturbed_every_placement_is_forecast() -> None:
+    scenario = Scenario(1, shape=shape_for("forecast"), faults=False)
+    decisions = Decisions()
+    scenario.cluster.simulation.check_with(decisions)
+    scenario.run()
+    assert decisions.forecast > 30
+    assert decisions.fallback == 0
+
+
+def test_without_a_predictor_alive_the_fallback_decides_and_no_call_fails() -> None:
+    scenario = Scenario(2, shape=shape_for("forecast"), faults=False)
+    cluster = scenario.cluster
+    predictors = cluster.of_role(Role.PREDICTOR)
+    assert len(predictors) == PREDICTORS
+    decisions = Decisions()
+    cluster.simulation.check_with(decisions)
+
+    def kill_all() -> None:
+        for actor in predictors:
+            cluster.simulation.faults.kill(actor)
+
+    for at_s in range(2, 9):
+        cluster.simulation.after(at_s * SECOND, kill_all)
+    report = scenario.run()
+    assert decisions.fallback > 0
+    assert set(report.outcomes) <= {"completed", "abandoned"}
