@@ -156,6 +156,7 @@ class Rig:
             models={MODEL: TextModel(letters(), frozenset({EOS}))},
             metrics=IngressMetrics(),
             rng=Random(1),
+            policy=DISPATCH_POLICIES[policy],
         )
         self.now_ns = 10**18
         self.actor.start(self.now_ns)

@@ -23,7 +23,7 @@ from millrace.telemetry import Telemetry, open_telemetry
 from services.ingress.actor import ACCEPTS, IngressActor
 from services.ingress.api.drafts import Bounds
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
-from services.ingress.config import HttpConfig, IngressConfig
+from services.ingress.config import HttpConfig, IngressConfig, policy_of
 from services.ingress.http.app import App
 from services.ingress.http.connection import ConnectionLimits
 from services.ingress.http.metrics import HttpMetrics
@@ -62,7 +62,7 @@ class Shell:
             models={n: TextModel(t.vocabulary, t.eos_token_ids) for n, t in tokenizers.items()},
             metrics=IngressMetrics(telemetry.registry),
             rng=random.Random(self._rng.getrandbits(64)),
-            url=config.http.url or f"http://{config.http.host}:{config.http.port}",
+            policy=policy_of(config.dispatch),
         )
         self._models = ModelRegistry({n: self._served(n, t) for n, t in tokenizers.items()}, self._serving)
         self._metrics = HttpMetrics(telemetry.registry)

@@ -51,6 +51,7 @@ from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
+from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress import reports
 from services.ingress.calls import Call, CallAbandoned, CallSubmitted, RefusalKind
@@ -116,15 +117,16 @@ class IngressActor:
         models: Mapping[str, TextModel],
         metrics: IngressMetrics,
         rng: Random,
-        url: str = "",
+        policy: DispatchPolicy,
     ) -> None:
-        """``incarnation``: start of this process, unix ns. ``url``: where clients reach it, for its presence.
+        """``incarnation``: start of this process, unix ns. ``policy``: the one that the configuration names.
 
         Raises:
-            ConfigError: the dispatch policy or its parameters are wrong.
+            ConfigError: the dispatch policy's parameters are wrong.
         """
-        self._state = IngressState(config=config, incarnation=incarnation, models=models, metrics=metrics, rng=rng)
-        self._url = url
+        self._state = IngressState(
+            config=config, incarnation=incarnation, models=models, metrics=metrics, rng=rng, policy=policy
+        )
         self._ticks = 0
         self._stopped = False
 
@@ -358,7 +360,7 @@ class IngressActor:
                 incarnation=state.incarnation,
                 at_ns=state.now_ns,
                 state=presence,
-                url=self._url,
+                url=state.config.http.address,
             ),
         )
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
-from millrace.policies.dispatch import DISPATCH_POLICIES, Asking
+from millrace.policies.dispatch import DISPATCH_POLICIES, Asking, DispatchPolicy
+from millrace.policies.dispatch.loading import PolicyError, load_policy
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +44,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     idle_s: float = 75.0
     keys_file: str = ""
 
+    @property
+    def address(self) -> str:
+        """How others reach it."""
+        return self.url or f"http://{self.host}:{self.port}"
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model that ingress can tokenise for.
@@ -77,7 +83,8 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How instances are chosen and asked.
 
     Attributes:
-        policy: A name of ``DISPATCH_POLICIES``. Where nobody predicts, ``forecast`` is as good as its fallback.
+        policy: A name of ``DISPATCH_POLICIES``, or the path of a file that ends in ``.py``. Where nobody predicts,
+            ``forecast`` is as good as its fallback.
         parameters: The policy's parameters.
         policy_per_request: Whether a request may name its own policy (experiments); else one that does is refused.
         submit_timeout_s: Time for a worker to answer a submission.
@@ -151,21 +158,30 @@ class IngressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     record: str = ""
 
 
-def policy_parameters(config: DispatchConfig) -> msgspec.Struct:
+def policy_of(config: DispatchConfig) -> DispatchPolicy:
+    """The chosen policy, read from its file where it is one.
+
+    Raises:
+        ConfigError: there is no such policy, or the file is none.
+    """
+    try:
+        return load_policy(config.policy)
+    except PolicyError as error:
+        raise ConfigError(f"dispatch.policy: {error}") from None
+
+
+def policy_parameters(config: DispatchConfig, policy: DispatchPolicy) -> msgspec.Struct:
     """The chosen policy's parameters.
 
     Raises:
-        ConfigError: for an unknown policy or a wrong parameter.
+        ConfigError: for a wrong parameter.
     """
-    policy = DISPATCH_POLICIES.get(config.policy)
-    if policy is None:
-        raise ConfigError(f"dispatch.policy: {config.policy!r} is none of {', '.join(sorted(DISPATCH_POLICIES))}")
     try:
         parameters = msgspec.convert(config.parameters, policy.parameters)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"dispatch.parameters of {config.policy}: {error}") from None
+        raise ConfigError(f"dispatch.parameters of {policy.name}: {error}") from None
     if isinstance(parameters, Asking):
-        _check_fallback(config.policy, parameters.fallback)
+        _check_fallback(policy.name, parameters.fallback)
     return parameters
 
 

@@ -7,7 +7,7 @@ import random
 import msgspec
 
 from services.ingress.actor import IngressActor
-from services.ingress.config import IngressConfig
+from services.ingress.config import IngressConfig, policy_of
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
 from services.ingress.tokenizer import ModelTokenizer
@@ -28,5 +28,5 @@ def replay_actor(config: str, seed: int) -> IngressActor:
         models={name: TextModel(each.vocabulary, each.eos_token_ids) for name, each in tokenizers.items()},
         metrics=IngressMetrics(),
         rng=core_rng(known.name, seed),
-        url=known.http.url or f"http://{known.http.host}:{known.http.port}",
+        policy=policy_of(known.dispatch),
     )

@@ -296,6 +296,7 @@ class IngressState:
         models: Mapping[str, TextModel],
         metrics: IngressMetrics,
         rng: Random,
+        policy: DispatchPolicy,
     ) -> None:
         self.config = config
         self.name = config.name
@@ -315,8 +316,8 @@ class IngressState:
         self.correlations = 0
         self.acknowledge: dict[str, list[tuple[str, int]]] = {}
         self.disowned: dict[str, int] = {}  # stray sequence -> unix ns until which it is not cancelled again
-        self.parameters = policy_parameters(config.dispatch)
-        self.policy = DISPATCH_POLICIES[config.dispatch.policy]
+        self.parameters = policy_parameters(config.dispatch, policy)
+        self.policy = policy
         self.policy_states: dict[tuple[str, str], Any] = {}
         self.connected = True
         self.detectors_from_ns = 0

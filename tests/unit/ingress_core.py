@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from services.ingress.actor import IngressActor
 from services.ingress.calls import Call, CallKind, CallSubmitted, DeliverDeltas
-from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig
+from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig, policy_of
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
 from services.ingress.text import Vocabulary
@@ -60,7 +60,7 @@ class Bench:
             models={MODEL: TextModel(VOCABULARY, frozenset({EOS}))},
             metrics=self.metrics,
             rng=Random(seed),
-            url="http://here",
+            policy=policy_of(self.config.dispatch),
         )
         self.started = self.actor.start(START)
         self.effects: list[Effect] = list(self.started)

@@ -60,7 +60,7 @@ def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
     beats = bench.sent(ServicePresence)
     assert [b.at_ns for b in beats] == [START + s * SECOND for s in (1, 2, 3)]
     assert {(b.role, b.name, b.incarnation, b.url, b.state) for b in beats} == {
-        ("ingress", "ingress-0", 7, "http://here", PresenceState.ALIVE)
+        ("ingress", "ingress-0", 7, "http://127.0.0.1:8000", PresenceState.ALIVE)
     }
 
 

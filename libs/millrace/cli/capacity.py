@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from millrace.cli.errors import CliError
-from millrace.cli.sim import folders_of, progress_bar
+from millrace.cli.sim import folders_of, progress_bar, wide_console
 from millrace.enginemodel.coefficients import load_step_time
 
 
@@ -66,7 +65,7 @@ def _search(arguments: argparse.Namespace) -> int:
         capacity.at_rate(variant.spec, arguments.low)
     surroundings = Surroundings(step_times=load_step_time, folders=folders_of(arguments.scenario))
     work = [(variant, surroundings, target, search) for variant in wanted]
-    console = Console()
+    console = wide_console()
     found: list[capacity.Found] = []
     with progress_bar(console) as bar:
         task = bar.add_task(f"{len(work)} searches", total=len(work))

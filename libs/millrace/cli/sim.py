@@ -26,6 +26,9 @@ from millrace.cli.errors import CliError
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim import soak
 
+#: Characters of a line where no terminal says how many there are.
+COLUMNS = 140
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options."""
@@ -65,6 +68,12 @@ def folders_of(scenario: Path) -> tuple[Path, ...]:
     return Path(os.environ.get("MILLRACE_DATA", "../shared/data")), scenario.parent
 
 
+def wide_console() -> Console:
+    """The terminal; where there is none (a pipe, a file) wide enough for every table."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=COLUMNS)
+
+
 def progress_bar(console: Console) -> Progress:
     """A bar with counts and times."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -80,7 +89,7 @@ def _run_once(arguments: argparse.Namespace) -> int:
     from millrace.sim.scenarios.tables import run_tables
 
     spec = read_scenario(arguments.scenario, arguments.set)
-    console = Console()
+    console = wide_console()
     with progress_bar(console) as bar:
         task = bar.add_task(f"{spec.name}, seed {spec.seed}", total=spec.workload.count)
         outcome = run_scenario(
@@ -113,7 +122,7 @@ def _run_sweep(arguments: argparse.Namespace) -> int:
     surroundings = Surroundings(
         step_times=load_step_time, folders=folders_of(arguments.scenario), clock=time.perf_counter
     )
-    console = Console()
+    console = wide_console()
     summaries = []
     with progress_bar(console) as bar:
         task = bar.add_task(f"{len(wanted)} runs", total=len(wanted))

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from millrace.cli.errors import CliError
+from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
 DETACHED_WAIT_S = 200.0
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-name", default="", help="name under which it is served (default: the folder's)")
     add("--host", default="127.0.0.1", help="address of the API")
     add("--port", type=int, default=8000, help="port of the API")
-    add("--policy", default="", help="dispatch policy (libs/millrace/policies/dispatch)")
+    add("--policy", default="", help="dispatch policy: a name, or a file that ends in .py")
     add("--provision", default="", help="start and stop instances by load: preempt or relief (default: none)")
     add("--instances-max", type=int, default=0, help="with --provision: engines at once (default: twice --instances)")
     add("--processes", type=int, default=0, help="worker processes of modelled engines (default: one per 64)")
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not
         "instances": arguments.instances,
         "model": arguments.served_name or folder.name,
         "model_path": str(folder),
-        "policy": arguments.policy,
+        "policy": _policy(arguments.policy),
         "host": arguments.host,
         "port": arguments.port,
         "nats_port": arguments.nats_port,
@@ -92,6 +93,21 @@ def model_folder(model: str) -> Path:
             return candidate.resolve()
     names = sorted(path.parent.name for path in shipped.glob("*/config.json"))
     raise CliError(f"no model {model!r}: give a folder with config.json, or one of {', '.join(names) or 'none'}")
+
+
+def _policy(policy: str) -> str:
+    """A name as it is; a file by a path that holds wherever ingress runs.
+
+    Raises:
+        CliError: there is no such policy.
+    """
+    if not policy:
+        return policy
+    try:
+        load_policy(policy)
+    except PolicyError as error:
+        raise CliError(f"--policy: {error}") from None
+    return str(Path(policy).absolute()) if policy.endswith(SUFFIX) else policy
 
 
 def _table(text: str, option: str) -> dict[str, object]:

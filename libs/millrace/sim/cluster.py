@@ -24,6 +24,7 @@ from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
+from millrace.policies.dispatch.loading import load_policy
 from millrace.sim.clients import Clients
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
 from millrace.sim.links import LinkModel
@@ -213,6 +214,7 @@ class SimulatedCluster:
             models={MODEL: self._text},
             metrics=IngressMetrics(CollectorRegistry()),
             rng=Random(f"{name}-{incarnation}"),
+            policy=load_policy(self.shape.policy),
         )
 
     def _engine(self) -> ModelledEngine:

@@ -17,7 +17,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.steptime import StepTimeModel
-from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.policies.dispatch.loading import load_policy
 from millrace.sim.cluster import byte_vocabulary
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.links import LinkModel
@@ -95,6 +95,7 @@ class Fleet:
         self.clients = CountingClients()
         self.engines: dict[str, SimulatedEngine] = {}
         self.restarts = 0
+        self._policy = load_policy(spec.dispatch.policy)
         self._truth = truth
         self._text = TextModel(byte_vocabulary())
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
@@ -128,7 +129,7 @@ class Fleet:
             self._add(Role.TAGGER, "tagger-0", self._tagger, TAGGER_ACCEPTS)
         elif self.spec.prediction.kind != "none":
             self._add(Role.TAGGER, "tagger-0", self._knowing_tagger, lengths_known.ACCEPTS)
-        if DISPATCH_POLICIES[self.spec.dispatch.policy].ask is not None:
+        if self._policy.ask is not None:
             for index in range(cluster.predictors):
                 self._add(Role.PREDICTOR, f"predictor-{index}", self._predictor, PREDICTOR_ACCEPTS)
         for group in cluster.groups:
@@ -235,6 +236,7 @@ class Fleet:
             models={MODEL: self._text},
             metrics=self.metrics[-1],
             rng=Random(f"{spec.seed}/{name}/{incarnation}"),
+            policy=self._policy,
         )
 
     # What is seen from outside

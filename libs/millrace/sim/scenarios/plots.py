@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.policies.dispatch.loading import policy_name
 from millrace.sim.scenarios.observer import Sample
 from millrace.sim.scenarios.running import Outcome
 from millrace.sim.scenarios.statistics import Floats, Summary, tpot_ns
@@ -182,7 +183,7 @@ class _Grid:
 
 def _title(outcome: Outcome) -> str:
     spec = outcome.spec
-    return f"{spec.name}: {spec.dispatch.policy}, {len(outcome.finished):,} requests, seed {spec.seed}"
+    return f"{spec.name}: {policy_name(spec.dispatch.policy)}, {len(outcome.finished):,} requests, seed {spec.seed}"
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
 from millrace.sim.scenarios.spec import ScenarioSpec
 
 
@@ -27,7 +27,17 @@ def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
         table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ScenarioError(f"{path}: {error}") from None
-    return scenario_of(with_settings(table, settings), source=str(path))
+    return scenario_of(_located(with_settings(table, settings), path.parent), source=str(path))
+
+
+def _located(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same with the path of a policy's file made absolute: runs may be made by other processes."""
+    dispatch: Any = table.get("dispatch")
+    policy = dispatch.get("policy") if isinstance(dispatch, dict) else None
+    if isinstance(policy, str) and policy.endswith(SUFFIX):
+        found = next((place for place in (Path(policy), folder / policy) if place.is_file()), Path(policy))
+        dispatch["policy"] = str(found.absolute())
+    return table
 
 
 def scenario_of(table: dict[str, Any], *, source: str = "scenario") -> ScenarioSpec:
@@ -89,9 +99,10 @@ def _copied(value: Any) -> Any:
 
 def _complaint(spec: ScenarioSpec) -> str:
     """What no single field can see; empty where all is well."""
-    policy = DISPATCH_POLICIES.get(spec.dispatch.policy)
-    if policy is None:
-        return f"dispatch.policy: {spec.dispatch.policy!r} is none of {', '.join(sorted(DISPATCH_POLICIES))}"
+    try:
+        policy = load_policy(spec.dispatch.policy)
+    except PolicyError as error:
+        return f"dispatch.policy: {error}"
     try:
         msgspec.convert(spec.dispatch.parameters, policy.parameters)
     except msgspec.ValidationError as error:

@@ -64,7 +64,8 @@ class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The policy.
 
     Attributes:
-        policy: Name of a dispatch policy.
+        policy: Name of a dispatch policy, or a file that ends in ``.py``; a relative path is looked for from here, then
+            beside the scenario.
         parameters: Its parameters.
     """
 

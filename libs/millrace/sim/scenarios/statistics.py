@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from millrace.policies.dispatch.loading import policy_name
 from millrace.sim.scenarios.observer import Finished, Sample
 from millrace.sim.scenarios.running import Outcome
 from millrace.sim.scenarios.spec import SloSpec
@@ -92,7 +93,7 @@ def summarise(outcome: Outcome) -> Summary:
     return Summary(
         name=spec.name,
         seed=spec.seed,
-        policy=spec.dispatch.policy,
+        policy=policy_name(spec.dispatch.policy),
         rate_per_s=_rate(outcome.finished),
         served=len(done),
         lost=asked - len(done),

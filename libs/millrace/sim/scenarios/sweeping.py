@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.enginemodel.steptime import StepTimeModel
+from millrace.policies.dispatch.loading import policy_name
 from millrace.sim.scenarios.reading import ScenarioError, read_scenario
 from millrace.sim.scenarios.running import Outcome, run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
@@ -58,7 +59,8 @@ def variants(path: Path, settings: Sequence[str], sweeps: Sequence[str], seeds: 
     made: list[Variant] = []
     for choice in product(*axes):
         spec = read_scenario(path, [*settings, *(f"{key}={value}" for key, value in choice)])
-        label = ", ".join(value for key, value in choice if not key.endswith("rate_per_s")) or spec.dispatch.policy
+        label = ", ".join(policy_name(value) for key, value in choice if not key.endswith("rate_per_s"))
+        label = label or policy_name(spec.dispatch.policy)
         for seed in range(spec.seed, spec.seed + seeds):
             made.append(Variant(label=label, spec=msgspec.structs.replace(spec, seed=seed)))
     return made

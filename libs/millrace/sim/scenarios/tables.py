@@ -34,7 +34,10 @@ def sweep_table(summaries: Sequence[Summary]) -> Table:
     table = Table(title="runs", title_justify="left")
     heads = "run, seed, req/s, TTFT mean, TTFT p99, TPOT mean ms, e2e mean, e2e p99, goodput, preempt., lost"
     for index, column in enumerate(heads.split(", ")):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        if index == 0:
+            table.add_column(column, overflow="fold", min_width=8)
+        else:
+            table.add_column(column, justify="right", no_wrap=column in ("seed", "lost"), min_width=5)
     for s in summaries:
         table.add_row(
             s.name,

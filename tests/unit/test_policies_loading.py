@@ -1,0 +1,143 @@
+"""Policies from files: what makes a file one, what is refused and how that is said, and where paths are looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from millrace.actor.errors import ConfigError
+from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction
+from millrace.policies.dispatch.loading import PolicyError, load_policy, policy_name
+from millrace.sim.scenarios.reading import ScenarioError, read_scenario
+from millrace.sim.scenarios.sweeping import variants
+
+from services.ingress.config import DispatchConfig, policy_of, policy_parameters
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "policy" / "considerate.py"
+LINES_MAX = 60
+
+FIRST = """
+from millrace.policies.dispatch.pick import pick_index
+
+def decide(view, parameters, state, now_ns, rng):
+    return pick_index(view, 0, "always the first"), state
+"""
+
+
+def written(folder: Path, text: str, name: str = "first.py") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def view(**predictions: Prediction) -> DispatchView:
+    candidates = tuple(InstanceView(name=name) for name in ("a", "b", "c"))
+    return DispatchView(model="m", sequences=1, length_tokens=9, candidates=candidates, predictions=predictions)
+
+
+def test_a_function_in_a_file_is_a_policy(tmp_path: Path) -> None:
+    policy = load_policy(written(tmp_path, FIRST))
+    assert (policy.name, policy.ask, policy.needs_length) == ("first", None, False)
+    decision, _ = policy.decide(view(), policy.parameters(), policy.initial_state, 0, Random(0))
+    assert (decision.chosen, decision.reason) == ("a", "always the first")
+
+
+def test_a_name_is_looked_up_among_those_that_ship() -> None:
+    assert load_policy("llumnix") is DISPATCH_POLICIES["llumnix"]
+
+
+@pytest.mark.parametrize(("name", "called"), [("llumnix", "llumnix"), ("folder/first.py", "first")])
+def test_a_file_is_called_by_its_stem(name: str, called: str) -> None:
+    assert policy_name(name) == called
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("x = 1", "has no function decide"),
+        ("decide = 7", "has no function decide"),
+        ("def decide(:", r"first\.py:1: SyntaxError"),
+        ("\nimport no_such_module_here", r"first\.py:2: ModuleNotFoundError.*no_such_module_here"),
+        ("Parameters = 3\n" + FIRST, "Parameters must be a msgspec.Struct"),
+        ("import msgspec\nclass Parameters(msgspec.Struct):\n    d: int\n" + FIRST, "every field of Parameters needs"),
+        ("import msgspec\nclass State(msgspec.Struct):\n    turn: int\n" + FIRST, "every field of State needs"),
+        ("def ask(view, parameters, rng): return ()\n" + FIRST, "Parameters must extend .*Asking"),
+    ],
+)
+def test_a_file_that_is_no_policy_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(PolicyError, match=complaint) as refused:
+        load_policy(written(tmp_path, text))
+    assert "first.py" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"absent\.py: no such file"):
+        load_policy(str(tmp_path / "absent.py"))
+
+
+def test_a_file_may_not_take_the_name_of_one_that_ships(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="a policy random ships already"):
+        load_policy(written(tmp_path, FIRST, "random.py"))
+
+
+def test_ingress_takes_a_file_and_its_parameters() -> None:
+    config = DispatchConfig(policy=str(EXAMPLE), parameters={"slack": 0.5})
+    policy = policy_of(config)
+    assert (policy.name, policy.needs_length) == ("considerate", True)
+    parameters = policy_parameters(config, policy)
+    assert getattr(parameters, "slack", None) == 0.5
+
+
+@pytest.mark.parametrize("policy", ["absent.py", "nearest"])
+def test_ingress_refuses_what_is_no_policy(policy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"dispatch\.policy: .*{policy}"):
+        policy_of(DispatchConfig(policy=policy))
+
+
+def test_a_wrong_parameter_of_a_file_is_named() -> None:
+    config = DispatchConfig(policy=str(EXAMPLE), parameters={"luck": 1})
+    with pytest.raises(ConfigError, match=r"dispatch\.parameters of considerate: .*luck"):
+        policy_parameters(config, policy_of(config))
+
+
+def test_a_scenario_finds_a_policy_beside_itself(tmp_path: Path) -> None:
+    written(tmp_path, FIRST)
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text('[dispatch]\npolicy = "first.py"\n')
+    assert read_scenario(scenario).dispatch.policy == str(tmp_path / "first.py")
+    assert [variant.label for variant in variants(scenario, (), ("dispatch.policy=random,first.py",), 1)] == [
+        "random",
+        "first",
+    ]
+
+
+def test_a_scenario_with_a_file_that_is_no_policy_is_refused(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text('[dispatch]\npolicy = "absent.py"\n')
+    with pytest.raises(ScenarioError, match=r"scenario\.toml: dispatch\.policy: .*absent\.py: no such file"):
+        read_scenario(scenario)
+
+
+def test_the_example_keeps_its_promise_of_length() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) < LINES_MAX
+
+
+def test_the_example_spares_others_among_those_that_end_nearly_as_soon() -> None:
+    policy = load_policy(str(EXAMPLE))
+    predictions = {
+        "a": Prediction(ttft_ns=10, e2e_ns=1000, others_delay_ns=900),
+        "b": Prediction(ttft_ns=10, e2e_ns=1099, others_delay_ns=100),
+        "c": Prediction(ttft_ns=10, e2e_ns=1200, others_delay_ns=0),
+    }
+    decision, _ = policy.decide(view(**predictions), policy.parameters(), policy.initial_state, 0, Random(0))
+    assert decision.chosen == "b"
+
+
+def test_the_example_counts_what_was_placed_after_the_question() -> None:
+    policy = load_policy(str(EXAMPLE))
+    predictions = {
+        "a": Prediction(ttft_ns=500, e2e_ns=1000, placed_since=1),
+        "b": Prediction(ttft_ns=500, e2e_ns=1300, others_delay_ns=50),
+    }
+    decision, _ = policy.decide(view(**predictions), policy.parameters(), policy.initial_state, 0, Random(0))
+    assert decision.chosen == "b"
