@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 from millrace.sim.scenarios.load import arrivals
 from millrace.sim.scenarios.spec import ScenarioSpec
-from millrace.workloads.arrivals import FromTrace
 
 from bench.block.bound import fluid_bound
 from bench.block.noise import BLOCK_SIGMA
@@ -122,24 +121,29 @@ def main() -> int:
 def _traces(chosen: Options) -> None:
     for name, trace in TRACES.items():
         jobs: list[Job] = []
-        for policy in POLICIES:
-            base = _spec(chosen, [*trace.settings(), *policy_settings(policy, BLOCK_SIGMA)])
-            if stand_in(base):
-                print(f"\n{name}: skipped, its trace is not under MILLRACE_DATA")
-                break
-            rate, spec = _played(base, trace.load)
-            jobs += chosen.variations(policy, rate, spec)
-        if jobs:
-            _print(f"{name}, {jobs[0].rate:.1f} requests/s on 4 x {trace.step_time}", run_all(jobs, chosen))
+        if stand_in(_spec(chosen, trace.settings())):
+            print(f"\n{name}: skipped, its trace is not under MILLRACE_DATA")
+            continue
+        for seed in range(chosen.seeds):
+            # A seed is another part of the trace; ServeGen's is another draw.
+            skip = 0 if "servegen" in trace.lengths else seed * chosen.requests
+            part = [f"seed={seed}", f"workload.lengths.skip={skip}"]
+            rate, played = _played(_spec(chosen, [*trace.settings(), *part]), trace.load)
+            times = f'workload.arrivals={{kind="trace", speed={played}}}'
+            for policy in POLICIES:
+                settings = [*trace.settings(), *part, times, *policy_settings(policy, BLOCK_SIGMA)]
+                jobs.append(Job(label=policy, rate=rate, spec=_spec(chosen, settings)))
+        rates = sorted({job.rate for job in jobs})
+        title = f"{name}, {rates[0]:.1f} to {rates[-1]:.1f} requests/s on 4 x {trace.step_time}"
+        _print(f"{title}, {trace.load:.0%} of the fluid bound", run_all(jobs, chosen))
 
 
-def _played(spec: ScenarioSpec, load: float) -> tuple[float, ScenarioSpec]:
-    """The trace at a share of the fluid bound: its rate, and the scenario."""
-    own = arrivals(spec.workload, seed=0, folders=(data_folder(),))
+def _played(spec: ScenarioSpec, load: float) -> tuple[float, float]:
+    """The rate of a trace at a share of the fluid bound, and how much faster than its own that is."""
+    own = arrivals(spec.workload, seed=spec.seed, folders=(data_folder(),))
     natural = (len(own) - 1) / ((own[-1].at_ns - own[0].at_ns) / 1e9)
     rate = load * fluid_bound(spec, [each.shape for each in own])
-    workload = msgspec.structs.replace(spec.workload, arrivals=FromTrace(speed=round(rate / natural, 3)))
-    return rate, msgspec.structs.replace(spec, workload=workload)
+    return rate, round(rate / natural, 3)
 
 
 def _bursts(chosen: Options) -> None:

@@ -1,0 +1,106 @@
+"""What Block's figures rest on: the fluid bound, the noise, the search of capacities, tables."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.sim.scenarios.capacity import at_rate
+from millrace.sim.scenarios.reading import scenario_of, with_settings
+from millrace.sim.scenarios.spec import ClusterSpec, Group, ScenarioSpec
+from millrace.workloads.shape import RequestShape
+
+from bench.block.bound import fluid_bound, resident_tokens
+from bench.block.noise import BLOCK_SIGMA, quality
+from bench.block.rows import Row, Store, key_of
+from bench.block.runs import Job, Options, capacities
+from bench.block.scenarios import POLICIES, policy_settings
+from bench.block.tables import confidence, figure, latency_table, table
+
+SHAPES = [RequestShape(200, 300), RequestShape(600, 100), RequestShape(50, 700)]
+
+
+def cluster(instances: int = 1, *, speed: float = 1.0, blocks: int = 1056, batch: int = 48) -> ScenarioSpec:
+    engine = EngineParameters(max_model_len=4096, blocks_total=blocks, max_sequences=batch, token_budget=512)
+    group = Group(instances=instances, speed=speed, step_time="a30-llama-2-7b", engine=engine)
+    return ScenarioSpec(cluster=ClusterSpec(groups=(group,)))
+
+
+def row(spec: ScenarioSpec, label: str, rate: float, *, ttft_p99: float) -> Row:
+    times: dict[str, object] = {
+        name: 1.0 for name in Row.__struct_fields__ if Row.__annotations__[name] in ("float", "float | None")
+    }
+    counts: dict[str, object] = {name: 0 for name in Row.__struct_fields__ if Row.__annotations__[name] == "int"}
+    words = {"label": label, "key": key_of(spec), "trace_hash": ""}
+    given = {"rate": rate, "seed": spec.seed, "ttft_p99": ttft_p99}
+    return msgspec.convert({**times, **counts, **words, **given}, Row)
+
+
+def test_the_bound_grows_with_instances_speed_and_memory_and_falls_with_the_batch_cap():
+    one = fluid_bound(cluster(), SHAPES)
+    assert fluid_bound(cluster(3), SHAPES) == pytest.approx(3 * one)
+    assert fluid_bound(cluster(speed=2.0), SHAPES) == pytest.approx(2 * one)
+    assert fluid_bound(cluster(blocks=2112), SHAPES) > one
+    assert fluid_bound(cluster(batch=8), SHAPES) < one
+
+
+def test_long_answers_weigh_more_in_the_context_of_decoding_sequences():
+    assert resident_tokens([RequestShape(10, 100), RequestShape(1000, 1)]) < 100
+    assert resident_tokens([RequestShape(100, 50)]) == pytest.approx(125)
+
+
+def test_the_noise_is_as_wrong_as_blocks_tagger_where_lengths_are_its_lengths():
+    got = quality([326] * 20_000, BLOCK_SIGMA)
+    assert got.error_rate == pytest.approx(0.242, abs=0.005)
+    assert got.error_tokens == pytest.approx(78.755, abs=1.5)
+    assert quality([326] * 100, 0.0).within_50 == 1.0
+
+
+def test_each_capacity_is_found_between_the_rates_that_held_and_did_not():
+    limits = {"weak": 25.4, "strong": 33.1, "hopeless": 1.0}
+    store = Store(None)
+    specs = {label: msgspec.structs.replace(cluster(), limit_s=limit) for label, limit in limits.items()}
+    for label, spec in specs.items():
+        for step in range(33):
+            rate = 24.0 + step / 2
+            at = at_rate(spec, rate)
+            store.put(row(at, label, rate, ttft_p99=1.0 if rate <= limits[label] else 9.0))
+    chosen = Options(requests=1, seeds=1, cores=1, store=store)
+    found, rows = capacities(specs, chosen, bound_s=3.0, low=24.0, high=40.0, tolerance=0.5)
+    assert {each.label: each.rates for each in found} == {"weak": [25.0], "strong": [33.0], "hopeless": [24.0]}
+    assert [each.rate for each in rows if each.label == "hopeless"] == [24.0]
+
+
+def test_a_scenario_is_kept_under_its_own_key_whatever_its_name():
+    spec = cluster()
+    assert key_of(msgspec.structs.replace(spec, name="other")) == key_of(spec)
+    assert key_of(msgspec.structs.replace(spec, seed=1)) != key_of(spec)
+    jobs = Options(requests=1, seeds=2, cores=1, store=Store(None)).variations("a", 1.0, spec)
+    assert [(type(job), job.spec.seed) for job in jobs] == [(Job, 0), (Job, 1)]
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "forecast*", "forecast* d=2"])
+def test_every_policy_of_the_tables_is_a_scenario(name):
+    spec = scenario_of(with_settings({}, policy_settings(name, 0.3)))
+    assert spec.dispatch.policy in DISPATCH_POLICIES
+    assert (spec.prediction.kind == "noisy") == ("*" in name)
+
+
+def test_intervals_need_two_values_and_narrow_with_more():
+    assert math.isnan(confidence([4.0])[1])
+    assert confidence([4.0, 6.0])[0] == 5.0
+    assert confidence([4.0, 6.0] * 8)[1] < confidence([4.0, 6.0] * 2)[1]
+    assert figure([4.0]) == "4.00"
+    assert figure([]) == "-"
+
+
+def test_tables_have_a_line_per_label_and_means_over_its_seeds():
+    spec = cluster()
+    text = latency_table(["a", "b"], [row(spec, "a", 1.0, ttft_p99=2.0), row(spec, "a", 1.0, ttft_p99=4.0)])
+    lines = text.splitlines()
+    assert len(lines) == 3
+    assert "3.00 ±" in lines[1]
+    assert table(["", "x"], [["long name", "1"]]).splitlines()[1] == "long name  1"
