@@ -30,10 +30,9 @@ def cluster(instances: int = 1, *, speed: float = 1.0, blocks: int = 1056, batch
 
 
 def row(spec: ScenarioSpec, label: str, rate: float, *, ttft_p99: float) -> Row:
-    times: dict[str, object] = {
-        name: 1.0 for name in Row.__struct_fields__ if Row.__annotations__[name] in ("float", "float | None")
-    }
-    counts: dict[str, object] = {name: 0 for name in Row.__struct_fields__ if Row.__annotations__[name] == "int"}
+    kinds = Row.__annotations__
+    times: dict[str, object] = {name: 1.0 for name, kind in kinds.items() if kind in ("float", "float | None")}
+    counts: dict[str, object] = {name: 0 for name, kind in kinds.items() if kind == "int"}
     words = {"label": label, "key": key_of(spec), "trace_hash": ""}
     given = {"rate": rate, "seed": spec.seed, "ttft_p99": ttft_p99}
     return msgspec.convert({**times, **counts, **words, **given}, Row)
