@@ -18,8 +18,9 @@ from millrace.enginemodel.stepcost import FS_PER_NS, StepCost, after
 from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
 from scipy.optimize import nnls
 
-#: A scale beyond these says that the set is for another engine; more would only hide it.
-SCALE_MIN, SCALE_MAX = 0.2, 5.0
+#: A scale beyond these says that the set is for another engine; more would only hide it. An engine that shares its core
+#: with a dozen others was seen to take ten times as long.
+SCALE_MIN, SCALE_MAX = 0.2, 20.0
 
 #: One step counts for at most so many times its scaled prediction: a page fault or a stopped process is no step time.
 OUTLIER_RATIO = 4.0
