@@ -38,12 +38,15 @@ for choice in answer.choices:
 
 # A model as small as those that ship never ends a JSON object's white space; larger ones do.
 schema = {"enum": ["yes", "no", "perhaps"]}
-answer = client.chat.completions.create(
-    model=model,
-    messages=question,
-    response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
-)
-print("schema:  ", json.loads(answer.choices[0].message.content))
+try:
+    answer = client.chat.completions.create(
+        model=model,
+        messages=question,
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+    )
+    print("schema:  ", json.loads(answer.choices[0].message.content))
+except openai.BadRequestError as error:  # modelled engines have no grammars
+    print("schema:  ", error.message)
 
 text = client.completions.create(model=model, prompt="1 2 3 4 5", max_tokens=8, temperature=0)
 print("text:    ", repr(text.choices[0].text))

@@ -324,6 +324,7 @@ class IngressState:
         self.outage_end_ns = 0
         self.tag_failures = 0
         self.tag_from_ns = 0
+        self.tags_missing = False  # and said so
         self.predictors: dict[str, PredictorsHealth] = {}  # by model
         self.stopping = False
         self.stop_at_ns = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import msgspec
-from millrace.actor.effects import Effect, Request
+from millrace.actor.effects import Effect, Log, Request
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import StructuredOutput
 
@@ -93,14 +93,24 @@ def tagged(state: IngressState, pending: PendingTag, tag: LengthTag | None, out:
     call: OpenCall = pending.call
     call.tagging = ""
     result = "unanswered"
-    if tag is None:
-        state.tag_failures += 1
-        if state.tag_failures >= TAG_FAILURES_MAX:
-            state.tag_from_ns = state.now_ns + state.times.tag_pause
-    else:
-        state.tag_failures = 0
+    _look_after(state, tag is not None, call.call.model, out)
+    if tag is not None:
         call.predicted, call.expected_output_tokens = expected_output(call, tag)
         result = "unknown" if call.predicted is None else "known"
     state.metrics.tags.add(result)
     tracing.end_tag(call, pending, result, state.now_ns, out)
     place_call(state, call, out)
+
+
+def _look_after(state: IngressState, answered: bool, model: str, out: list[Effect]) -> None:
+    """Counts failures, pauses after some; the log has once that nobody answers, and once that somebody does again."""
+    state.tag_failures = 0 if answered else state.tag_failures + 1
+    silent = state.tag_failures >= TAG_FAILURES_MAX
+    if silent:
+        state.tag_from_ns = state.now_ns + state.times.tag_pause
+    if silent and not state.tags_missing:
+        state.tags_missing = True
+        out.append(Log(level="warning", event="tags_missing", fields={"model": model, "failures": state.tag_failures}))
+    elif answered and state.tags_missing:
+        state.tags_missing = False
+        out.append(Log(level="info", event="tags_back", fields={"model": model}))

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from millrace.actor.effects import RecordSpan, Reply, Stop, Subscribe, WatchKeys
+from millrace.actor.effects import Log, RecordSpan, Reply, Stop, Subscribe, WatchKeys
 from millrace.actor.errors import ConfigError
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.local import RequestFailure, StopRequested
@@ -471,6 +471,18 @@ def test_a_dead_tagger_fails_no_request_and_is_left_alone_for_a_while():
     bench.summaries()
     bench.call("r4")
     assert len(bench.asked(TagRequest)) == 4
+
+
+def test_a_dead_tagger_is_said_once_and_its_return_too():
+    bench = tagged_bench(pause_s=0.0)
+    for number in range(6):
+        bench.call(f"r{number}")
+        bench.fail(bench.asked(TagRequest)[-1], RequestFailure.TIMEOUT)
+    assert [e.event for e in bench.made(Log)] == ["tags_missing"]
+    for number in range(2):
+        bench.call(f"later{number}")
+        bench.reply(bench.asked(TagRequest)[-1], LengthTag(request=f"later{number}", mean=9.0))
+    assert [e.event for e in bench.made(Log)] == ["tags_missing", "tags_back"]
 
 
 def test_the_tagger_is_not_asked_where_the_length_is_known_or_nobody_needs_it():

@@ -31,7 +31,7 @@ SHOWN_HEADERS = (HEADER_TYPE, HEADER_SENDER, HEADER_REQUEST, HEADER_TRACE)
 PENDING_MAX = 65_536
 
 #: Columns where standard output is no terminal.
-WIDTH_ELSEWHERE = 120
+WIDTH_ELSEWHERE = 100_000
 
 
 class Printer:
