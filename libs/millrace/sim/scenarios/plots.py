@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from millrace.sim.scenarios.statistics import Floats, Summary, tpot_ns
 _NS = 1e9
 #: Columns of the heat map; more than that cannot be told apart.
 _COLUMNS = 160
+#: Columns that a rate is averaged over: samples and columns do not fall together.
+_SMOOTHING = 5
 
 Axes = Any
 Figure = Any
@@ -61,7 +64,8 @@ def _lines(axes: Axes, summaries: Sequence[Summary], value: Callable[[Summary], 
         points: dict[float, list[float]] = {}
         for summary in summaries:
             if summary.name == label:
-                points.setdefault(round(summary.rate_per_s, 1), []).append(value(summary))
+                rate = summary.rate_per_s if math.isnan(summary.asked_per_s) else summary.asked_per_s
+                points.setdefault(round(rate, 2), []).append(value(summary))
         rates = sorted(points)
         means = [float(np.mean(points[rate])) for rate in rates]
         axes.plot(rates, means, marker="o", markersize=3, label=label)
@@ -176,9 +180,11 @@ class _Grid:
         return np.array(rows)
 
     def rate(self, field: str) -> Floats:
-        """[time]: growth per second of the sum over instances; a restarted instance begins at 0 again."""
+        """[time]: growth per second of the sum over instances, smoothed; a restarted instance begins at 0 again."""
         growth = np.maximum(0.0, np.diff(self.of_field(field), axis=1)).sum(0)
-        return np.asarray(growth / np.diff(self.times_s))
+        window = np.ones(_SMOOTHING)
+        smooth = np.convolve(growth, window, "same") / np.convolve(np.ones_like(growth), window, "same")
+        return np.asarray(smooth / np.diff(self.times_s))
 
 
 def _title(outcome: Outcome) -> str:

@@ -46,6 +46,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What a scenario comes to. Requests of the warm-up are left out, failures and open calls are counted.
 
     Attributes:
+        rate_per_s: Arrivals as they came.
+        asked_per_s: Rate that the scenario asks for; nan where the times are a trace's.
         served: Completed requests that the figures are of.
         lost: Refused, failed, or still open at the end.
         requests_per_s, tokens_per_s: From the first arrival to the last end.
@@ -79,6 +81,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     wall_s: float
     virtual_s: float
+    asked_per_s: float = math.nan
 
 
 def summarise(outcome: Outcome) -> Summary:
@@ -115,6 +118,7 @@ def summarise(outcome: Outcome) -> Summary:
         messages=outcome.messages,
         wall_s=outcome.wall_s,
         virtual_s=outcome.virtual_s,
+        asked_per_s=float(getattr(spec.workload.arrivals, "rate_per_s", math.nan)),
     )
 
 
