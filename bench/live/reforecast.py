@@ -14,7 +14,7 @@ from millrace.actor.config import BusConfig
 from millrace.actor.effects import Reply
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.message import Body, Message
-from millrace.contracts.observers import DecisionMade
+from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, PredictLatency
 
 from bench.live.recording import Figures, Recording, figures
@@ -52,6 +52,8 @@ def _told(actor: PredictorActor, recording: Recording, true_lengths: bool) -> li
             answer = _asked(actor, body, at_ns)
             if isinstance(answer, LatencyPrediction):
                 answers[body.request] = answer
+        if isinstance(body, RequestFinished):
+            body = _predicted(body, answers.get(body.request), lengths[body.request] if true_lengths else None)
         actor.handle(Message(body), at_ns)
     return [_with(figure, answers.get(figure.request)) for figure in figures(recording)]
 
@@ -78,6 +80,16 @@ def _asked(actor: PredictorActor, decision: DecisionMade, at_ns: int) -> Body:
     (reply,) = actor.handle(Message(question, reply_to="_INBOX.bench"), at_ns)
     assert isinstance(reply, Reply)
     return reply.body
+
+
+def _predicted(outcome: RequestFinished, answer: LatencyPrediction | None, tokens: float | None) -> RequestFinished:
+    """The outcome as it would have been published with these answers."""
+    return msgspec.structs.replace(
+        outcome,
+        predicted_ttft_ns=None if answer is None else answer.ttft_ns,
+        predicted_e2e_ns=None if answer is None else answer.e2e_ns,
+        predicted_output_tokens=outcome.predicted_output_tokens if tokens is None else tokens,
+    )
 
 
 def _with(figure: Figures, answer: LatencyPrediction | None) -> Figures:

@@ -1,8 +1,8 @@
 """A recorded run again, in simulation: the same arrivals, lengths and policy, engines with step times fitted to it.
 
-What is taken from the live run: arrival times, prompt and output lengths (which the simulated tagger knows), each
-engine's scheduler limits, step times fitted to each engine's snapshots of the run's first half, and how long messages
-took to the engines in that half. What the simulation then says is compared on the second half.
+What is taken from the live run: arrival times, prompt and output lengths, each engine's scheduler limits, step times
+fitted to each engine's snapshots of the run's first half, and how long messages took to the engines in that half. What
+the simulation then says is compared on the second half.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ def scenario(recording: Recording, *, fitted: dict[str, EngineFit], way: Transit
         "dispatch": {"policy": recording.policy},
         "workload": {
             "count": len(recording.outcomes),
+            "stated": recording.load.kind == "stated",
             "arrivals": {"kind": "trace"},
             "lengths": {"kind": "trace", "path": trace.name, "format": "azure"},
         },

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from bench.live.recording import figures, read, read_all, write
 from bench.live.replay import fits, replay, scenario, transit
+from bench.live.statistics import e2e_errors
 from tests.unit.test_live_figures import recorded
 
 
@@ -19,6 +21,15 @@ def test_a_replay_has_the_latencies_of_the_run(tmp_path: Path) -> None:
     real = figures(recording)
     assert [figure.output_tokens for figure in again] == [figure.output_tokens for figure in real]
     assert np.mean([f.e2e_s for f in again]) == pytest.approx(np.mean([f.e2e_s for f in real]), rel=0.1)
+
+
+def test_forecasts_of_a_replay_know_stated_lengths(tmp_path: Path) -> None:
+    recording = msgspec.structs.replace(recorded(300), policy="forecast")
+    spec = scenario(recording, fitted=fits([recording]), way=transit([recording]), folder=tmp_path)
+    told = e2e_errors(replay(spec, tmp_path))
+    assert spec.workload.stated
+    assert told.count >= 290
+    assert told.median < 0.2
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:

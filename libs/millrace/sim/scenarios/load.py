@@ -109,14 +109,17 @@ def request_name(number: int) -> str:
     return f"r{number}"
 
 
-def call_of(number: int, arrival: Arrival, *, model: str, max_model_len: int, output_limit: int) -> Call:
+def call_of(
+    number: int, arrival: Arrival, *, model: str, max_model_len: int, output_limit: int, stated: bool = False
+) -> Call:
     """The call that a client makes of a request."""
     shape = arrival.shape
     room = max_model_len - shape.prompt_tokens
+    limit = shape.output_tokens if stated else output_limit or room
     return Call(
         request=request_name(number),
         kind=CallKind.COMPLETION,
         model=model,
         prompts=[prompt_token_ids(number, shape)],
-        sampling=Sampling(max_tokens=max(1, min(output_limit or room, room)), temperature=0.0),
+        sampling=Sampling(max_tokens=max(1, min(limit, room)), temperature=0.0, ignore_eos=stated),
     )

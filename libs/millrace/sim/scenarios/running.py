@@ -125,8 +125,15 @@ class _Run:
         if process is None:
             self._sim.after(100 * MILLISECOND, self._arrive, number)
             return
-        limit = self._spec.workload.output_limit
-        call = call_of(number, self._load[number], model=MODEL, max_model_len=self._max_model_len, output_limit=limit)
+        workload = self._spec.workload
+        call = call_of(
+            number,
+            self._load[number],
+            model=MODEL,
+            max_model_len=self._max_model_len,
+            output_limit=workload.output_limit,
+            stated=workload.stated,
+        )
         self._next_arrival()
         self._fleet.clients.submit(process, call)
 

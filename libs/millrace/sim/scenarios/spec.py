@@ -126,6 +126,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         warm_up: The first ones are served and left out of the statistics.
         output_limit: ``max_tokens`` of each request; 0 for what the model takes. The engine ends a request at the
             length that the workload says, which nobody knows before.
+        stated: Each request states its length instead (``ignore_eos`` with ``max_tokens``); no tagger is asked.
     """
 
     arrivals: Arrivals = Poisson(rate_per_s=10.0)
@@ -133,6 +134,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     count: int = 1000
     warm_up: int = 0
     output_limit: int = 0
+    stated: bool = False
 
 
 class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
