@@ -10,7 +10,7 @@ that no snapshot shows yet, and what its steps cost (calibration); for each mode
 | InstanceSummary | sign of life, draining or not | |
 | ServicePresence(DEAD, worker) | incarnations until then are dead | |
 | DecisionMade | its sequences are on their way to the chosen instance, and nowhere else | |
-| RequestFinished | its sequences are on no way any more; lengths learnt; predictions judged | |
+| RequestFinished | its sequences are on no way any more; lengths and outlook learnt; predictions judged | |
 | PredictLatency | state rolled forward to now | LatencyPrediction, NoPrediction or ErrorReply |
 | TimerFired(tick) | placements nobody showed in time are dropped | ServicePresence, next timer |
 | StopRequested | | ServicePresence(LEAVING), Stop |
@@ -44,7 +44,7 @@ from millrace.enginemodel.steptime import StepTimeModel
 from services.predictor.answering import Answers, candidate, fault
 from services.predictor.calibration import Calibration, Kins
 from services.predictor.config import PredictorConfig
-from services.predictor.lengths import LearntLengths
+from services.predictor.learnt import Learnt, nothing_learnt
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.state import LENGTH_MAX, Instance, Placement, parameters_of
 
@@ -95,7 +95,7 @@ class PredictorActor:
         self._answers = Answers(metrics, transit_ns=self._transit_ns)
         self._instances: dict[str, Instance] = {}
         self._kins = Kins(step_times)
-        self._lengths: dict[str, LearntLengths] = {}
+        self._learnt: dict[str, Learnt] = {}
         self._whereabouts: dict[str, Instance] = {}  # of placements, by sequence
         self._said: set[str] = set()
         self._now_ns = 0  # of the last message, for gauges
@@ -122,7 +122,7 @@ class PredictorActor:
             case DecisionMade() as body:
                 return self._on_decision(body, now_ns)
             case RequestFinished() as body:
-                return self._on_outcome(body)
+                return self._on_outcome(body, now_ns)
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
             case KeyChanged(bucket="instance") as body:
@@ -233,7 +233,7 @@ class PredictorActor:
         if not (0 < lengths[0] < LENGTH_MAX and 0 <= lengths[1] < LENGTH_MAX and 0 < lengths[2] < LENGTH_MAX):
             self.metrics.placements.add("unusable")
             return []
-        default = self._lengths_of(body.model).default_output_tokens
+        default = self._learnt_of(body.model).lengths.default_output_tokens
         placed = candidate(*lengths, expected=body.expected_output_tokens, default=default)
         at_ns = min(body.at_ns or now_ns, now_ns) + self._transit_ns
         for sequence in body.sequences:
@@ -244,13 +244,14 @@ class PredictorActor:
             self._whereabouts[sequence] = instance
         return []
 
-    def _on_outcome(self, body: RequestFinished) -> list[Effect]:
+    def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
         self.metrics.outcomes.add(body.outcome if body.outcome in OUTCOMES else "other")
         for index in range(len(body.output_tokens)):
             self._end_placement(f"{body.request}.{index}", "ended")
-        self._lengths_of(body.model).observe(body)
+        self._learnt_of(body.model).lengths.observe(body)
         if body.outcome == "completed" and not body.continuations and body.placed_ns and self._judges(body):
             self._judge(body)
+            self._learnt_of(body.model).outlook.observe(body, now_ns)
         return []
 
     def _judge(self, body: RequestFinished) -> None:
@@ -312,7 +313,10 @@ class PredictorActor:
             self.metrics.predictions.add(reason)
             detail = "no such instance is registered"
             return NoPrediction(request=body.request, instance=body.instance or token, reason=reason, detail=detail)
-        answer = self._answers.answer(body, instance, self._lengths_of(body.model), now_ns)
+        learnt = self._learnt_of(body.model)
+        answer = self._answers.answer(body, instance, learnt.lengths, now_ns)
+        if isinstance(answer, LatencyPrediction):
+            answer = learnt.outlook.correction.of(answer)
         self.metrics.predictions.add(answer.reason if isinstance(answer, NoPrediction) else "predicted")
         return answer
 
@@ -327,13 +331,13 @@ class PredictorActor:
             return instance in config.instances
         return crc32(instance.encode()) % config.shards == config.shard
 
-    def _lengths_of(self, model: str) -> LearntLengths:
-        lengths = self._lengths.get(model)
-        if lengths is None:
-            lengths = LearntLengths(self._config)
-            if len(self._lengths) < MODELS_MAX:
-                self._lengths[model] = lengths
-        return lengths
+    def _learnt_of(self, model: str) -> Learnt:
+        learnt = self._learnt.get(model)
+        if learnt is None:
+            learnt = nothing_learnt(self._config)
+            if len(self._learnt) < MODELS_MAX:
+                self._learnt[model] = learnt
+        return learnt
 
     def _say(self, level: str, event: str, **fields: Any) -> list[Effect]:
         """One log line for each different thing."""
@@ -380,7 +384,7 @@ class PredictorActor:
     def check_invariants(self) -> None:
         """Bounds hold; each placement is at one instance, and known to be there."""
         assert len(self._instances) <= INSTANCES_MAX
-        assert len(self._lengths) <= MODELS_MAX
+        assert len(self._learnt) <= MODELS_MAX
         for instance in self._instances.values():
             assert len(instance.placements) <= PLACEMENTS_MAX
             for sequence in instance.placements:

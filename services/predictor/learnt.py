@@ -1,0 +1,22 @@
+"""What outcomes say of one model's requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.predictor.config import PredictorConfig
+from services.predictor.lengths import LearntLengths
+from services.predictor.outlook import Outlook
+
+
+@dataclass(slots=True)
+class Learnt:
+    """Attributes: lengths: of outputs; outlook: what comes later than forecasts say."""
+
+    lengths: LearntLengths
+    outlook: Outlook
+
+
+def nothing_learnt(config: PredictorConfig) -> Learnt:
+    """Of a model that nothing was heard of."""
+    return Learnt(LearntLengths(config), Outlook(enabled=config.calibrate))
