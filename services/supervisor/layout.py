@@ -233,10 +233,16 @@ class Layout:
 
     def _predictor(self, index: int) -> list[ChildSpec]:
         fields: dict[str, Any] = {"shard": index, "shards": self.options.predictors}
-        step_time = str(self.options.worker.get("step_time", ""))
-        if step_time.endswith(".toml"):
-            fields["step_times"] = {step_time: str(Path(step_time).absolute())}
+        files = [name for name in self._named_step_times() if name.endswith(".toml")]
+        if files:
+            fields["step_times"] = {name: str(Path(name).absolute()) for name in files}
         return self._service("predictor", f"predictor-{index}", fields, stop_order=3)
+
+    def _named_step_times(self) -> list[str]:
+        """What workers were told to say of their step times."""
+        modelled = self.options.worker.get("modelled")
+        own = modelled.get("coefficients", "") if isinstance(modelled, dict) else ""
+        return [str(self.options.worker.get("step_time", "")), str(own)]
 
     def _workers(self) -> list[ChildSpec]:
         if self.options.engine == "vllm":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -177,6 +178,15 @@ def test_the_layout_has_as_many_engines_as_were_asked_for(
     assert len(found) == workers
     names = [name for child in found for name in child.presences]
     assert len(names) == len(set(names)) == presences
+
+
+@pytest.mark.parametrize("told", [{"step_time": "own.toml"}, {"modelled": {"coefficients": "own.toml"}}])
+def test_predictors_read_the_step_times_that_workers_were_told_to_name(tmp_path: Path, told: dict[str, Any]) -> None:
+    layout = Layout(UpOptions(directory=str(tmp_path), engine="modelled", instances=2, worker=told))
+    layout.plan()
+    layout.write()
+    config = msgspec.json.decode((tmp_path / "run" / "predictor-0.json").read_bytes())
+    assert config["step_times"] == {"own.toml": str(Path("own.toml").absolute())}
 
 
 def test_files_with_passwords_are_readable_by_their_owner_only(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Documents keep to the code: links lead somewhere, commands exist, every key of a scenario is described."""
+
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from millrace.cli.verbs import VERBS
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.sim.scenarios.spec import ScenarioSpec
+
+from tests.tidy.tree import ROOT, tracked_files
+
+DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md"]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
+#: A command at the beginning of a line of code, or in back quotes.
+MILLRACE = re.compile(r"(?:^ {4,}|`|venv/bin/)millrace ([a-z]+)\b", re.MULTILINE)
+TASK = re.compile(r"\./task ([a-z][a-z:]*)\b")
+BENCH = re.compile(r"python -m bench ([a-z_0-9]+)\b")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def text_of(path: Path) -> str:
+    return (ROOT / path).read_text()
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them: lower case, words and hyphens kept, spaces to hyphens."""
+    titles = HEADING.findall(FENCE.sub("", text))
+    plain = (re.sub(r"[`*]|\]\([^)]*\)|\[", "", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+def broken(path: Path, link: str) -> str:
+    """Why a link leads nowhere; empty where it leads somewhere, or out of the repository."""
+    if "://" in link or link.startswith("mailto:"):
+        return ""
+    name, _, anchor = link.partition("#")
+    target = (ROOT / path).parent / name if name else ROOT / path
+    if not target.exists():
+        return f"{path}: {link}: no such file"
+    if anchor and target.suffix == ".md" and anchor not in anchors(target.read_text()):
+        return f"{path}: {link}: no such heading"
+    return ""
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = [(path, link) for path in DOCUMENTS for link in LINK.findall(FENCE.sub("", text_of(path)))]
+    assert len(links) > 50
+    assert not [why for path, link in links if (why := broken(path, link))]
+
+
+def verbs_of_the_taskfile() -> set[str]:
+    return set(re.findall(r"^  ([a-z][a-z:]*):$", text_of(Path("Taskfile.yml")), re.MULTILINE))
+
+
+def benches() -> set[str]:
+    return {path.stem for path in tracked_files() if path.parts[0] == "bench" and path.suffix == ".py"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "known"),
+    [
+        pytest.param(MILLRACE, {verb.name for verb in VERBS}, id="millrace"),
+        pytest.param(TASK, verbs_of_the_taskfile(), id="task"),
+        pytest.param(BENCH, benches(), id="bench"),
+    ],
+)
+def test_every_command_that_a_document_names_exists(pattern: re.Pattern[str], known: set[str]) -> None:
+    named = [(path, verb) for path in DOCUMENTS for verb in pattern.findall(text_of(path))]
+    assert named
+    assert not [f"{path}: {verb}" for path, verb in named if verb not in known]
+
+
+def test_every_verb_is_in_some_document() -> None:
+    named = {verb for path in DOCUMENTS for verb in MILLRACE.findall(text_of(path))}
+    assert {verb.name for verb in VERBS} - named == set()
+
+
+def keys(struct: type) -> Iterator[str]:
+    """Names of all keys below a struct, those of engines apart: they have a document of their own."""
+    for name, kind in typing.get_type_hints(struct).items():
+        if name.startswith("__"):
+            continue
+        yield name
+        for part in parts(kind):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct) and part is not EngineParameters:
+                yield from keys(part)
+
+
+def parts(kind: object) -> Iterator[object]:
+    """The type itself, or those that a union or tuple is made of."""
+    inner = typing.get_args(kind)
+    if not inner:
+        yield kind
+    for part in inner:
+        yield from parts(part)
+
+
+def test_every_key_of_a_scenario_is_described() -> None:
+    text = text_of(Path("docs/SIMULATION.md"))
+    table = text[text.index("## The scenario file") : text.index("## Workloads")]
+    words = set(re.findall(r"[a-z0-9_]+", table))
+    found = set(keys(ScenarioSpec))
+    assert {"rate_per_s", "cold_start_s", "default_output_tokens"} <= found
+    assert found - words == set()
