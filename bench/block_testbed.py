@@ -29,6 +29,16 @@ from bench.block.tables import figure, latency_table, table
 
 RATES = (24.0, 28.0, 30.0, 32.0)
 TTFT_S = 3.0
+DRAWN = (
+    "random",
+    "round robin",
+    "INFaaS++ (code)",
+    "shortest queue",
+    "Llumnix- (code)",
+    "forecast",
+    "forecast*",
+    "forecast* d=2",
+)
 PREDICTED = ("forecast*", "forecast* d=2")
 
 #: Capacities in Block's paper and artefact under TTFT P99 < 3 s, requests/s (NOTES.md, parts A2 and C).
@@ -115,7 +125,8 @@ def _grid(specs: dict[str, ScenarioSpec], rates: Sequence[float], chosen: Option
         print(latency_table(list(specs), [row for row in rows if row.rate == rate]))
     _gains(rows, rates)
     _check(rows, bound)
-    drawn = draw("block-testbed", rows, axis="requests/s", line_s=TTFT_S)
+    labels = [name for name in DRAWN if name in specs]
+    drawn = draw("block-testbed", rows, axis="requests/s", labels=labels, line_s=TTFT_S)
     print(f"drawn: {drawn.name}", file=sys.stderr)
 
 
