@@ -65,7 +65,10 @@ def _report(kind: str, recordings: Sequence[Recording]) -> None:
     fitted, way = fits(recordings), transit(recordings)
     print(f"{kind} lengths; fitted to the first half of every run, held against the second:")
     print("\n".join(_fit_line(each) for each in fitted.values()))
-    print(f"  a message to an engine takes {way.least_us:.0f} us at least, {way.mean_us:.0f} us on average")
+    print(
+        f"  a message takes {2 * way.hop_least:.0f} us at least, {2 * way.hop_mean:.0f} us on average; to or from an "
+        f"engine {way.worker_least:.0f} and {way.worker_mean:.0f} us more"
+    )
     compared = [compare(policy, runs, fitted, way) for policy, runs in by_policy(recordings).items()]
     print("\n".join([_head(), *(line for each in compared for line in _rows(each))]))
     for name in FIGURES:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.steptime import LinearStepTime
 from millrace.sim.scenarios.observer import Finished
 from millrace.sim.scenarios.reading import scenario_of
@@ -25,8 +25,11 @@ from bench.live.recording import Figures, Recording
 from bench.live.step_fit import Window, bias, fit, windows
 from services.predictor.state import parameters_of
 
-#: To the bus and from it.
-LINKS_PER_MESSAGE = 2
+#: Of a message: to the bus and from it.
+HOPS = 2
+
+#: One hop where no placement tells.
+HOP_US = 100.0
 
 
 class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +47,17 @@ class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transit(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one message takes, µs: the least, and on average."""
+    """How long messages take, µs: the least (5th percentile), and on average.
 
-    least_us: float
-    mean_us: float
+    Attributes:
+        hop_least, hop_mean: One hop, half of a message between services that run on any core.
+        worker_least, worker_mean: What the hop to a worker takes on top, which shares its core with an engine.
+    """
+
+    hop_least: float
+    hop_mean: float
+    worker_least: float
+    worker_mean: float
 
 
 def engine_windows(recording: Recording) -> dict[str, list[Window]]:
@@ -66,6 +76,8 @@ def middle_ns(recording: Recording) -> int:
 def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
     """Step times of each engine, from the first halves of all runs; judged on their second halves.
 
+    They start from the set that the engine names, where it names one that ships.
+
     Raises:
         ValueError: an engine did too little.
     """
@@ -76,29 +88,43 @@ def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
         for name, found in engine_windows(recording).items():
             first.setdefault(name, []).extend(window for window in found if window.at_ns <= until_ns)
             second.setdefault(name, []).extend(window for window in found if window.at_ns > until_ns)
-    return {name: _fitted(name, rows, second[name]) for name, rows in sorted(first.items())}
+    named = {record.instance: record.step_time for recording in recordings for record in recording.instances}
+    return {name: _fitted(name, named[name], rows, second[name]) for name, rows in sorted(first.items())}
 
 
-def _fitted(name: str, rows: Sequence[Window], others: Sequence[Window]) -> EngineFit:
-    model = fit(rows)
+def _fitted(name: str, step_time: str, rows: Sequence[Window], others: Sequence[Window]) -> EngineFit:
+    model = fit(rows, load_step_time(step_time) if step_time in coefficient_names() else None)
     sums, error = bias(model, others)
     return EngineFit(instance=name, model=model, windows=len(rows), sums=sums, error=error)
 
 
 def transit(recordings: Sequence[Recording]) -> Transit:
-    """One message's way, from the placements of the first halves until their engines had them."""
-    times_us = []
+    """Ways of the first halves.
+
+    A placement to which the predictors were asked comes two messages after the arrival; a sequence is at its engine
+    one message after its placement.
+    """
+    asked_us, placed_us = [], []
     for recording in recordings:
         until_ns = middle_ns(recording)
-        placed = {o.request: o.placed_ns for o in recording.outcomes if o.placed_ns and o.arrival_ns <= until_ns}
+        early = [o for o in recording.outcomes if o.placed_ns and o.arrival_ns <= until_ns]
+        asked = {d.request for d in recording.decisions if d.forecasts and not d.fallback}
         reached: dict[str, int] = {}
         for snapshot in recording.snapshots:
             for entry in (*snapshot.running, *snapshot.waiting):
                 reached.setdefault(entry.sequence.rpartition(".")[0], entry.arrival_ns)
-        times_us += [(reached[r] - at_ns) / 1e3 for r, at_ns in placed.items() if reached.get(r, 0) > at_ns]
+        asked_us += [(o.placed_ns - o.arrival_ns) / 1e3 for o in early if o.request in asked]
+        placed_us += [(reached[o.request] - o.placed_ns) / 1e3 for o in early if reached.get(o.request, 0) > 0]
+    hop_least, hop_mean = (value / (2 * HOPS) for value in _least_and_mean(asked_us, 2 * HOPS * HOP_US))
+    least, mean = _least_and_mean(placed_us, HOPS * hop_mean)
+    worker = max(0.0, least - HOPS * hop_least), max(0.0, mean - HOPS * hop_mean)
+    return Transit(hop_least=hop_least, hop_mean=hop_mean, worker_least=worker[0], worker_mean=worker[1])
+
+
+def _least_and_mean(times_us: Sequence[float], otherwise_us: float) -> tuple[float, float]:
     if not times_us:
-        return Transit(least_us=200.0, mean_us=200.0)
-    return Transit(least_us=float(np.percentile(times_us, 5)), mean_us=float(np.mean(times_us)))
+        return otherwise_us, otherwise_us
+    return max(0.0, float(np.percentile(times_us, 5))), max(0.0, float(np.mean(times_us)))
 
 
 def trace_rows(recording: Recording) -> str:
@@ -129,8 +155,10 @@ def scenario(recording: Recording, *, fitted: dict[str, EngineFit], way: Transit
             "lengths": {"kind": "trace", "path": trace.name, "format": "azure"},
         },
         "network": {
-            "delay_us": way.least_us / LINKS_PER_MESSAGE,
-            "jitter_us": max(0.0, way.mean_us - way.least_us) / LINKS_PER_MESSAGE,
+            "delay_us": way.hop_least,
+            "jitter_us": max(0.0, way.hop_mean - way.hop_least),
+            "worker_delay_us": way.worker_least,
+            "worker_jitter_us": max(0.0, way.worker_mean - way.worker_least),
         },
         # As live.
         "intervals": {"status_ms": 20, "summary_ms": 25, "token_ms": 0, "run_ms": 0},

@@ -105,8 +105,12 @@ def _decoded(first: SequenceStatus | None, output_tokens: int) -> int:
     return output_tokens - before - (1 if before == 0 and output_tokens > 0 else 0)
 
 
-def fit(rows: Sequence[Window]) -> LinearStepTime:
+def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> LinearStepTime:
     """Least squares on the windows' whole times: the sum of all steps comes out right, late ones included.
+
+    Args:
+        base: A set measured on an engine that has its core to itself. With it there are three unknowns in place of
+            five: a factor on the set, and what each step and each decode costs besides, where the core is shared.
 
     Raises:
         ValueError: there are too few.
@@ -114,12 +118,13 @@ def fit(rows: Sequence[Window]) -> LinearStepTime:
     if len(rows) < WINDOWS_MIN:
         raise ValueError(f"{len(rows)} windows between snapshots are too few for step times; {WINDOWS_MIN} are needed")
     features, walls = _matrix(rows)
+    basis = np.eye(len(_COSTS)) if base is None else np.stack([_values(base), *np.eye(len(_COSTS))[:2]])
     # Each window weighs by its length: a pause of the machine counts as it is, and does not turn the others' slopes.
     weights = 1 / np.sqrt(walls)
-    weighted = features * weights[:, None]
+    weighted = (features @ basis.T) * weights[:, None]
     norms = np.linalg.norm(weighted, axis=0)
     norms[norms == 0] = 1.0
-    solution = nnls(weighted / norms, walls * weights)[0] / norms
+    solution = (nnls(weighted / norms, walls * weights)[0] / norms) @ basis
     solution *= walls.sum() / max(1.0, float((features @ solution).sum()))
     fixed, decode, prefill, context, work = (float(value) for value in solution)
     return LinearStepTime(
@@ -130,10 +135,16 @@ def fit(rows: Sequence[Window]) -> LinearStepTime:
 def bias(model: LinearStepTime, rows: Sequence[Window]) -> tuple[float, float]:
     """Of windows that were not fitted: the sum of predicted over the sum of measured times, and mean |error|."""
     features, walls = _matrix(rows)
-    told = features @ np.array(
-        (model.fixed, model.per_decode, model.per_prefill_token, model.per_context_token, model.per_prefill_work)
-    )
+    told = features @ _values(model)
     return float(told.sum() / walls.sum()), float((np.abs(told - walls) / walls).mean())
+
+
+#: Coefficients in the order of a window's features.
+_COSTS = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work")
+
+
+def _values(model: LinearStepTime) -> npt.NDArray[np.float64]:
+    return np.array([getattr(model, name) for name in _COSTS], dtype=np.float64)
 
 
 def _matrix(rows: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -239,6 +239,6 @@ def test_arrivals_lengths_ways_and_step_times_are_taken_out_of_a_recorded_run() 
     assert rows[1].endswith(f",{first.prompt_tokens},{sum(first.output_tokens)}")
     assert sum(o.arrival_ns < middle_ns(recording) for o in recording.outcomes) == 100
     way = transit([recording])
-    assert way.mean_us == pytest.approx(500.0)
+    assert 2 * way.hop_mean + way.worker_mean == pytest.approx(500.0)
     fitted = fits([recording])
     assert fitted["w0"].sums == pytest.approx(1.0, abs=0.05)

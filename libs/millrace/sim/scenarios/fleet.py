@@ -88,7 +88,12 @@ class Fleet:
             truth: Output length of a request by its id, tokens.
         """
         self.spec = spec
-        link = LinkModel(delay_ns=int(spec.network.delay_us * 1000), jitter_ns=int(spec.network.jitter_us * 1000))
+        network = spec.network
+        link = LinkModel(delay_ns=int(network.delay_us * 1000), jitter_ns=int(network.jitter_us * 1000))
+        self._worker_link = LinkModel(
+            delay_ns=int((network.delay_us + network.worker_delay_us) * 1000),
+            jitter_ns=int((network.jitter_us + network.worker_jitter_us) * 1000),
+        )
         self.simulation = Simulation(spec.seed, verify=False, link=link, invariants_every=0)
         self.subjects = Subjects(CLUSTER)
         self.begin_ns = self.simulation.now_ns + WARM_NS
@@ -152,6 +157,8 @@ class Fleet:
             lambda incarnation: build(name, incarnation), node=name, accepts=accepts, handlers=handlers
         )
         self._roles.setdefault(role, []).append(actor)
+        if role is Role.WORKER:
+            self.simulation.faults.change_link(name, self._worker_link)
 
     # The services, as their __main__ builds them
 
@@ -179,7 +186,7 @@ class Fleet:
             default_output_tokens=spec.default_output_tokens,
             learn_lengths=spec.learn_lengths,
             calibrate=spec.calibrate,
-            transit_us=int(4 * self.spec.network.delay_us),
+            transit_us=int(4 * self.spec.network.delay_us + self.spec.network.worker_delay_us),
         )
         return PredictorActor(
             config=config, incarnation=incarnation, step_times=self._models, metrics=PredictorMetrics()

@@ -123,7 +123,7 @@ def _complaint(spec: ScenarioSpec) -> str:
         "workload.count: must be at least 1": spec.workload.count >= 1,
         "workload.warm_up: must be 0 to less than workload.count": 0 <= spec.workload.warm_up < spec.workload.count,
         "prediction.sigma: must not be negative": spec.prediction.sigma >= 0,
-        "network: delays must not be negative": min(spec.network.delay_us, spec.network.jitter_us) >= 0,
+        "network: delays must not be negative": min(msgspec.structs.astuple(spec.network)) >= 0,
         "intervals.summary_ms: must be at most 500, or ingress takes the instance for dead": spec.intervals.summary_ms
         <= 500,
         "intervals: must not be negative, and 1 or more but for token_ms and run_ms": (

@@ -150,10 +150,17 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The network: each message takes two hops of ``delay_us`` and an exponential ``jitter_us``."""
+    """The network: each message takes two hops of ``delay_us`` and an exponential ``jitter_us``.
+
+    Attributes:
+        worker_delay_us, worker_jitter_us: The same for the hop to and from a worker, on top: where it shares its core
+            with an engine, that has to make room first.
+    """
 
     delay_us: float = 100.0
     jitter_us: float = 0.0
+    worker_delay_us: float = 0.0
+    worker_jitter_us: float = 0.0
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
