@@ -66,14 +66,19 @@ class DecodeRun:
         return after(self.first, steps - 1), duration_ns
 
 
-def decodes_left(sequences: list[ModelledSequence]) -> int:
-    """Steps until the first of these ends, that step included; 0 where one of them does not simply decode."""
-    left = 1 << 60
+def decodes_left(sequences: list[ModelledSequence]) -> tuple[int, int]:
+    """Looks ahead at sequences that decode together.
+
+    Returns: steps until the first of these ends, that step included, 0 where one of them does not simply decode; and
+    the sum of their ``total``, of use where it is not 0.
+    """
+    left, context = 1 << 60, 0
     for sequence in sequences:
         total = sequence.total
+        context += total
         if sequence.computed + 1 != total or not sequence.announced or sequence.logprobs is not None:
-            return 0
+            return 0, 0
         ahead = sequence.check_at - total
         if ahead < left:
             left = ahead
-    return max(0, left)
+    return max(0, left), context

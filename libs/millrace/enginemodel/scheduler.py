@@ -118,7 +118,10 @@ class Scheduler:
             before = sequence.computed
             sequence.computed = end = before + steps
             if end >= sequence.slots:
-                needs += [(at, index, True) for at in range(sequence.slots - before + 1, steps + 1, block_size)]
+                at = sequence.slots - before + 1
+                while at <= steps:
+                    needs.append((at, index, True))
+                    at += block_size
                 if caching:
                     needs += [
                         (at, index, False) for at in range(-before % block_size or block_size, steps + 1, block_size)

@@ -48,6 +48,7 @@ class ScriptedSequence(ModelledSequence):
         self.scheduled_ns = 0
         self.announced = False
         self.told = self.total
+        self.counts_only = not self._keeps
         self._ends_at = self.prompt_tokens + output_tokens
         self.check_at = min(self._ends_at, self.prompt_tokens + sampling.max_tokens, parameters.max_model_len)
 

@@ -19,6 +19,7 @@ class ModelledSequence(ScheduledSequence):
         scheduled_ns: When it first entered a batch; 0 before.
         announced: Whether an output told ``scheduled_ns`` and the cached tokens.
         told: ``total`` as far as outputs told its tokens, where they are not told with each step.
+        counts_only: Whether tokens between first and last are only counted: ``extend`` does nothing else.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class ModelledSequence(ScheduledSequence):
         "_total_limit",
         "announced",
         "check_at",
+        "counts_only",
         "expected_output_tokens",
         "logprobs",
         "scheduled_ns",
@@ -62,6 +64,7 @@ class ModelledSequence(ScheduledSequence):
         self.scheduled_ns = 0
         self.announced = False
         self.told = self.total
+        self.counts_only = False
         self._table = table
         self._key = stream_key(source.prompt_token_ids, sampling.seed)
         self._buffer: list[int] = []

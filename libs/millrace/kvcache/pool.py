@@ -39,7 +39,15 @@ class BlockPool:
         """Hands out ``count`` blocks, forgetting what was cached in them. The caller has checked ``free``."""
         assert count <= self.free, f"{count} blocks wanted, {self.free} free"
         self.free -= count
-        return [self._take_one() for _ in range(count)]
+        unnamed = self._unnamed
+        if not count or count > len(unnamed):
+            return [self._take_one() for _ in range(count)]
+        taken = unnamed[: -count - 1 : -1]
+        del unnamed[-count:]
+        references = self._references
+        for block in taken:
+            references[block] = 1
+        return taken
 
     def _take_one(self) -> int:
         if self._unnamed:
@@ -111,6 +119,12 @@ class BlockPool:
         The tail is reused before the head, so that a shared prefix survives longest.
         """
         references = self._references
+        if not self.caching:  # then nothing is shared or named
+            for block in blocks:
+                references[block] = 0
+            self.free += len(blocks)
+            self._unnamed.extend(blocks)
+            return
         hash_of = self._hash_of
         unnamed: list[int] = []
         for block in reversed(blocks):
