@@ -156,9 +156,13 @@ class CoordinatorActor:
                 return self._say_bound_reached("instances")
             self._instances[body.key] = InstanceView(record=record, seen_ns=now_ns)
         else:
+            served = view.serves(now_ns, SILENCE_NS_MAX)
+            same = view.record == record
             fresh = view.record.incarnation != record.incarnation
             view.record, view.seen_ns = record, now_ns
             view.draining = view.draining and not fresh
+            if same and served == view.serves(now_ns, SILENCE_NS_MAX):
+                return self._leases(now_ns)  # a renewal, as nearly all are; who fell silent, the tick sees
         return self._lead(now_ns) + self._plan(record.model, now_ns)
 
     def _on_summary(self, body: InstanceSummary, now_ns: int) -> list[Effect]:
@@ -250,6 +254,11 @@ class CoordinatorActor:
         for view in self._instances.values():
             if view.record.model not in self._models and len(self._models) < MODELS_MAX:
                 self._models[view.record.model] = ModelState()
+        return self._leases(now_ns)
+
+    def _leases(self, now_ns: int) -> list[Effect]:
+        if not {"instance", "lease", "plan"} <= self._ready:
+            return []
         return [
             self._put_lease(model, state, now_ns)
             for model, state in sorted(self._models.items())

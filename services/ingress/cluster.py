@@ -247,8 +247,9 @@ class Cluster:
             self.ignored += 1
             return False
         restarted = self._meet(instance, record.incarnation, now_ns)
-        instance.record = record
-        self._lengths.clear()
+        if record != instance.record:  # else it was renewed, as every few seconds
+            instance.record = record
+            self._lengths.clear()
         return restarted
 
     def take_summary(self, summary: InstanceSummary, now_ns: int) -> bool:
