@@ -199,7 +199,7 @@ class _TableDecoder:
             try:
                 if len(token_ids) == 1 and (text := texts[token_ids[0]]) is not None:  # nearly every time
                     return text  # type: ignore[no-any-return]
-                return "".join([texts[i] for i in token_ids])
+                return "".join(map(texts.__getitem__, token_ids))
             except (TypeError, IndexError):  # a piece that is no whole character, or an id beyond the vocabulary
                 pass
         pieces = self._pieces

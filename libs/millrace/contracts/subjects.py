@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_/=-]")
 
 
+@lru_cache(maxsize=1 << 16)
 def subject_token(name: str) -> str:
     """One NATS subject token for a name: letters, digits, ``_ / = -`` stay, everything else becomes ``_``.
 

@@ -57,7 +57,11 @@ class Broker:
         now_ns, at = sim.queue.now_ns, sim.queue.at
         for subscription in receivers:
             node = subscription.process.node
-            for arrival_ns in node.down.arrivals(now_ns):
+            link = node.down
+            if not link.faulty:
+                at(link.arrival(now_ns), self._at_receiver, subscription, node.connection, packet)
+                continue
+            for arrival_ns in link.arrivals(now_ns):
                 at(arrival_ns, self._at_receiver, subscription, node.connection, packet)
 
     def forget(self, process: SimProcess) -> None:

@@ -75,8 +75,12 @@ class EffectCarrier:
                 self._too_large(process, reply, len(content))
                 return True
         packet: Packet = (subject, content, process.name, reply, traceparent)
-        for arrival_ns in node.up.arrivals(self._queue.now_ns):
-            self._queue.at(arrival_ns, self._at_broker, node, node.connection, packet)
+        queue, link = self._queue, node.up
+        if not link.faulty:
+            queue.at(link.arrival(queue.now_ns), self._at_broker, node, node.connection, packet)
+            return True
+        for arrival_ns in link.arrivals(queue.now_ns):
+            queue.at(arrival_ns, self._at_broker, node, node.connection, packet)
         return True
 
     def _too_large(self, process: SimProcess, reply: str, size: int) -> None:
@@ -90,17 +94,18 @@ class EffectCarrier:
             self._sim.deliver(process, question.on_timeout())
 
     def _at_broker(self, node: Node, connection: int, packet: Packet) -> None:
-        if self._sim.broker.up and not node.partitioned and connection == node.connection:
-            self._sim.broker.route(packet)
+        broker = self._sim.broker
+        if broker.up and not node.partitioned and connection == node.connection:
+            broker.route(packet)
         else:
-            self._sim.broker.lost += 1
+            broker.lost += 1
 
     def _ask(self, process: SimProcess, question: Question, timeout_ns: int) -> str:
         self._questions += 1
         reply = f"{INBOX}{process.name}.{self._questions}"
         self._asked[reply] = (process, question)
         process.questions[reply] = question
-        self._sim.after(timeout_ns, self._on_timeout, reply)
+        self._queue.at(self._queue.now_ns + timeout_ns, self._on_timeout, reply)
         return reply
 
     def asker(self, reply: str) -> SimProcess | None:

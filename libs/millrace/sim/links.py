@@ -36,9 +36,13 @@ class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link:
-    """One direction of a node's connection."""
+    """One direction of a node's connection.
 
-    __slots__ = ("_faulty", "_last_ns", "_model", "_rng")
+    Attributes:
+        faulty: Whether ``arrivals`` may be none, several or out of order; else ``arrival`` says the same for less.
+    """
+
+    __slots__ = ("_last_ns", "_model", "_rng", "faulty")
 
     def __init__(self, model: LinkModel, rng: Random) -> None:
         self._rng = rng
@@ -48,7 +52,7 @@ class Link:
     def change(self, model: LinkModel) -> None:
         """Behaves like ``model`` from now on; what is under way stays as it was drawn."""
         self._model = model
-        self._faulty = model.is_faulty
+        self.faulty = model.is_faulty
 
     def arrival(self, now_ns: int) -> int:
         """When something that is never lost arrives: after everything sent before it."""
@@ -63,7 +67,7 @@ class Link:
 
     def arrivals(self, now_ns: int) -> tuple[int, ...]:
         """When copies of one message arrive: none where it is lost."""
-        if not self._faulty:
+        if not self.faulty:
             return (self.arrival(now_ns),)
         model, rng = self._model, self._rng
         if rng.random() < model.loss:

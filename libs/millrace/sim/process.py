@@ -140,6 +140,7 @@ class SimProcess:
         self.subscriptions: dict[str, Subscription] = {}
         self.watches: list[SimWatch] = []
         self.questions: dict[str, Question] = {}
+        self.codes: dict[type, int] = {}  # share of the trace hash of what it handles, by kind
         self.handlers: Handlers = owner.handlers(self) if owner.handlers is not None else {}
 
     @property

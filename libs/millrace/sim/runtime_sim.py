@@ -92,9 +92,8 @@ class Simulation:
         self._invariants_every = invariants_every
         self._nodes: dict[str, Node] = {}
         self.faults = Faults(self, self._nodes)
-        self._codes: dict[tuple[str, type], int] = {}
         self._checkers: list[Checker] = []
-        self._trace: deque[tuple[int, str, str]] = deque(maxlen=TRACE_LENGTH)
+        self._trace: deque[tuple[int, str, type]] = deque(maxlen=TRACE_LENGTH)
 
     # Scenario
 
@@ -227,10 +226,10 @@ class Simulation:
             return
         now_ns = self.queue.now_ns
         kind = type(message.body)
-        code = self._codes.get((process.name, kind)) or self._code(process.name, kind)
+        code = process.codes.get(kind) or self._code(process, kind)
         self.trace_hash = ((self.trace_hash ^ now_ns ^ code) * _PRIME) & _MASK
         self.handled += 1
-        self._trace.append((now_ns, process.name, kind.__name__))
+        self._trace.append((now_ns, process.name, kind))
         try:
             effects = process.actor.handle(message, now_ns)
             if self._invariants_every and not self.handled % self._invariants_every:
@@ -244,13 +243,14 @@ class Simulation:
         except Exception as bug:
             raise self._failure(process, message, bug) from bug
 
-    def _code(self, name: str, kind: type) -> int:
-        code = crc32(f"{name} {kind.__name__}".encode())
-        self._codes[name, kind] = code
+    def _code(self, process: SimProcess, kind: type) -> int:
+        code = process.codes[kind] = crc32(f"{process.name} {kind.__name__}".encode())
         return code
 
     def _failure(self, process: SimProcess, message: Message, bug: Exception) -> SimulationFailed:
-        last = "\n".join(f"  {(at - START_NS) / 1e6:12.3f} ms  {who:<20} {what}" for at, who, what in self._trace)
+        last = "\n".join(
+            f"  {(at - START_NS) / 1e6:12.3f} ms  {who:<20} {what.__name__}" for at, who, what in self._trace
+        )
         when_ms = (self.now_ns - START_NS) / 1e6
         return SimulationFailed(
             f"seed {self.seed}, {when_ms:.3f} ms, {process.name} handling {message}: {bug!r}\nlast deliveries:\n{last}"

@@ -78,8 +78,8 @@ def run_scenario(
         SimulationFailed: an actor failed.
     """
     began_s = clock()
-    load = arrivals(spec.workload, seed=spec.seed, folders=folders)
     with _without_collection():
+        load = arrivals(spec.workload, seed=spec.seed, folders=folders)
         run = _Run(spec, load, step_times)
         run.to_end(progress)
     return run.outcome(clock() - began_s)
@@ -178,6 +178,9 @@ def _without_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            # What is left counts as old from here on, or the collector's next look would be at millions of new things.
+            gc.freeze()
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
-        gc.collect()
