@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +37,7 @@ def load_policy(name: str) -> DispatchPolicy:
         PolicyError: the name is unknown, or the file cannot be taken as a policy.
     """
     if name.endswith(SUFFIX):
-        return _loaded(os.path.abspath(name))
+        return _loaded(str(Path(name).absolute()))
     if name not in DISPATCH_POLICIES:
         raise PolicyError(f"{name!r} is none of {', '.join(sorted(DISPATCH_POLICIES))}, and no file that ends in .py")
     return DISPATCH_POLICIES[name]
@@ -70,7 +69,7 @@ def _loaded(path: str) -> DispatchPolicy:
 
 def _executed(path: str, name: str) -> ModuleType:
     specification = importlib.util.spec_from_file_location(f"millrace_policy_{name}", path)
-    if specification is None or specification.loader is None or not os.path.isfile(path):
+    if specification is None or specification.loader is None or not Path(path).is_file():
         raise PolicyError(f"{path}: no such file")
     module = importlib.util.module_from_spec(specification)
     try:
