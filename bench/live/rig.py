@@ -117,12 +117,12 @@ class MachineWatch:
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time of a process, s; 0 where it has ended."""
+    """User and system time of a process and of its children that ended, s; 0 where it has ended itself."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _busy_s() -> float:
