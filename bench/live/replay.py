@@ -1,8 +1,8 @@
 """A recorded run again, in simulation: the same arrivals, lengths and policy, engines with step times fitted to it.
 
-What is taken from the live run: arrival times, prompt and output lengths, each engine's scheduler limits, step times
-fitted to each engine's snapshots of the run's first half, and how long messages took to the engines in that half. What
-the simulation then says is compared on the second half.
+What is taken from the live run: arrival times, prompt and output lengths, each engine's scheduler limits, and of every
+other slice of two seconds the step times, fitted to each engine's snapshots, and how long messages took. What the
+simulation then says is compared on the requests that arrived in the other slices.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from millrace.sim.scenarios.spec import ScenarioSpec
 from bench.live.recording import Figures, Recording
 from bench.live.step_fit import Window, bias, fit, windows
 from services.predictor.state import parameters_of
+
+#: Fitted and compared slices of a run take turns: a machine that gets slower does not tell the halves apart.
+SLICE_NS = 2_000_000_000
 
 #: Of a message: to the bus and from it.
 HOPS = 2
@@ -67,14 +70,13 @@ def engine_windows(recording: Recording) -> dict[str, list[Window]]:
     return {name: windows((s for s in recording.snapshots if s.instance == name), outputs) for name in names}
 
 
-def middle_ns(recording: Recording) -> int:
-    """Where the first half of the arrivals ends."""
-    arrivals = sorted(outcome.arrival_ns for outcome in recording.outcomes)
-    return arrivals[len(arrivals) // 2]
+def fitted_on(recording: Recording, at_ns: int) -> bool:
+    """Whether this time belongs to the half of the run that is fitted: every other slice of it."""
+    return (at_ns - recording.began_ns) // SLICE_NS % 2 == 0
 
 
 def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
-    """Step times of each engine, from the first halves of all runs; judged on their second halves.
+    """Step times of each engine, from one half of all runs; judged on the other half.
 
     They start from the set that the engine names, where it names one that ships.
 
@@ -84,10 +86,9 @@ def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
     first: dict[str, list[Window]] = {}
     second: dict[str, list[Window]] = {}
     for recording in recordings:
-        until_ns = middle_ns(recording)
         for name, found in engine_windows(recording).items():
-            first.setdefault(name, []).extend(window for window in found if window.at_ns <= until_ns)
-            second.setdefault(name, []).extend(window for window in found if window.at_ns > until_ns)
+            first.setdefault(name, []).extend(w for w in found if fitted_on(recording, w.at_ns))
+            second.setdefault(name, []).extend(w for w in found if not fitted_on(recording, w.at_ns))
     named = {record.instance: record.step_time for recording in recordings for record in recording.instances}
     return {name: _fitted(name, named[name], rows, second[name]) for name, rows in sorted(first.items())}
 
@@ -99,15 +100,14 @@ def _fitted(name: str, step_time: str, rows: Sequence[Window], others: Sequence[
 
 
 def transit(recordings: Sequence[Recording]) -> Transit:
-    """Ways of the first halves.
+    """Ways in the halves that are fitted.
 
     A placement to which the predictors were asked comes two messages after the arrival; a sequence is at its engine
     one message after its placement.
     """
     asked_us, placed_us = [], []
     for recording in recordings:
-        until_ns = middle_ns(recording)
-        early = [o for o in recording.outcomes if o.placed_ns and o.arrival_ns <= until_ns]
+        early = [o for o in recording.outcomes if o.placed_ns and fitted_on(recording, o.arrival_ns)]
         asked = {d.request for d in recording.decisions if d.forecasts and not d.fallback}
         reached: dict[str, int] = {}
         for snapshot in recording.snapshots:

@@ -17,7 +17,7 @@ from millrace.enginemodel.steptime import LinearStepTime
 
 from bench.live.plan import Load, planned
 from bench.live.recording import Figures, Recording, figures
-from bench.live.replay import fits, middle_ns, trace_rows, transit
+from bench.live.replay import fits, fitted_on, trace_rows, transit
 from bench.live.runs import Campaign, order
 from bench.live.statistics import discordant, errors, ordered, ranks, spread
 from bench.live.step_fit import bias, fit, windows
@@ -237,7 +237,7 @@ def test_arrivals_lengths_ways_and_step_times_are_taken_out_of_a_recorded_run() 
     assert len(rows) == 201
     first = min(recording.outcomes, key=lambda each: each.arrival_ns)
     assert rows[1].endswith(f",{first.prompt_tokens},{sum(first.output_tokens)}")
-    assert sum(o.arrival_ns < middle_ns(recording) for o in recording.outcomes) == 100
+    assert 60 < sum(fitted_on(recording, o.arrival_ns) for o in recording.outcomes) < 140
     way = transit([recording])
     assert 2 * way.hop_mean + way.worker_mean == pytest.approx(500.0)
     fitted = fits([recording])
