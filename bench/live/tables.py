@@ -36,17 +36,25 @@ def _kind_table(kind: str, group: Sequence[Recording]) -> str:
     rates = ", ".join(sorted({f"{load.rate_per_s:.1f}" for load in loads}))
     shares = sorted({f"{recording.load.rate_per_s / recording.capacity_per_s:.0%}" for recording in group})
     lines = [
-        f"{kind} lengths: arrivals {rates}/s (gamma, cv {loads[0].cv:g}), {', '.join(shares)} of the capacity measured",
+        f"{kind} lengths, {_engines(group)}: arrivals {rates}/s (gamma, cv {loads[0].cv:g}), {', '.join(shares)} of the capacity measured",
         _head(),
     ]
     policies = by_policy(group)
     lines += [_row(policy, every(runs)) for policy, runs in policies.items()]
     for policy, runs in policies.items():
         lines += _forecasts(policy, runs)
+    lines += [f"  while {recording.policy} ran: {recording.machine}" for recording in group]
     lost = sum(bool(each.error) for recording in group for each in recording.played)
     late = max((each.late_s for recording in group for each in recording.played), default=0.0)
     lines.append(f"failed requests {lost}; the client sent at most {late * _MS:.0f} ms late")
     return "\n".join(lines)
+
+
+def _engines(group: Sequence[Recording]) -> str:
+    records = group[0].instances
+    kinds_ = sorted({f"{record.engine} {record.engine_version} as {record.step_time or '?'}" for record in records})
+    seeds = sorted({recording.load.seed for recording in group})
+    return f"{len(records)} x {', '.join(kinds_)}, seeds {', '.join(map(str, seeds))}"
 
 
 def every(runs: Sequence[Recording]) -> list[Figures]:
