@@ -36,7 +36,8 @@ def _kind_table(kind: str, group: Sequence[Recording]) -> str:
     rates = ", ".join(sorted({f"{load.rate_per_s:.1f}" for load in loads}))
     shares = sorted({f"{recording.load.rate_per_s / recording.capacity_per_s:.0%}" for recording in group})
     lines = [
-        f"{kind} lengths, {_engines(group)}: arrivals {rates}/s (gamma, cv {loads[0].cv:g}), {', '.join(shares)} of the capacity measured",
+        f"{kind} lengths, {_engines(group)}: arrivals {rates}/s (gamma, cv {loads[0].cv:g}), "
+        f"{', '.join(shares)} of the capacity measured",
         _head(),
     ]
     policies = by_policy(group)
@@ -52,9 +53,9 @@ def _kind_table(kind: str, group: Sequence[Recording]) -> str:
 
 def _engines(group: Sequence[Recording]) -> str:
     records = group[0].instances
-    kinds_ = sorted({f"{record.engine} {record.engine_version} as {record.step_time or '?'}" for record in records})
+    names = sorted({f"{record.engine} {record.engine_version} as {record.step_time or '?'}" for record in records})
     seeds = sorted({recording.load.seed for recording in group})
-    return f"{len(records)} x {', '.join(kinds_)}, seeds {', '.join(map(str, seeds))}"
+    return f"{len(records)} x {', '.join(names)}, seeds {', '.join(map(str, seeds))}"
 
 
 def every(runs: Sequence[Recording]) -> list[Figures]:
