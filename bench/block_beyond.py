@@ -94,6 +94,7 @@ MIXED = (
     "cluster.groups.0.name=slow",
 )
 BURST_RATE, BURST_CVS = 26.0, (1.0, 2.0, 4.0)
+MIXED_POLICIES = (*POLICIES, "forecast ttft", "forecast + others")
 MIXED_RATES = (36.0, 42.0, 46.0)
 NOISE_RATE, NOISES = 30.0, (0.0, 0.1, 0.25, 0.5, 1.0)
 AGE_RATE, AGES_MS = 30.0, (20, 100, 250, 500)
@@ -162,7 +163,7 @@ def _mixed(chosen: Options) -> None:
     for rate in MIXED_RATES:
         jobs = [
             job
-            for policy in POLICIES
+            for policy in MIXED_POLICIES
             for job in chosen.variations(policy, rate, _halves(chosen, rate, policy_settings(policy, BLOCK_SIGMA)))
         ]
         rows += run_all(jobs, chosen)

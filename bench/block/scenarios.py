@@ -36,6 +36,11 @@ POLICIES: dict[str, tuple[str, ...]] = {
         "dispatch.parameters.candidates=0",
         "dispatch.parameters.others_weight=0.3",
     ),
+    "forecast ttft": (
+        "dispatch.policy=forecast",
+        "dispatch.parameters.candidates=0",
+        "dispatch.parameters.metric=ttft",
+    ),
     "forecast d=8": ("dispatch.policy=forecast", "dispatch.parameters.candidates=8"),
     "forecast d=4": ("dispatch.policy=forecast", "dispatch.parameters.candidates=4"),
     "forecast d=2": ("dispatch.policy=forecast", "dispatch.parameters.candidates=2"),
