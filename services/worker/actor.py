@@ -198,14 +198,16 @@ class WorkerActor:
             held.scheduled_ns = output.scheduled_ns
         if output.cached_tokens is not None:
             held.cached_tokens = output.cached_tokens
-        held.preemptions = max(held.preemptions, output.preemptions)
-        if output.token_ids and not held.first_token_ns:
+        token_ids = output.token_ids
+        if output.preemptions > held.preemptions:
+            held.preemptions = output.preemptions
+        if token_ids and not held.first_token_ns:
             held.first_token_ns = at_ns
             self.figures.first_token(held)
-        held.token_ids.extend(output.token_ids)
+        held.token_ids += token_ids
         if held.logprobs is not None:
             held.logprobs.extend(output.logprobs or [])
-        self.figures.output_tokens += len(output.token_ids)
+        self.figures.output_tokens += len(token_ids)
         if output.finish is not None:
             self._desk.finish(held, output.finish, at_ns)
 

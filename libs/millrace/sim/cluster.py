@@ -39,8 +39,6 @@ from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
 from services.ingress.text import Vocabulary as TextVocabulary
-from services.predictor.actor import ACCEPTS as PREDICTOR_ACCEPTS
-from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
@@ -139,6 +137,8 @@ class SimulatedCluster:
         return [actor.node.name for actors in self._roles.values() for actor in actors]
 
     def _build(self) -> None:
+        from services.predictor.actor import ACCEPTS as PREDICTOR_ACCEPTS  # brings scipy, which scenarios may not need
+
         shape, add = self.shape, self._add
         for index in range(shape.coordinators):
             add(Role.COORDINATOR, f"coordinator-{index}", self._coordinator, COORDINATOR_ACCEPTS)
@@ -173,7 +173,9 @@ class SimulatedCluster:
     def _tagger(self, name: str, incarnation: int) -> TaggerActor:
         return TaggerActor(name=name, cluster=CLUSTER, incarnation=incarnation)
 
-    def _predictor(self, name: str, incarnation: int) -> PredictorActor:
+    def _predictor(self, name: str, incarnation: int) -> Actor:
+        from services.predictor.actor import PredictorActor
+
         return PredictorActor(
             config=PredictorConfig(name=name, bus=BusConfig(cluster=CLUSTER)),
             incarnation=incarnation,

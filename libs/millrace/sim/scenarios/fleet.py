@@ -42,8 +42,6 @@ from services.ingress.config import (
 )
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
-from services.predictor.actor import ACCEPTS as PREDICTOR_ACCEPTS
-from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
@@ -135,6 +133,8 @@ class Fleet:
         elif self.spec.prediction.kind != "none":
             self._add(Role.TAGGER, "tagger-0", self._knowing_tagger, lengths_known.ACCEPTS)
         if self._policy.ask is not None:
+            from services.predictor.actor import ACCEPTS as PREDICTOR_ACCEPTS  # brings scipy, half a second of it
+
             for index in range(cluster.predictors):
                 self._add(Role.PREDICTOR, f"predictor-{index}", self._predictor, PREDICTOR_ACCEPTS)
         for group in cluster.groups:
@@ -176,6 +176,8 @@ class Fleet:
         return KnowingTagger(name=name, cluster=CLUSTER, truth=self._truth, sigma=sigma, rng=rng)
 
     def _predictor(self, name: str, incarnation: int) -> Actor:
+        from services.predictor.actor import PredictorActor
+
         shards, spec = self.spec.cluster.predictors, self.spec.cluster.predictor
         config = PredictorConfig(
             name=name,
