@@ -22,7 +22,7 @@ TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def asking(*, instances: int = 2, tagging: TaggingConfig = NO_TAG, seed: int = 1, **parameters) -> Bench:
-    given = {"rank_sample": 0.0} | parameters
+    given = {"rank_sample": 0.0, "ttft_weight": 0.0} | parameters  # least end-to-end time: one figure decides
     dispatch = DispatchConfig(policy="forecast", parameters=given)
     return Bench(IngressConfig(tagging=tagging, dispatch=dispatch), instances=instances, seed=seed)
 

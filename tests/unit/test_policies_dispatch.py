@@ -226,10 +226,17 @@ def forecast(asked: DispatchView, **parameters):
 
 def test_the_forecast_policy_takes_the_least_of_its_metric():
     asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
-    assert forecast(asked).chosen == "c"
+    assert forecast(asked, ttft_weight=0).chosen == "c"
     assert forecast(asked, metric="ttft").chosen == "b"
-    assert forecast(asked).reason == "lowest of 3: 300 ms predicted end to end"
-    assert [(s.name, s.score) for s in forecast(asked).scores] == [("c", 1.0), ("a", 0.5), ("b", 0.0)]
+    assert forecast(asked, ttft_weight=0).reason == "lowest of 3: 300 ms predicted end to end"
+    assert [(s.name, s.score) for s in forecast(asked, ttft_weight=0).scores] == [("c", 1.0), ("a", 0.5), ("b", 0.0)]
+
+
+def test_waiting_weighs_more_than_decoding():
+    asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
+    assert forecast(asked, ttft_weight=2).chosen == "c"  # 500, 520, 480
+    assert forecast(asked, ttft_weight=20).chosen == "b"  # 1,400, 700, 2,100
+    assert forecast(asked).reason == "lowest of 3: 700 ms predicted end to end, 20 x the time to the first token added"
 
 
 def test_headroom_is_that_of_the_tighter_slo():
@@ -252,8 +259,8 @@ def test_the_delay_of_others_counts_by_its_weight():
 
 def test_what_was_placed_since_counts_one_first_token_each():
     asked = futures(a=predicted(20, 100, since=2), b=predicted(20, 130))
-    assert forecast(asked).chosen == "b"
-    assert forecast(futures(a=predicted(20, 100, since=1), b=predicted(20, 130))).chosen == "a"
+    assert forecast(asked, ttft_weight=0).chosen == "b"
+    assert forecast(futures(a=predicted(20, 100, since=1), b=predicted(20, 130)), ttft_weight=0).chosen == "a"
 
 
 def test_those_without_a_prediction_are_left_out_with_a_note():

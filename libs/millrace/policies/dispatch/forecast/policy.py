@@ -23,6 +23,9 @@ class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
         candidates: How many random candidates are asked; 0 for all.
         others_weight: Weight, 0 or more, of the delay that the request imposes on those already there (summed over
             them) against its own time. 0 is Block's rule. With ``slo`` it has no effect.
+        ttft_weight: Weight, 0 or more, of the predicted time to the first token, added to ``e2e``: waiting counts more
+            than decoding, as it says that memory is short there, which those who come later pay for too. 0 is
+            Block's rule.
         slo_ttft_ms: Bound of the time to the first token, milliseconds.
         slo_tpot_ms: Bound of the mean time per output token, milliseconds.
         always_ask: Ask though there is only one candidate, so that its prediction can be told and joined with what
@@ -32,6 +35,7 @@ class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metric: Literal["e2e", "ttft", "slo"] = "e2e"
     candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
     others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+    ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
     slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
     slo_tpot_ms: Annotated[float, msgspec.Meta(gt=0)] = 100.0
     always_ask: bool = True
@@ -60,10 +64,13 @@ def decide(
         return nothing(known), state
     if parameters.metric == "slo":
         return _most_headroom(known, predictions, parameters, rng), state
-    of = _e2e_ns if parameters.metric == "e2e" else _ttft_ns
-    weight = parameters.others_weight
-    loads = [(of(p) + weight * p.others_delay_ns) / _MS for p in predictions]
-    unit = "ms predicted end to end" if parameters.metric == "e2e" else "ms predicted to the first token"
+    end_to_end = parameters.metric == "e2e"
+    of = _e2e_ns if end_to_end else _ttft_ns
+    weight, waiting = parameters.others_weight, parameters.ttft_weight if end_to_end else 0.0
+    loads = [(of(p) + weight * p.others_delay_ns + waiting * _ttft_ns(p)) / _MS for p in predictions]
+    unit = "ms predicted end to end" if end_to_end else "ms predicted to the first token"
+    if waiting:
+        unit += f", {waiting:g} x the time to the first token added"
     if weight:
         unit += f", {weight:g} x the delay of others included"
     return pick_lowest(known, loads, rng, unit=unit), state
