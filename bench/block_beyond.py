@@ -94,10 +94,10 @@ MIXED = (
     "cluster.groups.0.name=slow",
 )
 BURST_RATE, BURST_CVS = 26.0, (1.0, 2.0, 4.0)
-MIXED_POLICIES = (*POLICIES, "forecast ttft", "forecast + others")
+MIXED_POLICIES = (*POLICIES, "forecast waiting", "forecast ttft", "forecast + others")
 MIXED_RATES = (36.0, 42.0, 46.0)
-NOISE_RATE, NOISES = 30.0, (0.0, 0.1, 0.25, 0.5, 1.0)
-AGE_RATE, AGES_MS = 30.0, (20, 100, 250, 500)
+NOISE_RATE, NOISES = 31.0, (0.0, 0.1, 0.25, 0.5, 1.0)
+AGE_RATE, AGES_MS = 31.0, (20, 100, 250, 500)
 
 
 def main() -> int:

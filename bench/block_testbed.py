@@ -170,7 +170,7 @@ def _print_capacities(found: Sequence[Capacity], paper: dict[str, float]) -> Non
 
 def _table2(chosen: Options, tolerance: float) -> None:
     print("\nTable 2's variations: capacity, requests/s")
-    names = ("forecast", "forecast*", "Llumnix- (code)", "shortest queue")
+    names = ("forecast", "forecast*", "Llumnix- (code)")
     lines = []
     for variation, (settings, paper, (low, high)) in VARIATIONS.items():
         specs = _specs(settings, names, chosen)
