@@ -16,7 +16,11 @@ from millrace.sim.scenarios.statistics import summarise
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "scenarios"
 #: Label -> (scenario, settings, goal in seconds on one core).
 SMALL = {
-    "12 x 10,000, llumnix": ("block.toml", ("dispatch.policy=llumnix",), 6),
+    "12 x 10,000, llumnix (free memory)": (
+        "block.toml",
+        ("dispatch.policy=llumnix", "dispatch.parameters.memory=free"),
+        6,
+    ),
     "12 x 10,000, join_shortest_queue": ("block.toml", ("dispatch.policy=join_shortest_queue",), 6),
     "12 x 10,000, forecast of all": (
         "block.toml",
