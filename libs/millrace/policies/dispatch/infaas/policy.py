@@ -1,4 +1,4 @@
-"""INFaaS++: least memory in use per sequence of the batch."""
+"""INFaaS++: most free memory (or least in use) per sequence of the batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             the first is about the mean length of a sequence, and says nothing of how full an instance is.
     """
 
-    memory: Literal["used", "free"] = "used"
+    memory: Literal["used", "free"] = "free"
 
 
 class State(msgspec.Struct, frozen=True):

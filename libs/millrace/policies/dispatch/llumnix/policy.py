@@ -1,4 +1,4 @@
-"""Llumnix's dispatcher: memory in use and memory that the queue's prefills will need, per sequence of the batch."""
+"""Llumnix's dispatcher: memory left beside what the queue's prefills will need, per sequence of the batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             the first is about the mean length of a sequence, and says nothing of how full an instance is.
     """
 
-    memory: Literal["used", "free"] = "used"
+    memory: Literal["used", "free"] = "free"
 
 
 class State(msgspec.Struct, frozen=True):
@@ -30,8 +30,8 @@ class State(msgspec.Struct, frozen=True):
 def decide(
     view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
 ) -> tuple[Decision, State]:
-    """Used and queued memory over batch size. What is in flight stands in the queue: it adds to memory, not to the
-    batch. A candidate without a summary has only that.
+    """Free (or used) memory, the queue counted as used, over batch size. What is in flight stands in the queue: it
+    adds to memory, not to the batch. A candidate without a summary has only that.
     """
     free = parameters.memory == "free"
     loads = [
