@@ -102,12 +102,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench ingress_latency", description=__doc__)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--rate", type=float, default=50.0)
+    parser.add_argument(
+        "--predictors", type=int, default=1, help="0: nobody is asked, the fallback policy decides (default 1)"
+    )
     arguments = parser.parse_args()
+    print(f"predictors: {arguments.predictors}")
     cores = sorted(os.sched_getaffinity(0))
     for speed in (0.0, 1.0):
         with tempfile.TemporaryDirectory() as folder:
             options = ClusterOptions(
-                folder=Path(folder), speed=speed, ingress_cores=(cores[0],), other_cores=(cores[-1],)
+                folder=Path(folder),
+                speed=speed,
+                ingress_cores=(cores[0],),
+                other_cores=(cores[-1],),
+                predictors=arguments.predictors,
             )
             with LocalCluster(options) as cluster:
                 result = through_millrace(cluster, arguments.rate, arguments.seconds, cores[-1])
