@@ -21,7 +21,9 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     # float32: with bfloat16 a different batch may round two near-equal logits the other way, which is no fault of ours.
     model = build(folder / "model")
-    cluster = UpRig(folder / "cluster", model_path=model, engine="vllm", instances=2)
+    # Round robin: whoever is killed shall have had work. A forecast may leave one engine idle at this rate.
+    even = ("--policy", "round_robin")
+    cluster = UpRig(folder / "cluster", model_path=model, engine="vllm", instances=2, extra=even)
     cluster.start()
     yield cluster
     cluster.stop()
