@@ -30,8 +30,13 @@ INSTANCES_MAX = 2_000
 #: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
 VLLM_KV_BYTES = 256 * 1024 * 1024
 
-#: Step-time sets measured with the models that ship, by the name of their folder.
-STEP_TIMES = {"millrace-mini": "cpu-8m", "millrace-micro": "cpu-2m", "millrace-nano": "cpu-500k"}
+#: Step-time sets measured with the models that ship, and with the random one for load experiments, by their folder.
+STEP_TIMES = {
+    "millrace-mini": "cpu-8m",
+    "millrace-micro": "cpu-2m",
+    "millrace-nano": "cpu-500k",
+    "millrace-load-100m": "cpu-100m",
+}
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence
+from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, KvCommand
 from millrace.actor.errors import EngineStartFailed
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.engine import ModelledEngine
@@ -100,6 +100,10 @@ class ModelledLiveEngine:
     def cancel(self, sequences: list[str]) -> None:
         """Cancels sequences; their blocks are free at once."""
         self._running().cancel(sequences)
+
+    def move(self, command: KvCommand) -> None:
+        """Denies: it moves nothing yet."""
+        self._running().move(command)
 
     async def stop(self) -> None:
         """Ends the engine. Idempotent."""

@@ -1,6 +1,8 @@
 """The Engine port: one inference engine behind a worker, real or modelled, and the effects and messages that pass
 the border.
 
+KV moves between engines by leases, freezes, reservations and pulls; the words are those of contracts/kv.py.
+
 The worker actor returns AddToEngine and CancelInEngine; the shell carries them to an Engine; what the engine says
 comes back as
 SequenceAdded, SequenceRejected, EngineStepped, EngineObserved and EngineFailed. Contract suite: tests/contract/engine.
@@ -15,6 +17,7 @@ import msgspec
 
 from millrace.actor.effects import Effect
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
 from millrace.contracts.message import Body
 from millrace.contracts.status import BatchComposition, SequenceStatus
 from millrace.contracts.worker import Sampling
@@ -24,6 +27,9 @@ class EngineSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence as an engine takes it. ``output_token_ids`` are tokens of earlier epochs: decoding goes on after
     them, with
     penalties, min_tokens, max_tokens, grammar and seeded noise as if it had never stopped.
+
+    With ``handover`` its KV was pulled into a reservation of this engine, but for the rest that is read before its
+    first step; what cannot be read in time, or fails its check, is recomputed. The reservation ends with it.
     """
 
     sequence: str
@@ -33,6 +39,7 @@ class EngineSequence(msgspec.Struct, frozen=True, kw_only=True):
     arrival_ns: int = 0
     priority: int = 0
     expected_output_tokens: int | None = None
+    handover: KvHandover | None = None
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +87,128 @@ class CancelInEngine(Effect, frozen=True, kw_only=True):
     sequences: list[str]
 
 
+class LeaseInEngine(Effect, frozen=True, kw_only=True):
+    """Pins a running sequence's full blocks, or renews with those filled since: KvLeaseTaken or KvDenied follows.
+
+    Preempting or ending the sequence ends the lease at once: its blocks are unpinned, and a later renewal or freeze is
+    denied LEASE_LOST. The engine has no clock for leases: the worker ends them with EndLeaseInEngine.
+    """
+
+    migration: str
+    sequence: str
+    from_block: int
+
+
+class FreezeInEngine(Effect, frozen=True, kw_only=True):
+    """Stops a leased sequence after the step under way; its blocks, tail included, are pinned: SequenceStopped or
+    KvDenied follows, after every output of it.
+    """
+
+    migration: str
+    sequence: str
+    from_block: int
+
+
+class EndLeaseInEngine(Effect, frozen=True, kw_only=True):
+    """Unpins. ``moved``: the sequence leaves the engine without a word. Else a frozen one decodes on where it stood.
+    Unknown ones are no error; no answer.
+    """
+
+    migration: str
+    moved: bool
+
+
+class ReserveInEngine(Effect, frozen=True, kw_only=True):
+    """Takes idle blocks for a sequence to come, those of its prefix in the cache among them: KvRoomReserved or KvDenied
+    follows. Fields as in ReserveKv. Blocks are taken from free ones only; nothing is preempted for it.
+    """
+
+    migration: str
+    sequence: str
+    endpoint: KvEndpoint
+    token_ids: list[int]
+    blocks: int
+
+
+class PullIntoEngine(Effect, frozen=True, kw_only=True):
+    """Reads full blocks of the source into the reservation while decoding goes on: KvBlocksRead or KvDenied follows.
+
+    Nothing that was pulled is found by the prefix cache before the sequence is added. ``until_ns`` is on this host's
+    clock (unix ns): a read that ends later is denied LEASE_LOST.
+    """
+
+    migration: str
+    from_block: int
+    blocks: list[int]
+    checksums: list[list[int]]
+    until_ns: int
+
+
+class UnreserveInEngine(Effect, frozen=True, kw_only=True):
+    """Frees a reservation, ending a pull under way. Unknown ones are no error; no answer."""
+
+    migration: str
+
+
+class KvLeaseTaken(Body, frozen=True, kw_only=True, tag="local.KvLeaseTaken/1"):
+    """Blocks are pinned. Fields as in KvLeased."""
+
+    migration: str
+    sequence: str
+    from_block: int
+    blocks: list[int]
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    checksums: list[list[int]] = []
+
+
+class SequenceStopped(Body, frozen=True, kw_only=True, tag="local.SequenceStopped/1"):
+    """A sequence stands still. ``output_token_ids`` are all of them, earlier epochs included; fields as in
+    SequenceFrozen.
+    """
+
+    migration: str
+    sequence: str
+    from_block: int
+    blocks: list[int]
+    output_token_ids: list[int]
+    computed_tokens: int
+    at_ns: int
+    checksums: list[list[int]] = []
+
+
+class KvRoomReserved(Body, frozen=True, kw_only=True, tag="local.KvRoomReserved/1"):
+    """Blocks are reserved. Fields as in KvReserved."""
+
+    migration: str
+    matched_blocks: int
+    copier: CopierKind
+
+
+class KvBlocksRead(Body, frozen=True, kw_only=True, tag="local.KvBlocksRead/1"):
+    """A pull is done. Fields as in KvPulled."""
+
+    migration: str
+    from_block: int
+    blocks: int
+    bytes: int
+    descriptors: int
+    duration_ns: int
+    copier: CopierKind
+
+
+class KvDenied(Body, frozen=True, kw_only=True, tag="local.KvDenied/1"):
+    """The engine's no to LeaseInEngine, FreezeInEngine, ReserveInEngine or PullIntoEngine.
+
+    A denied lease renewal, freeze or pull leaves lease or reservation as it was, but for LEASE_LOST.
+    """
+
+    migration: str
+    reason: KvRefusal
+    detail: str = ""
+
+
 class SequenceAdded(Body, frozen=True, kw_only=True, tag="local.SequenceAdded/1"):
     """The engine took the sequence."""
 
@@ -114,7 +243,19 @@ class EngineFailed(Body, frozen=True, kw_only=True, tag="local.EngineFailed/1"):
     detail: str
 
 
-EngineEvent = SequenceAdded | SequenceRejected | EngineStepped | EngineObserved | EngineFailed
+EngineEvent = (
+    SequenceAdded
+    | SequenceRejected
+    | EngineStepped
+    | EngineObserved
+    | EngineFailed
+    | KvLeaseTaken
+    | SequenceStopped
+    | KvRoomReserved
+    | KvBlocksRead
+    | KvDenied
+)
+KvCommand = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine | PullIntoEngine | UnreserveInEngine
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +278,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     queue_policy: str = "fcfs"
     async_scheduling: bool = False
     step_time: str = ""
+    kv: KvEndpoint | None = None
+    kv_refusal: str = ""
 
 
 class Engine(Protocol):
@@ -152,6 +295,13 @@ class Engine(Protocol):
 
     def cancel(self, sequences: list[str]) -> None:
         """Cancels sequences within one step; their blocks are free in the next snapshot."""
+        ...
+
+    def move(self, command: KvCommand) -> None:
+        """Carries out what concerns leases and reservations; answers come to the listener. One command per migration
+        at a time, but for EndLeaseInEngine and UnreserveInEngine, which may come at any time. An engine whose
+        ``EngineInfo.kv`` is None denies each with UNABLE.
+        """
         ...
 
     async def stop(self) -> None:

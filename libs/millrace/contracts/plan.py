@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from millrace.contracts.message import Body
+
+
+class InstanceRole(StrEnum):
+    """What an instance does in its stage."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # takes new requests and hands each over after its first token
+    DECODE = "decode"  # takes no new requests as long as others can; goes on with those that are handed over
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,12 +25,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         length_min: First length served, tokens.
         length_max: First length no longer served; None for no bound.
         instances: Names, sorted.
+        roles: Of those instances whose role is not BOTH.
     """
 
     name: str
     length_min: int
     length_max: int | None
     instances: list[str]
+    roles: dict[str, InstanceRole] = {}
 
 
 class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):

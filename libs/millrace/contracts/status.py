@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
 
 
@@ -24,6 +25,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, array_like=True):
         computed_tokens: Tokens whose KV is in the engine's cache.
         blocks: KV blocks held.
         expected_output_tokens: As submitted; None if unknown.
+        immovable: Why it cannot be migrated (what of it cannot be carried); empty where it can.
     """
 
     sequence: str
@@ -35,6 +37,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, array_like=True):
     blocks: int
     arrival_ns: int
     expected_output_tokens: int | None = None
+    immovable: str = ""
 
 
 class BatchComposition(msgspec.Struct, frozen=True, array_like=True):
@@ -131,6 +134,8 @@ class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
         long_prefill_token_threshold, chunked_prefill, prefix_caching, watermark, reserve_full_prompt, queue_policy,
             async_scheduling: As in ``enginemodel.EngineParameters``: what a forecast must know of the scheduler.
         step_time: Which step-time parameters fit this engine: a set that ships, or a path; empty where unknown.
+        kv: Where its KV lies and how it can be read; None for an engine that moves nothing.
+        kv_refusal: Why it moves nothing; empty where it does.
     """
 
     instance: str
@@ -154,6 +159,8 @@ class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
     queue_policy: str = "fcfs"
     async_scheduling: bool = False
     step_time: str = ""
+    kv: KvEndpoint | None = None
+    kv_refusal: str = ""
 
 
 class PresenceState(StrEnum):

@@ -37,7 +37,9 @@ class Subjects:
         return f"{self.prefix}.predict.{subject_token(model)}.{subject_token(instance)}"
 
     def engine(self, instance: str, verb: str) -> str:
-        """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge or drain (``*`` for all)."""
+        """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge, drain, or one of a migrator's:
+        lease, freeze, end, reserve, pull, unreserve (``*`` for all).
+        """
         return f"{self.prefix}.engine.{subject_token(instance)}.{verb}"
 
     def tokens(self, ingress: str) -> str:
@@ -47,6 +49,28 @@ class Subjects:
     def returned(self, ingress: str) -> str:
         """Where an ingress gets sequences back."""
         return f"{self.prefix}.returned.{subject_token(ingress)}"
+
+    def epoch(self, ingress: str) -> str:
+        """Where an ingress allots epochs to migrations."""
+        return f"{self.prefix}.epoch.{subject_token(ingress)}"
+
+    def moved(self, ingress: str) -> str:
+        """Where an ingress learns that a sequence has moved."""
+        return f"{self.prefix}.moved.{subject_token(ingress)}"
+
+    def migrate(self, instance: str, verb: str) -> str:
+        """The inbox of an instance's migrator; ``verb`` is start, evacuate, prepare, pull, commit or abort (``*`` for
+        all).
+        """
+        return f"{self.prefix}.migrate.{subject_token(instance)}.{verb}"
+
+    def migration(self, model: str) -> str:
+        """What became of a model's migrations."""
+        return f"{self.prefix}.migration.{subject_token(model)}"
+
+    def migrations(self) -> str:
+        """Wildcard over all models' migrations."""
+        return f"{self.prefix}.migration.*"
 
     def status(self, model: str, instance: str) -> str:
         """Full snapshots of an instance."""

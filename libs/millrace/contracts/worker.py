@@ -13,6 +13,8 @@ from enum import StrEnum
 
 import msgspec
 
+from millrace.contracts.ingress import TokenLogprobs
+from millrace.contracts.kv import KvHandover
 from millrace.contracts.message import Body
 
 
@@ -77,6 +79,9 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
             included).
         expected_output_tokens: Predicted output length of the whole sequence, tokens; None if unknown.
         deadline_ns: Unix ns after which the client no longer wants it; None for no deadline.
+        handover: With a migrated sequence: its KV comes from another instance; None for one that is computed here.
+        output_logprobs: Of the last tokens of ``output_token_ids`` where the sequence was migrated: those that ingress
+            may ask for again.
     """
 
     sequence: str
@@ -89,6 +94,8 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
     expected_output_tokens: int | None = None
     deadline_ns: int | None = None
     priority: int = 0
+    handover: KvHandover | None = None
+    output_logprobs: list[TokenLogprobs] | None = None
 
 
 class RefusalReason(StrEnum):

@@ -13,14 +13,19 @@ from typing import Protocol
 import msgspec
 
 from millrace.actor.engine import (
+    EndLeaseInEngine,
     EngineEvent,
     EngineFailed,
     EngineObserved,
     EngineSequence,
     EngineStepped,
+    KvCommand,
+    KvDenied,
     SequenceAdded,
     SequenceRejected,
+    UnreserveInEngine,
 )
+from millrace.contracts.kv import KvRefusal
 from millrace.enginemodel.engine import ModelledEngine
 
 #: A driver that was held up for longer than this does not catch up: a burst of steps would be no engine's behaviour.
@@ -98,6 +103,12 @@ class PacedEngine:
         if self.engine.cancel(sequences) and not self._observing:
             self._observing = True
             self._soon(self._observe)
+
+    def move(self, command: KvCommand) -> None:
+        """Denies: a modelled engine moves nothing yet."""
+        if not isinstance(command, EndLeaseInEngine | UnreserveInEngine):
+            denied = KvDenied(migration=command.migration, reason=KvRefusal.UNABLE, detail="not built yet")
+            self._soon(lambda: self._say(denied))
 
     def stop(self) -> None:
         """Says nothing any more. Idempotent."""

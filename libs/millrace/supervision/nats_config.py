@@ -52,7 +52,7 @@ def permissions(role: Role, cluster: str) -> Permissions:
     inbox = f"_INBOX.{role}.>"
     publish = sorted({*sends, *_answers(role), *_bucket_subjects(role, subjects)})
     subscribe = sorted({*takes, inbox})
-    if role is Role.OBSERVER:
+    if role in (Role.OBSERVER, Role.OPERATOR):
         subscribe = [f"{subjects.prefix}.>", inbox]
     if role is Role.SUPERVISOR:
         publish = sorted({*publish, "$JS.API.>", *(f"$KV.{subjects.bucket(bucket.name)}.>" for bucket in BUCKETS)})

@@ -10,6 +10,7 @@ from typing import Any
 
 import vllm
 from millrace.actor.engine import (
+    EndLeaseInEngine,
     EngineEvent,
     EngineFailed,
     EngineInfo,
@@ -17,11 +18,15 @@ from millrace.actor.engine import (
     EngineSequence,
     EngineSnapshot,
     EngineStepped,
+    KvCommand,
+    KvDenied,
     SequenceAdded,
     SequenceRejected,
     StepOutput,
+    UnreserveInEngine,
 )
 from millrace.actor.errors import EngineStartFailed
+from millrace.contracts.kv import KvRefusal
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
@@ -142,6 +147,11 @@ class VllmEngine:
             del self._active[identity]
         if identities:
             self._spawn(self._core().abort_requests_async(identities))
+
+    def move(self, command: KvCommand) -> None:
+        """Denies: it moves nothing yet."""
+        if not isinstance(command, EndLeaseInEngine | UnreserveInEngine):
+            self._answer(KvDenied(migration=command.migration, reason=KvRefusal.UNABLE, detail="not built yet"))
 
     def _answer(self, event: EngineEvent) -> None:
         asyncio.get_running_loop().call_soon(self._listener, event)

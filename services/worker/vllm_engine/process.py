@@ -21,6 +21,16 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+#: Niceness of an engine that computes on a CPU. It never sleeps while it has work, and on a small machine the services
+#: share its core: a token, a question or an answer must not wait for the end of the engine's time slice.
+ENGINE_NICE = 5
+
+
+def yield_to_services() -> None:
+    """Lets short work of other processes on this core go first. Call on the engine's main thread."""
+    os.nice(max(0, ENGINE_NICE - os.nice(0)))
+
+
 def become_subreaper() -> None:
     """Makes this process the parent of its descendants' orphans, so that killed workers' engines are reaped."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

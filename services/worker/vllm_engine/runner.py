@@ -15,6 +15,8 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
+from services.worker.vllm_engine import process
+
 #: Upper bound of the sampler's seeds on CPU; see advance().
 _CPU_SEED_BOUND = 2**31
 
@@ -96,6 +98,7 @@ class ContinuingCPUWorker(CPUWorker):
 
     def init_device(self) -> None:
         """Prepares the device and swaps the runner's class for its continuing one."""
+        process.yield_to_services()
         super().init_device()
         adopt(self.model_runner, CPUModelRunner, ContinuingCPUModelRunner)
 

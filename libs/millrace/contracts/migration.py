@@ -1,0 +1,255 @@
+"""The migration handshake: migrator to migrator, and who asks for it or must know of it.
+
+    operator, scheduler, worker   MigrateSequence, EvacuateInstance     → source's migrator
+    source's migrator             AllotEpoch                            → ingress
+    source's migrator             LeaseKv, FreezeSequence, EndLease     → source's worker (contracts/kv.py)
+    source's migrator             PrepareMigration, PullBlocks,
+                                    CommitMigration, AbortMigration     → target's migrator
+    target's migrator             ReserveKv, PullKv, SubmitSequence,
+                                    UnreserveKv                         → target's worker
+    target's worker               SequenceMoved                         → ingress
+    source's migrator             MigrationFinished                     → everybody
+
+Ingress, sole owner of the token log, allots the epoch before anything moves and judges at the end: tokens of the new
+epoch that begin where its log ends make the target the owner; if the source has thawed and gone on, its log is longer
+than where the new epoch begins, and the target is told to stop. So each step may be repeated, lost or late.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from millrace.contracts.ingress import TokenLogprobs
+from millrace.contracts.kv import KvEndpoint, KvRefusal
+from millrace.contracts.message import Body
+from millrace.contracts.worker import SubmitSequence
+
+
+class MigrationReason(StrEnum):
+    """Who wanted a migration."""
+
+    OPERATOR = "operator"
+    DRAIN = "drain"
+    HANDOFF = "handoff"  # from a prefill to a decode instance
+    SCHEDULER = "scheduler"
+
+
+class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
+    """Asks an instance's migrator to move a sequence away. Answered by MigrationFinished when it is over, well or not.
+
+    Attributes:
+        target: Instance; empty lets the migrator choose the one with the most idle KV.
+        within_ms: A sequence that cannot move yet (it waits, or its prompt is not done) may take so long to begin.
+    """
+
+    sequence: str
+    target: str = ""
+    reason: MigrationReason = MigrationReason.OPERATOR
+    within_ms: int = 2_000
+
+
+class EvacuateInstance(Body, frozen=True, kw_only=True, tag="EvacuateInstance/1"):
+    """Asks an instance's migrator to move everything that runs there to wherever there is room. Answered by
+    InstanceEvacuated when nothing movable is left, or at the limit.
+    """
+
+    limit_ms: int
+    reason: MigrationReason = MigrationReason.DRAIN
+
+
+class InstanceEvacuated(Body, frozen=True, kw_only=True, tag="InstanceEvacuated/1"):
+    """How far an evacuation came.
+
+    Attributes:
+        failed: Attempts that did not succeed; their sequences are still there, or were tried again.
+        left: Sequences that are still there.
+    """
+
+    instance: str
+    moved: int
+    failed: int
+    left: int
+
+
+class MigrationOutcome(StrEnum):
+    """How a migration ended."""
+
+    MOVED = "moved"
+    REFUSED = "refused"  # before anything was frozen
+    ABORTED = "aborted"  # the source decodes on
+    LOST = "lost"  # the source is gone, or says that it does not have it: in the target's or ingress's hands
+
+
+class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/1"):
+    """What became of a migration.
+
+    Attributes:
+        epoch: That the target got; that of the source where none was allotted.
+        refusal: With every outcome but MOVED.
+        rounds: Pull rounds before the freeze.
+        bytes, descriptors: Of all pull rounds; the tail is not counted.
+        tokens: Length when it was frozen, prompt included; 0 where it was not.
+        frozen_ns: From the freeze to the commit's answer: no token was decoded meanwhile.
+        duration_ns: From the first message to the last.
+    """
+
+    migration: str
+    sequence: str
+    model: str
+    source: str
+    target: str
+    outcome: MigrationOutcome
+    reason: MigrationReason
+    epoch: int
+    refusal: KvRefusal | None = None
+    detail: str = ""
+    copier: str = ""
+    rounds: int = 0
+    matched_blocks: int = 0
+    bytes: int = 0
+    descriptors: int = 0
+    tokens: int = 0
+    frozen_ns: int = 0
+    duration_ns: int = 0
+
+
+class AllotEpoch(Body, frozen=True, kw_only=True, tag="AllotEpoch/1"):
+    """Asks a sequence's ingress for the epoch that the target shall decode in. Answered by EpochAllotted or
+    EpochRefused. A later allotment for the same sequence makes the earlier one void.
+
+    Attributes:
+        epoch: Present one.
+        incarnation: Of the target's worker.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    source: str
+    target: str
+    incarnation: int
+
+
+class EpochAllotted(Body, frozen=True, kw_only=True, tag="EpochAllotted/1"):
+    """The target may decode in this epoch and no other; epochs rise, not always by one."""
+
+    migration: str
+    sequence: str
+    epoch: int
+
+
+class EpochRefused(Body, frozen=True, kw_only=True, tag="EpochRefused/1"):
+    """The sequence has ended, is elsewhere, or ingress knows no such target."""
+
+    migration: str
+    sequence: str
+    detail: str
+
+
+class SequenceMoved(Body, frozen=True, kw_only=True, tag="SequenceMoved/1"):
+    """The target's worker owns the sequence in its allotted epoch and will decode on from ``first_index``.
+
+    Attributes:
+        first_index: Number of output tokens that it brought: what the source decoded until it was frozen.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    instance: str
+    incarnation: int
+    first_index: int
+
+
+class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/1"):
+    """Asks the target's migrator to make room. Answered by MigrationPrepared or MigrationRefused.
+
+    Attributes:
+        submission: As the target's worker will get it, with the tokens so far; its epoch is the allotted one.
+        endpoint: Of the source.
+        blocks: To reserve.
+        reserve_ms: Renewed with each round.
+    """
+
+    migration: str
+    source: str
+    submission: SubmitSequence
+    endpoint: KvEndpoint
+    blocks: int
+    reserve_ms: int
+
+
+class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/1"):
+    """There is room. ``matched_blocks`` and ``copier`` as in KvReserved."""
+
+    migration: str
+    matched_blocks: int
+    copier: str
+
+
+class PullBlocks(Body, frozen=True, kw_only=True, tag="PullBlocks/1"):
+    """One round: full blocks, while the source decodes on. Answered by BlocksPulled or MigrationRefused. Fields as in
+    PullKv.
+    """
+
+    migration: str
+    round: int
+    from_block: int
+    blocks: list[int]
+    read_ms: int
+    checksums: list[list[int]] = []
+
+
+class BlocksPulled(Body, frozen=True, kw_only=True, tag="BlocksPulled/1"):
+    """A round is done. Fields as in KvPulled."""
+
+    migration: str
+    round: int
+    blocks: int
+    bytes: int
+    descriptors: int
+    duration_ns: int
+    copier: str
+
+
+class CommitMigration(Body, frozen=True, kw_only=True, tag="CommitMigration/1"):
+    """The source stands still: the target reads the tail and decodes on. Answered by MigrationCommitted or
+    MigrationRefused.
+
+    Attributes:
+        output_token_ids, logprobs, blocks, checksums, computed_tokens, from_block: As in SequenceFrozen.
+        read_ms: The source stays frozen for so long.
+    """
+
+    migration: str
+    output_token_ids: list[int]
+    from_block: int
+    blocks: list[int]
+    computed_tokens: int
+    read_ms: int
+    checksums: list[list[int]] = []
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class MigrationCommitted(Body, frozen=True, kw_only=True, tag="MigrationCommitted/1"):
+    """The target's worker owns the sequence."""
+
+    migration: str
+    sequence: str
+    epoch: int
+
+
+class MigrationRefused(Body, frozen=True, kw_only=True, tag="MigrationRefused/1"):
+    """A migrator's no to any step; the migration is over there and its blocks are free."""
+
+    migration: str
+    reason: KvRefusal
+    detail: str = ""
+
+
+class AbortMigration(Body, frozen=True, kw_only=True, tag="AbortMigration/1"):
+    """The source gives up. No answer. After a commit it has no effect: ingress judges."""
+
+    migration: str
+    reason: KvRefusal
+    detail: str = ""
