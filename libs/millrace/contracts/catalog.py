@@ -4,44 +4,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-import msgspec
-
+from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
+from millrace.contracts.channels import Bucket, Channel, Pattern, Role
 from millrace.contracts.ingress import SequencesReturned, TokensGenerated, TokensResent
-from millrace.contracts.kv import (
-    EndLease,
-    FreezeSequence,
-    KvLeased,
-    KvPulled,
-    KvRefused,
-    KvReserved,
-    LeaseEnded,
-    LeaseKv,
-    PullKv,
-    ReserveKv,
-    SequenceFrozen,
-    UnreserveKv,
-)
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.migration import (
-    AbortMigration,
-    AllotEpoch,
-    BlocksPulled,
-    CommitMigration,
-    EpochAllotted,
-    EpochRefused,
-    EvacuateInstance,
-    InstanceEvacuated,
-    MigrateSequence,
-    MigrationCommitted,
-    MigrationFinished,
-    MigrationPrepared,
-    MigrationRefused,
-    PrepareMigration,
-    PullBlocks,
-    SequenceMoved,
-)
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
@@ -65,54 +31,29 @@ from millrace.contracts.worker import (
     TokensForgotten,
 )
 
+__all__ = ["BUCKETS", "CHANNELS", "WIRE_TYPES", "Bucket", "Channel", "Pattern", "Role"]
+
 WIRE_TYPES: tuple[type[Body], ...] = (
-    AbortMigration,
     AcknowledgeSequences,
-    AllotEpoch,
-    BlocksPulled,
     CancelSequence,
-    CommitMigration,
     DecisionMade,
     DrainWorker,
-    EndLease,
-    EpochAllotted,
-    EpochRefused,
     ErrorReply,
-    EvacuateInstance,
-    FreezeSequence,
-    InstanceEvacuated,
     InstanceRecord,
     InstanceStarting,
     InstanceStopping,
     InstanceSummary,
-    KvLeased,
-    KvPulled,
-    KvRefused,
-    KvReserved,
     LatencyPrediction,
     Lease,
-    LeaseEnded,
-    LeaseKv,
     LengthTag,
-    MigrateSequence,
-    MigrationCommitted,
-    MigrationFinished,
-    MigrationPrepared,
-    MigrationRefused,
     NoPrediction,
     Plan,
     PredictLatency,
-    PrepareMigration,
     ProvisionRefused,
     ProvisioningDecided,
-    PullBlocks,
-    PullKv,
     RequestFinished,
     ResendTokens,
-    ReserveKv,
     SequenceAccepted,
-    SequenceFrozen,
-    SequenceMoved,
     SequenceRefused,
     SequencesReturned,
     ServicePresence,
@@ -124,67 +65,8 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     TokensForgotten,
     TokensGenerated,
     TokensResent,
-    UnreserveKv,
+    *MIGRATION_TYPES,
 )
-
-
-class Role(StrEnum):
-    """Who speaks on the bus; each has a NATS user with its own permissions."""
-
-    INGRESS = "ingress"
-    TAGGER = "tagger"
-    PREDICTOR = "predictor"
-    COORDINATOR = "coordinator"
-    WORKER = "worker"
-    MIGRATOR = "migrator"
-    SUPERVISOR = "supervisor"
-    OPERATOR = "operator"  # a person at the command line: reads everything, asks for migrations and drains
-    OBSERVER = "observer"  # tap, status, top: reads everything, writes nothing
-
-
-class Pattern(StrEnum):
-    """How a subject is used."""
-
-    PUBLISH = "publish"
-    REQUEST = "request"
-    QUEUE_REQUEST = "queue_request"
-    GATHER = "gather"
-
-
-class Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """One subject with its use.
-
-    Attributes:
-        name: Key in the AsyncAPI document.
-        subject: After the prefix; ``{parameter}`` stands for one subject token.
-        messages: Types sent there.
-        replies: Types answered, empty for publish.
-    """
-
-    name: str
-    subject: str
-    pattern: Pattern
-    messages: tuple[type[Body], ...]
-    senders: tuple[Role, ...]
-    receivers: tuple[Role, ...]
-    replies: tuple[type[Body], ...] = ()
-    queue_group: str = ""
-    summary: str = ""
-
-
-class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """One JetStream KV bucket.
-
-    Attributes:
-        ttl_s: Age after which a key is dropped, seconds; 0 for never.
-    """
-
-    name: str
-    key: str
-    value: type[Body]
-    writers: tuple[Role, ...]
-    ttl_s: float = 0.0
-    summary: str = ""
 
 
 CHANNELS: tuple[Channel, ...] = (
@@ -357,204 +239,7 @@ CHANNELS: tuple[Channel, ...] = (
         receivers=(Role.SUPERVISOR,),
         summary="Drain an instance of that host and end it.",
     ),
-    Channel(
-        name="lease",
-        subject="engine.{instance}.lease",
-        pattern=Pattern.REQUEST,
-        messages=(LeaseKv,),
-        replies=(
-            KvLeased,
-            KvRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.WORKER,),
-        summary="Pin a running sequence's full blocks for a time.",
-    ),
-    Channel(
-        name="freeze",
-        subject="engine.{instance}.freeze",
-        pattern=Pattern.REQUEST,
-        messages=(FreezeSequence,),
-        replies=(
-            SequenceFrozen,
-            KvRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.WORKER,),
-        summary="Stop a leased sequence for its last blocks to be read.",
-    ),
-    Channel(
-        name="end_lease",
-        subject="engine.{instance}.end",
-        pattern=Pattern.REQUEST,
-        messages=(EndLease,),
-        replies=(
-            LeaseEnded,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.WORKER,),
-        summary="Let a leased sequence go, or go on.",
-    ),
-    Channel(
-        name="reserve",
-        subject="engine.{instance}.reserve",
-        pattern=Pattern.REQUEST,
-        messages=(ReserveKv,),
-        replies=(
-            KvReserved,
-            KvRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.WORKER,),
-        summary="Take idle blocks for a sequence to come.",
-    ),
-    Channel(
-        name="pull",
-        subject="engine.{instance}.pull",
-        pattern=Pattern.REQUEST,
-        messages=(PullKv,),
-        replies=(
-            KvPulled,
-            KvRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.WORKER,),
-        summary="Read full blocks from another instance.",
-    ),
-    Channel(
-        name="unreserve",
-        subject="engine.{instance}.unreserve",
-        pattern=Pattern.PUBLISH,
-        messages=(UnreserveKv,),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.WORKER,),
-        summary="Free blocks whose sequence did not come.",
-    ),
-    Channel(
-        name="epoch",
-        subject="epoch.{ingress}",
-        pattern=Pattern.REQUEST,
-        messages=(AllotEpoch,),
-        replies=(
-            EpochAllotted,
-            EpochRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.INGRESS,),
-        summary="The epoch that a target shall decode in.",
-    ),
-    Channel(
-        name="moved",
-        subject="moved.{ingress}",
-        pattern=Pattern.PUBLISH,
-        messages=(SequenceMoved,),
-        senders=(Role.WORKER,),
-        receivers=(Role.INGRESS,),
-        summary="A target owns a sequence now.",
-    ),
-    Channel(
-        name="migrate_start",
-        subject="migrate.{instance}.start",
-        pattern=Pattern.REQUEST,
-        messages=(MigrateSequence,),
-        replies=(
-            MigrationFinished,
-            ErrorReply,
-        ),
-        senders=(
-            Role.OPERATOR,
-            Role.COORDINATOR,
-            Role.MIGRATOR,
-        ),
-        receivers=(Role.MIGRATOR,),
-        summary="Move a sequence away from this instance.",
-    ),
-    Channel(
-        name="migrate_evacuate",
-        subject="migrate.{instance}.evacuate",
-        pattern=Pattern.REQUEST,
-        messages=(EvacuateInstance,),
-        replies=(
-            InstanceEvacuated,
-            ErrorReply,
-        ),
-        senders=(
-            Role.WORKER,
-            Role.OPERATOR,
-            Role.COORDINATOR,
-        ),
-        receivers=(Role.MIGRATOR,),
-        summary="Move everything away from this instance.",
-    ),
-    Channel(
-        name="migrate_prepare",
-        subject="migrate.{instance}.prepare",
-        pattern=Pattern.REQUEST,
-        messages=(PrepareMigration,),
-        replies=(
-            MigrationPrepared,
-            MigrationRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.MIGRATOR,),
-        summary="Make room at the target.",
-    ),
-    Channel(
-        name="migrate_pull",
-        subject="migrate.{instance}.pull",
-        pattern=Pattern.REQUEST,
-        messages=(PullBlocks,),
-        replies=(
-            BlocksPulled,
-            MigrationRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.MIGRATOR,),
-        summary="One round of full blocks while the source decodes on.",
-    ),
-    Channel(
-        name="migrate_commit",
-        subject="migrate.{instance}.commit",
-        pattern=Pattern.REQUEST,
-        messages=(CommitMigration,),
-        replies=(
-            MigrationCommitted,
-            MigrationRefused,
-            ErrorReply,
-        ),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.MIGRATOR,),
-        summary="The source stands still: read the tail and decode on.",
-    ),
-    Channel(
-        name="migrate_abort",
-        subject="migrate.{instance}.abort",
-        pattern=Pattern.PUBLISH,
-        messages=(AbortMigration,),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.MIGRATOR,),
-        summary="The source gives up.",
-    ),
-    Channel(
-        name="migration",
-        subject="migration.{model}",
-        pattern=Pattern.PUBLISH,
-        messages=(MigrationFinished,),
-        senders=(Role.MIGRATOR,),
-        receivers=(
-            Role.OBSERVER,
-            Role.COORDINATOR,
-        ),
-        summary="What became of a migration.",
-    ),
+    *MIGRATION_CHANNELS,
 )
 
 BUCKETS: tuple[Bucket, ...] = (

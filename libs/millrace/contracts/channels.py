@@ -1,0 +1,68 @@
+"""What a channel of the bus is: who speaks there, who listens, and how it is used."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from millrace.contracts.message import Body
+
+
+class Role(StrEnum):
+    """Who speaks on the bus; each has a NATS user with its own permissions."""
+
+    INGRESS = "ingress"
+    TAGGER = "tagger"
+    PREDICTOR = "predictor"
+    COORDINATOR = "coordinator"
+    WORKER = "worker"
+    MIGRATOR = "migrator"
+    SUPERVISOR = "supervisor"
+    OPERATOR = "operator"  # a person at the command line: reads everything, asks for migrations and drains
+    OBSERVER = "observer"  # tap, status, top: reads everything, writes nothing
+
+
+class Pattern(StrEnum):
+    """How a subject is used."""
+
+    PUBLISH = "publish"
+    REQUEST = "request"
+    QUEUE_REQUEST = "queue_request"
+    GATHER = "gather"
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """One subject with its use.
+
+    Attributes:
+        name: Key in the AsyncAPI document.
+        subject: After the prefix; ``{parameter}`` stands for one subject token.
+        messages: Types sent there.
+        replies: Types answered, empty for publish.
+    """
+
+    name: str
+    subject: str
+    pattern: Pattern
+    messages: tuple[type[Body], ...]
+    senders: tuple[Role, ...]
+    receivers: tuple[Role, ...]
+    replies: tuple[type[Body], ...] = ()
+    queue_group: str = ""
+    summary: str = ""
+
+
+class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+    """One JetStream KV bucket.
+
+    Attributes:
+        ttl_s: Age after which a key is dropped, seconds; 0 for never.
+    """
+
+    name: str
+    key: str
+    value: type[Body]
+    writers: tuple[Role, ...]
+    ttl_s: float = 0.0
+    summary: str = ""
