@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.contracts.kv import CopierKind
 
 
 class EngineKind(StrEnum):
@@ -46,6 +47,41 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token_interval_ms: int = 0
 
 
+class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Moving running sequences with their KV. What a lease, freeze or reservation may last says who asks for it
+    (services/migrator), up to the bounds here.
+
+    Attributes:
+        enabled: Whether this instance gives and takes KV at all.
+        verify: Whether each block is compared by checksum after it was copied; None for on where KV lies in host
+            memory.
+        copy_bytes_per_step: What a copier that uses the engine's processor copies between two steps, bytes.
+        copiers: The only ones used, best first; empty for all that both ends offer, in the source's order.
+        leases_max: Sequences leased at a time; further ones are refused TOO_MANY.
+        reservations_max: Reservations held at a time; further ones are refused TOO_MANY.
+        lease_ms_max: Longest lease given.
+        freeze_ms_max: Longest freeze given: so long a client may wait for nothing where everything goes wrong.
+        reserve_ms_max: Longest reservation without news.
+    """
+
+    enabled: bool = True
+    verify: bool | None = None
+    copy_bytes_per_step: int = 1 << 20
+    copiers: list[CopierKind] = []
+    leases_max: int = 3
+    reservations_max: int = 3
+    lease_ms_max: int = 10_000
+    freeze_ms_max: int = 2_000
+    reserve_ms_max: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Refuses what would move nothing without saying so. Raises ValueError naming the field."""
+        fields = ("copy_bytes_per_step", "leases_max", "reservations_max")
+        for field in (*fields, "lease_ms_max", "freeze_ms_max", "reserve_ms_max"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}; to move nothing set enabled")
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One worker process.
 
@@ -72,6 +108,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         modelled: Parameters of the modelled engine (services/worker/modelled.py).
         step_time: Which step-time parameters fit this engine, for forecasts: a set that ships (for example ``cpu-8m``)
             or a file that the predictor was given; empty where unknown. A modelled engine says its own.
+        migration: Moving running sequences with their KV.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
@@ -100,6 +137,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_time: str = ""
     record: str = ""
     limits: WorkerLimits = WorkerLimits()
+    migration: MigrationConfig = MigrationConfig()
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.contracts.channels import Channel, Pattern, Role
-from millrace.contracts.kv import (
+from millrace.contracts.leases import (
     EndLease,
     FreezeSequence,
     KvLeased,

@@ -2,7 +2,7 @@
 
     operator, scheduler, worker   MigrateSequence, EvacuateInstance     → source's migrator
     source's migrator             AllotEpoch                            → ingress
-    source's migrator             LeaseKv, FreezeSequence, EndLease     → source's worker (contracts/kv.py)
+    source's migrator             LeaseKv, FreezeSequence, EndLease     → source's worker (contracts/leases.py)
     source's migrator             PrepareMigration, PullBlocks,
                                     CommitMigration, AbortMigration     → target's migrator
     target's migrator             ReserveKv, PullKv, SubmitSequence,

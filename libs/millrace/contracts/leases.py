@@ -1,0 +1,196 @@
+"""What a worker is asked about KV by its migrator: leases and freezes at the source, reservations and pulls at the
+target.
+
+Each may be repeated: a lease renews, a freeze is answered with the same tokens, a reservation and a pull with what they
+gave before. Positions and block ids are as in kv.py.
+"""
+
+from __future__ import annotations
+
+from millrace.contracts.ingress import TokenLogprobs
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.message import Body
+from millrace.contracts.worker import SubmitSequence
+
+
+class LeaseKv(Body, frozen=True, kw_only=True, tag="LeaseKv/1"):
+    """Asks the source's worker for a running sequence's full blocks, pinned for a time. Repeating it renews the lease
+    and tells the blocks filled since. Answered by KvLeased or KvRefused.
+
+    Attributes:
+        migration: Names the lease.
+        from_block: First position wanted.
+        lease_ms: How long the blocks stay pinned after the last renewal.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    from_block: int
+    lease_ms: int
+
+
+class KvLeased(Body, frozen=True, kw_only=True, tag="KvLeased/1"):
+    """Full blocks of a running sequence, unchanged as long as the lease holds.
+
+    Attributes:
+        blocks: Source block ids of positions ``from_block`` on; full ones only.
+        checksums: As in KvHandover.
+        prompt_tokens, output_tokens: Lengths now.
+        computed_tokens: Tokens whose KV is there.
+        submission: Where ``from_block`` is 0: the sequence as its ingress submitted it, with every output token so
+            far; without a handover of its own.
+        endpoint: Where ``from_block`` is 0: how this instance's KV is read.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    from_block: int
+    blocks: list[int]
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    checksums: list[list[int]] = []
+    submission: SubmitSequence | None = None
+    endpoint: KvEndpoint | None = None
+
+
+class FreezeSequence(Body, frozen=True, kw_only=True, tag="FreezeSequence/1"):
+    """Asks the source's worker to stop decoding a leased sequence, keeping it whole. Answered by SequenceFrozen or
+    KvRefused. Without EndLease within ``freeze_ms`` it decodes on by itself (thaw).
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    from_block: int
+    freeze_ms: int
+
+
+class SequenceFrozen(Body, frozen=True, kw_only=True, tag="SequenceFrozen/1"):
+    """The sequence stands still; every token of it has been sent to its ingress.
+
+    Attributes:
+        output_token_ids: All of them, over all epochs.
+        logprobs: Of the last ``len(logprobs)`` tokens, where asked for: those that ingress may still miss.
+        blocks: Source block ids of positions ``from_block`` on, the partial tail included.
+        computed_tokens: Tokens whose KV is there: all but the last one.
+        frozen_ns: Unix ns, on the source's clock.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    from_block: int
+    blocks: list[int]
+    output_token_ids: list[int]
+    computed_tokens: int
+    frozen_ns: int
+    checksums: list[list[int]] = []
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class EndLease(Body, frozen=True, kw_only=True, tag="EndLease/1"):
+    """Ends a lease at the source. Answered by LeaseEnded, also where it had ended already.
+
+    Attributes:
+        moved: The target decodes it: the sequence is let go and its blocks are freed. Otherwise a frozen sequence
+            decodes on.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    moved: bool
+
+
+class LeaseEnded(Body, frozen=True, kw_only=True, tag="LeaseEnded/1"):
+    """The lease is over.
+
+    Attributes:
+        held: The lease had held until now: whatever was read under it is good.
+    """
+
+    migration: str
+    held: bool
+
+
+class ReserveKv(Body, frozen=True, kw_only=True, tag="ReserveKv/1"):
+    """Asks the target's worker for idle blocks for a sequence to come. Answered by KvReserved or KvRefused.
+
+    Attributes:
+        epoch: That it will come with.
+        endpoint: Of the source: its fingerprint is compared, its copiers are matched.
+        token_ids: Prompt and output so far: what the target's prefix cache has of it need not travel.
+        blocks: Blocks for the whole of it now, and some to grow.
+        reserve_ms: How long they stay reserved without news.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    endpoint: KvEndpoint
+    token_ids: list[int]
+    blocks: int
+    reserve_ms: int
+
+
+class KvReserved(Body, frozen=True, kw_only=True, tag="KvReserved/1"):
+    """Blocks are reserved.
+
+    Attributes:
+        matched_blocks: Positions below this are in the target's prefix cache, and pinned.
+        copier: What will carry the rest.
+    """
+
+    migration: str
+    matched_blocks: int
+    copier: CopierKind
+
+
+class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
+    """Asks the target's worker to read full blocks from the source into its reservation. Answered by KvPulled or
+    KvRefused.
+
+    Attributes:
+        blocks, checksums: As in KvLeased.
+        read_ms: The lease holds for so long from the asking on; a read that ends later is void.
+    """
+
+    migration: str
+    from_block: int
+    blocks: list[int]
+    read_ms: int
+    checksums: list[list[int]] = []
+
+
+class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):
+    """The blocks are in the target's cache, checked where they came with checksums.
+
+    Attributes:
+        descriptors: Pieces that the transfer consisted of.
+        duration_ns: From the first byte to the last.
+    """
+
+    migration: str
+    from_block: int
+    blocks: int
+    bytes: int
+    descriptors: int
+    duration_ns: int
+    copier: CopierKind
+
+
+class UnreserveKv(Body, frozen=True, kw_only=True, tag="UnreserveKv/1"):
+    """Frees a reservation whose sequence did not come. No answer; an unknown one is no error."""
+
+    migration: str
+
+
+class KvRefused(Body, frozen=True, kw_only=True, tag="KvRefused/1"):
+    """A worker's no to any of the above."""
+
+    migration: str
+    reason: KvRefusal
+    detail: str = ""
