@@ -19,6 +19,7 @@ class LeaseKv(Body, frozen=True, kw_only=True, tag="LeaseKv/1"):
 
     Attributes:
         migration: Names the lease.
+        epoch: -1 at first: whoever knows a sequence from a snapshot does not know its epoch; the answer tells it.
         from_block: First position wanted.
         lease_ms: How long the blocks stay pinned after the last renewal.
     """
@@ -31,9 +32,10 @@ class LeaseKv(Body, frozen=True, kw_only=True, tag="LeaseKv/1"):
 
 
 class KvLeased(Body, frozen=True, kw_only=True, tag="KvLeased/1"):
-    """Full blocks of a running sequence, unchanged as long as the lease holds.
+    """Full blocks of a running sequence, unchanged as long as the lease holds. Travels in the trace of its submission.
 
     Attributes:
+        epoch: In which the instance holds the sequence.
         blocks: Source block ids of positions ``from_block`` on; full ones only.
         checksums: As in KvHandover.
         prompt_tokens, output_tokens: Lengths now.

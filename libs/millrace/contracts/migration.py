@@ -34,18 +34,28 @@ class MigrationReason(StrEnum):
     SCHEDULER = "scheduler"
 
 
+class MigrationMode(StrEnum):
+    """How the KV travels. Only the first is for production; the others are what it is compared with."""
+
+    LIVE = "live"  # in rounds while the source decodes on; then the rest of it
+    STOP_AND_COPY = "stop_and_copy"  # all of it while the sequence stands still
+    RECOMPUTE = "recompute"  # none: the target computes it anew
+
+
 class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
     """Asks an instance's migrator to move a sequence away. Answered by MigrationFinished when it is over, well or not.
 
     Attributes:
         target: Instance; empty lets the migrator choose the one with the most idle KV.
         within_ms: A sequence that cannot move yet (it waits, or its prompt is not done) may take so long to begin.
+        mode: None for the migrator's own.
     """
 
     sequence: str
     target: str = ""
     reason: MigrationReason = MigrationReason.OPERATOR
     within_ms: int = 2_000
+    mode: MigrationMode | None = None
 
 
 class EvacuateInstance(Body, frozen=True, kw_only=True, tag="EvacuateInstance/1"):
@@ -111,6 +121,7 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
     tokens: int = 0
     frozen_ns: int = 0
     duration_ns: int = 0
+    mode: MigrationMode = MigrationMode.LIVE
 
 
 class AllotEpoch(Body, frozen=True, kw_only=True, tag="AllotEpoch/1"):
