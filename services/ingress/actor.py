@@ -42,18 +42,16 @@ from millrace.contracts.local import (
     KeyChanged,
     Replied,
     RequestFailed,
-    RequestFailure,
     StopRequested,
     TimerFired,
 )
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
-from millrace.contracts.tagger import LengthTag
-from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress import reports
+from services.ingress.answers import take_failure, take_gathered, take_reply
 from services.ingress.calls import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.config import IngressConfig
 from services.ingress.continuation import (
@@ -62,34 +60,19 @@ from services.ingress.continuation import (
     continue_or_end,
     look_at_sequences,
     lost_earlier,
-    resend_unanswered,
 )
 from services.ingress.endings import ACKNOWLEDGE_TIMER, abandon, refuse, refuse_or_fail, send_acknowledgements
 from services.ingress.metrics import IngressMetrics
 from services.ingress.opening import open_call, refusal_of
 from services.ingress.placing import (
     PLACE_TIMER,
-    accepted,
-    forecasts_came,
     place_call,
     place_waiting,
-    refused,
-    unanswered,
 )
-from services.ingress.relaying import relay, take_resent
-from services.ingress.state import (
-    MILLISECOND_NS,
-    SECOND_NS,
-    IngressState,
-    OpenSequence,
-    PendingForecast,
-    PendingResend,
-    PendingSubmit,
-    PendingTag,
-    Phase,
-    TextModel,
-)
-from services.ingress.tagging import ask_tag, tagged, wants_tag
+from services.ingress.relaying import relay
+from services.ingress.state import IngressState, TextModel
+from services.ingress.tagging import ask_tag, wants_tag
+from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Bus messages that the runtime shall hand over; anything else is refused there.
 ACCEPTS: tuple[type[Body], ...] = (TokensGenerated, SequencesReturned, InstanceSummary, ServicePresence)
@@ -173,11 +156,11 @@ class IngressActor:
             case CallSubmitted():
                 self._on_call(body.call, out)
             case Replied():
-                self._on_reply(body, out)
+                take_reply(self._state, body, out)
             case RequestFailed():
-                self._on_failure(body, out)
+                take_failure(self._state, body, out)
             case Gathered():
-                self._on_gathered(body, out)
+                take_gathered(self._state, body, out)
             case CallAbandoned():
                 call = self._state.calls.get(body.request)
                 if call is not None:
@@ -220,45 +203,6 @@ class IngressActor:
             ask_tag(state, opened, out)
         else:
             place_call(state, opened, out)
-
-    # Answers.
-
-    def _on_reply(self, reply: Replied, out: list[Effect]) -> None:
-        state = self._state
-        pending = state.pending.pop(reply.correlation, None)
-        answer = reply.body
-        if isinstance(pending, PendingSubmit):
-            sequence: OpenSequence = pending.sequence
-            sequence.submit = ""
-            if sequence.phase is not Phase.SUBMITTED:
-                return  # its tokens were faster than the answer
-            if isinstance(answer, SequenceAccepted):
-                accepted(state, sequence, out)
-            elif isinstance(answer, SequenceRefused):
-                refused(state, sequence, answer, out)
-            else:
-                unanswered(state, sequence, RequestFailure.MALFORMED, out)
-        elif isinstance(pending, PendingTag):
-            tagged(state, pending, answer if isinstance(answer, LengthTag) else None, out)
-        elif isinstance(pending, PendingResend):
-            take_resent(state, pending, answer, out)
-
-    def _on_failure(self, failure: RequestFailed, out: list[Effect]) -> None:
-        state = self._state
-        pending = state.pending.pop(failure.correlation, None)
-        if isinstance(pending, PendingSubmit):
-            pending.sequence.submit = ""
-            if pending.sequence.phase is Phase.SUBMITTED:
-                unanswered(state, pending.sequence, failure.reason, out)
-        elif isinstance(pending, PendingTag):
-            tagged(state, pending, None, out)
-        elif isinstance(pending, PendingResend):
-            resend_unanswered(state, pending, failure.reason, out)
-
-    def _on_gathered(self, gathered: Gathered, out: list[Effect]) -> None:
-        pending = self._state.pending.pop(gathered.correlation, None)
-        if isinstance(pending, PendingForecast):  # else its call is over
-            forecasts_came(self._state, pending, gathered.answers, out)
 
     # Instances and plans.
 

@@ -25,15 +25,9 @@ from millrace.policies.dispatch.view import Prediction
 
 from services.ingress import tracing
 from services.ingress.deciding import FORECASTS_MAX, expected_of
-from services.ingress.state import (
-    MILLISECOND_NS,
-    SECOND_NS,
-    IngressState,
-    OpenSequence,
-    PendingForecast,
-    Phase,
-    PredictorsHealth,
-)
+from services.ingress.pending import PendingForecast, PredictorsHealth
+from services.ingress.state import IngressState, OpenSequence, Phase
+from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Questions in a row without any answer until nobody is asked for a while.
 SILENCES_MAX = 3

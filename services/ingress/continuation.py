@@ -24,11 +24,13 @@ from millrace.contracts.worker import ResendTokens
 
 from services.ingress import tracing
 from services.ingress.calls import RefusalKind
-from services.ingress.cluster import Instance
 from services.ingress.delivering import deliver, speak_end
 from services.ingress.endings import cancel, complete, detach, end_sequence, refuse_or_fail
+from services.ingress.instances import Instance
+from services.ingress.pending import PendingResend
 from services.ingress.placing import arm_place_timer, place
-from services.ingress.state import MILLISECOND_NS, IngressState, OpenSequence, PendingResend, Phase
+from services.ingress.state import IngressState, OpenSequence, Phase
+from services.ingress.times import MILLISECOND_NS
 
 #: First pause of a sequence that was continued before without a new token since; doubles each time. It keeps a
 #: request that crashes every engine from doing so at full speed.

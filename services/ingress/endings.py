@@ -9,7 +9,8 @@ from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
 from services.ingress import tracing
 from services.ingress.admission import Refusal
 from services.ingress.calls import Call, CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
-from services.ingress.state import MILLISECOND_NS, IngressState, OpenCall, OpenSequence, Phase
+from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
+from services.ingress.times import MILLISECOND_NS
 
 #: Timer that sends what is to be acknowledged, per instance in one message.
 ACKNOWLEDGE_TIMER = "acknowledge"

@@ -26,16 +26,9 @@ from services.ingress.deciding import (
 )
 from services.ingress.delivering import deliver_held
 from services.ingress.endings import cancel, detach, refuse_or_fail
-from services.ingress.state import (
-    MILLISECOND_NS,
-    SECOND_NS,
-    IngressState,
-    OpenCall,
-    OpenSequence,
-    PendingForecast,
-    PendingSubmit,
-    Phase,
-)
+from services.ingress.pending import PendingForecast, PendingSubmit
+from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
+from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Timer of the next sequence that is to be tried again.
 PLACE_TIMER = "place"

@@ -8,12 +8,13 @@ from millrace.actor.effects import Effect
 from millrace.contracts.ingress import TokenChunk, TokensGenerated, TokensResent
 
 from services.ingress.calls import ChoiceDelta
-from services.ingress.cluster import Instance
 from services.ingress.continuation import ask_resend, continue_or_end, lost_earlier
 from services.ingress.delivering import Taken, deliver, take_chunk
 from services.ingress.endings import complete, end_sequence
+from services.ingress.instances import Instance
+from services.ingress.pending import PendingResend
 from services.ingress.placing import accepted
-from services.ingress.state import IngressState, OpenCall, OpenSequence, PendingResend, Phase
+from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
 from services.ingress.strays import note_stray
 
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ingress.state import (
-    IngressState,
-    OpenCall,
-    OpenSequence,
-    PendingForecast,
-    PendingResend,
-    PendingSubmit,
-    Phase,
-)
+from services.ingress.pending import PendingForecast, PendingResend, PendingSubmit
+from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
 
 
 def snapshot(state: IngressState) -> dict[str, Any]:

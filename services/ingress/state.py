@@ -16,13 +16,13 @@ from millrace.telemetry.tracecontext import parse_traceparent
 
 from services.ingress.admission import Admission
 from services.ingress.calls import Call, ChoiceDelta, DeltaLogprob
-from services.ingress.cluster import Cluster, Instance
+from services.ingress.cluster import Cluster
 from services.ingress.config import IngressConfig, policy_parameters
+from services.ingress.instances import Instance
 from services.ingress.metrics import IngressMetrics
+from services.ingress.pending import Pending, PredictorsHealth
 from services.ingress.text import TextStream, Vocabulary
-
-SECOND_NS = 1_000_000_000
-MILLISECOND_NS = 1_000_000
+from services.ingress.times import Times
 
 
 class TextModel(msgspec.Struct, frozen=True):
@@ -218,73 +218,6 @@ class OpenCall:
         self.trace = context if context is not None and context.sampled else None
 
 
-class PendingTag(msgspec.Struct, frozen=True):
-    """A TagRequest under way."""
-
-    call: Any
-    started_ns: int
-    span: str
-
-
-class PendingSubmit(msgspec.Struct, frozen=True):
-    """A SubmitSequence under way."""
-
-    sequence: Any
-    epoch: int
-    instance: Instance
-
-
-class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to predictors under way.
-
-    Attributes:
-        sequences: Placed together once it is answered.
-        asked: Instances whose future is asked for.
-        drawn: Those of them among whom the policy chooses; all but for a rank sample.
-        sampled: All candidates are asked, to learn the rank of the chosen one.
-        placements: Of each instance asked, its count of placements when it was asked.
-        pause_ns: How long nobody is asked if this is one silence too many.
-    """
-
-    sequences: list[Any]
-    asked: tuple[str, ...]
-    drawn: tuple[str, ...]
-    sampled: bool
-    placements: tuple[int, ...]
-    started_ns: int
-    span: str
-    pause_ns: int
-
-
-class PendingResend(msgspec.Struct, frozen=True):
-    """A ResendTokens under way."""
-
-    sequence: Any
-    epoch: int
-
-
-Pending = PendingTag | PendingForecast | PendingSubmit | PendingResend
-
-
-class PredictorsHealth:
-    """How the predictors of one model have answered.
-
-    Attributes:
-        silences: Questions in a row without any answer.
-        from_ns: Nobody is asked before.
-        told: The log says that predictions are missing, and not yet that they are back.
-        absurd_told: The log has shown a prediction that is not to be believed.
-    """
-
-    __slots__ = ("absurd_told", "from_ns", "silences", "told")
-
-    def __init__(self) -> None:
-        self.silences = 0
-        self.from_ns = 0
-        self.told = False
-        self.absurd_told = False
-
-
 class IngressState:
     """Everything one ingress knows, changed by the handlers of actor.py and the modules it calls."""
 
@@ -349,46 +282,3 @@ class IngressState:
             return self.policy, self.parameters
         own = DISPATCH_POLICIES[name]
         return own, own.parameters()
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of the configuration, nanoseconds."""
-
-    call_timeout: int
-    drain: int
-    submit_timeout: int
-    wait: int
-    tag_timeout: int
-    tag_pause: int
-    silence: int
-    reconnect_grace: int
-    resend_timeout: int
-    probe: int
-    stall: int
-    queue_stall: int
-    continuation: int
-
-    @classmethod
-    def of(cls, config: IngressConfig) -> Times:
-        """Converts once."""
-        ns = _ns
-        c = config.continuation
-        return cls(
-            call_timeout=ns(config.limits.call_timeout_s),
-            drain=ns(config.limits.drain_s),
-            submit_timeout=ns(config.dispatch.submit_timeout_s),
-            wait=ns(config.dispatch.wait_s),
-            tag_timeout=ns(config.tagging.timeout_s),
-            tag_pause=ns(config.tagging.pause_s),
-            silence=ns(c.silence_s),
-            reconnect_grace=ns(c.reconnect_grace_s),
-            resend_timeout=ns(c.resend_timeout_s),
-            probe=ns(c.probe_s),
-            stall=ns(c.stall_s),
-            queue_stall=ns(c.queue_stall_s),
-            continuation=ns(c.deadline_s),
-        )
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * SECOND_NS)

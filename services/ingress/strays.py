@@ -7,7 +7,8 @@ from millrace.contracts.ingress import TokenChunk
 from millrace.contracts.worker import CancelSequence
 
 from services.ingress.endings import acknowledge
-from services.ingress.state import SECOND_NS, IngressState, OpenSequence
+from services.ingress.state import IngressState, OpenSequence
+from services.ingress.times import SECOND_NS
 
 #: A stray sequence is cancelled at most this often: cancels take a step to work, and its chunks go on until then.
 CANCEL_EVERY_NS = 1 * SECOND_NS

@@ -16,7 +16,8 @@ from millrace.telemetry.tracecontext import child, format_traceparent
 
 from services.ingress.calls import Usage
 from services.ingress.deciding import Verdict
-from services.ingress.state import OpenCall, OpenSequence, PendingForecast, PendingTag
+from services.ingress.pending import PendingForecast, PendingTag
+from services.ingress.state import OpenCall, OpenSequence
 
 
 def new_span(call: OpenCall, rng: Random) -> str:

@@ -1,0 +1,192 @@
+"""One instance and one stage as ingress sees them, and the views that dispatch policies see.
+
+Each instance has one frozen InstanceView that is replaced when its summary comes or when this ingress places or ends
+something there. Each stage keeps a list of its usable views, patched in place and handed out as a tuple: a decision
+over 64 instances copies 64 references and nothing else.
+
+**In flight.** A summary is up to 250 ms old, and one step behind the engine's queue. What this ingress placed is
+therefore counted as ``in_flight_*`` from the placement until the second summary after its acceptance (the first may
+have been written before the engine saw it), or until it ends. Counting it twice for one period spreads load; not
+counting it would send a whole burst to the instance that was idle a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millrace.contracts.observers import CandidateScore
+from millrace.contracts.plan import Stage
+from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.policies.dispatch.view import InstanceView
+
+#: Fresh summaries that must come after an acceptance until it no longer counts as in flight.
+IN_FLIGHT_SUMMARIES = 2
+_NOT_ACCEPTED = -1
+
+
+class Instance:
+    """One instance as ingress sees it. ``incarnation`` 0 means never heard of."""
+
+    __slots__ = (
+        "_in_flight",
+        "_in_flight_tokens",
+        "_summaries",
+        "buried",
+        "dead",
+        "heard_ns",
+        "incarnation",
+        "name",
+        "placements",
+        "record",
+        "stages",
+        "summary",
+        "usable",
+        "used",
+        "view",
+        "withdrawn",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.incarnation = 0
+        self.heard_ns = 0
+        self.buried = False  # its process was seen to end
+        self.dead = True  # nothing heard yet, or said to be dead, or silent: no new work
+        self.withdrawn = False  # it handed sequences back; until its next summary says that it is not draining
+        self.record: InstanceRecord | None = None
+        self.summary: InstanceSummary | None = None
+        self.usable = False
+        self.used = False  # something was placed here once
+        self.placements = 0  # sequences placed here so far
+        self.view = InstanceView(name=name)
+        self.stages: list[StageList] = []
+        self._summaries = 0
+        self._in_flight: dict[str, list[int]] = {}  # sequence -> [tokens, summary number at which it leaves]
+        self._in_flight_tokens = 0
+
+    def why_not(self) -> str:
+        """Why it takes no new work; empty where it does."""
+        if self.incarnation == 0:
+            return "never heard of"
+        if self.dead:
+            return "silent or dead"
+        if self.withdrawn or (self.summary is not None and self.summary.draining):
+            return "draining"
+        return ""
+
+    def place(self, sequence: str, tokens: int) -> None:
+        """Counts a sequence as in flight."""
+        self.remove(sequence, refresh=False)
+        self.used = True
+        self.placements += 1
+        self._in_flight[sequence] = [tokens, _NOT_ACCEPTED]
+        self._in_flight_tokens += tokens
+        self.refresh()
+
+    def accept(self, sequence: str) -> None:
+        """The instance has it: later summaries will count it."""
+        entry = self._in_flight.get(sequence)
+        if entry is not None:
+            entry[1] = self._summaries + IN_FLIGHT_SUMMARIES
+
+    def remove(self, sequence: str, *, refresh: bool = True) -> None:
+        """It ended or went elsewhere."""
+        entry = self._in_flight.pop(sequence, None)
+        if entry is not None:
+            self._in_flight_tokens -= entry[0]
+            if refresh:
+                self.refresh()
+
+    def restart(self, incarnation: int) -> None:
+        """A new process: what the earlier one had is gone."""
+        self.incarnation = incarnation
+        self.buried = False
+        self.summary = None
+        self.withdrawn = False
+        self._summaries = 0
+        self._in_flight.clear()
+        self._in_flight_tokens = 0
+
+    def take_summary(self, summary: InstanceSummary) -> None:
+        """Stores a fresh summary and lets go of what it covers."""
+        self.summary = summary
+        self.withdrawn = False
+        self._summaries += 1
+        if self._in_flight:
+            number = self._summaries
+            for sequence in [s for s, (_, due) in self._in_flight.items() if 0 <= due <= number]:
+                self._in_flight_tokens -= self._in_flight.pop(sequence)[0]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Builds the view anew and patches it into the stages' lists."""
+        s = self.summary
+        flights = len(self._in_flight)
+        if s is None:
+            self.view = InstanceView(
+                name=self.name, in_flight_sequences=flights, in_flight_tokens=self._in_flight_tokens
+            )
+        else:
+            self.view = InstanceView(
+                name=self.name,
+                known=True,
+                running=s.running,
+                waiting=s.waiting,
+                running_tokens=s.running_tokens,
+                waiting_prefill_tokens=s.waiting_prefill_tokens,
+                used_tokens=(s.blocks_total - s.blocks_free) * s.block_size,
+                total_tokens=s.blocks_total * s.block_size,
+                in_flight_sequences=flights,
+                in_flight_tokens=self._in_flight_tokens,
+            )
+        for stage in self.stages:
+            stage.patch(self)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the sums are wrong."""
+        assert self._in_flight_tokens == sum(tokens for tokens, _ in self._in_flight.values())
+        assert self.usable == (not self.why_not())
+
+
+class StageList:
+    """The usable views of one stage, in order of name."""
+
+    __slots__ = ("_positions", "_tuple", "_views", "instances", "length_max", "length_min", "name")
+
+    def __init__(self, stage: Stage, instances: list[Instance]) -> None:
+        self.name = stage.name
+        self.length_min = stage.length_min
+        self.length_max = stage.length_max
+        self.instances = instances
+        self._views: list[InstanceView] = []
+        self._positions: dict[str, int] = {}
+        self._tuple: tuple[InstanceView, ...] | None = None
+        self.rebuild()
+
+    def covers(self, length_tokens: int) -> bool:
+        """Whether sequences of that length belong here."""
+        return self.length_min <= length_tokens and (self.length_max is None or length_tokens < self.length_max)
+
+    def rebuild(self) -> None:
+        """Someone became usable, or is no longer."""
+        usable = [i for i in self.instances if i.usable]
+        self._views = [i.view for i in usable]
+        self._positions = {i.name: position for position, i in enumerate(usable)}
+        self._tuple = None
+
+    def patch(self, instance: Instance) -> None:
+        """One instance has a new view."""
+        position = self._positions.get(instance.name)
+        if position is not None:
+            self._views[position] = instance.view
+            self._tuple = None
+
+    def candidates(self) -> tuple[InstanceView, ...]:
+        """All usable views."""
+        if self._tuple is None:
+            self._tuple = tuple(self._views)
+        return self._tuple
+
+    def filtered(self) -> Iterator[CandidateScore]:
+        """Those that are not usable, with the reason."""
+        return (CandidateScore(i.name, 0.0, i.why_not()) for i in self.instances if not i.usable)
