@@ -1,0 +1,161 @@
+"""Memory that copiers read and write: views of bytes, the memfd that a KV cache lies in, copying between two views."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.kvcopy import native
+from millrace.kvcopy.copier import CopierError, CopyPlan
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Linux 5.1: nobody can map it writable any more; mappings made before stay as they are. Python 3.11 does not name it.
+_F_SEAL_FUTURE_WRITE = 0x10
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class SharedRegion:
+    """A memfd of fixed size, mapped once, that other processes may map read-only.
+
+    The size is sealed: a reader can never be killed because the region shrank under it. Whoever keeps a view (a torch
+    tensor on ``view``) keeps the mapping alive; ``close`` only gives up this object's share of it.
+
+    Attributes:
+        view: All of it, writable, shape (size,); zero at first. ``torch.frombuffer(region.view, dtype=...)`` works.
+        size: Bytes.
+        address: Where ``view`` begins in this process.
+    """
+
+    def __init__(self, size: int, *, name: str = "millrace-kv") -> None:
+        """Makes one of ``size`` bytes, rounded up to whole pages. Raises OSError: no memory, or no memfd here."""
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, self.size)
+            self.view: Bytes = np.frombuffer(mmap.mmap(self._fd, self.size), dtype=np.uint8)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+            self._seal_writing()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.address = address_of(self.view)
+
+    @property
+    def fd(self) -> int:
+        """The memfd, owned by this object. Raises CopierError: closed."""
+        if self._fd < 0:
+            raise CopierError("the shared region is closed")
+        return self._fd
+
+    def close(self) -> None:
+        """Closes the memfd. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _seal_writing(self) -> None:
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        except OSError:  # an older kernel: peers are trusted not to write
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+
+
+def map_sealed(fd: int, size: int) -> Bytes:
+    """Maps a peer's region read-only; the caller keeps owning ``fd``.
+
+    Raises CopierError: it is not a memfd, is smaller than announced, or could shrink (reading it then could kill us).
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as failure:
+        raise CopierError("the peer handed out something that is no memfd") from failure
+    if seals & _SIZE_SEALS != _SIZE_SEALS:
+        raise CopierError("the peer's memfd may shrink while it is read: its size is not sealed")
+    actual = os.fstat(fd).st_size
+    if actual < size or size < 1:
+        raise CopierError(f"the peer's region has {actual} bytes, not the {size} that it announced")
+    try:
+        return np.frombuffer(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), dtype=np.uint8)
+    except (OSError, ValueError) as failure:
+        raise CopierError(f"the peer's region cannot be mapped: {failure}") from failure
+
+
+def address_of(memory: Bytes) -> int:
+    """Where it begins in this process."""
+    return int(memory.__array_interface__["data"][0])
+
+
+def check_bounds(plan: CopyPlan, *, source_bytes: int, target_bytes: int) -> None:
+    """Raises CopierError: a piece is empty, or lies outside its region."""
+    for side, offsets, size in (("source", plan.source, source_bytes), ("target", plan.target, target_bytes)):
+        if len(offsets) != len(plan.lengths):
+            raise CopierError(f"the plan has {len(offsets)} {side} offsets for {len(plan.lengths)} lengths")
+        # Compared this way round, no sum can overflow.
+        if np.any((offsets < 0) | (plan.lengths < 1) | (plan.lengths > size) | (offsets > size - plan.lengths)):
+            raise CopierError(f"the plan reaches outside the {side}'s region of {size} bytes")
+
+
+class MappedTransfer:
+    """Copies a plan between two mapped regions with the caller's processor. Safe to cancel from another thread."""
+
+    def __init__(self, plan: CopyPlan, *, source: Bytes, target: Bytes, check_peer: Callable[[], None]) -> None:
+        """Takes a plan within bounds; ``check_peer`` raises CopierError when the source is no longer to be trusted."""
+        self._plan, self._source, self._target = plan, source, target
+        self._check_peer = check_peer
+        self._piece, self._done = 0, 0
+        self._over = False
+        self._lock = Lock()
+
+    def advance(self, bytes_max: int) -> bool:
+        """See Transfer."""
+        if bytes_max < 1:
+            raise ValueError(f"bytes_max is {bytes_max}; a transfer that may copy nothing never ends")
+        with self._lock:
+            if self._over:
+                raise CopierError("the transfer was cancelled, or has failed before")
+            try:
+                self._check_peer()
+                self._copy(bytes_max)
+                finished = self._piece == self._plan.descriptors
+                if finished:
+                    self._check_peer()  # what it did until the last byte counts
+            except CopierError:
+                self._over = True
+                raise
+            return finished
+
+    def cancel(self) -> None:
+        """See Transfer."""
+        with self._lock:
+            self._over = True
+
+    def _copy(self, bytes_max: int) -> None:
+        copy = native.copy_pieces if native.AVAILABLE else copy_pieces
+        position = (self._piece, self._done)
+        self._piece, self._done = copy(
+            self._plan, source=self._source, target=self._target, position=position, bytes_max=bytes_max
+        )
+
+
+def copy_pieces(
+    plan: CopyPlan, *, source: Bytes, target: Bytes, position: tuple[int, int], bytes_max: int
+) -> tuple[int, int]:
+    """Goes on from ``position`` (piece, bytes of it done) for at most ``bytes_max``; returns the position reached."""
+    piece, done = position
+    left = bytes_max
+    while piece < plan.descriptors and left:
+        length = min(int(plan.lengths[piece]) - done, left)
+        here, there = int(plan.source[piece]) + done, int(plan.target[piece]) + done
+        target[there : there + length] = source[here : here + length]
+        left -= length
+        done += length
+        if done == plan.lengths[piece]:
+            piece, done = piece + 1, 0
+    return piece, done

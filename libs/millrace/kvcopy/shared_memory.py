@@ -1,0 +1,67 @@
+"""Reads a peer's KV through shared memory: its cache lies in a memfd, which this process maps read-only. One host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from millrace.contracts.kv import CopierKind, KvRank
+from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
+from millrace.kvcopy.memory import Bytes, MappedTransfer, SharedRegion, check_bounds
+
+
+class SharedMemoryCopier:
+    """Copies from mapped memfds, with the caller's processor."""
+
+    kind = CopierKind.SHARED_MEMORY
+
+    def __init__(
+        self, region: SharedRegion, socket: Path, *, on_peer: Callable[[PeerProcess], None] | None = None
+    ) -> None:
+        """Takes the region that the own KV lies in; it is handed out at ``socket`` once it is offered.
+
+        ``on_peer`` hears, on a thread of its own, of every process that asked for it.
+        """
+        self._region, self._socket, self._on_peer = region, socket, on_peer
+        self._server: RegionServer | None = None
+
+    def offer(self, rank: KvRank) -> KvRank:
+        """See Copier. Raises CopierError: the socket cannot be made."""
+        if self._server is None:
+            self._server = RegionServer(self._region, self._socket, on_peer=self._on_peer)
+        handles = {**rank.handles, self.kind: self._server.incarnation}
+        return msgspec.structs.replace(rank, socket=str(self._socket), handles=handles, region_bytes=self._region.size)
+
+    def connect(self, peer: KvRank) -> SharedMemoryLink:
+        """See Copier."""
+        incarnation = peer.handles.get(self.kind)
+        if not peer.socket or incarnation is None:
+            raise CopierError("the peer does not offer shared memory")
+        remote = RemoteRegion(peer.socket, incarnation=incarnation, size=peer.region_bytes)
+        return SharedMemoryLink(remote, self._region.view)
+
+    def close(self) -> None:
+        """See Copier. The region itself stays open: the engine owns it."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class SharedMemoryLink:
+    """One peer's region, mapped."""
+
+    def __init__(self, remote: RemoteRegion, target: Bytes) -> None:
+        self._remote, self._target = remote, target
+
+    def begin(self, plan: CopyPlan) -> MappedTransfer:
+        """See Link."""
+        self._remote.check()
+        check_bounds(plan, source_bytes=len(self._remote.memory), target_bytes=len(self._target))
+        return MappedTransfer(plan, source=self._remote.memory, target=self._target, check_peer=self._remote.check)
+
+    def close(self) -> None:
+        """See Link. Transfers under way fail at their next advance."""
+        self._remote.close()
