@@ -1,0 +1,1 @@
+"""Two real engines behind Millrace whose running requests are moved: gaps, soak, prefill/decode split."""

@@ -1,0 +1,94 @@
+"""A person at the bus: knows where every sequence runs, asks for migrations, reads what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from millrace.contracts.codec import MalformedMessage, decode, encode
+from millrace.contracts.ingress import TokensGenerated
+from millrace.contracts.migration import MigrateSequence, MigrationFinished
+from millrace.contracts.status import StatusSnapshot
+from millrace.contracts.subjects import Subjects
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from bench.up_cluster import UpRig
+
+#: A migration answers within its own deadlines; this is for a migrator that is gone.
+ANSWER_S = 10.0
+
+
+class Operator:
+    """Connected to one cluster.
+
+    Attributes:
+        where: Instance that decodes a sequence, by its last tokens.
+        snapshots: The last one of each instance.
+    """
+
+    def __init__(self, rig: UpRig) -> None:
+        self._rig = rig
+        self._client = Client()
+        self.where: dict[str, str] = {}
+        self.snapshots: dict[str, StatusSnapshot] = {}
+        self.subjects = Subjects("local")
+        self._heard = asyncio.Condition()
+
+    async def __aenter__(self) -> Operator:
+        cluster = self._rig.cluster_file()
+        self.subjects = Subjects(cluster["cluster"])
+        user = cluster["operator_user"]
+        await self._client.connect(
+            cluster["nats_url"], user=user, password=cluster["operator_password"], inbox_prefix=f"_INBOX.{user}"
+        )
+        await self._client.subscribe(self.subjects.tokens("x").rpartition(".")[0] + ".*", cb=self._hear)
+        await self._client.subscribe(self.subjects.status("x", "x").rpartition(".")[0][:-1] + "*.*", cb=self._hear)
+        await self._client.flush()
+        await self._client.flush()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def _hear(self, message: Msg) -> None:
+        try:
+            body: Any = decode(message.data)
+        except MalformedMessage:
+            return
+        if isinstance(body, TokensGenerated):
+            for chunk in body.chunks:
+                self.where[chunk.sequence] = body.instance
+        elif isinstance(body, StatusSnapshot):
+            self.snapshots[body.instance] = body
+            async with self._heard:
+                self._heard.notify_all()
+
+    async def know(self, instances: int) -> None:
+        """Waits until so many instances have told their state."""
+        async with self._heard:
+            await self._heard.wait_for(lambda: len(self.snapshots) >= instances)
+
+    async def migrate(self, sequence: str, target: str, mode: str = "live") -> MigrationFinished | None:
+        """Moves a sequence away from where it is; None where nobody answered or it has ended."""
+        source = self.where.get(sequence)
+        if source is None or source == target:
+            return None
+        body = MigrateSequence(sequence=sequence, target=target, mode=mode)  # type: ignore[arg-type]
+        try:
+            answer = await self._client.request(
+                self.subjects.migrate(source, "start"), encode(body), timeout=ANSWER_S, old_style=True
+            )
+        except (TimeoutError, NatsError):
+            return None
+        finished = decode(answer.data)
+        return finished if isinstance(finished, MigrationFinished) else None
+
+    def other(self, sequence: str) -> str:
+        """Some instance that does not decode it."""
+        here = self.where.get(sequence)
+        return next(name for name in sorted(self.snapshots) if name != here)

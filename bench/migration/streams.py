@@ -1,0 +1,89 @@
+"""Streams whose every event has its time: what a client sees while its request moves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import httpx
+
+from bench.up_cluster import UpRig
+
+#: Printable single-byte tokens: prompts of exact length that no other prompt shares a prefix with.
+LETTERS = range(40, 120)
+
+
+@dataclass(slots=True)
+class TimedStream:
+    """One streamed completion.
+
+    Attributes:
+        sequence: Its id on the bus; empty before the first event.
+        times: Monotonic seconds of each event with text.
+        began: When it was sent.
+        settle: After so many events ``settled`` is set; also at its end, however it ends.
+    """
+
+    began: float = 0.0
+    sequence: str = ""
+    times: list[float] = field(default_factory=list)
+    text: str = ""
+    finish: str = ""
+    error: str = ""
+    tokens: int = 0
+    settle: int = 24
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def intervals(self, since: float, until: float) -> list[float]:
+        """Seconds between neighbouring events of which the later one lies in the window."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return [later - earlier for earlier, later in pairs if since <= later <= until]
+
+
+async def play(client: httpx.AsyncClient, rig: UpRig, stream: TimedStream, **fields: Any) -> TimedStream:
+    """Runs a stream to its end."""
+    body = {"model": rig.model, "stream": True, "temperature": 0, "stream_options": {"include_usage": True}, **fields}
+    stream.began = time.monotonic()
+    try:
+        async with client.stream("POST", f"{rig.url}/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                stream.error = f"{answer.status_code} {(await answer.aread()).decode()[:300]}"
+                return stream
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    _take(stream, json.loads(line[6:]), time.monotonic())
+    except httpx.HTTPError as error:
+        stream.error = f"{type(error).__name__}: {error}"
+    finally:
+        stream.settled.set()
+    return stream
+
+
+def _take(stream: TimedStream, event: dict[str, Any], now: float) -> None:
+    if "error" in event:
+        stream.error = str(event["error"])
+        return
+    if not stream.sequence:
+        stream.sequence = event["id"].partition("-")[2] + ".0"
+    for choice in event["choices"]:
+        stream.text += choice["text"]
+        stream.finish = choice["finish_reason"] or stream.finish
+        stream.times.append(now)
+    if len(stream.times) >= stream.settle:
+        stream.settled.set()
+    if event.get("usage"):
+        stream.tokens = event["usage"]["completion_tokens"]
+
+
+def prompt_ids(rng: Random, tokens: int) -> list[int]:
+    """A prompt of exactly so many tokens."""
+    return [rng.choice(LETTERS) for _ in range(tokens)]
+
+
+def client() -> httpx.AsyncClient:
+    """A client for many streams at once."""
+    return httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None))

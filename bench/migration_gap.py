@@ -1,0 +1,172 @@
+"""How long a client waits when its request moves between real engines, by context, load and mode.
+
+Two engines under `millrace up`, streams over HTTP. For each context length and load, streams with prompts of their own
+are moved once each, by a request on NATS, in each mode in turn. The *gap* is the longest interval between two events of
+the stream from the request to 50 ms after its answer; beside it the usual interval of the same stream. The *others* run
+all the time on both engines: their intervals inside migrations against those outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import httpx
+import numpy as np
+
+from bench.migration.long_context import stretched
+from bench.migration.operator import Operator
+from bench.migration.streams import TimedStream, client, play, prompt_ids
+from bench.up_cluster import UpRig
+
+MODES = ("live", "stop_and_copy", "recompute")
+#: Output tokens before a stream is moved, and at least as many after it.
+SETTLE_TOKENS = 24
+#: The answer comes when the target owns it; the target's first token follows within this time, seconds.
+AFTER_S = 0.05
+
+
+@dataclass(slots=True)
+class Cell:
+    """What one (context, load, mode) showed. Seconds."""
+
+    gaps: list[float] = field(default_factory=list)
+    frozen: list[float] = field(default_factory=list)
+    usual: list[float] = field(default_factory=list)
+    windows: list[tuple[float, float]] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    rounds: list[int] = field(default_factory=list)
+
+
+class Others:
+    """Streams that keep both engines busy; each is followed by another when it ends."""
+
+    def __init__(self, rig: UpRig, http: httpx.AsyncClient, *, count: int, seed: int) -> None:
+        self._rng = Random(seed)
+        self._rig, self._http = rig, http
+        self.streams: list[TimedStream] = []
+        self._tasks = [asyncio.create_task(self._keep()) for _ in range(count)]
+
+    async def _keep(self) -> None:
+        while True:
+            stream = TimedStream()
+            self.streams.append(stream)
+            prompt = prompt_ids(self._rng, self._rng.randint(50, 400))
+            await play(self._http, self._rig, stream, prompt=prompt, max_tokens=1500, ignore_eos=True)
+
+    async def stop(self) -> None:
+        """Cancels them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def intervals(self, inside: list[tuple[float, float]], *, within: bool) -> list[float]:
+        """Intervals that end inside one of the windows, or outside of all."""
+        found: list[float] = []
+        for stream in self.streams:
+            for earlier, later in zip(stream.times, stream.times[1:], strict=False):
+                if any(a <= later and earlier <= b for a, b in inside) is within:
+                    found.append(later - earlier)
+        return found
+
+
+async def move_one(
+    rig: UpRig, http: httpx.AsyncClient, operator: Operator, cell: Cell, *, prompt: list[int], mode: str
+) -> None:
+    """Starts a stream, moves it in its middle, notes its gap."""
+    stream = TimedStream(settle=SETTLE_TOKENS)
+    task = asyncio.create_task(play(http, rig, stream, prompt=prompt, max_tokens=4 * SETTLE_TOKENS, ignore_eos=True))
+    await stream.settled.wait()
+    asked = time.monotonic()
+    finished = await operator.migrate(stream.sequence, operator.other(stream.sequence), mode)
+    answered = time.monotonic()
+    await task
+    outcome = stream.error or (str(finished.outcome) if finished else "unanswered")
+    cell.outcomes[outcome] += 1
+    if finished is None or outcome != "moved":
+        return
+    intervals = stream.intervals(asked, answered + AFTER_S)
+    usual = [*stream.intervals(0, asked), *stream.intervals(answered + AFTER_S, 1e12)]
+    if intervals and usual:
+        cell.gaps.append(max(intervals))
+        cell.usual.append(statistics.median(usual))
+        cell.frozen.append(finished.frozen_ns / 1e9)
+        cell.rounds.append(finished.rounds)
+        cell.windows.append((asked, answered))
+
+
+async def measure(rig: UpRig, options: argparse.Namespace, say: Callable[[str], None]) -> bool:
+    """Every cell; prints a line each. False where anything failed."""
+    rng, good = Random(options.seed), True
+    async with client() as http, Operator(rig) as operator:
+        await operator.know(2)
+        for load in options.loads:
+            others = Others(rig, http, count=2 * load, seed=options.seed)
+            await asyncio.sleep(1.0 if load else 0.2)
+            for context in options.contexts:
+                cells = {mode: Cell() for mode in options.modes}
+                for _ in range(options.moves):
+                    for mode, cell in cells.items():
+                        await move_one(rig, http, operator, cell, prompt=prompt_ids(rng, context), mode=mode)
+                for mode, cell in cells.items():
+                    say(line(context, load, mode, cell, others))
+                    good &= not set(cell.outcomes) - {"moved"}
+            await others.stop()
+            await asyncio.sleep(0.5)
+    return good
+
+
+def line(context: int, load: int, mode: str, cell: Cell, others: Others) -> str:
+    """One row."""
+    gaps = _quantiles(cell.gaps)
+    frozen = _quantiles(cell.frozen)
+    usual = statistics.median(cell.usual) * 1000 if cell.usual else float("nan")
+    slow = ""
+    if load and cell.windows:
+        inside, outside = others.intervals(cell.windows, within=True), others.intervals(cell.windows, within=False)
+        if inside and outside:
+            slow = f"{100 * (np.mean(inside) / np.mean(outside) - 1):+5.1f} %"
+    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(cell.outcomes.items()))
+    rounds = statistics.mean(cell.rounds) if cell.rounds else float("nan")
+    return f"  {context:7} {load:6}  {mode:14} {gaps}  {usual:6.1f}   {frozen}  {rounds:4.1f}  {slow:>8}  {outcomes}"
+
+
+def _quantiles(seconds: list[float]) -> str:
+    if not seconds:
+        return "     -      -      -"
+    return " ".join(f"{np.percentile(seconds, q) * 1000:6.1f}" for q in (50, 90, 99))
+
+
+HEAD = "  context others  mode           gap ms: p50 p90 p99    usual   frozen ms: p50 p90 p99  rounds  others slower  outcomes"
+
+
+def main() -> int:
+    """Runs and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="millrace-micro")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4000, 8000])
+    parser.add_argument("--loads", type=int, nargs="+", default=[0, 4, 8], help="other streams per engine")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--moves", type=int, default=20, help="migrations per cell")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
+        extra = ["--policy", "round_robin", "--trace-sample", "0"]
+        rig = UpRig(Path(folder) / "cluster", model_path=model, engine="vllm", instances=2, extra=extra)
+        rig.start()
+        try:
+            print(f"{options.model}, two engines, {options.moves} migrations per row, seed {options.seed}")
+            print(HEAD, flush=True)
+            good = asyncio.run(measure(rig, options, lambda text: print(text, flush=True)))
+        finally:
+            rig.stop()
+    return 0 if good else 1
