@@ -145,13 +145,17 @@ def _quantiles(seconds: list[float]) -> str:
     return " ".join(f"{np.percentile(seconds, q) * 1000:6.1f}" for q in (50, 90, 99))
 
 
-HEAD = "  context others  mode           gap ms: p50 p90 p99    usual   frozen ms: p50 p90 p99  rounds  others slower  outcomes"
+HEAD = (
+    "  context others  mode           gap ms: p50 p90 p99    usual   frozen ms: p50 p90 p99  rounds  others slower"
+    "  outcomes"
+)
 
 
 def main() -> int:
     """Runs and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="millrace-micro")
+    parser.add_argument("--engine", choices=["vllm", "modelled"], default="vllm", help="modelled: to try the rig")
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4000, 8000])
     parser.add_argument("--loads", type=int, nargs="+", default=[0, 4, 8], help="other streams per engine")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
@@ -161,7 +165,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
         extra = ["--policy", "round_robin", "--trace-sample", "0"]
-        rig = UpRig(Path(folder) / "cluster", model_path=model, engine="vllm", instances=2, extra=extra)
+        extra += ["--processes", "2"] if options.engine == "modelled" else []
+        rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)
         rig.start()
         try:
             print(f"{options.model}, two engines, {options.moves} migrations per row, seed {options.seed}")

@@ -129,6 +129,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="migrations that must succeed")
+    parser.add_argument("--engine", choices=["vllm", "modelled"], default="vllm", help="modelled: to try the rig")
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--movers", type=int, default=4, help="migrations asked for at once")
     parser.add_argument("--tokens", type=int, default=400)
@@ -137,13 +138,12 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         extra = ["--policy", "round_robin", "--trace-sample", "0"]
+        extra += ["--processes", "2"] if options.engine == "modelled" else []
         model = build(Path(folder) / "model")
-        rig = UpRig(Path(folder) / "cluster", model_path=model, engine="vllm", instances=2, extra=extra)
+        rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)
         rig.start()
         try:
-            print(
-                f"two engines, {options.count} migrations, {options.streams} streams, seed {options.seed}", flush=True
-            )
+            print(f"two engines, {options.count} migrations, {options.streams} streams, seed {options.seed}")
             good = asyncio.run(measure(rig, options))
         finally:
             rig.stop()
