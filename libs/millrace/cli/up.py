@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from millrace.cli.errors import CliError
+from millrace.contracts.plan import InstanceRole
 from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add("--nats-port", type=int, default=4222, help="another free one is taken where this is in use")
     add("--dir", default=os.environ.get("MILLRACE_DIR", ".millrace"), help="folder of the cluster's files")
+    add("--roles", default="", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
     add("--worker-set", metavar="JSON", default="{}", help="further fields of each worker's configuration")
     add("--ingress-set", metavar="JSON", default="{}", help="further fields of each ingress's configuration")
     add("--coordinator-set", metavar="JSON", default="{}", help="further fields of the coordinator's configuration")
@@ -73,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not
         "ingress": _table(arguments.ingress_set, "--ingress-set"),
         "provision": "" if arguments.provision == "none" else arguments.provision,
         "instances_max": arguments.instances_max,
-        "coordinator": _table(arguments.coordinator_set, "--coordinator-set"),
+        "coordinator": _roles(arguments.roles) | _table(arguments.coordinator_set, "--coordinator-set"),
     }
     command = [sys.executable, "-m", "services.supervisor", "--options", json.dumps(options)]
     if arguments.detach:
@@ -108,6 +110,24 @@ def _policy(policy: str) -> str:
     except PolicyError as error:
         raise CliError(f"--policy: {error}") from None
     return str(Path(policy).absolute()) if policy.endswith(SUFFIX) else policy
+
+
+def _roles(text: str) -> dict[str, object]:
+    """What the coordinator is told of roles.
+
+    Raises:
+        CliError: not a list of INSTANCE=ROLE, or no such role.
+    """
+    if not text:
+        return {}
+    roles: dict[str, str] = {}
+    for part in text.split(","):
+        instance, equals, role = part.strip().partition("=")
+        if not instance or not equals or role not in list(InstanceRole):
+            known = ", ".join(InstanceRole)
+            raise CliError(f"--roles: {part.strip()!r} is not INSTANCE=ROLE with a role of {known}")
+        roles[instance] = role
+    return {"roles": roles}
 
 
 def _table(text: str, option: str) -> dict[str, object]:
