@@ -12,6 +12,8 @@
     KeyChanged           plan or registration                          the same
     ServicePresence      DEAD: everything it had goes on elsewhere     SubmitSequence (continuation)
     SequencesReturned    these go on elsewhere                         SubmitSequence (continuation)
+    AllotEpoch           a migration's target may decode in it        EpochAllotted, EpochRefused; CancelSequence
+    SequenceMoved        the target owns it, or the source went on    CancelSequence, ResendTokens
     BusDisconnected,     detectors freeze, then ask what was missed    ResendTokens
       BusReconnected
     TimerFired           deadlines, silence, stalls, retries,          FailCall, ResendTokens, AcknowledgeSequences,
@@ -19,8 +21,10 @@
     StopRequested        nothing new is let in                         ServicePresence LEAVING, at the end Stop
 
 Invariants: a call that was let in ends in exactly one of RefuseCall, FailCall, CompleteCall, or CallAbandoned; a
-sequence has one epoch at a time, raised with each submission, and at most one instance in it; its log only grows
-(but for what follows a stop string); what a client saw is what the log says.
+sequence has one epoch at a time, raised with each submission and migration, and at most one instance in it; besides it
+at most one epoch is allotted to a migration's target, above it, whose tokens count from the moment that the target is
+proven to continue this very log; no epoch is ever given out twice; the log only grows (but for what follows a stop
+string); what a client saw is what the log says.
 
 When overloaded: calls and sequences beyond the configured numbers are refused QUEUE_FULL before anything is kept of
 them; calls that wait for an instance count among them and wait for a bounded time.
@@ -46,11 +50,13 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.migration import AllotEpoch, SequenceMoved
 from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress import reports
+from services.ingress.allotments import allot, allotted_to
 from services.ingress.answers import take_failure, take_gathered, take_reply
 from services.ingress.calls import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.config import IngressConfig
@@ -59,10 +65,12 @@ from services.ingress.continuation import (
     continue_all,
     continue_or_end,
     look_at_sequences,
+    lose_target,
     lost_earlier,
 )
 from services.ingress.endings import ACKNOWLEDGE_TIMER, abandon, refuse, refuse_or_fail, send_acknowledgements
 from services.ingress.metrics import IngressMetrics
+from services.ingress.moving import take_move
 from services.ingress.opening import open_call, refusal_of
 from services.ingress.placing import (
     PLACE_TIMER,
@@ -75,7 +83,14 @@ from services.ingress.tagging import ask_tag, wants_tag
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Bus messages that the runtime shall hand over; anything else is refused there.
-ACCEPTS: tuple[type[Body], ...] = (TokensGenerated, SequencesReturned, InstanceSummary, ServicePresence)
+ACCEPTS: tuple[type[Body], ...] = (
+    TokensGenerated,
+    SequencesReturned,
+    InstanceSummary,
+    ServicePresence,
+    AllotEpoch,
+    SequenceMoved,
+)
 
 #: Deadlines and silence are looked at this often: a sixth of the shortest of them (1.5 s).
 TICK_NS = 250 * MILLISECOND_NS
@@ -137,6 +152,8 @@ class IngressActor:
         return [
             Subscribe(subject=subjects.tokens(state.name)),
             Subscribe(subject=subjects.returned(state.name)),
+            Subscribe(subject=subjects.epoch(state.name)),
+            Subscribe(subject=subjects.moved(state.name)),
             Subscribe(subject=subjects.summaries()),
             Subscribe(subject=subjects.presences(Role.WORKER.value)),
             WatchKeys(bucket="instance"),
@@ -171,6 +188,10 @@ class IngressActor:
                 self._on_presence(body, out)
             case SequencesReturned():
                 self._on_returned(body, out)
+            case AllotEpoch():
+                allot(self._state, body, message.reply_to, out)
+            case SequenceMoved():
+                take_move(self._state, body, out)
             case KeyChanged():
                 self._on_key(body, out)
             case TimerFired():
@@ -247,8 +268,12 @@ class IngressActor:
         state.cluster.withdraw(instance)
         for name, epoch in message.sequences:
             sequence = state.sequences.get(name)
-            if sequence is not None and sequence.epoch == epoch and sequence.instance is instance:
+            if sequence is None:
+                continue
+            if sequence.epoch == epoch and sequence.instance is instance:
                 continue_or_end(state, sequence, f"returned_{message.reason.value}", out)
+            elif allotted_to(sequence, epoch, instance):
+                lose_target(state, sequence, out)
 
     # Time and the bus.
 

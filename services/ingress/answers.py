@@ -8,7 +8,8 @@ from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
 from services.ingress.continuation import resend_unanswered
-from services.ingress.pending import PendingForecast, PendingResend, PendingSubmit, PendingTag
+from services.ingress.moving import proof_unanswered, take_proof
+from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit, PendingTag
 from services.ingress.placing import accepted, forecasts_came, refused, unanswered
 from services.ingress.relaying import take_resent
 from services.ingress.state import IngressState, OpenSequence, Phase
@@ -23,6 +24,8 @@ def take_reply(state: IngressState, reply: Replied, out: list[Effect]) -> None:
         _take_submit_answer(state, pending, answer, out)
     elif isinstance(pending, PendingTag):
         tagged(state, pending, answer if isinstance(answer, LengthTag) else None, out)
+    elif isinstance(pending, PendingProof):
+        take_proof(state, pending, answer, out)
     elif isinstance(pending, PendingResend):
         take_resent(state, pending, answer, out)
 
@@ -49,6 +52,8 @@ def take_failure(state: IngressState, failure: RequestFailed, out: list[Effect])
             unanswered(state, pending.sequence, failure.reason, out)
     elif isinstance(pending, PendingTag):
         tagged(state, pending, None, out)
+    elif isinstance(pending, PendingProof):
+        proof_unanswered(state, pending, out)
     elif isinstance(pending, PendingResend):
         resend_unanswered(state, pending, failure.reason, out)
 

@@ -9,6 +9,9 @@
     TokensForgotten, or a resend that nobody answers                         tokens_forgotten, resend_failed
     no token for ``stall_s`` although the instance lives                     stalled
 
+A sequence that a migration has under way is not computed anew at once: its target may have it already, and is asked
+first (moving.py).
+
 While the bus is away, and ``reconnect_grace_s`` after, silence means nothing. Then each running sequence that is
 still silent is asked about (ResendTokens): tokens lost in the outage come, or the worker has forgotten it.
 
@@ -23,6 +26,7 @@ from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import ResendTokens
 
 from services.ingress import tracing
+from services.ingress.allotments import ask_proof, void
 from services.ingress.calls import RefusalKind
 from services.ingress.delivering import deliver, speak_end
 from services.ingress.endings import cancel, complete, detach, end_sequence, refuse_or_fail
@@ -40,8 +44,7 @@ RESEND_FAILURES_MAX = 1
 
 
 def continue_elsewhere(state: IngressState, sequence: OpenSequence, why: str, out: list[Effect]) -> None:
-    """Takes a sequence from its instance and places it anew; ends it where its log says that nothing is missing."""
-    call = sequence.call
+    """Takes a sequence from its instance; it goes on at a migration's target, or is placed anew."""
     instance = sequence.instance
     assert instance is not None
     cancel(state, sequence, why, out)
@@ -49,10 +52,31 @@ def continue_elsewhere(state: IngressState, sequence: OpenSequence, why: str, ou
     sequence.span_attributes = None
     sequence.excluded[instance.name] = sequence.incarnation
     detach(state, sequence)
-    sequence.phase = Phase.WAITING
     sequence.why = why
     if sequence.waiting_since_ns == 0:
         sequence.waiting_since_ns = state.now_ns
+    if not _ask_target(state, sequence, out):
+        place_anew(state, sequence, instance.name, out)
+
+
+def _ask_target(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> bool:
+    """Asks the target of the open allotment whether it has it. False where there is none, or it is gone as well."""
+    allotment = sequence.allotment
+    if allotment is None:
+        return False
+    target = allotment.instance
+    if target.dead or target.incarnation != allotment.incarnation or not state.connected:
+        void(state, sequence, "lost", out)
+        return False
+    sequence.phase = Phase.PROVING
+    ask_proof(state, sequence, out)
+    return True
+
+
+def place_anew(state: IngressState, sequence: OpenSequence, lost_by: str, out: list[Effect]) -> None:
+    """Nobody has it: it is placed from prompt and log, unless that was fruitless too often."""
+    call, why = sequence.call, sequence.why
+    sequence.phase = Phase.WAITING
     if sequence.owned:
         state.metrics.continuations.add(why)
         call.continuations += 1
@@ -61,7 +85,7 @@ def continue_elsewhere(state: IngressState, sequence: OpenSequence, why: str, ou
             Log(
                 level="info",
                 event="continuation",
-                fields={"sequence": sequence.id, "why": why, "from": instance.name, "tokens": len(sequence.log)},
+                fields={"sequence": sequence.id, "why": why, "from": lost_by, "tokens": len(sequence.log)},
                 request=call.request,
                 traceparent=call.call.traceparent,
             )
@@ -85,12 +109,29 @@ def _pause(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> No
 def continue_all(
     state: IngressState, instance: Instance, why: str, out: list[Effect], *, before_incarnation: int | None = None
 ) -> None:
-    """Everything that an instance had goes on elsewhere (or what was given to it before that incarnation)."""
+    """Everything that an instance had goes on elsewhere (or what was given to it before that incarnation), and what
+    was to move there does not.
+    """
     for sequence in list(state.owned.get(instance.name, {}).values()):
         if sequence.phase is Phase.ENDED:  # its call was given up by an earlier one
             continue
         if before_incarnation is None or sequence.incarnation < before_incarnation:
             continue_or_end(state, sequence, why, out)
+    for sequence in list(state.allotted.get(instance.name, {}).values()):
+        allotment = sequence.allotment
+        if allotment is not None and (before_incarnation is None or allotment.incarnation < before_incarnation):
+            lose_target(state, sequence, out)
+
+
+def lose_target(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+    """The target of a migration is gone. Its source may have let go of the sequence already, and is asked at once."""
+    assert sequence.allotment is not None
+    target = sequence.allotment.instance.name
+    void(state, sequence, "lost", out)
+    if sequence.phase is Phase.PROVING:
+        place_anew(state, sequence, target, out)
+    else:
+        ask_resend(state, sequence, out)
 
 
 def continue_or_end(state: IngressState, sequence: OpenSequence, why: str, out: list[Effect]) -> None:
@@ -165,7 +206,8 @@ def look_at_sequences(state: IngressState, out: list[Effect]) -> None:
         if sequence.phase is not Phase.RUNNING:
             continue
         since_ns = max(sequence.last_ns, sequence.placed_ns)
-        limit_ns = state.times.queue_stall if sequence.fresh else state.times.stall
+        queued = sequence.fresh and not sequence.moved
+        limit_ns = state.times.queue_stall if queued else state.times.stall
         if now_ns - since_ns > limit_ns and _elsewhere(state, sequence):
             continue_or_end(state, sequence, "stalled", out)
         elif now_ns >= max(since_ns + state.times.probe, sequence.probed_ns + sequence.probe_after_ns):

@@ -157,7 +157,8 @@ def _note_first(state: IngressState, sequence: OpenSequence, cached_tokens: int 
     call = sequence.call
     sequence.fresh = False
     if sequence.log:
-        state.metrics.gap.observe(state.now_ns - sequence.last_ns)
+        gap = state.metrics.migration_gap if sequence.moved else state.metrics.gap
+        gap.observe(state.now_ns - sequence.last_ns)
         return
     if not call.first_token_ns:
         call.first_token_ns = state.now_ns

@@ -8,6 +8,7 @@ from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
 
 from services.ingress import tracing
 from services.ingress.admission import Refusal
+from services.ingress.allotments import void
 from services.ingress.calls import Call, CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
 from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
 from services.ingress.times import MILLISECOND_NS
@@ -59,6 +60,7 @@ def end_sequence(
     state: IngressState, sequence: OpenSequence, *, decoding: bool, reason: str, out: list[Effect]
 ) -> None:
     """A sequence has its finish reason: its engine is told to stop (``decoding``) or to forget it."""
+    void(state, sequence, "ended", out)
     if decoding:
         cancel(state, sequence, reason, out)
     elif sequence.instance is not None:
@@ -99,7 +101,7 @@ def complete(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
 def _note_errors(state: IngressState, call: OpenCall) -> None:
     """Joins what was predicted with what happened, where that is one thing: all of it on one instance."""
     forecast = call.forecast
-    if forecast is None or call.continuations:
+    if forecast is None or call.continuations or call.migrations:
         return
     state.metrics.note_error("e2e", forecast.e2e_ns, state.now_ns - call.placed_ns)
     if call.first_token_ns:
@@ -185,6 +187,7 @@ def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> 
             predicted_ttft_ns=None if call.forecast is None else call.forecast.ttft_ns,
             predicted_e2e_ns=None if call.forecast is None else call.forecast.e2e_ns,
             placed_ns=call.placed_ns,
+            migrations=call.migrations,
         ),
         request=call.request,
         traceparent=call.call.traceparent,

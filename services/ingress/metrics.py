@@ -126,8 +126,13 @@ class IngressMetrics(Collector):
         refusals: By kind.
         dispatches: By (policy, instance).
         continuations: By reason.
+        migrations: Allotted epochs by what became of them: ``moved``; ``rescued`` (the source was lost meanwhile, the
+            target had it already); ``stayed`` (the source had gone on); ``replaced`` by a later one; ``lost`` (the
+            target is gone, or has it not); ``ended`` (the sequence did, at its source); and those that were
+            ``refused``.
+        migration_gap: As ``gap``, around a migration.
         discarded: Token chunks by what was wrong: ``late`` (old epoch, ended or unknown sequence), ``duplicate``,
-            ``contradiction``, ``gap``.
+            ``contradiction``, ``gap``, ``unproven`` (of an allotted epoch, before its target is the owner).
         resends: By how they ended.
         tags: By how the question ended.
         forecasts: Candidates asked, by what came: ``answered``, ``unanswered`` in time, ``absurd``, ``outdated`` (of
@@ -144,6 +149,8 @@ class IngressMetrics(Collector):
         self.e2e = LatencyHistogram(_LONG_S)
         self.queue = LatencyHistogram(_SHORT_S)
         self.gap = LatencyHistogram(_SHORT_S)
+        self.migration_gap = LatencyHistogram(_SHORT_S)
+        self.migrations = LabelledCounter()
         self.calls = LabelledCounter()
         self.refusals = LabelledCounter()
         self.dispatches = LabelledCounter(10_000)
@@ -190,6 +197,7 @@ class IngressMetrics(Collector):
             ("e2e", "Time from arrival to completion.", self.e2e),
             ("queue", "Time from arrival until instances accepted the request.", self.queue),
             ("continuation_gap", "Time without a token around a continuation.", self.gap),
+            ("migration_gap", "Time without a token around a migration.", self.migration_gap),
             ("forecast", "Time from the question to predictors until the decision.", self.forecast_wait),
         ):
             family = HistogramMetricFamily(f"millrace_ingress_{name}_seconds", text)
@@ -217,6 +225,7 @@ class IngressMetrics(Collector):
             ("refusals", "Calls refused or failed, by kind.", ["kind"], self.refusals),
             ("dispatches", "Sequences placed.", ["policy", "instance"], self.dispatches),
             ("continuations", "Sequences that went on elsewhere.", ["reason"], self.continuations),
+            ("migrations", "Epochs asked for by migrations, by what became of them.", ["outcome"], self.migrations),
             ("discarded_chunks", "Token chunks not taken.", ["kind"], self.discarded),
             ("resends", "Questions for missing tokens.", ["result"], self.resends),
             ("tags", "Questions for the expected length.", ["result"], self.tags),

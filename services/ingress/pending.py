@@ -54,7 +54,14 @@ class PendingResend(msgspec.Struct, frozen=True):
     epoch: int
 
 
-Pending = PendingTag | PendingForecast | PendingSubmit | PendingResend
+class PendingProof(msgspec.Struct, frozen=True):
+    """A ResendTokens to a migration's target under way: has it the sequence, and with which tokens?"""
+
+    sequence: Any
+    allotment: Any
+
+
+Pending = PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof
 
 
 class PredictorsHealth:

@@ -13,6 +13,7 @@ from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import RefusalReason, SequenceRefused, SubmitSequence
 
 from services.ingress import tracing
+from services.ingress.allotments import next_epoch
 from services.ingress.asking import Answers, ask, forecasts_of, note_rank, paused, read_answers
 from services.ingress.calls import AcceptCall, RefusalKind
 from services.ingress.deciding import (
@@ -149,7 +150,7 @@ def _place_on(state: IngressState, sequences: list[OpenSequence], verdict: Verdi
         call.placed_ns = state.now_ns
         call.forecast = verdict.forecast if len(call.call.prompts) == 1 else None
     for sequence in sequences:
-        sequence.epoch += 1
+        sequence.epoch = next_epoch(sequence)
         _submit(state, sequence, verdict, out)
     publish_decision(state, sequences, verdict, out)
     state.metrics.dispatches.add(verdict.policy, chosen, by=len(sequences))
@@ -164,6 +165,7 @@ def _submit(state: IngressState, sequence: OpenSequence, verdict: Verdict, out: 
     sequence.instance = instance
     sequence.incarnation = instance.incarnation
     sequence.fresh = True
+    sequence.moved = False
     sequence.span_attributes = tracing.begin_placement(sequence, verdict, state.now_ns, state.rng)
     instance.place(sequence.id, len(sequence.prompt) + len(sequence.log))
     state.owned.setdefault(instance.name, {})[sequence.id] = sequence

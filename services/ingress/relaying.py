@@ -7,6 +7,7 @@ from typing import Any
 from millrace.actor.effects import Effect
 from millrace.contracts.ingress import TokenChunk, TokensGenerated, TokensResent
 
+from services.ingress.allotments import allotted_to, ask_proof
 from services.ingress.calls import ChoiceDelta
 from services.ingress.continuation import ask_resend, continue_or_end, lost_earlier
 from services.ingress.delivering import Taken, deliver, take_chunk
@@ -29,7 +30,11 @@ def relay(state: IngressState, message: TokensGenerated, out: list[Effect]) -> N
     for chunk in message.chunks:
         sequence = sequences.get(chunk.sequence)
         if sequence is None or chunk.epoch != sequence.epoch or sequence.instance is not instance:
-            note_stray(state, chunk, sequence, message.instance, out)
+            if sequence is not None and allotted_to(sequence, chunk.epoch, instance):
+                state.metrics.discarded.add("unproven")
+                ask_proof(state, sequence, out)
+            else:
+                note_stray(state, chunk, sequence, message.instance, out)
             continue
         if sequence.phase is not Phase.RUNNING:
             accepted(state, sequence, out)
@@ -112,6 +117,11 @@ def take_resent(state: IngressState, pending: PendingResend, answer: Any, out: l
         state.metrics.resends.add("nothing_new")
         return
     state.metrics.resends.add("recovered")
+    take_late(state, sequence, chunk, out)
+
+
+def take_late(state: IngressState, sequence: OpenSequence, chunk: TokenChunk, out: list[Effect]) -> None:
+    """Takes a chunk that was asked for, and carries out what became of it."""
     taken, delta = take_chunk(state, sequence, chunk)
     if delta is not None:
         deliver(sequence.call, [delta], out)

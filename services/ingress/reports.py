@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ingress.pending import PendingForecast, PendingResend, PendingSubmit
+from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit
 from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
 
 
@@ -38,6 +38,7 @@ def snapshot(state: IngressState) -> dict[str, Any]:
             for model, health in state.predictors.items()
         },
         "discarded": {kind: count for (kind,), count in state.metrics.discarded.counts.items()},
+        "migrations": {how: count for (how,), count in state.metrics.migrations.counts.items()},
         "continuations": {why: count for (why,), count in state.metrics.continuations.counts.items()},
         "ended": {"/".join(labels): count for labels, count in state.metrics.calls.counts.items()},
     }
@@ -52,16 +53,19 @@ def _call(call: OpenCall) -> dict[str, Any]:
         "deadline_ns": call.deadline_ns,
         "output_tokens": call.output_tokens,
         "continuations": call.continuations,
+        "migrations": call.migrations,
         "instances": list(call.instances),
     }
 
 
 def _sequence(sequence: OpenSequence) -> dict[str, Any]:
+    allotment = sequence.allotment
     return {
         "request": sequence.call.request,
         "phase": sequence.phase.value,
         "epoch": sequence.epoch,
         "instance": sequence.instance.name if sequence.instance is not None else "",
+        "allotted": [] if allotment is None else [allotment.epoch, allotment.instance.name],
         "incarnation": sequence.incarnation,
         "log": list(sequence.log),
         "owned": sequence.owned,
@@ -88,10 +92,19 @@ def check_invariants(state: IngressState) -> None:
         elif isinstance(pending, PendingSubmit | PendingResend):
             assert pending.sequence.epoch == pending.epoch
             assert state.sequences.get(pending.sequence.id) is pending.sequence
+        elif isinstance(pending, PendingProof):
+            assert pending.allotment.proof == correlation
+            assert pending.sequence.allotment is pending.allotment
+            assert state.sequences.get(pending.sequence.id) is pending.sequence
+    for target, allotted in state.allotted.items():
+        assert allotted, f"{target} has an empty book of allotments"
+        assert all(state.sequences.get(name) is sequence for name, sequence in allotted.items())
 
 
 def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:
     assert len(sequence.log) <= sequence.tokens_max
+    assert sequence.epoch <= sequence.epoch_max
+    _check_allotment(state, sequence)
     waiting = sequence.id in state.waiting
     owned = sequence.instance is not None and sequence.id in state.owned.get(sequence.instance.name, {})
     match sequence.phase:
@@ -103,6 +116,12 @@ def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:
             assert owned
             assert not waiting
             assert sequence.owned
+        case Phase.PROVING:
+            assert sequence.instance is None
+            assert not waiting
+            assert sequence.owned
+            assert sequence.allotment is not None
+            assert sequence.allotment.proof in state.pending
         case Phase.WAITING:
             assert sequence.instance is None
             assert waiting or sequence.call.tagging in state.pending
@@ -117,6 +136,20 @@ def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:
             assert not sequence.resend
         case Phase.ENDED:
             raise AssertionError(f"{sequence.id} has ended and is kept")
+
+
+def _check_allotment(state: IngressState, sequence: OpenSequence) -> None:
+    allotment = sequence.allotment
+    if allotment is None:
+        assert all(sequence.id not in book for book in state.allotted.values())
+        return
+    assert sequence.phase in (Phase.RUNNING, Phase.PROVING)
+    assert sequence.epoch < allotment.epoch <= sequence.epoch_max
+    assert allotment.instance is not sequence.instance
+    assert allotment.incarnation == allotment.instance.incarnation
+    assert allotment.tokens <= len(sequence.log)
+    assert state.allotted[allotment.instance.name][sequence.id] is sequence
+    assert not allotment.proof or allotment.proof in state.pending
 
 
 def _check_call(state: IngressState, call: OpenCall) -> None:

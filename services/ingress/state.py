@@ -43,7 +43,32 @@ class Phase(Enum):
     ASKING = "asking"  # the same, and predictors are asked about it
     SUBMITTED = "submitted"  # asked of an instance in the current epoch, not answered yet
     RUNNING = "running"  # owned by its instance in the current epoch
+    PROVING = "proving"  # its instance is lost; the target of a migration is asked whether it has it
     ENDED = "ended"
+
+
+class Allotment:
+    """An epoch that a migration's target may decode in, until it is proven that it does, or the allotment is void.
+
+    Attributes:
+        incarnation: Of the target, when it was allotted.
+        tokens: Length of the log then: what the source had decoded at least when it was frozen.
+        at_ns: When it was allotted.
+        span: Context of the span of this move.
+        proof: Correlation of the open question to the target; empty for none.
+    """
+
+    __slots__ = ("at_ns", "epoch", "incarnation", "instance", "migration", "proof", "span", "tokens")
+
+    def __init__(self, migration: str, epoch: int, instance: Instance, tokens: int, at_ns: int, span: str) -> None:
+        self.migration = migration
+        self.epoch = epoch
+        self.instance = instance
+        self.incarnation = instance.incarnation
+        self.tokens = tokens
+        self.at_ns = at_ns
+        self.span = span
+        self.proof = ""
 
 
 class OpenSequence:
@@ -53,6 +78,10 @@ class OpenSequence:
         log: All output tokens so far, over all epochs. Everything else of a continuation follows from it.
         owned: Whether an instance ever accepted it: what comes later is a continuation.
         last_ns: Last token, or last placement where none came since.
+        epoch_max: Highest epoch that was ever submitted or allotted; the next one is above.
+        allotment: The open one; a sequence has at most one, and only while an instance has it.
+        voided: Migrations whose allotments were voided, the latest few: their late questions are refused.
+        moved: It came to its instance by a migration in this epoch.
         fresh: No token came in this epoch.
         excluded: Instance -> incarnation that failed it since it was last owned.
         waiting_since_ns: When it last lost its instance, or came; 0 while it is owned.
@@ -66,9 +95,11 @@ class OpenSequence:
     """
 
     __slots__ = (
+        "allotment",
         "asking",
         "call",
         "epoch",
+        "epoch_max",
         "excluded",
         "finish_reason",
         "fresh",
@@ -82,6 +113,7 @@ class OpenSequence:
         "last_ns",
         "lazy",
         "log",
+        "moved",
         "owned",
         "phase",
         "placed_ns",
@@ -102,6 +134,7 @@ class OpenSequence:
         "text",
         "tokens_max",
         "tries",
+        "voided",
         "waiting_since_ns",
         "why",
     )
@@ -117,7 +150,10 @@ class OpenSequence:
         self.lazy = not call.call.stream and not call.call.stop  # detokenise once, at the end
         self.log: list[int] = []
         self.phase = Phase.WAITING
-        self.epoch = -1  # each placement raises it by one
+        self.epoch = self.epoch_max = -1
+        self.allotment: Allotment | None = None
+        self.voided: tuple[str, ...] = ()
+        self.moved = False
         self.instance: Instance | None = None
         self.incarnation = 0  # of the instance, when it was asked
         self.placed_ns = 0
@@ -174,6 +210,7 @@ class OpenCall:
         "forecast",
         "held",
         "instances",
+        "migrations",
         "output_tokens",
         "placed_ns",
         "policy",
@@ -210,6 +247,7 @@ class OpenCall:
         self.placed_ns = 0
         self.forecast: Forecast | None = None
         self.continuations = 0
+        self.migrations = 0
         self.instances: list[str] = []
         self.held: list[ChoiceDelta] = []
         self.touched: list[ChoiceDelta] = []
@@ -244,11 +282,12 @@ class IngressState:
         self.calls: dict[str, OpenCall] = {}
         self.sequences: dict[str, OpenSequence] = {}
         self.owned: dict[str, dict[str, OpenSequence]] = {}  # instance -> its submitted and running sequences
+        self.allotted: dict[str, dict[str, OpenSequence]] = {}  # target -> sequences with an open allotment there
         self.waiting: dict[str, OpenSequence] = {}
         self.pending: dict[str, Pending] = {}
         self.correlations = 0
         self.acknowledge: dict[str, list[tuple[str, int]]] = {}
-        self.disowned: dict[str, int] = {}  # stray sequence -> unix ns until which it is not cancelled again
+        self.disowned: dict[tuple[str, str], int] = {}  # (stray, instance) -> unix ns until when that is not said again
         self.parameters = policy_parameters(config.dispatch, policy)
         self.policy = policy
         self.policy_states: dict[tuple[str, str], Any] = {}

@@ -22,23 +22,29 @@ def note_stray(
     """A chunk of an ended or unknown sequence, of an old epoch, or from an instance that does not own it.
 
     A finished one is acknowledged (the acknowledgement may have been lost), a running one cancelled (the cancel may
-    have been). One whose epoch is newer than the present one is neither: nothing here could have caused it.
+    have been), also one of an allotted epoch that is void. One of the present epoch, or of one that was never given
+    out, is neither: nothing here could have caused it.
     """
     state.metrics.discarded.add("late")
-    if sequence is not None and chunk.epoch >= sequence.epoch:
+    if sequence is not None and (chunk.epoch == sequence.epoch or chunk.epoch > sequence.epoch_max):
         return
     if chunk.finish is not None:
         acknowledge(state, instance, chunk.sequence, chunk.epoch, out)
         return
-    now_ns = state.now_ns
-    if state.disowned.get(chunk.sequence, 0) > now_ns:
+    disown(state, chunk.sequence, chunk.epoch, instance, out)
+
+
+def disown(state: IngressState, sequence: str, epoch: int, instance: str, out: list[Effect]) -> None:
+    """Tells an instance to drop a sequence up to an epoch that it does not own; not too often."""
+    now_ns, key = state.now_ns, (sequence, instance)
+    if state.disowned.get(key, 0) > now_ns:
         return
     if len(state.disowned) >= DISOWNED_MAX:
         state.disowned.clear()
-    state.disowned[chunk.sequence] = now_ns + CANCEL_EVERY_NS
+    state.disowned[key] = now_ns + CANCEL_EVERY_NS
     out.append(
         Publish(
             subject=state.subjects.engine(instance, "cancel"),
-            body=CancelSequence(sequence=chunk.sequence, epoch=chunk.epoch, reason="stray"),
+            body=CancelSequence(sequence=sequence, epoch=epoch, reason="stray"),
         )
     )

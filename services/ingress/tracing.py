@@ -17,7 +17,7 @@ from millrace.telemetry.tracecontext import child, format_traceparent
 from services.ingress.calls import Usage
 from services.ingress.deciding import Verdict
 from services.ingress.pending import PendingForecast, PendingTag
-from services.ingress.state import OpenCall, OpenSequence
+from services.ingress.state import Allotment, OpenCall, OpenSequence
 
 
 def new_span(call: OpenCall, rng: Random) -> str:
@@ -130,6 +130,36 @@ def end_placement(
     )
 
 
+def end_move(
+    sequence: OpenSequence, allotment: Allotment, *, source: str, outcome: str, now_ns: int, out: list[Effect]
+) -> None:
+    """The target of a migration has the sequence: a span since its epoch was allotted, linked to the one before."""
+    call = sequence.call
+    earlier, sequence.span = sequence.span, allotment.span
+    if call.trace is None:
+        return
+    out.append(
+        RecordSpan(
+            name="move",
+            traceparent=allotment.span,
+            parent_span_id=call.trace.span_id,
+            start_ns=allotment.at_ns,
+            end_ns=now_ns,
+            attributes={
+                "request": call.request,
+                "sequence": sequence.id,
+                "epoch": allotment.epoch,
+                "migration": allotment.migration,
+                "source": source,
+                "instance": allotment.instance.name,
+                "outcome": outcome,
+                "output_tokens": len(sequence.log),
+            },
+            links=[earlier] if earlier else [],
+        )
+    )
+
+
 def end_call(call: OpenCall, outcome: str, usage: Usage, error: str, now_ns: int, out: list[Effect]) -> None:
     """The root span."""
     if call.trace is None:
@@ -151,6 +181,7 @@ def end_call(call: OpenCall, outcome: str, usage: Usage, error: str, now_ns: int
                 "output_tokens": usage.completion_tokens,
                 "cached_tokens": usage.cached_tokens,
                 "continuations": call.continuations,
+                "migrations": call.migrations,
                 "instances": ", ".join(call.instances),
                 "finish_reasons": ", ".join(s.finish_reason for s in call.sequences),
             },

@@ -52,6 +52,8 @@ def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
     assert {e.subject for e in effects if isinstance(e, Subscribe)} == {
         "mr.local.tokens.ingress-0",
         "mr.local.returned.ingress-0",
+        "mr.local.epoch.ingress-0",
+        "mr.local.moved.ingress-0",
         "mr.local.summary.*.*",
         "mr.local.presence.worker.*",
     }

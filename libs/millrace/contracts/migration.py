@@ -142,11 +142,16 @@ class AllotEpoch(Body, frozen=True, kw_only=True, tag="AllotEpoch/1"):
 
 
 class EpochAllotted(Body, frozen=True, kw_only=True, tag="EpochAllotted/1"):
-    """The target may decode in this epoch and no other; epochs rise, not always by one."""
+    """The target may decode in this epoch and no other; epochs rise, not always by one.
+
+    Attributes:
+        traceparent: Context for what the target does of it, as a submission's by ingress would be; empty for none.
+    """
 
     migration: str
     sequence: str
     epoch: int
+    traceparent: str = ""
 
 
 class EpochRefused(Body, frozen=True, kw_only=True, tag="EpochRefused/1"):

@@ -88,7 +88,8 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
         detail: A sentence where it did not complete.
         finish_reasons: One per choice.
         output_tokens: One per choice.
-        continuations: How often any of its sequences went on elsewhere.
+        continuations: How often any of its sequences went on elsewhere after a loss.
+        migrations: How often any of them moved with its KV.
         predicted_output_tokens: The tagger's mean; None if unknown.
         predicted_ttft_ns: What the forecast of the chosen instance said at the first placement; None without one.
         predicted_e2e_ns: The same for the end.
@@ -117,6 +118,7 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     predicted_ttft_ns: int | None = None
     predicted_e2e_ns: int | None = None
     placed_ns: int = 0
+    migrations: int = 0
 
 
 class ProvisioningDecided(Body, frozen=True, kw_only=True, tag="ProvisioningDecided/1"):

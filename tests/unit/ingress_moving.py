@@ -1,0 +1,114 @@
+"""What tests of migrations at ingress share: a bench with the words of a migration."""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Reply, Request
+from millrace.contracts.ingress import TokenChunk, TokensResent
+from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused, SequenceMoved
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.worker import CancelSequence, ResendTokens, SubmitSequence, TokensForgotten
+
+from services.ingress.state import OpenSequence
+from tests.unit.ingress_core import Bench, instance_of
+
+
+class MoveBench(Bench):
+    """Three instances; ``source`` runs call ``r``, ``target`` and ``third`` are the others."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(instances=3)
+        self.source = self.run_call(**fields)  # type: ignore[arg-type]
+        self.target, self.third = sorted(set(self.incarnations) - {self.source})
+
+    @property
+    def sequence(self) -> OpenSequence:
+        return self.actor.state.sequences["r.0"]
+
+    @property
+    def owner(self) -> tuple[str, int]:
+        """Who owns the sequence, in which epoch; an empty name for nobody."""
+        instance = self.sequence.instance
+        return ("" if instance is None else instance.name, self.sequence.epoch)
+
+    def ask(
+        self,
+        migration: str = "m",
+        *,
+        source: str = "",
+        target: str = "",
+        epoch: int = 0,
+        incarnation: int | None = None,
+        sequence: str = "r.0",
+    ) -> EpochAllotted | EpochRefused:
+        """A source's migrator asks for an epoch."""
+        target = target or self.target
+        asked = AllotEpoch(
+            migration=migration,
+            sequence=sequence,
+            epoch=epoch,
+            source=source or self.source,
+            target=target,
+            incarnation=self.incarnations.get(target, 1) if incarnation is None else incarnation,
+        )
+        (reply,) = [e for e in self.send(asked, reply_to="_INBOX.1") if isinstance(e, Reply)]
+        assert reply.to == "_INBOX.1"
+        assert isinstance(reply.body, EpochAllotted | EpochRefused)
+        return reply.body
+
+    def allot(self, migration: str = "m", **fields: object) -> int:
+        """The epoch that is allotted."""
+        answer = self.ask(migration, **fields)  # type: ignore[arg-type]
+        assert isinstance(answer, EpochAllotted), answer
+        return answer.epoch
+
+    def moved(self, first_index: int, *, epoch: int = 1, instance: str = "", sequence: str = "r.0") -> None:
+        """A worker's word that it has the sequence."""
+        instance = instance or self.target
+        self.send(
+            SequenceMoved(
+                migration="m",
+                sequence=sequence,
+                epoch=epoch,
+                instance=instance,
+                incarnation=self.incarnations[instance],
+                first_index=first_index,
+            )
+        )
+
+    def die(self, instance: str) -> None:
+        self.send(
+            ServicePresence(role="worker", name=instance, incarnation=0, at_ns=self.now_ns, state=PresenceState.DEAD)
+        )
+
+    def cancels(self) -> list[tuple[str, int]]:
+        """Whom it told to drop the sequence, up to which epoch."""
+        return [
+            (e.subject.split(".")[-2], e.body.epoch)
+            for e in self.effects
+            if isinstance(getattr(e, "body", None), CancelSequence)
+        ]
+
+    def question(self) -> tuple[str, ResendTokens]:
+        """The newest ResendTokens, and whom it asks."""
+        request = self.asked(ResendTokens)[-1]
+        assert isinstance(request.body, ResendTokens)
+        return instance_of(request), request.body
+
+    def tell(self, chunk: TokenChunk | None) -> None:
+        """Answers the newest ResendTokens: with these tokens, or that nothing is known."""
+        request: Request = self.asked(ResendTokens)[-1]
+        assert isinstance(request.body, ResendTokens)
+        forgotten = TokensForgotten(sequence=request.body.sequence, epoch=request.body.epoch)
+        self.reply(request, forgotten if chunk is None else TokensResent(chunk=chunk))
+
+    def placed(self) -> list[tuple[str, int]]:
+        """Every submission so far: instance and epoch."""
+        return [
+            (instance_of(request), request.body.epoch)
+            for request in self.submissions()
+            if isinstance(request.body, SubmitSequence)
+        ]
+
+    def outcomes(self) -> dict[str, int]:
+        """Of migrations."""
+        return {outcome: count for (outcome,), count in self.metrics.migrations.counts.items()}
