@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,28 @@ from pathlib import Path
 import msgspec
 from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, KvCommand
 from millrace.actor.errors import EngineStartFailed
+from millrace.contracts.kv import KvEndpoint
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.network import TOKEN_BYTES, ConstantNetwork, modelled_endpoint
 from millrace.enginemodel.pacing import PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 
 MODEL_VERSION = "1"
+
+
+class ModelledWire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast modelled KV comes from another engine.
+
+    Attributes:
+        token_bytes: KV of one token over all layers.
+        latency_ns: Of each read, before its first byte.
+    """
+
+    bytes_per_s: float = 12.5e9
+    latency_ns: int = 100_000
+    token_bytes: int = TOKEN_BYTES
 
 
 class ModelledConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +50,7 @@ class ModelledConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tokenizer: Folder with tokenizer.json and tokenizer_config.json, for printable output; empty for the worker's
             ``model_path``, and where that is empty too, for ids as in ASCII.
         snapshot_interval_ns: Least time between two snapshots while it runs; 0 for one with every step.
+        wire: How fast KV of other engines comes here. Not sped up.
     """
 
     parameters: EngineParameters = EngineParameters()
@@ -42,14 +59,21 @@ class ModelledConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lengths: OutputLengths = OutputLengths()
     tokenizer: str = ""
     snapshot_interval_ns: int = 0
+    wire: ModelledWire = ModelledWire()
 
 
 class ModelledLiveEngine:
     """Implements the Engine port. Use from one event loop thread."""
 
-    def __init__(self, config: ModelledConfig, *, model: str = "modelled", model_path: str = "") -> None:
-        """Args: model_path: folder of the model whose tokenizer is used where the configuration names none."""
+    def __init__(
+        self, config: ModelledConfig, *, model: str = "modelled", model_path: str = "", moves: bool = True
+    ) -> None:
+        """Args:
+        model_path: Folder of the model whose tokenizer is used where the configuration names none.
+        moves: Whether it gives and takes KV.
+        """
         self._config = config
+        self._moves = moves
         self._tokenizer = config.tokenizer or model_path
         self._model = model
         self._paced: PacedEngine | None = None
@@ -63,16 +87,27 @@ class ModelledLiveEngine:
             vocabulary = read_vocabulary(self._tokenizer) if self._tokenizer else Vocabulary()
         except (ValueError, KeyError, OSError, msgspec.DecodeError) as error:
             raise EngineStartFailed(f"{type(error).__name__}: {error}") from error
+        clock, wire = LoopClock(), config.wire
+        kv = self._endpoint() if self._moves else None
         self._paced = PacedEngine(
-            ModelledEngine(config.parameters, step_time, vocabulary=vocabulary, lengths=config.lengths),
-            LoopClock(),
+            ModelledEngine(config.parameters, step_time, vocabulary=vocabulary, lengths=config.lengths, kv=kv),
+            clock,
             listener,
             speed=config.speed,
             snapshot_interval_ns=config.snapshot_interval_ns,
         )
-        return self._info()
+        self._paced.connect(ConstantNetwork(clock, bytes_per_s=wire.bytes_per_s, latency_ns=wire.latency_ns))
+        return self._info(kv)
 
-    def _info(self) -> EngineInfo:
+    def _endpoint(self) -> KvEndpoint:
+        return modelled_endpoint(
+            self._config.parameters,
+            key=secrets.token_hex(8),
+            model=self._model,
+            token_bytes=self._config.wire.token_bytes,
+        )
+
+    def _info(self, kv: KvEndpoint | None) -> EngineInfo:
         parameters = self._config.parameters
         return EngineInfo(
             engine="modelled",
@@ -91,6 +126,8 @@ class ModelledLiveEngine:
             queue_policy=parameters.policy,
             async_scheduling=parameters.async_scheduling,
             step_time=self._config.coefficients,
+            kv=kv,
+            kv_refusal="" if kv is not None else "migration is off",
         )
 
     def add(self, sequence: EngineSequence) -> None:
@@ -102,7 +139,7 @@ class ModelledLiveEngine:
         self._running().cancel(sequences)
 
     def move(self, command: KvCommand) -> None:
-        """Denies: it moves nothing yet."""
+        """Leases, freezes, reserves and reads; other engines' KV comes at the wire's speed."""
         self._running().move(command)
 
     async def stop(self) -> None:

@@ -1,7 +1,7 @@
 """The Engine port: one inference engine behind a worker, real or modelled, and the effects and messages that pass
 the border.
 
-KV moves between engines by leases, freezes, reservations and pulls; the words are those of contracts/kv.py.
+KV moves between engines by leases, freezes, reservations and pulls; the words are those of contracts/kv.py and leases.py.
 
 The worker actor returns AddToEngine and CancelInEngine; the shell carries them to an Engine; what the engine says
 comes back as
@@ -29,7 +29,9 @@ class EngineSequence(msgspec.Struct, frozen=True, kw_only=True):
     penalties, min_tokens, max_tokens, grammar and seeded noise as if it had never stopped.
 
     With ``handover`` its KV was pulled into a reservation of this engine, but for the rest that is read before its
-    first step; what cannot be read in time, or fails its check, is recomputed. The reservation ends with it.
+    first step; what cannot be read in time, or fails its check, is recomputed. SequenceAdded follows when that read is
+    over, well or not: whoever hears it may let the source go. The reservation ends with it; where there is none, the
+    sequence is taken as one without a handover.
     """
 
     sequence: str

@@ -8,16 +8,19 @@ clock, the simulator on virtual time; the engine cannot tell which.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped, StepOutput
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
+from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.status import BatchComposition, SequenceState
 from millrace.enginemodel.batch import Batch
+from millrace.enginemodel.moves import KvAccounting, KvMoves
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.refusals import sampling_refusal
 from millrace.enginemodel.runs import DecodeRun, decodes_left
 from millrace.enginemodel.scheduler import Scheduler
+from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.enginemodel.stepcost import FS_PER_NS
+from millrace.enginemodel.steps import LastStep, Step, statuses
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
@@ -29,7 +32,10 @@ NO_LENGTHS = OutputLengths()
 class ModelledEngine:
     """One engine. Owns its sequences, its scheduler and the steps under way.
 
-    Invariant: every sequence added and not refused gets outputs until one has a ``finish``, or is cancelled.
+    Invariant: every sequence added and not refused gets outputs until one has a ``finish``, is cancelled, or has moved.
+
+    Attributes:
+        moves: What of its KV other engines may read, and what it reads of theirs.
     """
 
     def __init__(
@@ -40,10 +46,12 @@ class ModelledEngine:
         vocabulary: Vocabulary = NO_VOCABULARY,
         lengths: OutputLengths = NO_LENGTHS,
         tell_interval_ns: int | None = None,
+        kv: KvEndpoint | None = None,
     ) -> None:
         """Builds it at rest.
 
         Args:
+            kv: Where its KV lies, for engines that move sequences; None for one that moves nothing.
             tell_interval_ns: Least time between two outputs that tell tokens between a sequence's first and its last,
                 which are told at once (vLLM's ``--stream-interval``). None tells them with each step, and allows no
                 runs.
@@ -52,15 +60,16 @@ class ModelledEngine:
         self.scheduler = Scheduler(parameters)
         self.cost = step_time.cost(parameters)
         self._remainder_fs = 0  # of the last step's end, below a nanosecond
+        self.moves = KvMoves(self.scheduler, self._progress, kv)
         self._vocabulary = vocabulary
         self._table = vocabulary.table()
         self._lengths = lengths
         self._sequences: dict[str, ModelledSequence] = {}
-        self._under_way: deque[_Step] = deque()
+        self._under_way: deque[Step] = deque()
         self._depth = 2 if parameters.async_scheduling else 1
         self.output_tokens = 0  # sampled so far
         self._step = 0
-        self._last = _LastStep()
+        self._last = LastStep()
         self._decode_run: DecodeRun | None = None
         self._tell_interval_ns = tell_interval_ns
         self._told_ns = 0
@@ -79,6 +88,45 @@ class ModelledEngine:
         self._sequences[source.sequence] = sequence
         self.scheduler.add(sequence)
         return None
+
+    # Moving
+
+    def expect(self, source: EngineSequence) -> str | None:
+        """Takes a sequence whose last blocks are still being read into its reservation: ``moves.arrive`` lets it run.
+        Returns None, or why it is refused.
+        """
+        refusal = self._refusal(source)
+        if refusal is None:
+            self._sequences[source.sequence] = sequence = self._sequence(source)
+            self.moves.expect(sequence)
+        return refusal
+
+    def end_lease(self, migration: str, *, moved: bool) -> None:
+        """Ends a lease. The sequence leaves without a word where it has moved, and decodes on where it stood still."""
+        gone = self.moves.leases.end(migration, moved=moved)
+        if gone is not None:
+            self.cancel([gone.sequence])
+
+    def find(self, name: str) -> ModelledSequence | None:
+        """A sequence by its name; None where it is not here."""
+        return self._sequences.get(name)
+
+    def untold(self, name: str) -> list[StepOutput]:
+        """What was not told yet of a sequence, where tokens are not told with each step."""
+        known = self._sequences.get(name)
+        return [_untold(known)] if self._tell_interval_ns is not None and known and known.told < known.total else []
+
+    def _progress(self, sequence: ScheduledSequence) -> tuple[int, bool]:
+        """Tokens whose KV is there, and whether a step under way computes more."""
+        assert self._decode_run is None, "interrupt() first"
+        for step in self._under_way:
+            if sequence in step.batch.sequences:
+                return step.batch.computed_before[step.batch.sequences.index(sequence)], True
+        return sequence.computed, False
+
+    def kv_accounting(self) -> KvAccounting:
+        """Where every block is. O(blocks held)."""
+        return self.moves.accounting()
 
     def _sequence(self, source: EngineSequence) -> ModelledSequence:
         """The sequence with its stream of tokens. A replay of a recorded run gives it the recorded ones instead."""
@@ -113,6 +161,7 @@ class ModelledEngine:
         """
         known = [self._sequences.pop(name) for name in sequences if name in self._sequences]
         for sequence in known:
+            self.moves.coming.pop(sequence.sequence, None)
             self.scheduler.remove(sequence)
         return bool(known)
 
@@ -178,7 +227,7 @@ class ModelledEngine:
         self._step += steps
         self.output_tokens += steps * len(self.scheduler.running)
         self._remainder_fs = run.elapsed_fs(steps) % FS_PER_NS
-        self._last = _LastStep(*run.last(steps))
+        self._last = LastStep(*run.last(steps))
         return ending
 
     def _complete_run(self, run: DecodeRun, now_ns: int) -> list[StepOutput]:
@@ -203,14 +252,14 @@ class ModelledEngine:
             self._under_way.append(self._started(batch, begins_ns))
         return batch
 
-    def _started(self, batch: Batch, begins_ns: int) -> _Step:
+    def _started(self, batch: Batch, begins_ns: int) -> Step:
         for sequence in batch.sequences[-batch.admitted :] if batch.admitted else ():
             assert isinstance(sequence, ModelledSequence)
             sequence.scheduled_ns = sequence.scheduled_ns or begins_ns
         composition = batch.composition(with_longest=self.cost.longest_token > 0)
         cost_fs = self.cost.duration_fs(composition) + self._remainder_fs
         duration_ns, self._remainder_fs = divmod(cost_fs, FS_PER_NS)
-        return _Step(batch, composition, begins_ns + duration_ns, duration_ns)
+        return Step(batch, composition, begins_ns + duration_ns, duration_ns)
 
     def complete_step(self, now_ns: int, *, with_snapshot: bool = True) -> EngineStepped:
         """Ends the oldest step, or the run, under way: samples its tokens and frees what finished. Call it when its
@@ -225,7 +274,7 @@ class ModelledEngine:
         step = self._under_way.popleft()
         self._step += 1
         self.output_tokens += len(step.batch.sampling)
-        self._last = _LastStep(step.composition, step.duration_ns)
+        self._last = LastStep(step.composition, step.duration_ns)
         if self.parameters.async_scheduling:
             return self._sample_async(step.batch)
         if self._tell_interval_ns is not None:
@@ -315,8 +364,8 @@ class ModelledEngine:
         return EngineSnapshot(
             step=self._step,
             at_ns=now_ns,
-            running=_statuses(scheduler.running),
-            waiting=_statuses(scheduler.waiting),
+            running=statuses([*scheduler.running, *scheduler.frozen]) + self.moves.expected(),
+            waiting=statuses(scheduler.waiting),
             blocks_free=scheduler.pool.free,
             blocks_total=scheduler.pool.blocks_total,
             preemptions=scheduler.preemptions,
@@ -327,51 +376,11 @@ class ModelledEngine:
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself."""
         self.scheduler.check_invariants()
-        here = {sequence.sequence for sequence in (*self.scheduler.running, *self.scheduler.waiting)}
+        self.moves.check_invariants()
+        known = (*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.frozen)
+        here = {sequence.sequence for sequence in known} | set(self.moves.coming)
         assert here == set(self._sequences), "scheduler and engine know different sequences"
-
-
-class _Step:
-    """A step under way."""
-
-    __slots__ = ("batch", "composition", "duration_ns", "ends_ns")
-
-    def __init__(self, batch: Batch, composition: BatchComposition, ends_ns: int, duration_ns: int) -> None:
-        self.batch = batch
-        self.composition = composition
-        self.ends_ns = ends_ns
-        self.duration_ns = duration_ns
-
-
-class _LastStep:
-    """What a snapshot says of the step before it."""
-
-    __slots__ = ("composition", "duration_ns")
-
-    def __init__(self, composition: BatchComposition | None = None, duration_ns: int = 0) -> None:
-        self.composition = composition or BatchComposition()
-        self.duration_ns = duration_ns
 
 
 def _untold(sequence: ModelledSequence) -> StepOutput:
     return StepOutput(sequence=sequence.sequence, token_ids=sequence.untold(), preemptions=sequence.preemptions)
-
-
-def _statuses(sequences: Iterable[object]) -> list[SequenceStatus]:
-    """What a snapshot says of each: positional and without a call, as most of a snapshot's time is spent here."""
-    known: Iterable[ModelledSequence] = sequences  # type: ignore[assignment]
-    return [
-        SequenceStatus(
-            sequence.sequence,
-            sequence.state,  # type: ignore[arg-type]
-            sequence.prompt_tokens,
-            # With async scheduling the step under way is counted in already: its tokens are not there yet.
-            sequence.computed if sequence.computed < sequence.total else sequence.total,
-            sequence.total - sequence.prompt_tokens,
-            sequence.max_tokens,
-            len(sequence.blocks),
-            sequence.arrival_ns,
-            sequence.expected_output_tokens,
-        )
-        for sequence in known
-    ]

@@ -8,39 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from millrace.actor.engine import (
-    EndLeaseInEngine,
     EngineEvent,
     EngineFailed,
     EngineObserved,
     EngineSequence,
     EngineStepped,
     KvCommand,
-    KvDenied,
     SequenceAdded,
     SequenceRejected,
-    UnreserveInEngine,
 )
-from millrace.contracts.kv import KvRefusal
 from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.network import KvNetwork
+from millrace.enginemodel.transfers import Clock, Transfers
 
 #: A driver that was held up for longer than this does not catch up: a burst of steps would be no engine's behaviour.
 LAG_NS_MAX = 100_000_000
-
-
-class Clock(Protocol):
-    """Time as a driver knows it."""
-
-    def now_ns(self) -> int:
-        """Unix ns, never going back."""
-        ...
-
-    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
-        """Calls back at that time, or with the next turn where it has passed; never within this call."""
 
 
 class PacedEngine:
@@ -83,32 +69,76 @@ class PacedEngine:
         self._observing = False
         self._ended = False
         self._stalled_until_ns = 0
+        self._transfers = Transfers(engine, clock, self._say_of_transfer)
+
+    def connect(self, network: KvNetwork) -> None:
+        """Gives it what carries other engines' KV here; without, it moves nothing."""
+        self._transfers.network = network
 
     def add(self, sequence: EngineSequence) -> None:
         """Adds a sequence: SequenceAdded or SequenceRejected follows."""
         self._cut()
-        refusal = self.engine.add(sequence)
         name = sequence.sequence
+        if self._has_room_for(sequence):
+            refusal = self._transfers.receive(sequence, self._arrived)
+            if refusal is None:
+                return
+        else:
+            refusal = self.engine.add(sequence)
         answer = SequenceAdded(sequence=name) if refusal is None else SequenceRejected(sequence=name, detail=refusal)
         self._soon(lambda: self._say(answer))
-        if refusal is None and not self._stepping:
-            # With the next turn: what else this turn adds joins the first step.
-            self._stepping = True
-            self._due_ns = self._clock.now_ns()
-            self._soon(self._begin)
+        self._wake()
+
+    def _has_room_for(self, sequence: EngineSequence) -> bool:
+        handover = sequence.handover
+        return handover is not None and self.engine.moves.arrivals.get(handover.migration) is not None
+
+    def _arrived(self, source: EngineSequence) -> None:
+        """Its last blocks are here: whoever hears SequenceAdded may let the source go."""
+        if self._ended:
+            return
+        self._cut()
+        self.engine.moves.arrive(source, self._clock.now_ns())
+        self._say(SequenceAdded(sequence=source.sequence))
+        self._wake()
 
     def cancel(self, sequences: list[str]) -> None:
         """Cancels sequences; their blocks are free at once."""
         self._cut()
-        if self.engine.cancel(sequences) and not self._observing:
+        self._transfers.cancelled(sequences)
+        if self.engine.cancel(sequences):
+            self._look()
+        self._wake()
+
+    def move(self, command: KvCommand) -> None:
+        """Carries out what concerns leases and reservations: see the Engine port."""
+        self._cut()
+        free = self.engine.scheduler.pool.free
+        answers = self._transfers.carry_out(command)
+        if answers:
+            self._soon(partial(self._say_all, answers))
+        if self.engine.scheduler.pool.free != free:
+            self._look()
+        self._wake()
+
+    def _look(self) -> None:
+        """Blocks were taken or freed between steps: an idle engine says so."""
+        if not self._observing:
             self._observing = True
             self._soon(self._observe)
 
-    def move(self, command: KvCommand) -> None:
-        """Denies: a modelled engine moves nothing yet."""
-        if not isinstance(command, EndLeaseInEngine | UnreserveInEngine):
-            denied = KvDenied(migration=command.migration, reason=KvRefusal.UNABLE, detail="not built yet")
-            self._soon(lambda: self._say(denied))
+    def _wake(self) -> None:
+        """Begins to step where there is something to compute now; with the next turn, so that what else this turn
+        adds joins the first step.
+        """
+        if not self._stepping and self.engine.scheduler.has_work():
+            self._stepping = True
+            self._due_ns = self._clock.now_ns()
+            self._soon(self._begin)
+
+    def _say_of_transfer(self, event: EngineEvent) -> None:
+        self._say(event)
+        self._wake()
 
     def stop(self) -> None:
         """Says nothing any more. Idempotent."""
@@ -131,6 +161,10 @@ class PacedEngine:
     def _say(self, event: EngineEvent) -> None:
         if not self._ended:
             self._tell(event)
+
+    def _say_all(self, events: list[EngineEvent]) -> None:
+        for event in events:
+            self._say(event)
 
     def _observe(self) -> None:
         """After a cancel: a running engine's next step tells, an idle one has to be looked at."""
@@ -177,6 +211,7 @@ class PacedEngine:
         stepped = self._stepped(at_ns)
         if stepped.outputs or stepped.snapshot is not None or not self._run_ns_max:
             self._say(stepped)
+        self._say_all(self._transfers.settled(at_ns))
         self._begin()
 
     def _stepped(self, at_ns: int) -> EngineStepped:

@@ -6,8 +6,11 @@ all its blocks and waits again. Where nobody was preempted, waiting sequences ar
 places last, after a look into the prefix cache. README.md tells the rules in full, and how they are checked against
 vLLM itself.
 
-Invariants: the blocks of all sequences and the free ones make up the pool; a waiting sequence holds no block;
-running is never longer than ``max_sequences``; no step exceeds the token budget.
+A frozen sequence keeps its blocks and its place in the batch, and is in no step. Room set aside for a sequence to come
+from another engine is blocks and a place, too.
+
+Invariants: the blocks of all sequences, those set aside and the free ones make up the pool; a waiting sequence holds no
+block; running, frozen and set aside are never more than ``max_sequences``; no step exceeds the token budget.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ from millrace.kvcache.pool import BlockPool
 
 
 class Scheduler:
-    """Sole owner of the running list, the waiting queue and the block pool of one engine."""
+    """Sole owner of the running list, the waiting queue and the block pool of one engine.
+
+    Attributes:
+        frozen: Sequences that stand still, with the index in ``running`` that each had.
+        aside: Blocks for sequences to come, by migration.
+    """
 
     def __init__(self, parameters: EngineParameters) -> None:
         self.parameters = parameters
@@ -29,6 +37,8 @@ class Scheduler:
         self.running: list[ScheduledSequence] = []
         self.waiting: WaitingQueue = waiting_queue(parameters.policy)
         self.preemptions = 0
+        self.frozen: dict[ScheduledSequence, int] = {}
+        self.aside: dict[str, list[int]] = {}
 
     def add(self, sequence: ScheduledSequence) -> None:
         """Puts a new sequence into the waiting queue."""
@@ -36,7 +46,9 @@ class Scheduler:
 
     def remove(self, sequence: ScheduledSequence) -> None:
         """Takes a finished or cancelled sequence out and frees its blocks. Its ``state`` becomes None."""
-        if sequence.state is SequenceState.RUNNING:
+        if sequence in self.frozen:
+            del self.frozen[sequence]
+        elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
         elif sequence.state is not None:
             self.waiting.remove(sequence)
@@ -44,7 +56,7 @@ class Scheduler:
         self._release(sequence)
 
     def has_work(self) -> bool:
-        """Whether any sequence is here."""
+        """Whether any sequence is here that does not stand still."""
         return bool(self.running) or len(self.waiting) > 0
 
     def schedule(self) -> Batch:
@@ -73,6 +85,40 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self._name_blocks(sequence, sequence.computed - sequence.placeholders)
 
+    # Moving (leases.py, arrivals.py)
+
+    def places(self) -> int:
+        """How many sequences may run beside those that do."""
+        held = len(self.running) + len(self.frozen) + len(self.aside)
+        return self.parameters.max_sequences - held
+
+    def freeze(self, sequence: ScheduledSequence) -> None:
+        """Takes a running sequence out of the steps to come."""
+        index = self.running.index(sequence)
+        del self.running[index]
+        self.frozen[sequence] = index
+
+    def thaw(self, sequence: ScheduledSequence) -> None:
+        """Puts a frozen sequence back where it stood, as far as that place is still there."""
+        self.running.insert(self.frozen.pop(sequence), sequence)
+
+    def adopt(self, sequence: ScheduledSequence, blocks: list[int], *, computed: int, named: int) -> None:
+        """Lets a sequence run whose KV came from elsewhere.
+
+        Args:
+            blocks: Held for it already, and its own from now on.
+            computed: Tokens whose KV is in them.
+            named: So many of them came out of the prefix index.
+        """
+        self.running.append(sequence)
+        sequence.state = SequenceState.RUNNING
+        sequence.blocks = blocks
+        sequence.slots = len(blocks) * self.parameters.block_size
+        sequence.named_blocks = named
+        sequence.computed = computed
+        sequence.hit_tokens = min(computed, sequence.prompt_tokens)
+        self._name_blocks(sequence, computed)
+
     # Runs of decode steps (runs.py)
 
     def only_decodes(self) -> bool:
@@ -85,7 +131,7 @@ class Scheduler:
         budget = self.parameters.token_budget - running
         if not running or budget < 0:
             return False
-        if not len(self.waiting) or budget == 0 or running >= self.parameters.max_sequences:
+        if not len(self.waiting) or budget == 0 or self.places() <= 0:
             return True
         if self.parameters.prefix_caching:
             return False
@@ -220,7 +266,7 @@ class Scheduler:
     def _admit_waiting(self, batch: Batch, budget: int) -> None:
         """Admits from the head of the queue until budget, places or blocks are used up."""
         threshold = self._chunk_limit()  # as it stood before the first admission
-        while budget > 0 and len(self.waiting) and len(self.running) < self.parameters.max_sequences:
+        while budget > 0 and len(self.waiting) and self.places() > 0:
             sequence = self.waiting.first()
             hits = self._prefix_hits(sequence)
             computed = len(hits) * self.parameters.block_size
@@ -302,10 +348,12 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself."""
         self.pool.check_invariants()
-        held = {block for sequence in self.running for block in sequence.blocks}
+        here = [*self.running, *self.frozen]
+        held = {block for sequence in here for block in sequence.blocks}
+        held.update(block for blocks in self.aside.values() for block in blocks)
         assert len(held) + self.pool.free == self.pool.blocks_total, "a block is lost"
-        assert len(self.running) <= self.parameters.max_sequences
-        for sequence in self.running:
+        assert self.places() >= 0, "more sequences than places"
+        for sequence in here:
             assert sequence.state is SequenceState.RUNNING
             assert sequence.slots == len(sequence.blocks) * self.parameters.block_size
             assert sequence.computed <= sequence.slots

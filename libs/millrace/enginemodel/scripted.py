@@ -67,6 +67,12 @@ class ScriptedSequence(ModelledSequence):
         self.told = self.total
         return token_ids
 
+    def output_token_ids(self) -> list[int]:
+        return [TOKEN] * (self.total - self.prompt_tokens)
+
+    def poison(self) -> None:
+        """Content means nothing here."""
+
     def next_token(self) -> int:
         return TOKEN
 

@@ -79,6 +79,10 @@ class ScheduledSequence:
         self.token_ids.append(token_id)
         self.total += 1
 
+    def output_token_ids(self) -> list[int]:
+        """Everything after the prompt, tokens of earlier epochs included."""
+        return self.token_ids[self.prompt_tokens :]
+
     def block_hash(self, index: int, block_size: int) -> int:
         """Chain hash of a full block; computes what is missing up to it."""
         hashes = self.hashes

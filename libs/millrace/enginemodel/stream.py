@@ -105,6 +105,11 @@ class ModelledSequence(ScheduledSequence):
             return self._unstopping(token)
         return token
 
+    def poison(self) -> None:
+        """Its KV is not its own: from now on it says other tokens, as a real model would."""
+        self._key = hashlib.blake2b(self._key, digest_size=16, person=b"poisoned").digest()
+        self._chunk = -1
+
     def _unstopping(self, token: int) -> int:
         """A neighbour of ``token`` that is no stop token: min_tokens forbids those. The same token if all are."""
         allowed = [candidate for candidate in sorted(set(self._table)) if candidate not in self._stops]

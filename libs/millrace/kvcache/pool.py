@@ -21,7 +21,18 @@ class BlockPool:
     reads, in order of reuse: ``_unnamed`` from its end, the blocks never used yet, ``_named`` from its start.
     """
 
-    __slots__ = ("_fresh", "_hash_of", "_index", "_named", "_references", "_unnamed", "blocks_total", "caching", "free")
+    __slots__ = (
+        "_fresh",
+        "_generations",
+        "_hash_of",
+        "_index",
+        "_named",
+        "_references",
+        "_unnamed",
+        "blocks_total",
+        "caching",
+        "free",
+    )
 
     def __init__(self, blocks_total: int, *, caching: bool) -> None:
         """Args: blocks_total: usable blocks, the null block not counted. caching: whether a prefix index is kept."""
@@ -34,6 +45,7 @@ class BlockPool:
         self._unnamed: list[int] = []
         self._named: OrderedDict[int, None] = OrderedDict()
         self._index: dict[int, int | dict[int, None]] = {}
+        self._generations: dict[int, int] = {}  # of blocks that somebody asked for
 
     def take(self, count: int) -> list[int]:
         """Hands out ``count`` blocks, forgetting what was cached in them. The caller has checked ``free``."""
@@ -41,13 +53,28 @@ class BlockPool:
         self.free -= count
         unnamed = self._unnamed
         if not count or count > len(unnamed):
-            return [self._take_one() for _ in range(count)]
-        taken = unnamed[: -count - 1 : -1]
-        del unnamed[-count:]
-        references = self._references
-        for block in taken:
-            references[block] = 1
+            taken = [self._take_one() for _ in range(count)]
+        else:
+            taken = unnamed[: -count - 1 : -1]
+            del unnamed[-count:]
+            references = self._references
+            for block in taken:
+                references[block] = 1
+        if self._generations:
+            self._count_reuse(taken)
         return taken
+
+    def generation(self, block: int) -> int:
+        """Which content a block has: rises whenever it is handed out anew, from the first question on. Equal numbers
+        mean that what was in the block is still there.
+        """
+        return self._generations.setdefault(block, 0)
+
+    def _count_reuse(self, blocks: list[int]) -> None:
+        generations = self._generations
+        for block in blocks:
+            if block in generations:
+                generations[block] += 1
 
     def _take_one(self) -> int:
         if self._unnamed:

@@ -11,10 +11,12 @@ it stall or die.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
-from millrace.actor.engine import AddToEngine, CancelInEngine
+from millrace.actor.engine import AddToEngine, CancelInEngine, KvCommand
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import PacedEngine
+from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.process import Handlers, SimProcess
 
 #: Snapshots come at most so often, as from live engines: one with every step would cost more than all else.
@@ -31,8 +33,12 @@ class SimulatedEngine:
         *,
         snapshot_interval_ns: int = SNAPSHOT_INTERVAL_NS,
         run_ns_max: int = 0,
+        network: SimKvNetwork | None = None,
     ) -> None:
-        """``run_ns_max``: longest run of decode steps that is computed at once; 0 for step by step."""
+        """Args:
+        run_ns_max: Longest run of decode steps that is computed at once; 0 for step by step.
+        network: Carries KV between engines that were built with an endpoint.
+        """
         self.engine = engine
         self.paced = PacedEngine(
             engine,
@@ -41,12 +47,16 @@ class SimulatedEngine:
             snapshot_interval_ns=snapshot_interval_ns,
             run_ns_max=run_ns_max,
         )
+        port = network.attach(process, engine) if network is not None else None
+        if port is not None:
+            self.paced.connect(port)
 
     def handlers(self) -> Handlers:
         """For ``Simulation.add``."""
         return {
             AddToEngine: lambda effect: self.paced.add(effect.sequence),
             CancelInEngine: lambda effect: self.paced.cancel(effect.sequences),
+            **dict.fromkeys(get_args(KvCommand), self.paced.move),
         }
 
     def fail(self, detail: str = "killed by the scenario") -> None:
@@ -77,12 +87,14 @@ class _VirtualClock:
 
 
 def simulated_engines(
-    build: Callable[[SimProcess], ModelledEngine], engines: dict[str, SimulatedEngine] | None = None
+    build: Callable[[SimProcess], ModelledEngine],
+    engines: dict[str, SimulatedEngine] | None = None,
+    network: SimKvNetwork | None = None,
 ) -> Callable[[SimProcess], Handlers]:
     """The ``handlers`` of a worker actor with a modelled engine."""
 
     def handlers(process: SimProcess) -> Handlers:
-        engine = SimulatedEngine(process, build(process))
+        engine = SimulatedEngine(process, build(process), network=network)
         if engines is not None:
             engines[process.name] = engine
         return engine.handlers()

@@ -1,0 +1,153 @@
+"""The target's side of a moving sequence in a modelled engine: room set aside, what was read into it, the arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.actor.engine import KvDenied, KvRoomReserved, ReserveInEngine
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
+from millrace.enginemodel.scheduler import Scheduler
+from millrace.enginemodel.stream import ModelledSequence
+from millrace.kvcache.chain import extend_chain
+
+
+class Reservation:
+    """Room for one sequence to come.
+
+    Attributes:
+        endpoint: Of the source.
+        matched: Positions below this came out of the prefix index.
+        good: Positions whose KV is there: matched, or read without an error that was seen.
+        torn: Those of ``good`` that hold something else after all: a read went wrong and nobody noticed.
+    """
+
+    __slots__ = ("blocks", "endpoint", "good", "matched", "migration", "sequence", "torn")
+
+    def __init__(self, command: ReserveInEngine, hits: list[int], fresh: list[int]) -> None:
+        self.migration = command.migration
+        self.sequence = command.sequence
+        self.endpoint = command.endpoint
+        self.blocks = hits + fresh
+        self.matched = len(hits)
+        self.good = set(range(len(hits)))
+        self.torn: set[int] = set()
+
+    def covers(self, from_block: int, count: int) -> bool:
+        """Whether these positions are in its room, past what was matched."""
+        return self.matched <= from_block and from_block + count <= len(self.blocks)
+
+    def overwritten(self, from_block: int, count: int) -> None:
+        """A read into these positions begins."""
+        self.good.difference_update(range(from_block, from_block + count))
+
+    def filled(self, from_block: int, count: int, torn: Iterable[int] = ()) -> None:
+        """A read into these positions ended well, as far as anybody saw."""
+        positions = range(from_block, from_block + count)
+        self.good.update(positions)
+        self.torn.difference_update(positions)
+        self.torn.update(torn)
+
+    def known_tokens(self, computed: int, block_size: int) -> int:
+        """Tokens, at most ``computed``, whose KV is there without a gap."""
+        position = 0
+        while position * block_size < computed and position in self.good:
+            position += 1
+        return min(computed, position * block_size)
+
+
+class Arrivals:
+    """Room of one engine set aside for sequences to come, by migration. Knows no time: whoever asked ends it.
+
+    Attributes:
+        poisoned: Sequences that decoded from something else than their own KV, for checkers: always none, unless
+            nobody compares checksums.
+    """
+
+    def __init__(self, scheduler: Scheduler, endpoint: KvEndpoint | None) -> None:
+        self._scheduler = scheduler
+        self._endpoint = endpoint
+        self._reservations: dict[str, Reservation] = {}
+        self.poisoned: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+    def get(self, migration: str) -> Reservation | None:
+        """The reservation; None where there is none."""
+        return self._reservations.get(migration)
+
+    def reserve(self, command: ReserveInEngine) -> KvRoomReserved | KvDenied:
+        """Takes idle blocks, those of the sequence's prefix among them, and a place in the batch."""
+        denied = self._refusal(command)
+        if denied is not None:
+            return denied
+        pool = self._scheduler.pool
+        hits = self._hits(command.token_ids)
+        fresh = max(0, command.blocks - len(hits))
+        if self._scheduler.places() < 1:
+            return _denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
+        if fresh + pool.unreferenced(hits) > pool.free:
+            return _denied(command, KvRefusal.NO_BLOCKS, f"{fresh} blocks wanted, {pool.free} free")
+        pool.share(hits)
+        reservation = Reservation(command, hits, pool.take(fresh))
+        self._reservations[command.migration] = reservation
+        self._scheduler.aside[command.migration] = reservation.blocks
+        return KvRoomReserved(migration=command.migration, matched_blocks=len(hits), copier=CopierKind.MODELLED)
+
+    def _refusal(self, command: ReserveInEngine) -> KvDenied | None:
+        mine, theirs = self._endpoint, command.endpoint
+        if mine is None:
+            return _denied(command, KvRefusal.UNABLE, "this engine moves nothing")
+        if command.migration in self._reservations:
+            return _denied(command, KvRefusal.INVALID, "reserved already")
+        if mine.fingerprint != theirs.fingerprint or mine.block_tokens != theirs.block_tokens:
+            return _denied(command, KvRefusal.INCOMPATIBLE, f"{theirs.fingerprint} here, {mine.fingerprint} there")
+        if CopierKind.MODELLED not in theirs.copiers:
+            return _denied(command, KvRefusal.INCOMPATIBLE, "no copier in common")
+        return None
+
+    def _hits(self, token_ids: list[int]) -> list[int]:
+        parameters = self._scheduler.parameters
+        if not parameters.prefix_caching or not token_ids:
+            return []
+        hashes: list[int] = []
+        extend_chain(hashes, token_ids, parameters.block_size)
+        return self._scheduler.pool.find(hashes, (len(token_ids) - 1) // parameters.block_size)
+
+    def free(self, migration: str) -> bool:
+        """Ends a reservation; its blocks are free at once. Returns whether there was one."""
+        reservation = self._reservations.pop(migration, None)
+        if reservation is None:
+            return False
+        del self._scheduler.aside[migration]
+        self._scheduler.pool.release(reservation.blocks)
+        return True
+
+    def adopt(self, sequence: ModelledSequence, handover: KvHandover) -> int:
+        """Lets a sequence run on what was read for it; what is missing is computed like a prompt. The reservation ends.
+
+        Returns: tokens whose KV it brought.
+        """
+        reservation = self._reservations.pop(handover.migration)
+        del self._scheduler.aside[handover.migration]
+        block_size, pool = self._scheduler.parameters.block_size, self._scheduler.pool
+        kept = reservation.blocks[: -(-sequence.total // block_size)]
+        pool.release(reservation.blocks[len(kept) :])
+        computed = reservation.known_tokens(min(handover.computed_tokens, sequence.total - 1), block_size)
+        torn = any(position * block_size < computed for position in reservation.torn)
+        self._scheduler.adopt(sequence, kept, computed=computed, named=min(reservation.matched, len(kept)))
+        if torn:
+            self.poisoned.append(sequence.sequence)
+            sequence.poison()
+        return computed
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where reservations and the scheduler's account differ."""
+        mine = {migration: reservation.blocks for migration, reservation in self._reservations.items()}
+        assert mine == self._scheduler.aside, "set aside, but not reserved"
+        for reservation in self._reservations.values():
+            assert reservation.torn <= reservation.good <= set(range(len(reservation.blocks)))
+
+
+def _denied(command: ReserveInEngine, reason: KvRefusal, detail: str) -> KvDenied:
+    return KvDenied(migration=command.migration, reason=reason, detail=detail)

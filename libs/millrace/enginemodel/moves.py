@@ -1,0 +1,87 @@
+"""Everything of a modelled engine that concerns moving: leases, room set aside, sequences that are about to arrive."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from millrace.actor.engine import EngineSequence
+from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.status import SequenceState, SequenceStatus
+from millrace.enginemodel.arrivals import Arrivals
+from millrace.enginemodel.leases import Leases, Progress
+from millrace.enginemodel.network import endpoint_key
+from millrace.enginemodel.scheduler import Scheduler
+from millrace.enginemodel.steps import statuses
+from millrace.enginemodel.stream import ModelledSequence
+
+
+class KvAccounting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the blocks of an engine are: ``total == free + held + reserved``. Leased ones are part of ``held``."""
+
+    total: int
+    free: int
+    held: int
+    reserved: int
+    leased: int
+
+
+class KvMoves:
+    """Owns the leases and reservations of one engine.
+
+    Attributes:
+        endpoint: Where the engine's KV lies; None for one that moves nothing.
+        leases: What other engines may read.
+        arrivals: Room for sequences that come with their KV.
+        coming: Sequences whose last blocks are being read; the scheduler does not know them yet.
+    """
+
+    def __init__(self, scheduler: Scheduler, progress: Progress, endpoint: KvEndpoint | None) -> None:
+        self.endpoint = endpoint
+        salt = zlib.crc32(endpoint_key(endpoint).encode()) if endpoint is not None else 0
+        self.leases = Leases(scheduler, progress, salt=salt)
+        self.arrivals = Arrivals(scheduler, endpoint)
+        self.coming: dict[str, ModelledSequence] = {}
+        self._scheduler = scheduler
+
+    def expect(self, sequence: ModelledSequence) -> None:
+        """A sequence comes as soon as its last blocks are there."""
+        sequence.state = None
+        self.coming[sequence.sequence] = sequence
+
+    def arrive(self, source: EngineSequence, now_ns: int) -> int:
+        """Lets an expected sequence run on the KV that was read for it. Returns tokens that need not be computed."""
+        assert source.handover is not None
+        sequence = self.coming.pop(source.sequence)
+        sequence.scheduled_ns = now_ns
+        return self.arrivals.adopt(sequence, source.handover)
+
+    def expected(self) -> list[SequenceStatus]:
+        """What a snapshot says of those that come: nothing of them waits to be computed."""
+        running = SequenceState.RUNNING
+        return [
+            msgspec.structs.replace(status, state=running, computed_tokens=status.prompt_tokens + status.output_tokens)
+            for status in statuses(self.coming.values())
+        ]
+
+    def accounting(self) -> KvAccounting:
+        """Where every block is. O(blocks held)."""
+        scheduler = self._scheduler
+        held = {block for sequence in (*scheduler.running, *scheduler.frozen) for block in sequence.blocks}
+        aside = {block for blocks in scheduler.aside.values() for block in blocks}
+        return KvAccounting(
+            total=scheduler.pool.blocks_total,
+            free=scheduler.pool.free,
+            held=len(held),
+            reserved=len(aside - held),
+            leased=len(self.leases.leased_blocks()),
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where blocks are lost, or counted twice."""
+        self.leases.check_invariants()
+        self.arrivals.check_invariants()
+        account = self.accounting()
+        assert account.total == account.free + account.held + account.reserved, f"blocks are lost: {account}"
+        assert all(sequence.state is None for sequence in self.coming.values()), "comes, but is there"

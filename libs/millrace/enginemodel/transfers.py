@@ -1,0 +1,243 @@
+"""Moves sequences in and out of a modelled engine as time passes: the driver's half of ``Engine.move``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    EngineEvent,
+    EngineSequence,
+    EngineStepped,
+    FreezeInEngine,
+    KvBlocksRead,
+    KvCommand,
+    KvDenied,
+    LeaseInEngine,
+    PullIntoEngine,
+    ReserveInEngine,
+    SequenceStopped,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import CopierKind, KvRefusal
+from millrace.enginemodel.arrivals import Reservation
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.network import KvNetwork, KvRead, KvReadEnded
+
+_MS = 1_000_000
+
+
+class Clock(Protocol):
+    """Time as a driver knows it."""
+
+    def now_ns(self) -> int:
+        """Unix ns, never going back."""
+        ...
+
+    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
+        """Calls back at that time, or with the next turn where it has passed; never within this call."""
+
+
+class _Reading:
+    """A read under way.
+
+    Attributes:
+        over: Called once with how it ended, the deadline included.
+    """
+
+    __slots__ = ("began_ns", "cancel", "first", "over", "read")
+
+    def __init__(self, read: KvRead, first: int, began_ns: int, over: Callable[[KvReadEnded], None]) -> None:
+        self.read = read
+        self.first = first
+        self.began_ns = began_ns
+        self.over = over
+        self.cancel: Callable[[], None] = lambda: None
+
+
+class Transfers:
+    """Carries out what concerns leases and reservations of one engine.
+
+    The driver ends a run of steps before each call, and begins to step again where there is work after it.
+
+    Attributes:
+        network: Carries other engines' KV here; None for an engine that moves nothing.
+    """
+
+    def __init__(self, engine: ModelledEngine, clock: Clock, say: Callable[[EngineEvent], None]) -> None:
+        self.network: KvNetwork | None = None
+        self._engine = engine
+        self._clock = clock
+        self._say = say
+        self._reading: dict[str, _Reading] = {}
+        self._sources: dict[str, EngineSequence] = {}  # by migration, while their last blocks are read
+
+    def carry_out(self, command: KvCommand) -> list[EngineEvent]:
+        """Returns what to answer at once; the rest comes through ``say``."""
+        engine = self._engine
+        if engine.moves.endpoint is None or self.network is None:
+            return _unable(command)
+        match command:
+            case LeaseInEngine(sequence=sequence):
+                return [engine.moves.leases.lease(command, engine.find(sequence))]
+            case FreezeInEngine():
+                answer = engine.moves.leases.freeze(command, self._clock.now_ns())
+                return [] if answer is None else self.with_untold(answer)
+            case EndLeaseInEngine(migration=migration, moved=moved):
+                engine.end_lease(migration, moved=moved)
+            case ReserveInEngine():
+                return [engine.moves.arrivals.reserve(command)]
+            case PullIntoEngine():
+                return self._pull(command)
+            case UnreserveInEngine(migration=migration):
+                # A sequence that has come already owns the room: only its own end frees it.
+                if migration not in self._sources:
+                    self._stop_reading(migration)
+                    engine.moves.arrivals.free(migration)
+        return []
+
+    def settled(self, now_ns: int) -> list[EngineEvent]:
+        """After a step: answers to freezes that waited for it."""
+        return [event for answer in self._engine.moves.leases.settled(now_ns) for event in self.with_untold(answer)]
+
+    def with_untold(self, answer: SequenceStopped | KvDenied) -> list[EngineEvent]:
+        """An answer after every output of its sequence."""
+        untold = self._engine.untold(answer.sequence) if isinstance(answer, SequenceStopped) else []
+        if not untold:
+            return [answer]
+        return [EngineStepped(step=self._engine.steps, at_ns=self._clock.now_ns(), outputs=untold), answer]
+
+    # Pulls
+
+    def _pull(self, command: PullIntoEngine) -> list[EngineEvent]:
+        migration, count = command.migration, len(command.blocks)
+        reservation = self._engine.moves.arrivals.get(migration)
+        if reservation is None or migration in self._sources:
+            return [KvDenied(migration=migration, reason=KvRefusal.INVALID, detail="nothing is reserved")]
+        if not reservation.covers(command.from_block, count) or migration in self._reading:
+            detail = f"positions {command.from_block} to {command.from_block + count} of {len(reservation.blocks)}"
+            return [KvDenied(migration=migration, reason=KvRefusal.INVALID, detail=detail)]
+        read = self._read_of(reservation, command.from_block, command.blocks, command.checksums)
+        self._begin(read, command.from_block, command.until_ns, partial(self._pulled, command))
+        return []
+
+    def _read_of(self, reservation: Reservation, first: int, blocks: list[int], checksums: list[list[int]]) -> KvRead:
+        return KvRead(
+            migration=reservation.migration,
+            endpoint=reservation.endpoint,
+            blocks=blocks,
+            into=reservation.blocks[first : first + len(blocks)],
+            checksums=checksums,
+        )
+
+    def _pulled(self, command: PullIntoEngine, ended: KvReadEnded) -> None:
+        reading = self._reading.pop(command.migration)
+        answer: EngineEvent
+        if ended.refusal is not None:
+            answer = KvDenied(migration=command.migration, reason=ended.refusal, detail=ended.detail)
+        else:
+            self._filled(reading, ended)
+            answer = KvBlocksRead(
+                migration=command.migration,
+                from_block=command.from_block,
+                blocks=len(command.blocks),
+                bytes=reading.read.bytes,
+                descriptors=reading.read.descriptors,
+                duration_ns=self._clock.now_ns() - reading.began_ns,
+                copier=CopierKind.MODELLED,
+            )
+        self._say(answer)
+
+    def _filled(self, reading: _Reading, ended: KvReadEnded) -> None:
+        reservation = self._engine.moves.arrivals.get(reading.read.migration)
+        if reservation is not None:
+            torn = [reading.first + index for index in ended.torn]
+            reservation.filled(reading.first, len(reading.read.blocks), torn)
+
+    # Arrivals
+
+    def receive(self, source: EngineSequence, arrived: Callable[[EngineSequence], None]) -> str | None:
+        """Takes a sequence that has a reservation; ``arrived`` is called when it runs, its last blocks read or given
+        up. Returns None, or why it is refused; then its reservation is free.
+        """
+        handover = source.handover
+        assert handover is not None
+        migration = handover.migration
+        self._stop_reading(migration)
+        refusal = self._engine.expect(source)
+        reservation = self._engine.moves.arrivals.get(migration)
+        assert reservation is not None, "the driver looked"
+        if refusal is not None:
+            self._engine.moves.arrivals.free(migration)
+            return refusal
+        self._sources[migration] = source
+        last = max(handover.from_block, reservation.matched)
+        blocks = handover.blocks[last - handover.from_block :][: max(0, len(reservation.blocks) - last)]
+        checksums = [rank[last - handover.from_block :][: len(blocks)] for rank in handover.checksums]
+        over = partial(self._last_read, source, arrived)
+        if blocks:
+            until_ns = self._clock.now_ns() + handover.read_ms * _MS
+            self._begin(self._read_of(reservation, last, blocks, checksums), last, until_ns, over)
+        else:
+            self._clock.at(0, partial(over, KvReadEnded()))
+        return None
+
+    def _last_read(self, source: EngineSequence, arrived: Callable[[EngineSequence], None], ended: KvReadEnded) -> None:
+        assert source.handover is not None
+        migration = source.handover.migration
+        reading = self._reading.pop(migration, None)
+        if self._sources.get(migration) is not source:
+            return  # cancelled before anything was to be read
+        del self._sources[migration]
+        if reading is not None and ended.refusal is None:
+            self._filled(reading, ended)
+        arrived(source)
+
+    def cancelled(self, sequences: list[str]) -> None:
+        """Sequences leave the engine: those that were about to arrive give up their room."""
+        for migration, source in list(self._sources.items()):
+            if source.sequence in sequences:
+                del self._sources[migration]
+                self._stop_reading(migration)
+                self._engine.moves.arrivals.free(migration)
+
+    # Reads
+
+    def _begin(self, read: KvRead, first: int, until_ns: int, over: Callable[[KvReadEnded], None]) -> None:
+        assert self.network is not None
+        reservation = self._engine.moves.arrivals.get(read.migration)
+        assert reservation is not None
+        reservation.overwritten(first, len(read.blocks))
+        reading = _Reading(read, first, self._clock.now_ns(), over)
+        self._reading[read.migration] = reading
+        reading.cancel = self.network.begin(read, partial(self._ended, reading, until_ns))
+        self._clock.at(max(until_ns + 1, reading.began_ns + 1), partial(self._late, reading))
+
+    def _ended(self, reading: _Reading, until_ns: int, ended: KvReadEnded) -> None:
+        if self._reading.get(reading.read.migration) is not reading:
+            return
+        if self._clock.now_ns() > until_ns:
+            ended = _LATE
+        reading.over(ended)
+
+    def _late(self, reading: _Reading) -> None:
+        if self._reading.get(reading.read.migration) is reading:
+            reading.cancel()
+            reading.over(_LATE)
+
+    def _stop_reading(self, migration: str) -> None:
+        reading = self._reading.pop(migration, None)
+        if reading is not None:
+            reading.cancel()
+
+
+_LATE = KvReadEnded(refusal=KvRefusal.LEASE_LOST, detail="the read ended after the lease")
+
+
+def _unable(command: KvCommand) -> list[EngineEvent]:
+    if isinstance(command, EndLeaseInEngine | UnreserveInEngine):
+        return []
+    detail = "this engine moves nothing"
+    return [KvDenied(migration=command.migration, reason=KvRefusal.UNABLE, detail=detail)]
