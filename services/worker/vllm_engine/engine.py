@@ -20,13 +20,15 @@ from millrace.actor.engine import (
     EngineStepped,
     KvCommand,
     KvDenied,
+    LeaseInEngine,
+    ReserveInEngine,
     SequenceAdded,
     SequenceRejected,
     StepOutput,
     UnreserveInEngine,
 )
 from millrace.actor.errors import EngineStartFailed
-from millrace.contracts.kv import KvRefusal
+from millrace.contracts.kv import KvEndpoint, KvRefusal
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
@@ -35,7 +37,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.worker.config import WorkerConfig
-from services.worker.vllm_engine import names, snapshot_buffer, startup
+from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
 from services.worker.vllm_engine.scheduler import decode_snapshot
 
@@ -67,6 +69,8 @@ class VllmEngine:
         self._serial = 0
         self._step = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._endpoint: KvEndpoint | None = None
+        self._leased: dict[str, str] = {}
         self._stopping = False
         self._failed = False
 
@@ -88,9 +92,16 @@ class VllmEngine:
         self._supported = await self._llm.engine_core.get_supported_tasks_async()
         self._spawn(self._read_outputs())
         self._spawn(self._poll_when_idle())
-        return self._info(self._llm)
+        return self._info(self._llm, await self._offer(self._llm))
 
-    def _info(self, llm: AsyncLLM) -> EngineInfo:
+    async def _offer(self, llm: AsyncLLM) -> str:
+        """Makes the engine ready to move KV; why it will not, or nothing."""
+        offer = kv_words.decode_offer(await llm.engine_core.call_utility_async("millrace_kv"))
+        if not offer.refusal:
+            self._endpoint = kv_endpoint.endpoint(self._config, llm.vllm_config, offer)
+        return offer.refusal
+
+    def _info(self, llm: AsyncLLM, kv_refusal: str) -> EngineInfo:
         config = llm.vllm_config
         blocks = config.cache_config.num_gpu_blocks or 0
         scheduler = config.scheduler_config
@@ -112,6 +123,8 @@ class VllmEngine:
             queue_policy=scheduler.policy,
             async_scheduling=bool(scheduler.async_scheduling),
             step_time=self._config.step_time,
+            kv=self._endpoint,
+            kv_refusal=kv_refusal,
         )
 
     # --- in
@@ -122,6 +135,8 @@ class VllmEngine:
             request = self._request(sequence)
         except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
             self._answer(SequenceRejected(sequence=sequence.sequence, detail=_sentence(error)))
+            if sequence.handover is not None:
+                self.move(UnreserveInEngine(migration=sequence.handover.migration))
             return
         self._active[request.request_id] = _Active(sequence.sequence, sequence.sampling.logprobs)
         self._identities[sequence.sequence] = request.request_id
@@ -134,7 +149,7 @@ class VllmEngine:
         return self._llm.input_processor.process_inputs(
             names.request_id(sequence.sequence, self._serial),
             tokens_input([*sequence.prompt_token_ids, *sequence.output_token_ids]),
-            sampling_params(sequence),
+            sampling_params(sequence, time.time_ns()),
             supported_tasks=self._supported,
             arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
             priority=sequence.priority,
@@ -149,9 +164,50 @@ class VllmEngine:
             self._spawn(self._core().abort_requests_async(identities))
 
     def move(self, command: KvCommand) -> None:
-        """Denies: it moves nothing yet."""
+        """Carries it out between two steps; the answer comes after every output of the steps before."""
+        if self._endpoint is None:
+            self._deny(command, KvRefusal.UNABLE, "this engine moves nothing; its record says why")
+            return
+        call = kv_words.Call(command=command)
+        match command:
+            case LeaseInEngine():
+                identity = self._leased.setdefault(command.migration, self._identities.get(command.sequence, ""))
+                call = kv_words.Call(command=command, request_id=identity)
+            case EndLeaseInEngine():
+                self._let_go(command)
+            case ReserveInEngine():
+                if refusal := kv_endpoint.incompatible(self._endpoint, command.endpoint):
+                    self._deny(command, KvRefusal.INCOMPATIBLE, refusal)
+                    return
+                copier = kv_endpoint.choose_copier(self._endpoint, command.endpoint)
+                if copier is None:
+                    self._deny(command, KvRefusal.INCOMPATIBLE, "no copier that both have reaches")
+                    return
+                call = kv_words.Call(command=command, copier=copier)
+        self._spawn(self._move(call))
+
+    def _let_go(self, command: EndLeaseInEngine) -> None:
+        """A sequence that moved away says nothing more."""
+        active = self._active.pop(self._leased.get(command.migration, ""), None) if command.moved else None
+        if active is not None and self._identities.get(active.sequence) == self._leased[command.migration]:
+            del self._identities[active.sequence]
+        self._leased.pop(command.migration, None)
+
+    async def _move(self, call: kv_words.Call) -> None:
+        core = self._core()
+        answer = await core.call_utility_async("millrace_move", kv_words.encode(call))
+        while not core.outputs_queue.empty():  # noqa: ASYNC110 - it is emptied by a task that always runs
+            await asyncio.sleep(0)  # outputs of earlier steps are told first
+        if not answer:
+            return
+        said = kv_words.decode_answer(answer)
+        if isinstance(said, KvDenied) and isinstance(call.command, LeaseInEngine) and not call.command.from_block:
+            self._leased.pop(said.migration, None)
+        self._listener(said)
+
+    def _deny(self, command: KvCommand, reason: KvRefusal, detail: str) -> None:
         if not isinstance(command, EndLeaseInEngine | UnreserveInEngine):
-            self._answer(KvDenied(migration=command.migration, reason=KvRefusal.UNABLE, detail="not built yet"))
+            self._answer(KvDenied(migration=command.migration, reason=reason, detail=detail))
 
     def _answer(self, event: EngineEvent) -> None:
         asyncio.get_running_loop().call_soon(self._listener, event)

@@ -16,6 +16,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from services.worker.vllm_engine import process
+from services.worker.vllm_engine.kv_rank import KvRankMixin, PlacedMixin
 
 #: Upper bound of the sampler's seeds on CPU; see advance().
 _CPU_SEED_BOUND = 2**31
@@ -73,8 +74,10 @@ def advance(generator: torch.Generator, *, draws: int, vocabulary: int) -> None:
         row.exponential_(generator=generator)
 
 
-class ContinuingCPUModelRunner(ContinuingMixin, CPUModelRunner):
-    """The CPU's V1 runner with continuations, and with seeded sampling that survives a prompt in several chunks."""
+class ContinuingCPUModelRunner(PlacedMixin, ContinuingMixin, CPUModelRunner):
+    """The CPU's V1 runner with continuations, with seeded sampling that survives a prompt in several chunks, and with
+    its KV where other engines can read it.
+    """
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Samples; a sequence whose prompt is not done yet keeps its generator out of it.
@@ -93,7 +96,7 @@ class ContinuingCPUModelRunner(ContinuingMixin, CPUModelRunner):
             generators.update(withheld)
 
 
-class ContinuingCPUWorker(CPUWorker):
+class ContinuingCPUWorker(KvRankMixin, CPUWorker):
     """vLLM's CPU worker with that runner."""
 
     def init_device(self) -> None:

@@ -11,6 +11,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine import FinishReason as VllmFinishReason
 
 from services.worker.vllm_engine.continuation import EXPECTED_TOKENS, OUTPUT_TOKENS
+from services.worker.vllm_engine.kv_words import ARRIVAL, Arrival, encode
 
 FINISH = {
     VllmFinishReason.STOP: FinishReason.STOP,
@@ -21,8 +22,8 @@ FINISH = {
 }
 
 
-def sampling_params(sequence: EngineSequence) -> SamplingParams:
-    """VLLM's parameters of a sequence: tokens only, no text.
+def sampling_params(sequence: EngineSequence, arrived_ns: int = 0) -> SamplingParams:
+    """VLLM's parameters of a sequence: tokens only, no text. ``arrived_ns`` is when it came, unix ns, for its handover.
 
     Raises:
         ValueError: vLLM refuses a value; its sentence says which.
@@ -33,6 +34,9 @@ def sampling_params(sequence: EngineSequence) -> SamplingParams:
         arguments[OUTPUT_TOKENS] = len(sequence.output_token_ids)
     if sequence.expected_output_tokens is not None:
         arguments[EXPECTED_TOKENS] = sequence.expected_output_tokens
+    if sequence.handover is not None:
+        until_ns = arrived_ns + sequence.handover.read_ms * 1_000_000
+        arguments[ARRIVAL] = encode(Arrival(handover=sequence.handover, until_ns=until_ns))
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,

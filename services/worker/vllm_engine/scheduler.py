@@ -23,6 +23,8 @@ from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from services.worker.vllm_engine import continuation, process
+from services.worker.vllm_engine.kv_mover import MovingMixin
+from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.names import sequence_of
 from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
 
@@ -33,7 +35,7 @@ WAITING_MAX = 4096
 
 
 #: The mixin stands in front of either scheduler; to the type checker it is one of them.
-_Base: Any = Scheduler if TYPE_CHECKING else object
+_Base: Any = MovingMixin if TYPE_CHECKING else object
 
 
 class SnapshotMixin(_Base):
@@ -110,7 +112,7 @@ class SnapshotMixin(_Base):
         snapshot = (
             self._steps,
             time.time_ns(),
-            _entries(self.running, managers),
+            _entries(chain(self.running, self.standing_still()), managers),
             _entries(waiting, managers),
             pool.get_num_free_blocks(),
             pool.num_gpu_blocks - 1,  # block 0 is vLLM's null block and never free
@@ -121,11 +123,11 @@ class SnapshotMixin(_Base):
         self._writer.write(self._encoder.encode(snapshot))
 
 
-class SnapshotScheduler(SnapshotMixin, Scheduler):
+class SnapshotScheduler(SnapshotMixin, MovingMixin, Scheduler):
     """For engines that schedule one step at a time: the CPU."""
 
 
-class SnapshotAsyncScheduler(SnapshotMixin, AsyncScheduler):
+class SnapshotAsyncScheduler(SnapshotMixin, MovingMixin, AsyncScheduler):
     """For engines that schedule ahead of the GPU; with the plain class vLLM would give that up."""
 
 
@@ -142,6 +144,7 @@ def _fixed(request: Request) -> tuple[Any, ...]:
         request.max_tokens,
         arrival_ns,
         continuation.extra(request, continuation.EXPECTED_TOKENS),
+        immovable(request),
     )
 
 
@@ -157,7 +160,7 @@ def _entries(requests: Iterable[Request], managers: Any) -> list[tuple[Any, ...]
 
 
 def _entry(request: Request, blocks: int) -> tuple[Any, ...]:
-    sequence, prompt_tokens, max_tokens, arrival_ns, expected = request.millrace_fixed
+    sequence, prompt_tokens, max_tokens, arrival_ns, expected, fixed_place = request.millrace_fixed
     return (
         sequence,
         _STATES.get(request.status, _WAITING),
@@ -168,6 +171,7 @@ def _entry(request: Request, blocks: int) -> tuple[Any, ...]:
         blocks,
         arrival_ns,
         expected,
+        fixed_place,
     )
 
 

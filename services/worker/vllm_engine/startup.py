@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -13,12 +16,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
 from services.worker.config import WorkerConfig
+from services.worker.vllm_engine import kv_words
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.scheduler import SNAPSHOT_PATH
 
 _PACKAGE = "services.worker.vllm_engine"
 #: KV cache of a CPU engine whose configuration names no size; vLLM itself would take nearly all memory there is.
 CPU_KV_BYTES = 256 << 20
+_SOCKET_PREFIX = "millrace-kv-"
 
 
 class TokensOnlyAsyncLLM(AsyncLLM):
@@ -52,7 +57,7 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "scheduler_cls": f"{_PACKAGE}.scheduler.SnapshotAsyncScheduler",
-        "additional_config": {SNAPSHOT_PATH: str(snapshot_path)},
+        "additional_config": {SNAPSHOT_PATH: str(snapshot_path), **kv_settings(config, socket_path())},
     }
     if config.enforce_eager is not None:
         arguments["enforce_eager"] = config.enforce_eager
@@ -69,6 +74,30 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         if config.async_scheduling is False:
             arguments["scheduler_cls"] = f"{_PACKAGE}.scheduler.SnapshotScheduler"
     return AsyncEngineArgs(**{**arguments, **config.engine_args})
+
+
+def kv_settings(config: WorkerConfig, socket: str) -> dict[str, str]:
+    """What of ``additional_config`` lets an engine move KV; nothing where it shall not."""
+    migration = config.migration
+    if not migration.enabled:
+        return {}
+    settings = kv_words.KvSettings(
+        socket=socket,
+        verify=current_platform.is_cpu() if migration.verify is None else migration.verify,
+        copy_bytes_per_step=migration.copy_bytes_per_step,
+        copiers=migration.copiers,
+    )
+    return {kv_words.SETTINGS: msgspec.json.encode(settings).decode()}
+
+
+def socket_path() -> str:
+    """Where an engine's ranks hand out their KV, ``{rank}`` to be filled in. Engines that were killed left theirs."""
+    folder = Path(tempfile.gettempdir())
+    for left in folder.glob(f"{_SOCKET_PREFIX}*"):
+        owner = left.name.removeprefix(_SOCKET_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            left.unlink(missing_ok=True)
+    return str(folder / f"{_SOCKET_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{{rank}}")
 
 
 def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:

@@ -1,0 +1,104 @@
+"""How an engine's KV is told apart and found by others: the fingerprint of what it means, the machine it lies on, and
+which copier two engines use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import vllm
+from millrace.contracts.kv import CopierKind, KvEndpoint
+
+from services.worker.config import WorkerConfig
+from services.worker.vllm_engine.kv_words import Offer
+
+#: Files up to this size are hashed whole, others by samples: a fine-tuned model differs nearly everywhere.
+WHOLE_BYTES = 64 << 20
+SAMPLES = 256
+SAMPLE_BYTES = 4096
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: Copiers that reach no other machine.
+_LOCAL = (CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY, CopierKind.CUDA)
+
+
+def endpoint(config: WorkerConfig, vllm_config: Any, offer: Offer) -> KvEndpoint:
+    """The endpoint of an engine that has made an offer."""
+    return KvEndpoint(
+        fingerprint=fingerprint(config, vllm_config, offer),
+        block_tokens=vllm_config.cache_config.block_size,
+        block_bytes=sum(plane.bytes for rank in offer.ranks for plane in rank.planes),
+        blocks=offer.blocks,
+        copiers=offer.copiers,
+        ranks=offer.ranks,
+        machine=machine(),
+    )
+
+
+def fingerprint(config: WorkerConfig, vllm_config: Any, offer: Offer) -> str:
+    """Hash of everything that gives the bytes of a block their meaning."""
+    model = vllm_config.model_config
+    hf_config = {**model.hf_config.to_dict(), "_name_or_path": None}
+    said: dict[str, Any] = {
+        "config": hf_config,
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "weights": weights(str(model.model), config),
+        "layout": offer.layout,
+        "block_tokens": vllm_config.cache_config.block_size,
+        "vllm": vllm.__version__,
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def weights(model: str, config: WorkerConfig) -> str:
+    """Hash of a model's weights; the seed where they are drawn from it, the name where they lie in no folder."""
+    if config.load_format == "dummy":
+        return f"dummy {config.seed}"
+    files = sorted(path for pattern in _WEIGHTS for path in Path(model).glob(pattern))
+    if not files:
+        return model
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size} ".encode())
+        digest.update(_content(file))
+    return digest.hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if size <= WHOLE_BYTES:
+            return hashlib.file_digest(stream, "sha256").digest()
+        digest = hashlib.sha256()
+        for index in range(SAMPLES):
+            stream.seek(index * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            digest.update(stream.read(SAMPLE_BYTES))
+        return digest.digest()
+
+
+def machine() -> str:
+    """What is equal for all processes of a host, containers included; empty where the kernel does not say."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def incompatible(own: KvEndpoint, peer: KvEndpoint) -> str:
+    """Why KV of ``peer`` means nothing here; empty where it does."""
+    if own.fingerprint != peer.fingerprint:
+        return "the two engines' models, layouts or versions differ"
+    if len(own.ranks) != len(peer.ranks):
+        return f"{len(peer.ranks)} ranks there, {len(own.ranks)} here"
+    return ""
+
+
+def choose_copier(own: KvEndpoint, peer: KvEndpoint) -> CopierKind | None:
+    """The first of the peer's that both ends have and that reaches; None for none."""
+    near = bool(own.machine) and own.machine == peer.machine
+    reach = [kind for kind in peer.copiers if kind in own.copiers and (near or kind not in _LOCAL)]
+    return reach[0] if reach else None

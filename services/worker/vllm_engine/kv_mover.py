@@ -1,0 +1,217 @@
+"""Everything about moving KV inside the engine core: commands between steps, work spread over steps, the two hooks that
+the scheduler gives.
+
+``EngineCore.millrace_move`` and ``millrace_kv`` are utilities: vLLM calls them between steps, so that they see the
+scheduler's state whole; a Future they return is answered when it is set. vLLM has no place of its own to register
+one, so they are set on the class when a scheduler of ours is made, in whatever process that is.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    FreezeInEngine,
+    KvDenied,
+    KvRoomReserved,
+    LeaseInEngine,
+    PullIntoEngine,
+    ReserveInEngine,
+    UnreserveInEngine,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import Request
+
+from services.worker.vllm_engine import continuation, kv_words
+from services.worker.vllm_engine.kv_ranks import Job, Ranks
+from services.worker.vllm_engine.kv_source import Leases
+from services.worker.vllm_engine.kv_target import Reservations
+from services.worker.vllm_engine.kv_words import Call, KvSettings, Offer
+
+#: Copied at a time where no sequence waits for the next step: some 10 ms, so that one that comes does not wait long.
+IDLE_BYTES = 64 << 20
+
+
+class Mover:
+    """Leases and reservations of one engine, and the work for them."""
+
+    def __init__(self, core: Any, settings: KvSettings, block_bytes: int) -> None:
+        self._scheduler = core.scheduler
+        self._settings = settings
+        self._ranks = Ranks(core.model_executor)
+        self._jobs: list[Job] = []
+        self.leases = Leases(self._scheduler, verify=settings.verify, block_bytes=block_bytes)
+        self.reservations = Reservations(
+            self._scheduler, hasher=core.request_block_hasher, verify=settings.verify, block_bytes=block_bytes
+        )
+
+    def handle(self, call: Call) -> bytes | Future[bytes]:
+        """Carries out a command; the encoded answer, now or later, empty for none."""
+        said = self._carry_out(call)
+        if isinstance(said, KvDenied | KvRoomReserved):
+            return kv_words.encode(said)
+        if said is None:
+            return b""
+        self._jobs.append(said)
+        if self._idle():
+            self.work()
+        return said.answer
+
+    def _carry_out(self, call: Call) -> KvDenied | KvRoomReserved | Job | None:
+        command = call.command
+        match command:
+            case LeaseInEngine():
+                return self.leases.lease(command, call.request_id, self._ranks)
+            case FreezeInEngine():
+                return self.leases.freeze(command, self._ranks)
+            case EndLeaseInEngine():
+                self.leases.end(command)
+            case ReserveInEngine():
+                return self.reservations.reserve(command, call.copier, match_prefix=call.match_prefix)
+            case PullIntoEngine():
+                return self.reservations.pull(command, self._ranks)
+            case UnreserveInEngine():
+                self.reservations.unreserve(command, self._ranks)
+        return None
+
+    def work(self) -> None:
+        """Does a step's share for every answer that is owed."""
+        if not self._jobs:
+            return
+        share = (IDLE_BYTES if self._idle() else self._settings.copy_bytes_per_step) // len(self._jobs)
+        for job in self._jobs:
+            job.advance(max(share, 1))
+        self._jobs = [job for job in self._jobs if not job.answer.done()]
+
+    def owes(self) -> bool:
+        """Whether there is work: the engine must go on stepping."""
+        return bool(self._jobs)
+
+    def take_over(self, request: Request, arrival: bytes) -> None:
+        """Gives an arriving request its KV."""
+        self.reservations.take_over(request, kv_words.decode_arrival(arrival), self._ranks)
+
+    def offer(self) -> Offer:
+        """Where the ranks' KV lies."""
+        return self._ranks.offer()
+
+    def _idle(self) -> bool:
+        return not self._scheduler.has_unfinished_requests()
+
+
+_Base: Any = Scheduler if TYPE_CHECKING else object
+
+
+class MovingMixin(_Base):
+    """A scheduler whose requests can come and go with their KV. Stands behind SnapshotMixin."""
+
+    mover: Mover | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        install()
+        settings = self.vllm_config.additional_config.get(kv_words.SETTINGS)
+        if settings is not None and self.vllm_config.max_concurrent_batches > 1:
+            # A reservation's blocks must not be written any more by a step under way, for a request that had them.
+            self.defer_block_free = True
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request, one that comes with its KV as far computed as that goes."""
+        arrival = continuation.extra(request, kv_words.ARRIVAL)
+        if arrival is not None and self.mover is not None and request.request_id not in self.requests:
+            self.mover.take_over(request, arrival)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Schedules a batch, after a share of the work for KV."""
+        if self.mover is not None:
+            self.mover.work()
+        return super().schedule(*args, **kwargs)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        if self.mover is not None:
+            self.mover.leases.request_gone(request)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        if self.mover is not None:
+            self.mover.leases.request_gone(request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def has_requests(self) -> bool:
+        """Whether the engine must step: also where only KV is owed."""
+        return bool(super().has_requests()) or (self.mover is not None and self.mover.owes())
+
+    def standing_still(self) -> list[Request]:
+        """Frozen requests: they hold blocks and are in no queue."""
+        return self.mover.leases.frozen() if self.mover is not None else []
+
+
+def install() -> None:
+    """Makes the utilities known to vLLM's engine core. Idempotent."""
+    EngineCore.millrace_move = _move
+    EngineCore.millrace_kv = _offer
+
+
+def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
+    """Utility: an encoded Call in, an encoded KvAnswer out."""
+    assert core.scheduler.mover is not None, "millrace_kv first"
+    answer: bytes | Future[bytes] = core.scheduler.mover.handle(kv_words.decode_call(payload))
+    core.scheduler.write_snapshot()
+    return answer
+
+
+def _offer(core: Any) -> bytes:
+    """Utility: makes the engine ready to move KV, where it can; an encoded Offer."""
+    refusal = unmovable(core.vllm_config, core.scheduler.kv_cache_config)
+    if refusal:
+        return kv_words.encode(Offer(refusal=refusal))
+    config = core.scheduler.kv_cache_config
+    (group,) = config.kv_cache_groups
+    block_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+    settings = kv_words.decode_settings(core.vllm_config.additional_config[kv_words.SETTINGS])
+    mover = Mover(core, settings, block_bytes)
+    offer = mover.offer()
+    if not offer.refusal:
+        core.scheduler.mover = mover
+        offer = Offer(
+            ranks=offer.ranks, copiers=offer.copiers, layout=_layout(core.vllm_config, config), blocks=config.num_blocks
+        )
+    return kv_words.encode(offer)
+
+
+def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Why an engine of this configuration moves nothing; empty where it can."""
+    parallel = vllm_config.parallel_config
+    groups = kv_cache_config.kv_cache_groups
+    found = {
+        "migration is off": kv_words.SETTINGS not in vllm_config.additional_config,
+        "its KV cache has several groups": len(groups) != 1,
+        "its layers keep other state than full attention": not all(
+            isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups
+        ),
+        "it decodes speculatively": vllm_config.speculative_config is not None,
+        "it serves LoRA adapters": vllm_config.lora_config is not None,
+        "it has a KV connector of its own": vllm_config.kv_transfer_config is not None,
+        "its layers are spread over pipeline stages": parallel.pipeline_parallel_size > 1,
+        "its contexts are spread over ranks": parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1,
+    }
+    return "; ".join(reason for reason, true in found.items() if true)
+
+
+def _layout(vllm_config: Any, kv_cache_config: Any) -> dict[str, str | int]:
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = group.kv_cache_spec
+    return {
+        "spec": repr(spec),
+        "layers": len(group.layer_names),
+        "layout": vllm_config.cache_config.get_resolved_kv_cache_layout().name,
+        "cache_dtype": str(vllm_config.cache_config.cache_dtype),
+        "tensor_parallel": vllm_config.parallel_config.tensor_parallel_size,
+    }

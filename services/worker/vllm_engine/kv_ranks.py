@@ -1,0 +1,113 @@
+"""All ranks of an engine as one: the engine core's side of kv_rank.py, and the work that is spread over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import msgspec
+from millrace.contracts.kv import CopierKind, KvEndpoint
+
+from services.worker.vllm_engine import kv_words
+from services.worker.vllm_engine.kv_words import KvAnswer, Offer
+
+
+class ReadFailed(Exception):
+    """A read from a peer failed on some rank; the message says why."""
+
+
+class Ranks:
+    """Asks every rank and joins what they say."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        answers: list[Any] = self._executor.collective_rpc(method, args=arguments)
+        return answers
+
+    def _results(self, method: str, *arguments: Any) -> list[Any]:
+        """Raises ReadFailed where a rank could not."""
+        answers = self._ask(method, *arguments)
+        for failure, _ in answers:
+            if failure:
+                raise ReadFailed(failure)
+        return [result for _, result in answers]
+
+    def offer(self) -> Offer:
+        """Every rank's KV; or the first refusal."""
+        try:
+            offered = self._results("millrace_kv_offer")
+        except ReadFailed as error:
+            return Offer(refusal=str(error))
+        kinds = [CopierKind(kind) for kind in offered[0][1] if all(kind in others for _, others in offered)]
+        return Offer(ranks=[kv_words.decode_rank(rank) for rank, _ in offered], copiers=kinds)
+
+    def checksums(self, blocks: Sequence[int]) -> list[list[int]]:
+        """Per rank, one per block."""
+        return self._ask("millrace_kv_checksums", list(blocks))
+
+    def begin(
+        self, key: str, *, kind: CopierKind, peer: KvEndpoint, pairs: Sequence[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Starts a read of (source block, target block) pairs: bytes and descriptors over all ranks.
+
+        Raises ReadFailed: what some ranks began is ended.
+        """
+        peers = msgspec.msgpack.encode(peer.ranks)
+        lists = [source for source, _ in pairs], [target for _, target in pairs]
+        try:
+            started = self._results("millrace_kv_begin", key, str(kind), peers, *lists)
+        except ReadFailed:
+            self.cancel(key)
+            self._ask("millrace_kv_forget", str(kind), peers)
+            raise
+        return sum(size for size, _ in started), sum(pieces for _, pieces in started)
+
+    def advance(self, key: str, bytes_max: int) -> bool:
+        """Whether every rank is done. Raises ReadFailed: it is over on all."""
+        try:
+            return all(self._results("millrace_kv_advance", key, bytes_max))
+        except ReadFailed:
+            self.cancel(key)
+            raise
+
+    def cancel(self, key: str) -> None:
+        """Ends a read on all ranks."""
+        self._ask("millrace_kv_cancel", key)
+
+
+class Job(Protocol):
+    """Work between steps that ends in one answer."""
+
+    answer: Future[bytes]
+
+    def advance(self, bytes_max: int) -> None:
+        """Does about so many bytes of it; sets ``answer`` when it is over."""
+        ...
+
+
+def settle(answer: Future[bytes], said: KvAnswer) -> None:
+    """Gives the answer, unless one was given."""
+    if not answer.done():
+        answer.set_result(kv_words.encode(said))
+
+
+class Summing:
+    """Checksums of many blocks, some per step; none at all where they are not wanted."""
+
+    def __init__(self, ranks: Ranks, blocks: Sequence[int], *, block_bytes: int, wanted: bool) -> None:
+        self._ranks = ranks
+        self._left = list(blocks) if wanted else []
+        self._block_bytes = block_bytes
+        self.sums: list[list[int]] = []
+
+    def advance(self, bytes_max: int) -> bool:
+        """Whether all are there."""
+        count = max(1, bytes_max // self._block_bytes)
+        now, self._left = self._left[:count], self._left[count:]
+        if now:
+            more = self._ranks.checksums(now)
+            self.sums = [[*had, *new] for had, new in zip(self.sums, more, strict=True)] if self.sums else more
+        return not self._left

@@ -1,0 +1,255 @@
+"""The giving side: leases and freezes of running requests, inside the engine core.
+
+A running request holds its blocks, and full ones never change: the lease pins nothing more, it only remembers whether
+the request has held them ever since. Whatever takes them away (preemption, the end, an abort) ends the lease first.
+A frozen request is in none of the scheduler's queues: nothing preempts it and nothing spins for it. Its place in the
+running batch is kept by lowering the bound for others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    FreezeInEngine,
+    KvDenied,
+    KvLeaseTaken,
+    LeaseInEngine,
+    SequenceStopped,
+)
+from millrace.contracts.kv import KvRefusal
+from vllm.v1.request import Request, RequestStatus
+
+from services.worker.vllm_engine.kv_ranks import Ranks, Summing, settle
+from services.worker.vllm_engine.names import sequence_of
+
+#: Lost leases remembered, so that a late renewal hears why. Those older than this have long been given up.
+LOST_MAX = 256
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One migration's hold on a request.
+
+    Attributes:
+        place: Where in the running batch it stood when it was frozen; None while it runs.
+        answers: Those still owed.
+    """
+
+    migration: str
+    request: Request
+    place: int | None = None
+    answers: list[Future[bytes]] = field(default_factory=list)
+
+
+class Leases:
+    """All leases of an engine."""
+
+    def __init__(self, scheduler: Any, *, verify: bool, block_bytes: int) -> None:
+        self._scheduler = scheduler
+        self._verify = verify
+        self._block_bytes = block_bytes
+        self._block_tokens: int = scheduler.block_size
+        self._leases: dict[str, Lease] = {}
+        self._lost: deque[str] = deque(maxlen=LOST_MAX)
+
+    # --- commands
+
+    def lease(self, command: LeaseInEngine, request_id: str, ranks: Ranks) -> KvDenied | Told:
+        """Takes or renews a lease."""
+        lease = self._leases.get(command.migration)
+        if lease is None:
+            request = self._scheduler.requests.get(request_id)
+            if command.migration in self._lost:
+                return denied(command, KvRefusal.LEASE_LOST)
+            if request is None or request.is_finished():
+                return denied(command, KvRefusal.UNKNOWN_SEQUENCE)
+            if refused := self._refused(command, request):
+                return refused
+            lease = self._leases[command.migration] = Lease(command.migration, request)
+        return LeaseTold(self, lease, command, ranks)
+
+    def _refused(self, command: LeaseInEngine, request: Request) -> KvDenied | None:
+        if why := immovable(request):
+            return denied(command, KvRefusal.IMMOVABLE, why)
+        if self.is_frozen(request):
+            return denied(command, KvRefusal.NOT_RUNNING, "it is frozen for another migration")
+        if request.status != RequestStatus.RUNNING:
+            return denied(command, KvRefusal.NOT_RUNNING, "it waits")
+        if not request.num_output_tokens or settled_tokens(request) < request.num_tokens - 1:
+            return denied(command, KvRefusal.NOT_RUNNING, "its prompt is not done")
+        return None
+
+    def freeze(self, command: FreezeInEngine, ranks: Ranks) -> KvDenied | Told:
+        """Takes a leased request out of the running batch; the answer comes when no step of it is under way."""
+        lease = self._leases.get(command.migration)
+        if lease is None:
+            return denied(command, KvRefusal.LEASE_LOST)
+        if lease.place is None:
+            if self.is_frozen(lease.request):
+                return denied(command, KvRefusal.NOT_RUNNING, "it is frozen for another migration")
+            running = self._scheduler.running
+            lease.place = running.index(lease.request)
+            del running[lease.place]
+            self._scheduler.max_num_active_reqs -= 1
+        return FreezeTold(self, lease, command, ranks)
+
+    def end(self, command: EndLeaseInEngine) -> None:
+        """Lets the request go where it moved; else thaws it where it was frozen."""
+        lease = self._leases.get(command.migration)
+        if lease is None:
+            return
+        self._drop(lease, KvRefusal.CANCELLED)
+        if command.moved:
+            self._scheduler.finish_requests(lease.request.request_id, RequestStatus.FINISHED_ABORTED)
+        elif lease.place is not None:
+            self._scheduler.running.insert(lease.place, lease.request)  # at the end, where others have left
+
+    # --- what happens to requests
+
+    def request_gone(self, request: Request) -> None:
+        """Its blocks are about to be taken away."""
+        for lease in [lease for lease in self._leases.values() if lease.request is request]:
+            self._drop(lease, KvRefusal.LEASE_LOST)
+            self._lost.append(lease.migration)
+
+    def _drop(self, lease: Lease, reason: KvRefusal) -> None:
+        del self._leases[lease.migration]
+        if lease.place is not None:
+            self._scheduler.max_num_active_reqs += 1
+        for answer in lease.answers:
+            settle(answer, KvDenied(migration=lease.migration, reason=reason))
+
+    def is_frozen(self, request: Request) -> bool:
+        """Whether a request stands still."""
+        return any(lease.place is not None and lease.request is request for lease in self._leases.values())
+
+    def frozen(self) -> list[Request]:
+        """Requests that stand still: they hold blocks and are in no queue."""
+        return [lease.request for lease in self._leases.values() if lease.place is not None]
+
+    # --- what is told
+
+    def blocks(self, request: Request, from_block: int, *, tail: bool) -> list[int]:
+        """Ids of blocks whose KV is there, from a position on; the partial one only with ``tail``."""
+        table = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+        tokens = settled_tokens(request)
+        count = -(-tokens // self._block_tokens) if tail else tokens // self._block_tokens
+        return [block.block_id for block in table.get(request.request_id, ())[from_block:count]]
+
+    def summing(self, blocks: list[int], ranks: Ranks) -> Summing:
+        """Checksums of these, where they are verified."""
+        return Summing(ranks, blocks, block_bytes=self._block_bytes, wanted=self._verify)
+
+
+class Told:
+    """An answer owed, worked off between steps."""
+
+    def __init__(self, leases: Leases, lease: Lease, from_block: int, ranks: Ranks) -> None:
+        self.answer: Future[bytes] = Future()
+        lease.answers.append(self.answer)
+        self._leases, self._lease, self._from_block, self._ranks = leases, lease, from_block, ranks
+        self._blocks: list[int] = []
+        self._summing: Summing | None = None
+
+    def advance(self, bytes_max: int) -> None:
+        """Goes on; a lease that was lost meanwhile has answered already."""
+        if self.answer.done() or not self._ready():
+            return
+        if self._summing is None:
+            self._begin()
+        assert self._summing is not None
+        if self._summing.advance(bytes_max):
+            self._lease.answers.remove(self.answer)
+            settle(self.answer, self._say(self._summing.sums))
+
+    def _ready(self) -> bool:
+        return True
+
+    def _begin(self, *, tail: bool = False) -> None:
+        self._blocks = self._leases.blocks(self._lease.request, self._from_block, tail=tail)
+        self._summing = self._leases.summing(self._blocks, self._ranks)
+
+    def _say(self, sums: list[list[int]]) -> KvLeaseTaken | SequenceStopped:
+        raise NotImplementedError
+
+
+class LeaseTold(Told):
+    """Answers with the full blocks there are when it begins."""
+
+    def __init__(self, leases: Leases, lease: Lease, command: LeaseInEngine, ranks: Ranks) -> None:
+        super().__init__(leases, lease, command.from_block, ranks)
+        self._begin()
+
+    def _say(self, sums: list[list[int]]) -> KvLeaseTaken:
+        request = self._lease.request
+        return KvLeaseTaken(
+            migration=self._lease.migration,
+            sequence=sequence_of(request.request_id),
+            from_block=self._from_block,
+            blocks=self._blocks,
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=request.num_output_tokens,
+            computed_tokens=settled_tokens(request),
+            checksums=sums,
+        )
+
+
+class FreezeTold(Told):
+    """Answers when no step of the request is under way, with all that is left and every token."""
+
+    def __init__(self, leases: Leases, lease: Lease, command: FreezeInEngine, ranks: Ranks) -> None:
+        super().__init__(leases, lease, command.from_block, ranks)
+
+    def _ready(self) -> bool:
+        return not self._lease.request.num_in_flight_tokens
+
+    def _begin(self, *, tail: bool = True) -> None:
+        super()._begin(tail=tail)
+
+    def _say(self, sums: list[list[int]]) -> SequenceStopped:
+        request = self._lease.request
+        return SequenceStopped(
+            migration=self._lease.migration,
+            sequence=sequence_of(request.request_id),
+            from_block=self._from_block,
+            blocks=self._blocks,
+            output_token_ids=list(request._output_token_ids),
+            computed_tokens=settled_tokens(request),
+            at_ns=time.time_ns(),
+            checksums=sums,
+        )
+
+
+def denied(command: Any, reason: KvRefusal, detail: str = "") -> KvDenied:
+    """The engine's no."""
+    return KvDenied(migration=command.migration, reason=reason, detail=detail)
+
+
+def settled_tokens(request: Request) -> int:
+    """Tokens whose KV is in the cache for sure: those of steps whose output was taken."""
+    return int(request.num_computed_tokens - request.num_in_flight_tokens)
+
+
+def immovable(request: Request) -> str:
+    """What of a request cannot be carried to another engine; empty where all can.
+
+    The contract's own sampling can all be carried; the rest could only come from other front ends.
+    """
+    sampling = request.sampling_params
+    if sampling is None:
+        return "it is pooled, not sampled"
+    found = {
+        "prompt log-probabilities": sampling.prompt_logprobs is not None,
+        "a LoRA adapter": request.lora_request is not None,
+        "multi-modal input": bool(request.mm_features),
+        "prompt embeddings": request.prompt_embeds is not None,
+        "streamed input": request.resumable,
+        "a salted prefix cache": request.cache_salt is not None,
+    }
+    return ", ".join(name for name, there in found.items() if there)

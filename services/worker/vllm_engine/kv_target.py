@@ -1,0 +1,292 @@
+"""The taking side: reservations, reads into them, and the request that takes one over, inside the engine core.
+
+A request that arrives with its KV is queued as one whose asynchronous KV load is done: it holds blocks and has computed
+tokens, which vLLM's scheduler handles without a connector. Blocks enter the prefix cache when the request takes them
+over and not before: only then is it known that the source held them until all was read.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.actor.engine import (
+    KvBlocksRead,
+    KvDenied,
+    KvRoomReserved,
+    PullIntoEngine,
+    ReserveInEngine,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed, Summing, settle
+from services.worker.vllm_engine.kv_source import denied
+from services.worker.vllm_engine.kv_words import Arrival
+from services.worker.vllm_engine.names import sequence_of
+
+#: The tail is read at once: there is no step of the request to go on meanwhile.
+_ALL = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Blocks for a request to come.
+
+    Attributes:
+        blocks: In the order of positions; each holds one reference.
+        matched: Positions below this came from the prefix cache.
+        ready: Positions below this hold the sequence's KV.
+        reading: The read under way.
+    """
+
+    migration: str
+    sequence: str
+    token_ids: list[int]
+    endpoint: KvEndpoint
+    copier: CopierKind
+    blocks: list[KVCacheBlock]
+    matched: int
+    ready: int
+    reading: Reading | None = None
+
+
+class Reservations:
+    """All reservations of an engine."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        *,
+        hasher: Any,
+        verify: bool,
+        block_bytes: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._hasher = hasher
+        self._block_tokens: int = scheduler.block_size
+        self.verify = verify
+        self.block_bytes = block_bytes
+        self._held: dict[str, Reservation] = {}
+
+    # --- reserve
+
+    def reserve(self, command: ReserveInEngine, copier: CopierKind, *, match_prefix: bool) -> KvDenied | KvRoomReserved:
+        """Takes free blocks, the prefix's own among them."""
+        held = self._held.get(command.migration)
+        if held is not None:
+            return KvRoomReserved(migration=held.migration, matched_blocks=held.matched, copier=held.copier)
+        prefix = self._cached_prefix(command.token_ids) if match_prefix else []
+        prefix = prefix[: command.blocks]
+        self._pool.touch(prefix)
+        wanted = command.blocks - len(prefix)
+        if wanted > self._pool.get_num_free_blocks():
+            self._pool.free_blocks(reversed(prefix))
+            free = self._pool.get_num_free_blocks()
+            return denied(command, KvRefusal.NO_BLOCKS, f"{wanted} blocks wanted, {free} free")
+        self._held[command.migration] = Reservation(
+            migration=command.migration,
+            sequence=command.sequence,
+            token_ids=command.token_ids,
+            endpoint=command.endpoint,
+            copier=copier,
+            blocks=[*prefix, *self._pool.get_new_blocks(wanted)],
+            matched=len(prefix),
+            ready=len(prefix),
+        )
+        return KvRoomReserved(migration=command.migration, matched_blocks=len(prefix), copier=copier)
+
+    def _cached_prefix(self, token_ids: list[int]) -> list[KVCacheBlock]:
+        if self._hasher is None or len(token_ids) < 2:
+            return []
+        probe = Request("", token_ids, SamplingParams(), None, block_hasher=self._hasher)
+        found, _, _ = self._scheduler.kv_cache_manager.get_computed_blocks(probe)
+        return list(found.blocks[0])
+
+    # --- pull
+
+    def pull(self, command: PullIntoEngine, ranks: Ranks) -> KvDenied | Reading:
+        """Begins to read blocks into a reservation."""
+        held = self._held.get(command.migration)
+        if held is None:
+            return denied(command, KvRefusal.INVALID, "no such reservation")
+        if held.reading is not None:
+            return denied(command, KvRefusal.INVALID, "it is read into already")
+        if command.from_block > held.ready:
+            return denied(command, KvRefusal.INVALID, f"positions from {held.ready} on were not read")
+        if not self._grow(held, command.from_block + len(command.blocks)):
+            return denied(command, KvRefusal.NO_BLOCKS, "the reservation is full, and no block is free")
+        held.reading = Reading(self, held, command, ranks)
+        return held.reading
+
+    def _grow(self, held: Reservation, blocks: int) -> bool:
+        missing = blocks - len(held.blocks)
+        if missing <= 0:
+            return True
+        if missing > self._pool.get_num_free_blocks():
+            return False
+        held.blocks += self._pool.get_new_blocks(missing)
+        return True
+
+    # --- the end of a reservation
+
+    def unreserve(self, command: UnreserveInEngine, ranks: Ranks) -> None:
+        """Frees a reservation that nobody took over."""
+        held = self._held.pop(command.migration, None)
+        if held is not None:
+            self._stop_reading(held, ranks)
+            self._pool.free_blocks(reversed(held.blocks))
+
+    def _stop_reading(self, held: Reservation, ranks: Ranks) -> None:
+        if held.reading is not None:
+            ranks.cancel(held.migration)
+            settle(held.reading.answer, KvDenied(migration=held.migration, reason=KvRefusal.CANCELLED))
+            held.reading = None
+
+    def take_over(self, request: Request, arrival: Arrival, ranks: Ranks) -> None:
+        """Gives a request that is about to be queued its reservation, after the rest was read.
+
+        What cannot be read in time, or fails its check, is computed anew: the request then begins where the good
+        blocks end. Without a single good one it is an ordinary continuation.
+        """
+        handover = arrival.handover
+        held = self._held.pop(handover.migration, None)
+        if held is None:
+            return
+        self._stop_reading(held, ranks)
+        tokens = 0
+        if self._is_for(held, request):
+            tokens = min(handover.computed_tokens, request.num_tokens - 1)
+            if not self._read_rest(held, arrival, tokens, ranks):
+                tokens = min(tokens, held.ready * self._block_tokens)
+        if tokens:
+            self._adopt(request, held, tokens)
+        else:
+            self._pool.free_blocks(reversed(held.blocks))
+
+    def _is_for(self, held: Reservation, request: Request) -> bool:
+        """Whether the blocks are of this sequence: what was matched and pulled is of the tokens told at reserving."""
+        known = min(len(held.token_ids), request.num_tokens)
+        same = held.token_ids[:known] == request._all_token_ids[:known]
+        return same and sequence_of(request.request_id) == held.sequence
+
+    def _read_rest(self, held: Reservation, arrival: Arrival, tokens: int, ranks: Ranks) -> bool:
+        handover = arrival.handover
+        needed = -(-tokens // self._block_tokens)
+        if needed <= held.ready:
+            return True
+        skipped = held.ready - handover.from_block
+        blocks = handover.blocks[max(0, skipped) : needed - handover.from_block]
+        if skipped < 0 or len(blocks) < needed - held.ready or not self._grow(held, needed):
+            return False
+        command = PullIntoEngine(
+            migration=held.migration,
+            from_block=held.ready,
+            blocks=blocks,
+            checksums=[sums[skipped : skipped + len(blocks)] for sums in handover.checksums],
+            until_ns=arrival.until_ns,
+        )
+        reading = Reading(self, held, command, ranks)
+        reading.advance(_ALL)
+        return held.ready >= needed
+
+    def _adopt(self, request: Request, held: Reservation, tokens: int) -> None:
+        cache = self._scheduler.kv_cache_manager
+        manager = cache.coordinator.single_type_managers[0]
+        manager.req_to_blocks[request.request_id] = held.blocks
+        manager.num_cached_block[request.request_id] = min(held.matched, tokens // self._block_tokens)
+        cache.cache_blocks(request, tokens)
+        request.num_computed_tokens = tokens
+
+    # --- for Reading
+
+    def finished(self, held: Reservation) -> None:
+        """A read is over."""
+        held.reading = None
+
+
+class Reading:
+    """One read: copies, compares, tells."""
+
+    def __init__(self, reservations: Reservations, held: Reservation, command: PullIntoEngine, ranks: Ranks) -> None:
+        self.answer: Future[bytes] = Future()
+        self._reservations, self._held, self._command, self._ranks = reservations, held, command, ranks
+        self._skipped = max(0, held.matched - command.from_block)
+        self._targets = [block.block_id for block in held.blocks[self._first : self._end]]
+        self._began_ns = 0
+        self._bytes = self._descriptors = 0
+        self._comparing: Summing | None = None
+
+    @property
+    def _first(self) -> int:
+        return self._command.from_block + self._skipped
+
+    @property
+    def _end(self) -> int:
+        return self._command.from_block + len(self._command.blocks)
+
+    def advance(self, bytes_max: int) -> None:
+        """Goes on; answers when it is done or has failed."""
+        if self.answer.done():
+            return
+        try:
+            if self._advance(bytes_max):
+                self._succeed()
+        except ReadFailed as error:
+            self._fail(KvRefusal.COPY_FAILED, str(error))
+
+    def _advance(self, bytes_max: int) -> bool:
+        if not self._began_ns:
+            self._begin()
+        if self._comparing is None:
+            if not self._ranks.advance(self._held.migration, bytes_max):
+                return False
+            wanted = self._reservations.verify and bool(self._command.checksums)
+            self._comparing = Summing(
+                self._ranks, self._targets, block_bytes=self._reservations.block_bytes, wanted=wanted
+            )
+        return self._comparing.advance(bytes_max)
+
+    def _begin(self) -> None:
+        self._began_ns = time.time_ns()
+        pairs = list(zip(self._command.blocks[self._skipped :], self._targets, strict=True))
+        held = self._held
+        held.ready = min(held.ready, self._first)  # what is read again is garbage until it is read
+        if not pairs:
+            return
+        self._bytes, self._descriptors = self._ranks.begin(
+            held.migration, kind=held.copier, peer=held.endpoint, pairs=pairs
+        )
+
+    def _succeed(self) -> None:
+        assert self._comparing is not None
+        ended_ns = time.time_ns()
+        if self._comparing.sums and self._comparing.sums != [sums[self._skipped :] for sums in self._command.checksums]:
+            self._fail(KvRefusal.COPY_FAILED, "a block's checksum does not match")
+        elif ended_ns > self._command.until_ns:
+            self._fail(KvRefusal.LEASE_LOST, "the read took longer than the lease")
+        else:
+            self._held.ready = max(self._held.ready, self._end)
+            self._reservations.finished(self._held)
+            settle(self.answer, self._read(ended_ns))
+
+    def _read(self, ended_ns: int) -> KvBlocksRead:
+        return KvBlocksRead(
+            migration=self._held.migration,
+            from_block=self._command.from_block,
+            blocks=len(self._command.blocks),
+            bytes=self._bytes,
+            descriptors=self._descriptors,
+            duration_ns=ended_ns - self._began_ns,
+            copier=self._held.copier,
+        )
+
+    def _fail(self, reason: KvRefusal, detail: str) -> None:
+        self._reservations.finished(self._held)
+        settle(self.answer, KvDenied(migration=self._held.migration, reason=reason, detail=detail))

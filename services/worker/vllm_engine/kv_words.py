@@ -1,0 +1,94 @@
+"""What the worker and the engine core say to each other about KV: one utility call per command, one answer.
+
+``EngineCore.millrace_move`` takes a Call and gives one of KvAnswer, both as MessagePack; an EndLeaseInEngine or
+UnreserveInEngine has no answer. ``EngineCore.millrace_kv`` gives an Offer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    FreezeInEngine,
+    KvBlocksRead,
+    KvDenied,
+    KvLeaseTaken,
+    KvRoomReserved,
+    LeaseInEngine,
+    PullIntoEngine,
+    ReserveInEngine,
+    SequenceStopped,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import CopierKind, KvHandover, KvRank
+
+KvAnswer = KvLeaseTaken | SequenceStopped | KvRoomReserved | KvBlocksRead | KvDenied
+_Command = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine | PullIntoEngine | UnreserveInEngine
+
+#: Key in SamplingParams.extra_args: an encoded Arrival.
+ARRIVAL = "millrace_arrival"
+#: Key in VllmConfig.additional_config: a KvSettings as JSON (vLLM hashes it as such); absent where nothing may move.
+SETTINGS = "millrace_kv_settings"
+
+
+class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process must know to move KV.
+
+    Attributes:
+        socket: Path of the Unix socket that hands out the KV, ``{rank}`` in it stands for the tensor-parallel rank.
+        verify: Whether checksums are made and compared.
+        copy_bytes_per_step: What is copied, or summed, between two steps.
+        copiers: The only ones used; empty for all.
+    """
+
+    socket: str
+    verify: bool
+    copy_bytes_per_step: int
+    copiers: list[CopierKind] = []
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A command, with what the worker knows beyond it.
+
+    Attributes:
+        request_id: Of the sequence inside vLLM, for a lease or a freeze; empty where the worker knows none.
+        copier: That a reservation is to be read with.
+        match_prefix: Whether a reservation may use the prefix cache. The self-test wants the bytes to travel.
+    """
+
+    command: _Command
+    request_id: str = ""
+    copier: CopierKind = CopierKind.SHARED_MEMORY
+    match_prefix: bool = True
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A handover, and until when its rest may be read (unix ns, this host's clock)."""
+
+    handover: KvHandover
+    until_ns: int
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the KV lies and how it is laid out; or, in ``refusal``, why it moves nowhere.
+
+    Attributes:
+        layout: Everything about the layout that two engines must share, for the fingerprint.
+        blocks: Block ids are below this.
+    """
+
+    refusal: str = ""
+    ranks: list[KvRank] = []
+    copiers: list[CopierKind] = []
+    layout: dict[str, str | int] = {}
+    blocks: int = 0
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_call = msgspec.msgpack.Decoder(Call).decode
+decode_answer = msgspec.msgpack.Decoder(KvAnswer).decode
+decode_arrival = msgspec.msgpack.Decoder(Arrival).decode
+decode_offer = msgspec.msgpack.Decoder(Offer).decode
+decode_rank = msgspec.msgpack.Decoder(KvRank).decode
+decode_ranks = msgspec.msgpack.Decoder(list[KvRank]).decode
+decode_settings = msgspec.json.Decoder(KvSettings).decode

@@ -1,0 +1,228 @@
+"""Moves a sequence between two real engines, step by step, as the workers and migrators would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    EngineSequence,
+    FreezeInEngine,
+    KvBlocksRead,
+    KvCommand,
+    KvDenied,
+    KvLeaseTaken,
+    KvRoomReserved,
+    LeaseInEngine,
+    PullIntoEngine,
+    ReserveInEngine,
+    SequenceStopped,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import KvEndpoint, KvHandover
+from millrace.contracts.worker import Sampling
+
+from tests.engine.bench_engine import BenchEngine, Decoded
+
+_ANSWERS = (KvLeaseTaken, SequenceStopped, KvRoomReserved, KvBlocksRead, KvDenied)
+#: Far later than any test.
+NEVER_NS = 1 << 62
+
+
+class Pair:
+    """Two engines, each on a loop of its own: while one is asked the other decodes on in its process."""
+
+    def __init__(self, source: BenchEngine, target: BenchEngine) -> None:
+        self.source, self.target = source, target
+        self._serial = 0
+
+    def turned(self) -> Pair:
+        """The other way round."""
+        other = Pair(self.target, self.source)
+        other._serial = self._serial + 1000
+        return other
+
+    def migration(self) -> str:
+        self._serial += 1
+        return f"g{id(self)}.{self._serial}"
+
+
+def tell(engine: BenchEngine, *commands: KvCommand) -> None:
+    """Commands without answer, or whose answer is awaited later."""
+
+    async def move() -> None:
+        for command in commands:
+            engine.engine.move(command)
+
+    engine.loop.run_until_complete(move())
+
+
+def answer(engine: BenchEngine, migration: str, since: int) -> Any:
+    """The first answer about a migration after so many events."""
+    found: list[Any] = []
+
+    def answered() -> bool:
+        found[:] = [e for e in engine.events[since:] if isinstance(e, _ANSWERS) and e.migration == migration]
+        return bool(found)
+
+    engine.until(answered)
+    return found[0]
+
+
+def ask(engine: BenchEngine, command: KvCommand) -> Any:
+    """A command's answer."""
+    since = len(engine.events)
+    tell(engine, command)
+    return answer(engine, command.migration, since)
+
+
+class Journey(msgspec.Struct, kw_only=True):
+    """One migration: what is moved, and how far it is."""
+
+    pair: Pair
+    migration: str
+    name: str
+    prompt: list[int]
+    sampling: Sampling
+    block_tokens: int = 32
+    before: list[int] = []
+    leased: KvLeaseTaken | None = None
+    room: KvRoomReserved | None = None
+    stopped: SequenceStopped | None = None
+    have: int = 0
+    descriptors: int = 0
+
+    def endpoint(self) -> KvEndpoint:
+        endpoint = self.pair.source.info.kv
+        assert endpoint is not None
+        return endpoint
+
+    def lease(self, from_block: int = 0) -> Any:
+        said = ask(self.pair.source, LeaseInEngine(migration=self.migration, sequence=self.name, from_block=from_block))
+        if isinstance(said, KvLeaseTaken):
+            self.leased = said
+        return said
+
+    def reserve(self, blocks: int = 0) -> Any:
+        assert self.leased is not None
+        tokens = [*self.prompt, *self.before, *self.pair.source.decoded[self.name].tokens][
+            : self.leased.prompt_tokens + self.leased.output_tokens
+        ]
+        said = ask(
+            self.pair.target,
+            ReserveInEngine(
+                migration=self.migration,
+                sequence=self.name,
+                endpoint=self.endpoint(),
+                token_ids=tokens,
+                blocks=blocks or len(tokens) // self.block_tokens + 2,
+            ),
+        )
+        if isinstance(said, KvRoomReserved):
+            self.room = said
+            self.have = said.matched_blocks
+        return said
+
+    def pull(
+        self, *, until_ns: int = NEVER_NS, damage: Callable[[PullIntoEngine], PullIntoEngine] | None = None
+    ) -> Any:
+        """Pulls what the last lease told."""
+        assert self.leased is not None
+        command = PullIntoEngine(
+            migration=self.migration,
+            from_block=self.leased.from_block,
+            blocks=self.leased.blocks,
+            checksums=self.leased.checksums,
+            until_ns=until_ns,
+        )
+        said = ask(self.pair.target, damage(command) if damage else command)
+        if isinstance(said, KvBlocksRead):
+            self.have = max(self.have, said.from_block + said.blocks)
+            self.descriptors += said.descriptors
+        return said
+
+    def freeze(self) -> Any:
+        said = ask(self.pair.source, FreezeInEngine(migration=self.migration, sequence=self.name, from_block=self.have))
+        if isinstance(said, SequenceStopped):
+            self.stopped = said
+        return said
+
+    def handover(self, *, read_ms: int = 60_000, **changes: Any) -> KvHandover:
+        assert self.stopped is not None
+        handover = KvHandover(
+            migration=self.migration,
+            endpoint=self.endpoint(),
+            from_block=self.stopped.from_block,
+            blocks=self.stopped.blocks,
+            computed_tokens=self.stopped.computed_tokens,
+            read_ms=read_ms,
+            checksums=self.stopped.checksums,
+        )
+        return msgspec.structs.replace(handover, **changes)
+
+    def commit(self, **changes: Any) -> str:
+        """The target takes it; returns its name there, which is the same."""
+        assert self.stopped is not None
+        engine = self.pair.target
+        engine.decoded.pop(self.name, None)
+        sequence = EngineSequence(
+            sequence=self.name,
+            prompt_token_ids=self.prompt,
+            sampling=self.sampling,
+            output_token_ids=self.stopped.output_token_ids,
+            handover=self.handover(**changes),
+        )
+
+        async def add() -> None:
+            engine.engine.add(sequence)
+
+        engine.loop.run_until_complete(add())
+        return self.name
+
+    def end(self, *, moved: bool) -> None:
+        tell(self.pair.source, EndLeaseInEngine(migration=self.migration, moved=moved))
+
+    def unreserve(self) -> None:
+        tell(self.pair.target, UnreserveInEngine(migration=self.migration))
+
+    def go(self) -> None:
+        """All of it, one hot round."""
+        assert isinstance(self.lease(), KvLeaseTaken), self.pair.source.events[-1]
+        assert isinstance(self.reserve(), KvRoomReserved), self.pair.target.events[-1]
+        assert isinstance(self.pull(), KvBlocksRead), self.pair.target.events[-1]
+        assert isinstance(self.freeze(), SequenceStopped), self.pair.source.events[-1]
+        self.commit()
+        self.end(moved=True)
+
+
+def begin(
+    pair: Pair, prompt: list[int], sampling: Sampling, *, at: int, before: list[int] | None = None, name: str = ""
+) -> Journey:
+    """A sequence that decodes at the source and has ``at`` tokens or a few more."""
+    name = name or pair.source.add(prompt, sampling, before or [])
+    wanted = at - len(before or [])
+    pair.source.until(lambda: _tokens(pair.source, name) >= wanted)
+    return Journey(
+        pair=pair, migration=pair.migration(), name=name, prompt=prompt, sampling=sampling, before=before or []
+    )
+
+
+def _tokens(engine: BenchEngine, name: str) -> int:
+    decoded = engine.decoded.get(name)
+    return len(decoded.tokens) if decoded else 0
+
+
+def whole(journey: Journey) -> Decoded:
+    """The sequence as its client saw it: what the source gave, then what the target gave."""
+    assert journey.stopped is not None
+    (there,) = journey.pair.target.finish(journey.name)
+    here = journey.pair.source.decoded[journey.name]
+    assert [*journey.before, *here.tokens] == journey.stopped.output_token_ids, "every output came before the stop"
+    return Decoded(
+        tokens=[*journey.before, *here.tokens, *there.tokens],
+        logprobs=[*here.logprobs, *there.logprobs],
+        finish=there.finish,
+        first=there.first,
+    )
