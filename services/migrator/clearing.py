@@ -1,0 +1,150 @@
+"""Which sequences leave an instance without anybody naming them: evacuations, and handoffs of prefill instances."""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect, Reply, StartTimer
+from millrace.contracts.migration import (
+    EvacuateInstance,
+    InstanceEvacuated,
+    MigrateSequence,
+    MigrationFinished,
+    MigrationOutcome,
+    MigrationReason,
+)
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
+
+from services.migrator.departures import Departures
+from services.migrator.desk import MS, Desk
+from services.migrator.state import Evacuation, Post, Rest
+
+#: A snapshot may still show what has just moved: it is looked at again after this time.
+SETTLE_NS = 500 * MS
+
+#: Pause for a sequence that found no room, or was refused.
+REST_NS = 250 * MS
+
+#: Attempts at one sequence within one evacuation.
+ATTEMPTS_MAX = 5
+
+#: How often an evacuation is looked at where nothing happens.
+LOOK_NS = 200 * MS
+
+#: Its timers: ``evacuation/<instance>``.
+EVACUATION = "evacuation"
+
+#: An evacuation begins from a snapshot not older than itself; where none comes in this time, from the last one.
+SNAPSHOT_NS = 600 * MS
+
+
+class Clearing:
+    """Starts migrations from the snapshots of our instances."""
+
+    def __init__(self, desk: Desk, departures: Departures) -> None:
+        self._desk = desk
+        self._departures = departures
+
+    def on_snapshot(self, post: Post, body: StatusSnapshot, now_ns: int) -> list[Effect]:
+        """The instance's sequences now."""
+        post.snapshot, post.heard_ns = body, now_ns
+        post.rests = {sequence: rest for sequence, rest in post.rests.items() if rest.until_ns > now_ns}
+        return self.go_on(post, now_ns)
+
+    def evacuate(self, post: Post, body: EvacuateInstance, reply_to: str, now_ns: int) -> list[Effect]:
+        """Everything shall leave; a second one joins the first."""
+        until_ns = now_ns + max(0, body.limit_ms) * MS
+        if post.evacuation is None:
+            post.evacuation = Evacuation(ask=body, since_ns=now_ns, until_ns=until_ns, waiters=[])
+        post.evacuation.until_ns = max(post.evacuation.until_ns, until_ns)
+        post.evacuation.waiters += [reply_to] if reply_to else []
+        return [*self.listen(post, now_ns), *self.go_on(post, now_ns)]
+
+    def listen(self, post: Post, now_ns: int) -> list[Effect]:
+        """Snapshots and summaries are wanted as long as something leaves from here by itself."""
+        record = self._desk.surroundings.record(post.instance)
+        if record is None or not (post.evacuation is not None or self._hands_off(post)):
+            return []
+        around = self._desk.surroundings
+        return around.listen_to_status(post.instance, now_ns) + around.listen_to_model(record.model, now_ns)
+
+    def _hands_off(self, post: Post) -> bool:
+        return self._desk.surroundings.role(post.instance) is InstanceRole.PREFILL
+
+    def go_on(self, post: Post, now_ns: int) -> list[Effect]:
+        """Begins what may begin, and ends an evacuation that has nothing left to do."""
+        if post.evacuation is not None:
+            return self._begin(post, now_ns) + self._end_if_done(post, post.evacuation, now_ns)
+        return self._begin(post, now_ns) if self._hands_off(post) else []
+
+    def _begin(self, post: Post, now_ns: int) -> list[Effect]:
+        reason = post.evacuation.ask.reason if post.evacuation is not None else MigrationReason.HANDOFF
+        effects: list[Effect] = []
+        free = self._desk.limits.out_max - len(self._departures.of(post.instance))
+        for status in self._ready(post, now_ns)[: max(0, free)]:
+            if post.evacuation is not None:
+                attempts = post.evacuation.attempts
+                attempts[status.sequence] = attempts.get(status.sequence, 0) + 1
+            wish = MigrateSequence(sequence=status.sequence, reason=reason, within_ms=0)
+            effects += self._departures.ask_for(post.instance, wish, "", now_ns)
+        return effects
+
+    def _ready(self, post: Post, now_ns: int) -> list[SequenceStatus]:
+        """Sequences that decode and may move, in the engine's running order."""
+        moving = self._departures.moving(post.instance)
+        resting = {sequence for sequence, rest in post.rests.items() if rest.until_ns > now_ns}
+        return [
+            status
+            for status in post.sequences()
+            if status.state is SequenceState.RUNNING
+            and status.output_tokens >= 1
+            and status.sequence not in moving
+            and status.sequence not in resting
+            and self._may_leave(post, status)
+        ]
+
+    def _may_leave(self, post: Post, status: SequenceStatus) -> bool:
+        attempts = post.evacuation.attempts.get(status.sequence, 0) if post.evacuation is not None else 0
+        return not status.immovable and attempts < ATTEMPTS_MAX
+
+    def on_finished(self, post: Post, body: MigrationFinished, now_ns: int) -> None:
+        """A migration from here ended."""
+        moved = body.outcome is MigrationOutcome.MOVED
+        post.rests[body.sequence] = Rest(now_ns + (SETTLE_NS if moved else REST_NS), moved)
+        if post.evacuation is not None:
+            post.evacuation.moved += moved
+            post.evacuation.failed += not moved
+            self._desk.metrics.evacuated["moved" if moved else "failed"] += 1
+
+    def _end_if_done(self, post: Post, evacuation: Evacuation, now_ns: int) -> list[Effect]:
+        moving = self._departures.moving(post.instance)
+        if now_ns < evacuation.until_ns and (moving or not self._is_done(post, evacuation, now_ns)):
+            again_ns = min(evacuation.until_ns, now_ns + LOOK_NS)
+            return [StartTimer(name=f"{EVACUATION}/{post.instance}", at_ns=again_ns)]
+        return self._end(post, evacuation, now_ns)
+
+    def abandon(self, post: Post, now_ns: int) -> list[Effect]:
+        """This process ends: an evacuation is over, however far it came."""
+        return self._end(post, post.evacuation, now_ns) if post.evacuation is not None else []
+
+    def _end(self, post: Post, evacuation: Evacuation, now_ns: int) -> list[Effect]:
+        post.evacuation = None
+        answer = InstanceEvacuated(
+            instance=post.instance,
+            moved=evacuation.moved,
+            failed=evacuation.failed,
+            left=len(_still_there(post, now_ns)),
+        )
+        return [Reply(to=to, body=answer) for to in evacuation.waiters]
+
+    def _is_done(self, post: Post, evacuation: Evacuation, now_ns: int) -> bool:
+        if not self._desk.surroundings.has_others(post.instance):
+            return True  # there is nowhere to go
+        if post.heard_ns < evacuation.since_ns:
+            return now_ns - evacuation.since_ns >= SNAPSHOT_NS
+        return not any(self._may_leave(post, status) for status in _still_there(post, now_ns))
+
+
+def _still_there(post: Post, now_ns: int) -> list[SequenceStatus]:
+    """Sequences of the last snapshot but for those that moved so lately that it may be older than that."""
+    lately = {sequence for sequence, rest in post.rests.items() if rest.moved and rest.until_ns > now_ns}
+    return [status for status in post.sequences() if status.sequence not in lately]

@@ -1,0 +1,100 @@
+"""What both halves of a migrator work with, and the small effects that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import msgspec
+from millrace.actor.effects import Effect, Publish, Reply, Request
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.leases import KvRefused
+from millrace.contracts.local import RequestFailure
+from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.migration import EpochRefused, MigrationRefused
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import SequenceRefused
+from millrace.policies.migration import TargetPolicy
+
+from services.migrator.config import MigratorConfig, MigratorLimits
+from services.migrator.metrics import MigratorMetrics
+from services.migrator.surroundings import Surroundings
+
+MS = 1_000_000
+
+#: First part of the correlations of each half.
+OUT, INTO = "out", "into"
+
+
+@dataclass
+class Desk:
+    """Shared by departures, arrivals and clearing of one actor."""
+
+    config: MigratorConfig
+    subjects: Subjects
+    rng: Random
+    surroundings: Surroundings
+    metrics: MigratorMetrics
+    policy: TargetPolicy
+    parameters: msgspec.Struct
+
+    @property
+    def limits(self) -> MigratorLimits:
+        """Bounds and deadlines."""
+        return self.config.limits
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of a migration. ``about``: its sequence and trace context."""
+
+    subject: str
+    body: Body
+    timeout_ns: int
+    about: tuple[str, str]
+
+
+def ask(half: str, migration: str, number: int, question: Ask) -> Effect:
+    """The request as an effect; its answer comes back under ``<half>/<migration>/<number>``."""
+    sequence, traceparent = question.about
+    return Request(
+        subject=question.subject,
+        body=question.body,
+        correlation=f"{half}/{migration}/{number}",
+        timeout_ns=max(MS, question.timeout_ns),
+        request=request_of(sequence),
+        traceparent=traceparent,
+    )
+
+
+def say(subject: str, body: Body, sequence: str, traceparent: str) -> Effect:
+    """A message without an answer."""
+    return Publish(subject=subject, body=body, request=request_of(sequence), traceparent=traceparent)
+
+
+def answer_all(waiters: list[str], body: Body, sequence: str) -> list[Effect]:
+    """The same answer for everybody who waits; they wait no longer."""
+    effects: list[Effect] = [Reply(to=to, body=body, request=request_of(sequence)) for to in waiters]
+    waiters.clear()
+    return effects
+
+
+def request_of(sequence: str) -> str:
+    """Request id of a sequence id ``<request>.<index>``."""
+    return sequence.rpartition(".")[0] or sequence
+
+
+def refusal_of(body: Body | RequestFailure, step: str) -> tuple[KvRefusal, str]:
+    """Why an answer is a no. What is no answer at all counts as UNANSWERED, an answer of a wrong kind as INVALID."""
+    match body:
+        case KvRefused(reason=reason, detail=detail) | MigrationRefused(reason=reason, detail=detail):
+            return reason, detail
+        case EpochRefused(detail=detail):
+            return KvRefusal.EPOCH_REFUSED, detail
+        case SequenceRefused(reason=refused, detail=detail):
+            return KvRefusal.TARGET_REFUSED, f"{refused}: {detail}" if detail else str(refused)
+        case ErrorReply(reason=why, detail=detail):
+            return KvRefusal.INVALID, f"{step}: {why} {detail}"
+        case RequestFailure():
+            return KvRefusal.UNANSWERED, f"{step}: {body}"
+        case _:
+            return KvRefusal.INVALID, f"{step}: {body.type_name()} came"

@@ -1,0 +1,62 @@
+"""Whether a migration may be tried at all, and how it ended. Pure."""
+
+from __future__ import annotations
+
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.leases import LeaseEnded
+from millrace.contracts.local import RequestFailure
+from millrace.contracts.message import Body
+from millrace.contracts.migration import MigrationMode, MigrationOutcome
+from millrace.contracts.status import InstanceRecord
+from millrace.policies.migration import compatible
+
+from services.migrator.state import Outgoing, Step
+
+#: Why something did not happen, with a sentence for a person.
+Refused = tuple[KvRefusal, str]
+
+
+def wrong_source(out: Outgoing, source: InstanceRecord | None) -> Refused | None:
+    """Why nothing can leave its source."""
+    if source is None:
+        return KvRefusal.UNABLE, f"{out.source} is not registered"
+    if source.kv is None:
+        return KvRefusal.UNABLE, source.kv_refusal or f"{out.source} moves nothing"
+    return None
+
+
+def wrong_target(out: Outgoing, source: InstanceRecord, target: InstanceRecord | None) -> Refused | None:
+    """Why the named target cannot take it."""
+    if out.wanted == out.source:
+        return KvRefusal.INVALID, "source and target are the same"
+    if target is None:
+        return KvRefusal.NO_TARGET, f"{out.wanted} is not registered"
+    if target.model != source.model:
+        return KvRefusal.INCOMPATIBLE, f"{out.wanted} serves {target.model}"
+    if out.mode is not MigrationMode.RECOMPUTE and not compatible(source.kv, target.kv):
+        return KvRefusal.INCOMPATIBLE, target.kv_refusal or f"KV of {out.wanted} is of another kind"
+    return None
+
+
+def failed(step: Step, reason: KvRefusal) -> MigrationOutcome:
+    """What a failure at a step is: whoever refuses a freeze has frozen nothing; one that does not answer may have."""
+    frozen = step is Step.COMMITTING or (step is Step.FREEZING and reason is KvRefusal.UNANSWERED)
+    return MigrationOutcome.ABORTED if frozen else MigrationOutcome.REFUSED
+
+
+def ended(out: Outgoing, body: Body | RequestFailure, now_ns: int) -> tuple[MigrationOutcome, Refused | None]:
+    """The outcome, with what the source says in the end, and why where that changes it.
+
+    A source that answers after its freeze was over has gone on by itself, if it has the sequence; and one that has
+    committed may then have been judged by ingress either way.
+    """
+    assert out.outcome is not None
+    answered = isinstance(body, LeaseEnded)
+    held = isinstance(body, LeaseEnded) and body.held
+    may_have_thawed = not held and now_ns >= out.freeze_until_ns
+    if out.outcome is MigrationOutcome.MOVED and may_have_thawed:
+        detail = "committed, but the source may have gone on before it heard of it"
+        return MigrationOutcome.LOST, (KvRefusal.LEASE_LOST, detail)
+    if out.outcome is MigrationOutcome.ABORTED and not held and not (answered and may_have_thawed):
+        return MigrationOutcome.LOST, None
+    return out.outcome, None

@@ -1,0 +1,123 @@
+"""What a migrator counts: plain figures bumped by the actor, read by Prometheus when it scrapes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+#: Seconds that no token was decoded: a fast step, to the longest freeze.
+GAP_S = (0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+#: Seconds of a whole migration.
+DURATION_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+ROUNDS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+
+_NS = 1e9
+
+
+class Histogram:
+    """Counts of values in fixed buckets."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self._counts)
+
+    def observe(self, value: float) -> None:
+        """Counts one."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, name: str, text: str) -> Metric:
+        """As Prometheus wants it."""
+        buckets, total = [], 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        family = HistogramMetricFamily(name, text)
+        family.add_metric([], buckets, self._sum)
+        return family
+
+
+class MigratorMetrics(Collector):
+    """All of one migrator.
+
+    Attributes:
+        finished: Migrations away, by (outcome, reason, refusal).
+        arrived: Migrations to an instance of ours, by how they ended: ``committed`` or the refusal.
+        bytes, descriptors: Copied in rounds, by copier.
+        evacuated: Sequences of evacuations, by ``moved`` and ``failed``.
+        in_flight: Yields (instance, direction, count) for gauges.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.finished: Counter[tuple[str, str, str]] = Counter()
+        self.arrived: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.descriptors: Counter[str] = Counter()
+        self.evacuated: Counter[str] = Counter()
+        self.gap = Histogram(GAP_S)
+        self.duration = Histogram(DURATION_S)
+        self.rounds = Histogram(ROUNDS)
+        self.in_flight: Callable[[], Iterable[tuple[str, str, int]]] = list
+        if registry is not None:
+            registry.register(self)
+
+    def finish(self, body: MigrationFinished) -> None:
+        """A migration away ended."""
+        self.finished[(str(body.outcome), str(body.reason), str(body.refusal or ""))] += 1
+        if body.copier:
+            self.bytes[body.copier] += body.bytes
+            self.descriptors[body.copier] += body.descriptors
+        if body.outcome is MigrationOutcome.MOVED:
+            self.gap.observe(body.frozen_ns / _NS)
+            self.duration.observe(body.duration_ns / _NS)
+            self.rounds.observe(body.rounds)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing ahead of the first scrape."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Families for one scrape."""
+        yield from self._counters()
+        yield self.gap.family("millrace_migrator_gap_seconds", "Time without a token, of migrations that moved.")
+        yield self.duration.family("millrace_migrator_duration_seconds", "Whole migrations that moved.")
+        yield self.rounds.family("millrace_migrator_rounds", "Rounds before the freeze, of migrations that moved.")
+        flying = GaugeMetricFamily(
+            "millrace_migrator_in_flight",
+            "Migrations under way, and those that wait.",
+            labels=["instance", "direction"],
+        )
+        for instance, direction, count in self.in_flight():
+            flying.add_metric([instance, direction], count)
+        yield flying
+
+    def _counters(self) -> Iterator[Metric]:
+        finished = CounterMetricFamily(
+            "millrace_migrator_migrations",
+            "Migrations away from here that ended, by outcome, who wanted them, and why they did not move.",
+            labels=["outcome", "reason", "refusal"],
+        )
+        for labels, count in self.finished.items():
+            finished.add_metric(list(labels), count)
+        yield finished
+        for name, text, label, counts in (
+            ("arrivals", "Migrations to here that ended: committed, or why not.", "result", self.arrived),
+            ("bytes", "Bytes copied in rounds, by copier.", "copier", self.bytes),
+            ("descriptors", "Pieces copied in rounds, by copier.", "copier", self.descriptors),
+            ("evacuated", "Sequences of evacuations, by how their migrations ended.", "result", self.evacuated),
+        ):
+            family = CounterMetricFamily(f"millrace_migrator_{name}", text, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family

@@ -1,0 +1,84 @@
+"""Spans of a migration: one at the source, with its rounds as events, and one below it at the target.
+
+The source's is a child of the span that placed the sequence; its context travels with PrepareMigration. What the
+target's worker does with the sequence afterwards is below the target's span, so that the trace stays one tree.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from millrace.actor.effects import Effect, RecordSpan
+from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
+
+from services.migrator.state import Incoming, Outgoing
+
+
+def below(traceparent: str, rng: Random) -> str:
+    """Context of a new span below another one; the same again where nothing is sampled."""
+    parent = parse_traceparent(traceparent)
+    if parent is None or not parent.sampled:
+        return traceparent
+    return format_traceparent(child(parent, rng))
+
+
+def source_span(out: Outgoing, end_ns: int) -> list[Effect]:
+    """The whole migration."""
+    error = "" if out.refusal is None else f"{out.outcome}: {out.refusal} {out.detail}".strip()
+    attributes = {
+        "millrace.migration": out.migration,
+        "millrace.sequence": out.sequence,
+        "millrace.source": out.source,
+        "millrace.target": out.target or out.wanted,
+        "millrace.reason": str(out.reason),
+        "millrace.mode": str(out.mode),
+        "millrace.outcome": str(out.outcome),
+        "millrace.epoch": out.target_epoch,
+        "millrace.rounds": out.rounds,
+        "millrace.matched_blocks": out.matched_blocks,
+        "millrace.bytes": out.bytes,
+        "millrace.descriptors": out.descriptors,
+        "millrace.copier": out.copier,
+        "millrace.tokens": out.tokens,
+        "millrace.frozen_ms": out.frozen_ns / 1e6,
+    }
+    times = (out.started_ns or out.asked_ns, end_ns)
+    return _span("migration", (out.span, out.traceparent), times, attributes, out.events, error)
+
+
+def target_span(into: Incoming, end_ns: int, *, error: str) -> list[Effect]:
+    """The target's part."""
+    attributes = {
+        "millrace.migration": into.migration,
+        "millrace.sequence": into.sequence,
+        "millrace.source": into.prepare.source,
+        "millrace.target": into.instance,
+        "millrace.blocks": into.prepare.blocks,
+    }
+    contexts = (into.span, into.parent_span)
+    return _span("migration.target", contexts, (into.began_ns, end_ns), attributes, into.events, error)
+
+
+def _span(
+    name: str,
+    contexts: tuple[str, str],
+    times: tuple[int, int],
+    attributes: dict[str, object],
+    events: list[tuple[str, int, dict[str, object]]],
+    error: str,
+) -> list[Effect]:
+    own, parent = parse_traceparent(contexts[0]), parse_traceparent(contexts[1])
+    if own is None or parent is None or not own.sampled:
+        return []
+    return [
+        RecordSpan(
+            name=name,
+            traceparent=contexts[0],
+            parent_span_id=parent.span_id,
+            start_ns=times[0],
+            end_ns=max(times),
+            attributes=attributes,
+            events=list(events),
+            error=error,
+        )
+    ]

@@ -1,0 +1,237 @@
+"""What a migrator keeps of each migration, away from its instances and to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from millrace.contracts.kv import KvEndpoint, KvRefusal
+from millrace.contracts.leases import KvLeased, SequenceFrozen
+from millrace.contracts.message import Body
+from millrace.contracts.migration import (
+    EvacuateInstance,
+    MigrateSequence,
+    MigrationMode,
+    MigrationOutcome,
+    MigrationReason,
+    PrepareMigration,
+)
+from millrace.contracts.status import SequenceStatus, StatusSnapshot
+from millrace.contracts.worker import SubmitSequence
+
+
+class Step(StrEnum):
+    """Where a migration away stands: what it waits for."""
+
+    QUEUED = "queued"  # a free slot
+    RESTING = "resting"  # the sequence cannot move yet, or nobody was heard yet who could take it: a timer
+    LEASING = "leasing"
+    ALLOTTING = "allotting"
+    PREPARING = "preparing"
+    PULLING = "pulling"
+    RENEWING = "renewing"
+    FREEZING = "freezing"
+    COMMITTING = "committing"
+    ENDING = "ending"
+
+
+#: Steps that take none of the instance's slots.
+IDLE_STEPS = (Step.QUEUED, Step.RESTING)
+
+Event = tuple[str, int, dict[str, Any]]
+
+
+@dataclass
+class Outgoing:
+    """One migration away from an instance of ours.
+
+    Attributes:
+        wanted: Target that the asker named; empty for any.
+        begin_until_ns: A sequence that cannot move yet may take until then.
+        waiters: Reply subjects of those who wait for its end.
+        number: Of its last request: only that one's answer counts.
+        target: The present choice.
+        excluded: Those that have refused it.
+        epoch: In which the source holds it; -1 until the first lease.
+        target_epoch: Allotted; -1 before.
+        traceparent: Of the sequence's submission; ``span``: this migration's own, empty where nothing is sampled.
+        lease_until_ns, freeze_until_ns: By our clock from the moment of asking, so never later than the source's.
+        from_block: First position that the target does not have.
+        released: The source's lease is over, or was never given.
+        asked_target: The target's migrator was asked to prepare: it must hear of an abort.
+        committed_ns: When the target had it; 0 before.
+    """
+
+    migration: str
+    sequence: str
+    source: str
+    wanted: str
+    reason: MigrationReason
+    mode: MigrationMode
+    asked_ns: int
+    begin_until_ns: int
+    waiters: list[str] = field(default_factory=list)
+    step: Step = Step.QUEUED
+    number: int = 0
+    target: str = ""
+    excluded: set[str] = field(default_factory=set)
+    started_ns: int = 0
+    epoch: int = -1
+    target_epoch: int = -1
+    submission: SubmitSequence | None = None
+    endpoint: KvEndpoint | None = None
+    leased: KvLeased | None = None
+    lease_until_ns: int = 0
+    released: bool = True
+    asked_target: bool = False
+    traceparent: str = ""
+    span: str = ""
+    from_block: int = 0
+    matched_blocks: int = 0
+    copier: str = ""
+    pulls: int = 0
+    rounds: int = 0
+    bytes: int = 0
+    descriptors: int = 0
+    freeze_asked_ns: int = 0
+    freeze_until_ns: int = 0
+    stopped_ns: int = 0
+    frozen: SequenceFrozen | None = None
+    committed_ns: int = 0
+    ends_tried: int = 0
+    outcome: MigrationOutcome | None = None
+    refusal: KvRefusal | None = None
+    detail: str = ""
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it takes a slot."""
+        return self.step not in IDLE_STEPS
+
+    @property
+    def frozen_ns(self) -> int:
+        """How long no token was decoded; 0 where it never came so far."""
+        return max(1, self.committed_ns - self.stopped_ns) if self.committed_ns else 0
+
+    @property
+    def tokens(self) -> int:
+        """Length when it was frozen, prompt included; 0 where it was not."""
+        if self.frozen is None or self.submission is None:
+            return 0
+        return len(self.submission.prompt_token_ids) + len(self.frozen.output_token_ids)
+
+
+def asked_for(migration: str, source: str, body: MigrateSequence, mode: MigrationMode, now_ns: int) -> Outgoing:
+    """A migration that has just been asked for."""
+    return Outgoing(
+        migration=migration,
+        sequence=body.sequence,
+        source=source,
+        wanted=body.target,
+        reason=body.reason,
+        mode=mode,
+        asked_ns=now_ns,
+        begin_until_ns=now_ns + max(0, body.within_ms) * 1_000_000,
+    )
+
+
+class Stage(StrEnum):
+    """Where a migration to an instance of ours stands."""
+
+    RESERVING = "reserving"
+    READY = "ready"  # for a round, or the commit
+    PULLING = "pulling"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    OVER = "over"  # refused, aborted or expired; kept for a while to answer what is repeated
+
+
+#: Stages that take one of the instance's slots.
+OPEN_STAGES = (Stage.RESERVING, Stage.READY, Stage.PULLING, Stage.COMMITTING)
+
+
+@dataclass
+class Incoming:
+    """One migration to an instance of ours.
+
+    Attributes:
+        prepare: As it was asked for.
+        waiters: Reply subjects that wait for the answer to the present step.
+        answer: The last one given, for whoever repeats the question.
+        pull: Number of the last pull asked for.
+        news_ns: When the source was last heard.
+        span: Context of this side's span, child of the source's; else what the source sent.
+    """
+
+    instance: str
+    prepare: PrepareMigration
+    waiters: list[str]
+    began_ns: int
+    news_ns: int
+    stage: Stage = Stage.RESERVING
+    number: int = 0
+    answer: Body | None = None
+    prepared: Body | None = None
+    pull: int = 0
+    span: str = ""
+    parent_span: str = ""
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def migration(self) -> str:
+        """Its name."""
+        return self.prepare.migration
+
+    @property
+    def sequence(self) -> str:
+        """What moves."""
+        return self.prepare.submission.sequence
+
+
+@dataclass
+class Evacuation:
+    """Everything shall leave an instance.
+
+    Attributes:
+        waiters: Reply subjects.
+        attempts: By sequence.
+    """
+
+    ask: EvacuateInstance
+    since_ns: int
+    until_ns: int
+    waiters: list[str]
+    moved: int = 0
+    failed: int = 0
+    attempts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A sequence is left alone until a time; ``moved``: because it has just left."""
+
+    until_ns: int
+    moved: bool
+
+
+@dataclass
+class Post:
+    """One instance of ours.
+
+    Attributes:
+        heard_ns: When the snapshot came.
+        evacuation: None while nobody asked for one.
+        rests: Sequences that are left alone for a while: they found no room, or have just left.
+    """
+
+    instance: str
+    snapshot: StatusSnapshot | None = None
+    heard_ns: int = 0
+    evacuation: Evacuation | None = None
+    rests: dict[str, Rest] = field(default_factory=dict)
+
+    def sequences(self) -> list[SequenceStatus]:
+        """Those of the last snapshot: running ones first."""
+        return [*self.snapshot.running, *self.snapshot.waiting] if self.snapshot is not None else []

@@ -1,0 +1,153 @@
+"""What the driving side says at each step, built from the state of one migration. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv
+from millrace.contracts.message import Body
+from millrace.contracts.migration import (
+    AllotEpoch,
+    CommitMigration,
+    MigrationFinished,
+    MigrationMode,
+    MigrationOutcome,
+    PrepareMigration,
+    PullBlocks,
+)
+
+from services.migrator.config import MigratorLimits
+from services.migrator.state import Outgoing
+
+
+def lease_of(out: Outgoing, limits: MigratorLimits) -> LeaseKv:
+    """Pins, and tells what is full from the first block on that the target does not have."""
+    return LeaseKv(
+        migration=out.migration,
+        sequence=out.sequence,
+        epoch=out.epoch,
+        from_block=out.from_block,
+        lease_ms=limits.lease_ms,
+    )
+
+
+def allot_of(out: Outgoing, incarnation: int) -> AllotEpoch:
+    """Asks ingress; ``incarnation`` is the target's."""
+    return AllotEpoch(
+        migration=out.migration,
+        sequence=out.sequence,
+        epoch=out.epoch,
+        source=out.source,
+        target=out.target,
+        incarnation=incarnation,
+    )
+
+
+def blocks_of(out: Outgoing, limits: MigratorLimits) -> int:
+    """To reserve: for the whole sequence as it is now, and some to grow."""
+    assert out.submission is not None
+    assert out.endpoint is not None
+    tokens = len(out.submission.prompt_token_ids) + len(out.submission.output_token_ids)
+    return -(-tokens // out.endpoint.block_tokens) + limits.growth_blocks
+
+
+def prepare_of(out: Outgoing, limits: MigratorLimits) -> PrepareMigration:
+    """The sequence in its new epoch, and where its KV is."""
+    assert out.submission is not None
+    assert out.endpoint is not None
+    return PrepareMigration(
+        migration=out.migration,
+        source=out.source,
+        submission=msgspec.structs.replace(out.submission, epoch=out.target_epoch, handover=None),
+        endpoint=out.endpoint,
+        blocks=blocks_of(out, limits),
+        reserve_ms=limits.reserve_ms,
+    )
+
+
+def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int) -> PullBlocks:
+    """The next round, or as much of it as one pull may copy."""
+    assert out.leased is not None
+    assert out.endpoint is not None
+    first = out.from_block - out.leased.from_block
+    last = first + max(1, limits.pull_bytes_max // max(1, out.endpoint.block_bytes))
+    return PullBlocks(
+        migration=out.migration,
+        round=out.pulls,
+        from_block=out.from_block,
+        blocks=out.leased.blocks[first:last],
+        read_ms=read_ms,
+        checksums=[rank[first:last] for rank in out.leased.checksums],
+    )
+
+
+def freeze_ms_of(out: Outgoing, limits: MigratorLimits) -> int:
+    """How long the source may stand still."""
+    return limits.freeze_ms if out.mode is MigrationMode.LIVE else limits.copy_freeze_ms
+
+
+def freeze_of(out: Outgoing, limits: MigratorLimits) -> FreezeSequence:
+    """Stops the source."""
+    return FreezeSequence(
+        migration=out.migration,
+        sequence=out.sequence,
+        epoch=out.epoch,
+        from_block=out.from_block,
+        freeze_ms=freeze_ms_of(out, limits),
+    )
+
+
+def commit_of(out: Outgoing, *, read_ms: int) -> Body:
+    """Everything that the target still needs; for its worker itself where no KV travels."""
+    assert out.frozen is not None
+    frozen = out.frozen
+    if out.mode is MigrationMode.RECOMPUTE:
+        assert out.submission is not None
+        return msgspec.structs.replace(
+            out.submission,
+            epoch=out.target_epoch,
+            output_token_ids=frozen.output_token_ids,
+            output_logprobs=frozen.logprobs,
+            handover=None,
+        )
+    return CommitMigration(
+        migration=out.migration,
+        output_token_ids=frozen.output_token_ids,
+        from_block=frozen.from_block,
+        blocks=frozen.blocks,
+        computed_tokens=frozen.computed_tokens,
+        read_ms=read_ms,
+        checksums=frozen.checksums,
+        logprobs=frozen.logprobs,
+    )
+
+
+def end_of(out: Outgoing) -> EndLease:
+    """Lets the source's sequence go, or go on."""
+    moved = out.outcome is MigrationOutcome.MOVED
+    return EndLease(migration=out.migration, sequence=out.sequence, epoch=out.epoch, moved=moved)
+
+
+def finished(out: Outgoing, model: str, now_ns: int) -> MigrationFinished:
+    """What everybody hears in the end."""
+    assert out.outcome is not None
+    return MigrationFinished(
+        migration=out.migration,
+        sequence=out.sequence,
+        model=model,
+        source=out.source,
+        target=out.target or out.wanted,
+        outcome=out.outcome,
+        reason=out.reason,
+        epoch=out.target_epoch if out.target_epoch >= 0 else out.epoch,
+        refusal=out.refusal,
+        detail=out.detail,
+        copier=out.copier,
+        rounds=out.rounds,
+        matched_blocks=out.matched_blocks,
+        bytes=out.bytes,
+        descriptors=out.descriptors,
+        tokens=out.tokens,
+        frozen_ns=out.frozen_ns,
+        duration_ns=now_ns - (out.started_ns or now_ns),
+        mode=out.mode,
+    )

@@ -1,0 +1,470 @@
+"""Migrators in virtual time, with workers and an ingress that only know the words of the handshake."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import CancelTimer, Effect, Publish, RecordSpan, Reply, Request, StartTimer, Stop
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.leases import (
+    EndLease,
+    FreezeSequence,
+    KvLeased,
+    KvPulled,
+    KvRefused,
+    KvReserved,
+    LeaseEnded,
+    LeaseKv,
+    PullKv,
+    ReserveKv,
+    SequenceFrozen,
+    UnreserveKv,
+)
+from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, StopRequested, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.migration import (
+    AllotEpoch,
+    EpochAllotted,
+    EpochRefused,
+    MigrateSequence,
+    MigrationFinished,
+)
+from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.status import (
+    BatchComposition,
+    InstanceRecord,
+    InstanceSummary,
+    SequenceState,
+    SequenceStatus,
+    StatusSnapshot,
+)
+from millrace.contracts.worker import (
+    RefusalReason,
+    Sampling,
+    SequenceAccepted,
+    SequenceRefused,
+    SubmitSequence,
+)
+
+from services.migrator.actor import MigratorActor
+from services.migrator.config import MigratorConfig, MigratorLimits
+from services.migrator.metrics import MigratorMetrics
+
+MS = 1_000_000
+START_NS = 1_000_000 * MS
+HOP_NS = 50_000
+TOKEN_NS = 5 * MS
+BLOCK_TOKENS = 4
+MODEL = "m"
+TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+
+
+def endpoint(**changes: Any) -> KvEndpoint:
+    fields: dict[str, Any] = {
+        "fingerprint": "f",
+        "block_tokens": BLOCK_TOKENS,
+        "block_bytes": 1_000,
+        "blocks": 100,
+        "copiers": [CopierKind.MODELLED],
+        "machine": "here",
+    }
+    return KvEndpoint(**fields | changes)
+
+
+def record(name: str, **changes: Any) -> InstanceRecord:
+    fields: dict[str, Any] = {
+        "instance": name,
+        "incarnation": 5,
+        "model": MODEL,
+        "engine": "modelled",
+        "engine_version": "1",
+        "max_model_len": 2_048,
+        "max_sequences": 8,
+        "token_budget": 256,
+        "block_size": BLOCK_TOKENS,
+        "blocks_total": 100,
+        "kv": endpoint(),
+    }
+    return InstanceRecord(**fields | changes)
+
+
+class FakeSequence:
+    """A sequence that gets a token every TOKEN_NS unless it stands still."""
+
+    def __init__(self, submission: SubmitSequence, now_ns: int) -> None:
+        self.submission = submission
+        self.since_ns = now_ns
+        self.frozen: list[int] | None = None
+
+    def outputs(self, now_ns: int) -> list[int]:
+        if self.frozen is not None:
+            return self.frozen
+        brought = self.submission.output_token_ids
+        new = (now_ns - self.since_ns) // TOKEN_NS
+        return [*brought, *range(len(brought), len(brought) + new)]
+
+
+class FakeWorker:
+    """Answers its migrator. ``refuse``: what it says no to, by type of the question."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sequences: dict[str, FakeSequence] = {}
+        self.refuse: dict[type[Body], KvRefusal] = {}
+        self.reserved: dict[str, int] = {}
+        self.leases: set[str] = set()
+        self.blocks_free = 80
+        self.draining = False
+        self.read: list[tuple[int, int]] = []  # (from, to) positions
+        self.pull_ns = 2 * MS
+        self.matched = 0
+
+    def answer(self, body: Body, now_ns: int) -> Body | None:
+        refusal = self.refuse.get(type(body))
+        if refusal is not None:
+            if isinstance(body, SubmitSequence):
+                return SequenceRefused(sequence=body.sequence, epoch=body.epoch, reason=RefusalReason.DRAINING)
+            return KvRefused(migration=body.migration, reason=refusal)  # type: ignore[attr-defined]
+        match body:
+            case LeaseKv():
+                return self._lease(body, now_ns)
+            case FreezeSequence():
+                return self._freeze(body, now_ns)
+            case EndLease():
+                return self._end(body, now_ns)
+            case ReserveKv():
+                self.reserved[body.migration] = body.blocks
+                copier = CopierKind.MODELLED
+                return KvReserved(migration=body.migration, matched_blocks=self.matched, copier=copier)
+            case PullKv():
+                self.read.append((body.from_block, body.from_block + len(body.blocks)))
+                return _pulled(body, self.pull_ns)
+            case SubmitSequence():
+                self.reserved.pop(body.handover.migration if body.handover else "", None)
+                self.sequences[body.sequence] = FakeSequence(body, now_ns)
+                return SequenceAccepted(sequence=body.sequence, epoch=body.epoch)
+            case UnreserveKv():
+                self.reserved.pop(body.migration, None)
+        return None
+
+    def _lease(self, body: LeaseKv, now_ns: int) -> Body:
+        held = self.sequences.get(body.sequence)
+        if held is None:
+            return KvRefused(migration=body.migration, reason=KvRefusal.UNKNOWN_SEQUENCE)
+        self.leases.add(body.migration)
+        outputs = held.outputs(now_ns)
+        prompt = len(held.submission.prompt_token_ids)
+        full = (prompt + len(outputs) - 1) // BLOCK_TOKENS
+        first = body.from_block == 0
+        return KvLeased(
+            migration=body.migration,
+            sequence=body.sequence,
+            epoch=held.submission.epoch,
+            from_block=body.from_block,
+            blocks=list(range(100 + body.from_block, 100 + full)),
+            prompt_tokens=prompt,
+            output_tokens=len(outputs),
+            computed_tokens=prompt + len(outputs) - 1,
+            checksums=[list(range(body.from_block, full))],
+            submission=msgspec.structs.replace(held.submission, output_token_ids=outputs) if first else None,
+            endpoint=endpoint() if first else None,
+        )
+
+    def _freeze(self, body: FreezeSequence, now_ns: int) -> Body:
+        held = self.sequences.get(body.sequence)
+        if held is None or body.migration not in self.leases:
+            return KvRefused(migration=body.migration, reason=KvRefusal.LEASE_LOST)
+        held.frozen = held.outputs(now_ns)
+        tokens = len(held.submission.prompt_token_ids) + len(held.frozen)
+        return SequenceFrozen(
+            migration=body.migration,
+            sequence=body.sequence,
+            epoch=body.epoch,
+            from_block=body.from_block,
+            blocks=list(range(100 + body.from_block, 100 + -(-tokens // BLOCK_TOKENS))),
+            output_token_ids=held.frozen,
+            computed_tokens=tokens - 1,
+            frozen_ns=now_ns,
+        )
+
+    def _end(self, body: EndLease, now_ns: int) -> Body:
+        held, leased = self.sequences.get(body.sequence), body.migration in self.leases
+        self.leases.discard(body.migration)
+        if held is not None and body.moved:
+            del self.sequences[body.sequence]
+        elif held is not None and held.frozen is not None:
+            self.sequences[body.sequence] = FakeSequence(
+                msgspec.structs.replace(held.submission, output_token_ids=held.frozen), now_ns
+            )
+        return LeaseEnded(migration=body.migration, held=leased and held is not None)
+
+    def summary(self, now_ns: int) -> InstanceSummary:
+        return InstanceSummary(
+            instance=self.name,
+            incarnation=5,
+            model=MODEL,
+            at_ns=now_ns,
+            running=len(self.sequences),
+            waiting=0,
+            running_tokens=0,
+            waiting_prefill_tokens=0,
+            blocks_free=self.blocks_free,
+            blocks_total=100,
+            block_size=BLOCK_TOKENS,
+            preemptions=0,
+            output_tokens_total=0,
+            draining=self.draining,
+        )
+
+    def snapshot(self, now_ns: int) -> StatusSnapshot:
+        return StatusSnapshot(
+            instance=self.name,
+            incarnation=5,
+            model=MODEL,
+            step=1,
+            at_ns=now_ns,
+            running=[_status(name, held, now_ns) for name, held in self.sequences.items()],
+            waiting=[],
+            blocks_free=self.blocks_free,
+            blocks_total=100,
+            preemptions=0,
+            step_duration_ns=0,
+            batch=BatchComposition(),
+        )
+
+
+def _pulled(body: PullKv, duration_ns: int) -> KvPulled:
+    return KvPulled(
+        migration=body.migration,
+        from_block=body.from_block,
+        blocks=len(body.blocks),
+        bytes=1_000 * len(body.blocks),
+        descriptors=1,
+        duration_ns=duration_ns,
+        copier=CopierKind.MODELLED,
+    )
+
+
+def _status(name: str, held: FakeSequence, now_ns: int) -> SequenceStatus:
+    outputs = len(held.outputs(now_ns))
+    prompt = len(held.submission.prompt_token_ids)
+    return SequenceStatus(
+        sequence=name,
+        state=SequenceState.RUNNING,
+        prompt_tokens=prompt,
+        computed_tokens=prompt + outputs - 1,
+        output_tokens=outputs,
+        max_tokens=1_000,
+        blocks=-(-(prompt + outputs) // BLOCK_TOKENS),
+        arrival_ns=START_NS,
+    )
+
+
+Judge = Callable[[str, Body], bool]
+
+
+class Rig:
+    """Migrators of ``names``, one each, whose messages take HOP_NS; ``lose`` says which do not arrive.
+
+    Attributes:
+        said: (sender, body) of every request, publication and answer, in order.
+        answers: What the outside asker ``x`` was answered.
+    """
+
+    def __init__(self, *names: str, limits: MigratorLimits | None = None, **config: Any) -> None:
+        self.now_ns = START_NS
+        self.workers = {name: FakeWorker(name) for name in names}
+        self.epochs: dict[str, int] = {}
+        self.refuse_epochs = False
+        self.said: list[tuple[str, Body]] = []
+        self.answers: list[Body] = []
+        self.spans: list[RecordSpan] = []
+        self.stopped: set[str] = set()
+        self.lose: Judge = lambda sender, body: False
+        self.migrators = {}
+        for name in names:
+            fields = {"limits": limits or MigratorLimits(), **config}
+            built = MigratorConfig(name=f"migrator-{name}", instances=[name], bus=BusConfig(cluster="c"), **fields)
+            metrics = MigratorMetrics()
+            self.migrators[name] = MigratorActor(config=built, incarnation=1, rng=Random(name), metrics=metrics)
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+        self._timers: dict[tuple[str, str], int] = {}
+        self._asked: dict[str, tuple[str, str]] = {}
+        for name in names:
+            self._carry(name, self.migrators[name].start(self.now_ns))
+        for name in names:
+            self.register(record(name))
+        self.hear()
+
+    # what surrounds the migrators
+
+    def register(self, value: InstanceRecord) -> None:
+        self.tell(KeyChanged(bucket="instance", key=value.instance, value=value, revision=1))
+
+    def plan(self, **roles: InstanceRole) -> None:
+        stage = Stage(name="s0", length_min=0, length_max=None, instances=sorted(self.workers), roles=roles)
+        plan = Plan(model=MODEL, epoch=1, stages=[stage], coordinator="c")
+        self.tell(KeyChanged(bucket="plan", key=MODEL, value=plan, revision=1))
+
+    def tell(self, body: Body) -> None:
+        for name in self.migrators:
+            self.deliver(name, Message(body))
+
+    def hear(self) -> None:
+        """Every worker's summary and snapshot, now and every 50 ms."""
+        for worker in self.workers.values():
+            self.tell(worker.summary(self.now_ns))
+            self.tell(worker.snapshot(self.now_ns))
+        self._at(self.now_ns + 50 * MS, self.hear)
+
+    def decode(
+        self, instance: str, sequence: str = "r.0", *, prompt: int = 40, outputs: int = 4, epoch: int = 3
+    ) -> None:
+        """A sequence runs there."""
+        submission = SubmitSequence(
+            sequence=sequence,
+            epoch=epoch,
+            ingress="i0",
+            ingress_incarnation=1,
+            prompt_token_ids=list(range(prompt)),
+            output_token_ids=list(range(outputs)),
+            sampling=Sampling(max_tokens=1_000),
+        )
+        self.workers[instance].sequences[sequence] = FakeSequence(submission, self.now_ns)
+        self.epochs[sequence] = epoch
+
+    # asking
+
+    def ask(self, instance: str, body: Body, verb: str = "start") -> None:
+        self.deliver(instance, Message(body, f"mr.c.migrate.{instance}.{verb}", "x", f"x.{len(self.said)}"))
+
+    def migrate(
+        self, sequence: str = "r.0", source: str = "a", run_ms: int = 3_000, **fields: Any
+    ) -> MigrationFinished:
+        """Asks, runs, returns the last MigrationFinished that was answered."""
+        self.ask(source, MigrateSequence(sequence=sequence, **fields))
+        self.run(run_ms)
+        found = [body for body in self.answers if isinstance(body, MigrationFinished)]
+        assert found, f"no answer; said {self.words()}"
+        return found[-1]
+
+    def stop(self, instance: str) -> None:
+        self.deliver(instance, Message(StopRequested()))
+
+    def words(self) -> list[str]:
+        """Types of what was said, in order, without heartbeats."""
+        names = [type(body).__name__ for _, body in self.said]
+        return [name for name in names if name != "ServicePresence"]
+
+    def published(self, kind: type[Body]) -> list[Any]:
+        return [body for _, body in self.said if type(body) is kind]
+
+    # time and messages
+
+    def run(self, span_ms: int) -> None:
+        until_ns = self.now_ns + span_ms * MS
+        while self._events and self._events[0][0] <= until_ns:
+            at_ns, _, act = heapq.heappop(self._events)
+            self.now_ns = at_ns
+            act()
+            for actor in self.migrators.values():
+                actor.check_invariants()
+        self.now_ns = until_ns
+
+    def deliver(self, name: str, message: Message) -> None:
+        if name not in self.stopped:
+            self._carry(name, self.migrators[name].handle(message, self.now_ns))
+
+    def kill(self, instance: str) -> None:
+        """Its migrator says and hears nothing more."""
+        self.stopped.add(instance)
+
+    def _at(self, at_ns: int, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (at_ns, self._count, act))
+
+    def _carry(self, name: str, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Request():
+                    self._request(name, effect)
+                case Publish():
+                    self.said.append((name, effect.body))
+                    if not self.lose(name, effect.body):
+                        message = Message(effect.body, effect.subject, name, "", effect.traceparent)
+                        self._at(self.now_ns + HOP_NS, lambda m=message: self._arrive(m))  # type: ignore[misc]
+                case Reply():
+                    self.said.append((name, effect.body))
+                    if not self.lose(name, effect.body):
+                        self._at(self.now_ns + HOP_NS, lambda e=effect: self._answered(e.to, e.body))  # type: ignore[misc]
+                case StartTimer():
+                    self._timers[(name, effect.name)] = effect.at_ns
+                    self._at(effect.at_ns, lambda e=effect: self._fire(name, e))  # type: ignore[misc]
+                case CancelTimer():
+                    self._timers.pop((name, effect.name), None)
+                case RecordSpan():
+                    self.spans.append(effect)
+                case Stop():
+                    self.stopped.add(name)
+
+    def _fire(self, name: str, timer: StartTimer) -> None:
+        if self._timers.get((name, timer.name)) == timer.at_ns:
+            del self._timers[(name, timer.name)]
+            self.deliver(name, Message(TimerFired(name=timer.name)))
+
+    def _request(self, name: str, effect: Request) -> None:
+        self.said.append((name, effect.body))
+        reply_to = f"{name}!{effect.correlation}"
+        self._asked[reply_to] = (name, effect.correlation)
+        self._at(self.now_ns + effect.timeout_ns, lambda: self._unanswered(reply_to, RequestFailure.TIMEOUT))
+        if not self.lose(name, effect.body):
+            message = Message(effect.body, effect.subject, name, reply_to, effect.traceparent)
+            self._at(self.now_ns + HOP_NS, lambda: self._arrive(message))
+
+    def _unanswered(self, reply_to: str, reason: RequestFailure) -> None:
+        known = self._asked.pop(reply_to, None)
+        if known is not None:
+            self.deliver(known[0], Message(RequestFailed(correlation=known[1], reason=reason)))
+
+    def _answered(self, reply_to: str, body: Body, traceparent: str = "") -> None:
+        known = self._asked.pop(reply_to, None)
+        if known is not None:
+            self.deliver(known[0], Message(Replied(correlation=known[1], body=body), "", "", "", traceparent))
+        elif reply_to.startswith("x."):
+            self.answers.append(body)
+
+    def _arrive(self, message: Message) -> None:
+        tokens = message.subject.split(".")
+        if tokens[2] == "migrate" and tokens[3] in self.migrators:
+            if tokens[3] in self.stopped:
+                self._unanswered(message.reply_to, RequestFailure.NO_RESPONDERS)
+            self.deliver(tokens[3], message)
+        elif tokens[2] == "engine" and tokens[3] in self.workers:
+            self._ask_worker(self.workers[tokens[3]], message)
+        elif tokens[2] == "epoch":
+            self._reply_later(message, self._epoch(message.body), HOP_NS)
+        elif message.reply_to:
+            self._unanswered(message.reply_to, RequestFailure.NO_RESPONDERS)
+
+    def _ask_worker(self, worker: FakeWorker, message: Message) -> None:
+        answer = worker.answer(message.body, self.now_ns)
+        took_ns = worker.pull_ns if isinstance(message.body, PullKv) else HOP_NS
+        if answer is not None:
+            self._reply_later(message, answer, took_ns)
+
+    def _reply_later(self, message: Message, answer: Body, took_ns: int) -> None:
+        self.said.append(("world", answer))
+        if not self.lose("world", answer):
+            self._at(self.now_ns + took_ns, lambda: self._answered(message.reply_to, answer, TRACE))
+
+    def _epoch(self, body: AllotEpoch) -> Body:
+        if self.refuse_epochs:
+            return EpochRefused(migration=body.migration, sequence=body.sequence, detail="it has ended")
+        self.epochs[body.sequence] += 1
+        return EpochAllotted(migration=body.migration, sequence=body.sequence, epoch=self.epochs[body.sequence])

@@ -1,0 +1,420 @@
+"""The driving side of a migration: steps, targets, slots, and every way to fail."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.leases import (
+    EndLease,
+    FreezeSequence,
+    KvLeased,
+    LeaseEnded,
+    LeaseKv,
+    PullKv,
+    ReserveKv,
+    SequenceFrozen,
+)
+from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.migration import (
+    AbortMigration,
+    AllotEpoch,
+    BlocksPulled,
+    CommitMigration,
+    EpochAllotted,
+    MigrateSequence,
+    MigrationCommitted,
+    MigrationFinished,
+    MigrationMode,
+    MigrationOutcome,
+    MigrationPrepared,
+    PrepareMigration,
+    PullBlocks,
+)
+from millrace.contracts.worker import CancelSequence, SubmitSequence
+
+from services.migrator.config import MigratorLimits
+from tests.unit.migrator_rig import BLOCK_TOKENS, MS, Rig, endpoint, record
+
+HANDSHAKE = (LeaseKv, AllotEpoch, PrepareMigration, PullBlocks, FreezeSequence, CommitMigration, EndLease)
+ANSWERS = (
+    KvLeased,
+    EpochAllotted,
+    MigrationPrepared,
+    BlocksPulled,
+    SequenceFrozen,
+    MigrationCommitted,
+    LeaseEnded,
+)
+
+
+def where(rig: Rig, sequence: str = "r.0") -> list[str]:
+    return [name for name, worker in rig.workers.items() if sequence in worker.sequences]
+
+
+def test_a_sequence_moves_with_all_its_tokens_in_a_higher_epoch() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    body = rig.migrate(target="b")
+    assert (body.outcome, body.refusal, body.epoch, body.target) == (MigrationOutcome.MOVED, None, 4, "b")
+    assert where(rig) == ["b"]
+    submitted = rig.published(SubmitSequence)[0]
+    frozen = rig.published(SequenceFrozen)[0]
+    assert submitted.output_token_ids == frozen.output_token_ids
+    assert (submitted.epoch, submitted.handover.from_block) == (4, frozen.from_block)
+    assert not rig.workers["b"].reserved
+    assert not rig.workers["a"].leases
+
+
+def test_the_handshake_reads_as_a_conversation() -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].pull_ns = 60 * MS
+    rig.decode("a")
+    rig.migrate(target="b")
+    expected = "LeaseKv AllotEpoch PrepareMigration PullBlocks LeaseKv PullBlocks LeaseKv PullBlocks LeaseKv"
+    asked = [type(body).__name__ for sender, body in rig.said if sender == "a" and isinstance(body, HANDSHAKE)]
+    assert " ".join(asked[:6]) == " ".join(expected.split()[:6])
+    assert asked[-3:] == ["FreezeSequence", "CommitMigration", "EndLease"]
+
+
+def test_every_block_is_read_once_and_none_is_left_out() -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].pull_ns = 60 * MS
+    rig.decode("a", prompt=90)
+    rig.migrate(target="b")
+    read = [position for first, last in rig.workers["b"].read for position in range(first, last)]
+    handover = rig.published(SubmitSequence)[0].handover
+    positions = [*read, *range(handover.from_block, handover.from_block + len(handover.blocks))]
+    submitted = rig.published(SubmitSequence)[0]
+    tokens = len(submitted.prompt_token_ids) + len(submitted.output_token_ids)
+    assert positions == list(range(-(-tokens // BLOCK_TOKENS)))
+    assert handover.computed_tokens == tokens - 1
+
+
+def test_what_the_targets_prefix_cache_has_does_not_travel() -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].matched = 7
+    rig.decode("a")
+    body = rig.migrate(target="b")
+    assert body.matched_blocks == 7
+    assert rig.workers["b"].read[0][0] == 7
+
+
+def test_a_large_round_is_read_in_several_pulls() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_max=3_000))
+    rig.decode("a")
+    body = rig.migrate(target="b")
+    assert body.outcome is MigrationOutcome.MOVED
+    assert max(last - first for first, last in rig.workers["b"].read) == 3
+    assert len(rig.workers["b"].read) > body.rounds
+
+
+def test_checksums_travel_with_their_blocks() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_max=3_000))
+    rig.decode("a")
+    rig.migrate(target="b")
+    for pull in rig.published(PullKv):
+        assert pull.checksums == [[block - 100 for block in pull.blocks]]
+
+
+def test_stop_and_copy_reads_everything_while_the_source_stands_still() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    body = rig.migrate(target="b", mode=MigrationMode.STOP_AND_COPY)
+    assert (body.outcome, body.rounds, body.mode) == (MigrationOutcome.MOVED, 0, MigrationMode.STOP_AND_COPY)
+    assert not rig.workers["b"].read
+    assert rig.published(SubmitSequence)[0].handover.from_block == 0
+
+
+def test_recompute_moves_no_kv_and_needs_no_other_migrator() -> None:
+    rig = Rig("a", "b")
+    rig.kill("b")
+    rig.decode("a")
+    body = rig.migrate(target="b", mode=MigrationMode.RECOMPUTE)
+    assert (body.outcome, where(rig)) == (MigrationOutcome.MOVED, ["b"])
+    submitted = rig.published(SubmitSequence)[0]
+    assert submitted.handover is None
+    assert submitted.output_token_ids == rig.published(SequenceFrozen)[0].output_token_ids
+
+
+def test_the_target_with_most_idle_blocks_is_chosen_where_none_is_named() -> None:
+    rig = Rig("a", "b", "c")
+    rig.workers["b"].blocks_free = 30
+    rig.run(100)
+    rig.decode("a")
+    assert rig.migrate().target == "c"
+
+
+def test_a_chosen_target_that_refuses_is_followed_by_the_next_one() -> None:
+    rig = Rig("a", "b", "c")
+    rig.workers["b"].refuse[ReserveKv] = KvRefusal.NO_BLOCKS
+    rig.workers["c"].blocks_free = 30
+    rig.run(100)
+    rig.decode("a")
+    body = rig.migrate()
+    assert (body.outcome, body.target, where(rig)) == (MigrationOutcome.MOVED, "c", ["c"])
+    assert body.epoch == 5, "the allotment for the first target is void"
+
+
+def test_a_named_target_that_refuses_ends_it() -> None:
+    rig = Rig("a", "b", "c")
+    rig.workers["b"].refuse[ReserveKv] = KvRefusal.NO_BLOCKS
+    rig.decode("a")
+    body = rig.migrate(target="b")
+    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.NO_BLOCKS)
+    assert where(rig) == ["a"]
+    assert not rig.workers["a"].leases
+
+
+def test_nobody_with_room_is_said_with_the_reasons() -> None:
+    rig = Rig("a", "b", "c")
+    rig.workers["b"].blocks_free = 3
+    rig.workers["c"].draining = True
+    rig.run(100)
+    rig.decode("a")
+    body = rig.migrate()
+    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.NO_TARGET)
+    assert body.detail == "b: no room, c: draining"
+
+
+@pytest.mark.parametrize(
+    ("target", "refusal"),
+    [("a", KvRefusal.INVALID), ("nobody", KvRefusal.NO_TARGET), ("other", KvRefusal.INCOMPATIBLE)],
+)
+def test_a_target_that_cannot_take_it_is_refused_at_once(target: str, refusal: KvRefusal) -> None:
+    rig = Rig("a", "b")
+    rig.register(record("other", kv=endpoint(fingerprint="g")))
+    rig.decode("a")
+    body = rig.migrate(target=target)
+    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, refusal)
+    assert not rig.published(LeaseKv)
+
+
+def test_an_engine_that_moves_nothing_says_why() -> None:
+    rig = Rig("a", "b")
+    rig.register(record("a", kv=None, kv_refusal="its self-test failed"))
+    body = rig.migrate()
+    assert (body.refusal, body.detail) == (KvRefusal.UNABLE, "its self-test failed")
+
+
+def test_a_sequence_that_is_not_there_is_refused() -> None:
+    body = Rig("a", "b").migrate(target="b")
+    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.UNKNOWN_SEQUENCE)
+
+
+def test_one_that_does_not_run_yet_is_tried_until_its_time_is_over() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.workers["a"].refuse[LeaseKv] = KvRefusal.NOT_RUNNING
+    body = rig.migrate(target="b", within_ms=400)
+    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.NOT_RUNNING)
+    assert len(rig.published(LeaseKv)) > 3
+
+
+def test_one_that_runs_in_time_moves() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.workers["a"].refuse[LeaseKv] = KvRefusal.NOT_RUNNING
+    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.run(300)
+    rig.workers["a"].refuse.clear()
+    rig.run(500)
+    assert where(rig) == ["b"]
+
+
+def test_an_epoch_that_ingress_does_not_allot_ends_it() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.refuse_epochs = True
+    body = rig.migrate(target="b")
+    assert (body.refusal, body.detail, where(rig)) == (KvRefusal.EPOCH_REFUSED, "it has ended", ["a"])
+
+
+@pytest.mark.parametrize("step", [ReserveKv, PullKv, SubmitSequence])
+def test_a_no_of_the_targets_worker_leaves_the_sequence_at_its_source(step: type[Body]) -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.workers["b"].refuse[step] = KvRefusal.COPY_FAILED
+    body = rig.migrate(target="b")
+    assert body.outcome is (MigrationOutcome.ABORTED if step is SubmitSequence else MigrationOutcome.REFUSED)
+    assert where(rig) == ["a"]
+    assert rig.workers["a"].sequences["r.0"].frozen is None
+    assert not rig.workers["b"].reserved
+    assert not rig.workers["a"].leases
+
+
+@pytest.mark.parametrize("step", [LeaseKv, FreezeSequence])
+def test_a_no_of_the_source_frees_what_the_target_reserved(step: type[Body]) -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.run(1)
+    rig.workers["a"].refuse[step] = KvRefusal.LEASE_LOST
+    rig.run(3_000)
+    finished = rig.published(MigrationFinished)[0]
+    assert (finished.outcome, finished.refusal) == (MigrationOutcome.REFUSED, KvRefusal.LEASE_LOST)
+    assert not rig.workers["b"].reserved
+    assert where(rig) == ["a"]
+
+
+@pytest.mark.parametrize("lost", [*HANDSHAKE, *ANSWERS])
+def test_any_message_may_be_lost_for_good(lost: type[Body]) -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.lose = lambda sender, body: isinstance(body, lost)
+    body = rig.migrate(target="b", run_ms=6_000)
+    assert body.outcome in MigrationOutcome
+    assert len(rig.published(MigrationFinished)) == 2, "published once, answered once"
+    assert not rig.workers["b"].reserved
+    # Whether it is at both is for ingress to judge; nowhere it never is, unless its client cancelled it.
+    assert where(rig)
+
+
+@pytest.mark.parametrize("lost", [LeaseKv, AllotEpoch, PrepareMigration, PullBlocks])
+def test_what_is_lost_before_the_freeze_leaves_the_source_decoding(lost: type[Body]) -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.lose = lambda sender, body: isinstance(body, lost)
+    body = rig.migrate(target="b", run_ms=6_000)
+    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.UNANSWERED)
+    assert where(rig) == ["a"]
+
+
+def test_a_source_that_does_not_hear_of_the_end_is_told_twice() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    dropped: list[Body] = []
+
+    def lose(sender: str, body: Body) -> bool:
+        if isinstance(body, EndLease) and not dropped:
+            dropped.append(body)
+            return True
+        return False
+
+    rig.lose = lose
+    rig.migrate(target="b")
+    assert len(rig.published(EndLease)) == 2
+    assert where(rig) == ["b"]
+
+
+def test_a_dead_migrator_at_the_target_costs_nothing_but_the_attempt() -> None:
+    rig = Rig("a", "b")
+    rig.kill("b")
+    rig.decode("a")
+    body = rig.migrate(target="b")
+    assert (body.outcome, body.refusal, where(rig)) == (MigrationOutcome.REFUSED, KvRefusal.UNANSWERED, ["a"])
+
+
+def test_three_move_at_a_time_and_the_others_wait_their_turn() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(in_max=8))
+    rig.workers["b"].pull_ns = 100 * MS
+    for index in range(7):
+        rig.decode("a", f"r.{index}")
+        rig.ask("a", MigrateSequence(sequence=f"r.{index}", target="b"))
+    rig.run(50)
+    assert len({body.migration for body in rig.published(LeaseKv)}) == 3
+    rig.run(3_000)
+    assert len(rig.workers["b"].sequences) == 7
+    assert len(rig.answers) == 7
+
+
+def test_a_fourth_one_is_refused_by_the_target() -> None:
+    rig = Rig("a", "b", "c")
+    rig.workers["c"].pull_ns = 500 * MS
+    for index in range(3):
+        rig.decode("a", f"r.{index}")
+        rig.ask("a", MigrateSequence(sequence=f"r.{index}", target="c"))
+    rig.run(20)
+    rig.decode("b", "q.0")
+    body = rig.migrate("q.0", "b", target="c", run_ms=100)
+    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.TOO_MANY)
+    rig.run(6_000)
+    assert len(rig.workers["c"].sequences) == 3
+
+
+def test_more_than_the_bound_are_refused() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(queued_max=2))
+    for index in range(3):
+        rig.decode("a", f"r.{index}")
+        rig.ask("a", MigrateSequence(sequence=f"r.{index}", target="b"))
+    rig.run(1_000)
+    refused = [body for body in rig.answers if body.refusal is KvRefusal.TOO_MANY]  # type: ignore[attr-defined]
+    assert len(refused) == 1
+
+
+def test_asking_twice_moves_once_and_answers_both() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.run(1)
+    rig.migrate(target="b")
+    assert len(rig.answers) == 2
+    assert len({body.migration for body in rig.published(LeaseKv)}) == 1
+
+
+def test_asking_for_two_targets_at_once_is_a_contradiction() -> None:
+    rig = Rig("a", "b", "c")
+    rig.decode("a")
+    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.run(1)
+    rig.ask("a", MigrateSequence(sequence="r.0", target="c"))
+    rig.run(1_000)
+    assert [body.refusal for body in rig.answers] == [KvRefusal.INVALID, None]  # type: ignore[attr-defined]
+
+
+def test_there_and_back_again() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    assert rig.migrate(target="b").epoch == 4
+    assert rig.migrate(source="b", target="a").epoch == 5
+    assert where(rig) == ["a"]
+
+
+def test_a_freeze_that_takes_too_long_is_given_up() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(freeze_ms=40, margin_ms=20))
+    rig.decode("a")
+    rig.lose = lambda sender, body: isinstance(body, CommitMigration)
+    body = rig.migrate(target="b")
+    assert (body.outcome, body.refusal) == (MigrationOutcome.ABORTED, KvRefusal.UNANSWERED)
+    assert body.tokens > 0
+    assert rig.published(AbortMigration)
+    assert where(rig) == ["a"]
+
+
+def test_the_gap_is_from_the_stop_to_the_commit() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    body = rig.migrate(target="b")
+    assert 0 < body.frozen_ns < 1 * MS
+    assert body.frozen_ns < body.duration_ns
+
+
+def test_a_stopping_migrator_lets_every_source_go_on_and_answers_who_waits() -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].pull_ns = 500 * MS
+    rig.decode("a")
+    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.run(20)
+    rig.stop("a")
+    rig.run(100)
+    assert [body.refusal for body in rig.answers] == [KvRefusal.CANCELLED]  # type: ignore[attr-defined]
+    assert not rig.workers["a"].leases
+    assert not rig.workers["b"].reserved
+    assert "a" in rig.stopped
+
+
+def test_spans_of_both_sides_are_one_tree() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.migrate(target="b")
+    target, source = rig.spans
+    assert (source.name, target.name) == ("migration", "migration.target")
+    assert source.parent_span_id == "b" * 16
+    assert target.parent_span_id == source.traceparent[36:52]
+    assert [name for name, _, _ in source.events][-2:] == ["frozen", "committed"]
+
+
+def test_a_message_for_nobody_here_is_answered() -> None:
+    rig = Rig("a", "b")
+    rig.ask("a", CancelSequence(sequence="r.0", epoch=1))
+    rig.run(1)
+    assert isinstance(rig.answers[0], ErrorReply)
