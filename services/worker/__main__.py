@@ -11,20 +11,21 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from millrace.actor.config import load_config
 from millrace.actor.effects import Effect
-from millrace.actor.engine import AddToEngine, CancelInEngine, Engine, EngineEvent, EngineInfo
+from millrace.actor.engine import AddToEngine, CancelInEngine, Engine, EngineEvent, EngineInfo, KvCommand
 from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
 from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.telemetry import open_telemetry
 
-from services.worker.actor import ACCEPTS, DRAINED, WorkerActor
+from services.worker.actor import ACCEPTS, WorkerActor
 from services.worker.config import EngineKind, WorkerConfig
+from services.worker.draining import DRAINED
 from services.worker.metrics import WorkerCollector
 from services.worker.replay import origin_of, worker_rng
 from services.worker.reports import Identity
@@ -52,6 +53,7 @@ class EngineLink:
         return {
             AddToEngine: lambda effect: self.engine.add(effect.sequence),
             CancelInEngine: lambda effect: self.engine.cancel(effect.sequences),
+            **dict.fromkeys(get_args(KvCommand), self.engine.move),
         }
 
 
@@ -81,7 +83,8 @@ def _modelled(config: WorkerConfig) -> Engine:
         modelled = msgspec.convert(config.modelled, ModelledConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"modelled: {error}") from None
-    return ModelledLiveEngine(modelled, model=config.model, model_path=config.model_path)
+    moves = config.migration.enabled
+    return ModelledLiveEngine(modelled, model=config.model, model_path=config.model_path, moves=moves)
 
 
 async def serve(config: WorkerConfig) -> int:
@@ -122,7 +125,9 @@ async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineL
                 accepts=ACCEPTS,
                 handlers=link.handlers(),
                 record=_record(config, actor),
-                origin=origin_of(actor.identity, actor.info, config.limits, cluster=config.bus.cluster),
+                origin=origin_of(
+                    actor.identity, actor.info, config.limits, cluster=config.bus.cluster, migration=config.migration
+                ),
             )
         reason = await runtime.run()
         telemetry.logger.info("stopped", reason=reason)
@@ -136,7 +141,14 @@ def _actor(config: WorkerConfig, name: str, incarnation: int, info: EngineInfo, 
         instance=name, incarnation=incarnation, model=config.model, host=socket.gethostname(), pid=os.getpid()
     )
     rng = worker_rng(name, incarnation)
-    return WorkerActor(identity=identity, info=info, subjects=runtime.subjects, limits=config.limits, rng=rng)
+    return WorkerActor(
+        identity=identity,
+        info=info,
+        subjects=runtime.subjects,
+        limits=config.limits,
+        rng=rng,
+        migration=config.migration,
+    )
 
 
 def _record(config: WorkerConfig, actor: WorkerActor) -> str:

@@ -2,7 +2,7 @@
 
     message in            change                                   messages out
     SubmitSequence        held, given to the engine                SequenceAccepted | SequenceRefused
-    SequenceAdded         the engine has it                        SequenceAccepted to whoever waits
+    SequenceAdded         the engine has it                        SequenceAccepted to whoever waits; SequenceMoved
     SequenceRejected      gone again                               SequenceRefused INVALID
     EngineStepped         tokens kept; ended ones finished         TokensGenerated, one per ingress; status, summary
     EngineObserved        snapshot replaced                        status, summary
@@ -13,13 +13,17 @@
     BusReconnected        marks used                               what may have been lost, again
     TimerFired            unacknowledged ends repeated, deadlines,  TokensGenerated, status, summary, presence, record
                             orphans, forgetting
-    DrainWorker,          no new work; at the limit the rest is    SequencesReturned DRAINING, then Stop
-      StopRequested         taken out of the engine
+    LeaseKv, Freeze-      leased, stopped, let go or let go on     KvLeased, SequenceFrozen, LeaseEnded | KvRefused
+      Sequence, EndLease    (leasing.py)
+    ReserveKv, PullKv,    room kept, filled, freed                 KvReserved, KvPulled | KvRefused
+      UnreserveKv           (reserving.py)
+    DrainWorker,          no new work; what can move moves; at     EvacuateInstance to the migrator;
+      StopRequested         the limit the rest is taken out          SequencesReturned DRAINING, then Stop
     EngineFailed          everything live is lost here             SequencesReturned ENGINE_DIED, then Stop
 
 Invariants: a sequence is held in at most one epoch; its tokens are a gapless list from ``base_index`` on; an epoch
 that was held, cancelled or handed back is never taken again (fences); every accepted sequence ends in exactly one of
-finish sent, cancelled by its ingress, returned, or lost with this incarnation.
+finish sent, cancelled by its ingress, returned, moved away, or lost with this incarnation.
 
 A dead engine is not restarted inside the process: the worker stops, the supervisor starts a new incarnation, and
 ingress sees one kind of loss only.
@@ -34,20 +38,34 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe
+from millrace.actor.effects import Effect, Log, StartTimer, Subscribe
 from millrace.actor.engine import (
     CancelInEngine,
     EngineFailed,
     EngineInfo,
     EngineObserved,
     EngineStepped,
+    KvBlocksRead,
+    KvDenied,
+    KvLeaseTaken,
+    KvRoomReserved,
     SequenceAdded,
     SequenceRejected,
-    StepOutput,
+    SequenceStopped,
 )
 from millrace.contracts.catalog import Role
-from millrace.contracts.ingress import FinishReason, ReturnReason, TokensResent
-from millrace.contracts.local import BusDisconnected, BusReconnected, KeyNotPut, KeyPut, StopRequested, TimerFired
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv, ReserveKv, UnreserveKv
+from millrace.contracts.local import (
+    BusDisconnected,
+    BusReconnected,
+    KeyNotPut,
+    KeyPut,
+    Replied,
+    RequestFailed,
+    StopRequested,
+    TimerFired,
+)
 from millrace.contracts.message import Message
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
@@ -57,15 +75,16 @@ from millrace.contracts.worker import (
     DrainWorker,
     ResendTokens,
     SubmitSequence,
-    TokensForgotten,
 )
 
-from services.worker.config import WorkerLimits
-from services.worker.desk import Desk, answer, unexpected
+from services.worker.config import MigrationConfig, WorkerLimits
+from services.worker.decoding import Decoding
+from services.worker.desk import Desk, unexpected
+from services.worker.draining import DRAINED, Draining
 from services.worker.ingresses import Ingresses
 from services.worker.intake import Intake
+from services.worker.moving import Moving
 from services.worker.reports import Identity
-from services.worker.state import Held
 
 _MS = 1_000_000
 #: Heartbeat and housekeeping: presence, marks, orphans, deadlines, forgetting.
@@ -74,11 +93,23 @@ TICK_NS = 1_000 * _MS
 REGISTER_NS = 3_000 * _MS
 
 #: Wire types that a worker takes.
-ACCEPTS = (SubmitSequence, CancelSequence, ResendTokens, AcknowledgeSequences, DrainWorker, ServicePresence)
-#: Reason of the Stop effect after an orderly end.
-DRAINED = "drained"
+ACCEPTS = (
+    SubmitSequence,
+    CancelSequence,
+    ResendTokens,
+    AcknowledgeSequences,
+    DrainWorker,
+    ServicePresence,
+    LeaseKv,
+    FreezeSequence,
+    EndLease,
+    ReserveKv,
+    PullKv,
+    UnreserveKv,
+)
 
-TICK, REGISTER, DRAIN, LINGER = "tick", "register", "drain", "linger"
+TICK, REGISTER = "tick", "register"
+_DEFAULTS = MigrationConfig()
 
 
 class WorkerActor:
@@ -92,6 +123,7 @@ class WorkerActor:
         subjects: Subjects,
         limits: WorkerLimits,
         rng: random.Random,
+        migration: MigrationConfig = _DEFAULTS,
     ) -> None:
         self.identity = identity
         self.info = info
@@ -99,13 +131,14 @@ class WorkerActor:
         self.ledger = self._desk.ledger
         self.figures = self._desk.figures
         self.reporter = self._desk.reporter
-        self._intake = Intake(self._desk, info, queue_max=limits.queue_max)
+        live_max = info.max_sequences + limits.queue_max
+        self._decoding = Decoding(self._desk)
+        self._moving = Moving(self._desk, info, migration, live_max=live_max)
+        self._intake = Intake(self._desk, info, self._moving.reserving, live_max=live_max)
+        self._draining = Draining(self._desk, info, subjects=subjects, limits=limits, migration=migration)
         self._ingresses = Ingresses()
         self._subjects = subjects
         self._limits = limits
-        self._drain_until_ns: int | None = None
-        self._lingering = False
-        self._stopped = False
 
     @property
     def name(self) -> str:
@@ -124,16 +157,16 @@ class WorkerActor:
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """Takes one message; once drained, the last one's effects end with Stop."""
-        if self._stopped:
+        if self._draining.stopped:
             return unexpected(message, "this worker has stopped")
-        effects = self._dispatch(message, now_ns)
-        return effects + self._leave_if_drained(now_ns) if self._drain_until_ns is not None else effects
+        effects = self._dispatch(message, now_ns) + self._moving.sweep(now_ns)
+        return effects + self._draining.leave_if_done(now_ns) if self._draining.under_way else effects
 
     def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
         """All branching by type is here."""
         match message.body:
             case EngineStepped() as body:
-                return self._on_stepped(body, now_ns)
+                return self._decoding.stepped(body, now_ns)
             case SubmitSequence() as body:
                 orphans = self._heard(body.ingress, body.ingress_incarnation, now_ns)
                 incarnation = self._ingresses.incarnation(body.ingress)
@@ -145,9 +178,9 @@ class WorkerActor:
             case CancelSequence() as body:
                 return self._on_cancel(body, now_ns)
             case ResendTokens() as body:
-                return self._on_resend(body, message)
+                return self._decoding.resend(body, message)
             case AcknowledgeSequences() as body:
-                return self._on_acknowledge(body)
+                return self._decoding.acknowledge(body)
             case ServicePresence() as body:
                 return self._on_presence(body, now_ns)
             case EngineObserved(snapshot=snapshot):
@@ -160,72 +193,22 @@ class WorkerActor:
                 return []
             case BusReconnected():
                 return self._on_reconnected(now_ns)
+            case LeaseKv() | FreezeSequence() | EndLease() | ReserveKv() | PullKv() | UnreserveKv() as body:
+                return self._moving.ask(body, message, now_ns)
+            case KvLeaseTaken() | SequenceStopped() | KvRoomReserved() | KvBlocksRead() | KvDenied() as body:
+                return self._moving.hear(body, now_ns)
             case DrainWorker(limit_ms=limit_ms):
-                return self._on_drain(now_ns, limit_ms, "drain requested")
+                return self._draining.begin(now_ns, limit_ms, "drain requested")
             case StopRequested():
-                return self._on_drain(now_ns, self._limits.drain_limit_ms, "stop requested")
+                return self._draining.begin(now_ns, self._limits.drain_limit_ms, "stop requested")
+            case Replied() | RequestFailed() as body:
+                return self._draining.evacuated(body)
             case EngineFailed(detail=detail):
-                return self._on_engine_failed(detail, now_ns)
+                return self._draining.engine_failed(detail, now_ns)
             case KeyPut() | KeyNotPut():
                 return []
             case _:
                 return unexpected(message, f"a worker does not take {type(message.body).__name__}")
-
-    # --- decoding
-
-    def _on_stepped(self, body: EngineStepped, now_ns: int) -> list[Effect]:
-        touched: list[Held] = []
-        ended: list[Held] = []
-        for output in body.outputs:
-            held = self.ledger.get(output.sequence)
-            if held is None or not held.live:
-                self.figures.late_outputs += 1
-                continue
-            self._take_output(held, output, body.at_ns or now_ns)
-            touched.append(held)
-            if output.finish is not None:
-                ended.append(held)
-        if body.snapshot is not None:
-            self.figures.stepped(self.reporter.snapshot, body.snapshot)
-            self.reporter.take(body.snapshot)
-        effects = self._desk.stepped(touched, now_ns, step=body.step)
-        for held in ended:
-            effects += self._desk.spans(held, held.finished_ns, str(held.finish))
-        return effects + self._desk.reports(now_ns)
-
-    def _take_output(self, held: Held, output: StepOutput, at_ns: int) -> None:
-        if output.scheduled_ns and not held.scheduled_ns:
-            held.scheduled_ns = output.scheduled_ns
-        if output.cached_tokens is not None:
-            held.cached_tokens = output.cached_tokens
-        token_ids = output.token_ids
-        if output.preemptions > held.preemptions:
-            held.preemptions = output.preemptions
-        if token_ids and not held.first_token_ns:
-            held.first_token_ns = at_ns
-            self.figures.first_token(held)
-        held.token_ids += token_ids
-        if held.logprobs is not None:
-            held.logprobs.extend(output.logprobs or [])
-        self.figures.output_tokens += len(token_ids)
-        if output.finish is not None:
-            self._desk.finish(held, output.finish, at_ns)
-
-    def _on_resend(self, body: ResendTokens, message: Message) -> list[Effect]:
-        held = self.ledger.get(body.sequence)
-        if held is None or held.epoch != body.epoch or body.from_index < held.base_index:
-            forgotten = TokensForgotten(sequence=body.sequence, epoch=body.epoch)
-            return answer(message.reply_to, body.sequence, forgotten)
-        self.figures.resends += 1
-        start = min(body.from_index - held.base_index, len(held.token_ids))
-        return answer(message.reply_to, body.sequence, TokensResent(chunk=held.chunk(start)))
-
-    def _on_acknowledge(self, body: AcknowledgeSequences) -> list[Effect]:
-        for sequence, epoch in body.sequences:
-            held = self.ledger.get(sequence)
-            if held is not None and held.epoch <= epoch and not held.live:
-                self.ledger.drop(held)
-        return []
 
     # --- removal
 
@@ -273,11 +256,11 @@ class WorkerActor:
             case "register":
                 return self._on_register(now_ns)
             case "drain":
-                return self._on_drain_limit(now_ns)
+                return self._draining.on_limit(now_ns)
             case "linger":
-                return self._leave(now_ns, DRAINED)
+                return self._draining.leave(now_ns, DRAINED)
             case _:
-                return []
+                return self._moving.on_timer(name, now_ns)
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = [StartTimer(name=TICK, at_ns=now_ns + TICK_NS)]
@@ -324,57 +307,6 @@ class WorkerActor:
         self._ingresses.all_seen(now_ns)
         return [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._desk.repeat()]
 
-    # --- the end
-
-    def _on_drain(self, now_ns: int, limit_ms: int, why: str) -> list[Effect]:
-        """The earliest of several limits holds."""
-        until_ns = now_ns + max(0, limit_ms) * _MS
-        if self._drain_until_ns is not None and self._drain_until_ns <= until_ns:
-            return []
-        self._drain_until_ns = until_ns
-        self.reporter.draining = True
-        fields = {"why": why, "limit_ms": limit_ms, "live": self.ledger.live}
-        effects: list[Effect] = [
-            Log(level="info", event="draining", fields=fields),
-            StartTimer(name=DRAIN, at_ns=until_ns),
-        ]
-        if self.reporter.bus_up:
-            effects += [self.reporter.presence(now_ns), self.reporter.summary(now_ns, self.figures.output_tokens)]
-        return effects
-
-    def _on_drain_limit(self, now_ns: int) -> list[Effect]:
-        if self._drain_until_ns is None or now_ns < self._drain_until_ns:
-            return []
-        live = [held for held in self.ledger if held.live]
-        returned = self._desk.hand_back(live, ReturnReason.DRAINING)
-        return returned + self._desk.remove(live, now_ns, "handed back: draining")
-
-    def _leave_if_drained(self, now_ns: int) -> list[Effect]:
-        if self.ledger.live or self._stopped:
-            return []
-        if not len(self.ledger):
-            return self._leave(now_ns, DRAINED)
-        if self._lingering:
-            return []
-        # Finished ones may still be asked for again; a little while only.
-        self._lingering = True
-        return [StartTimer(name=LINGER, at_ns=now_ns + self._limits.linger_ms * _MS)]
-
-    def _on_engine_failed(self, detail: str, now_ns: int) -> list[Effect]:
-        live = [held for held in self.ledger if held.live]
-        line = Log(level="error", event="engine_failed", fields={"detail": detail, "lost": len(live)})
-        ended = [span for held in live for span in self._desk.spans(held, now_ns, "engine died")]
-        returned = self._desk.hand_back(live, ReturnReason.ENGINE_DIED)
-        for held in live:
-            self.reporter.gone(held)
-            self.ledger.drop(held)
-        return [line, *returned, *ended, *self._leave(now_ns, f"engine failed: {detail}")]
-
-    def _leave(self, now_ns: int, reason: str) -> list[Effect]:
-        self._stopped = True
-        self.reporter.draining = True
-        return [self.reporter.presence(now_ns), self.reporter.unregister(), Stop(reason=reason)]
-
     # --- for people and checkers
 
     def snapshot(self) -> dict[str, Any]:
@@ -384,9 +316,10 @@ class WorkerActor:
             "live": self.ledger.live,
             "held": len(self.ledger),
             "draining": self.reporter.draining,
-            "stopped": self._stopped,
+            "stopped": self._draining.stopped,
             "bus_up": self.reporter.bus_up,
             "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
+            **self._moving.snapshot(),
             "figures": self.figures.plain(),
         }
 
@@ -394,4 +327,5 @@ class WorkerActor:
         """Raises AssertionError where the state contradicts itself."""
         self.ledger.check()
         self.reporter.check(self.ledger)
+        self._moving.check()
         assert self.ledger.live <= self._intake.live_max, "queue bound"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from millrace.actor.effects import Effect, Reply
+from millrace.actor.effects import Effect, Publish, Reply
 from millrace.actor.engine import CancelInEngine, EngineInfo
 from millrace.contracts.ingress import FinishReason, ReturnReason
 from millrace.contracts.message import Body, ErrorReply, Message
@@ -41,6 +41,7 @@ class Desk:
         self.figures = WorkerFigures()
         self.reporter = Reporter(identity=identity, info=info, subjects=subjects, limits=limits)
         self._outbox = Outbox(identity=identity, subjects=subjects, figures=self.figures)
+        self._subjects = subjects
         self._rng = rng
         self._interval_ns = limits.token_interval_ms * 1_000_000
         self._told_ns = 0
@@ -53,7 +54,7 @@ class Desk:
         self._held_back.update((held.sequence, held) for held in touched)
         if now_ns - self._told_ns >= self._interval_ns:
             return self.tell_all(now_ns, step=step)
-        urgent = [held for held in touched if not held.sent or not held.live]
+        urgent = [held for held in touched if held.sent <= held.brought or not held.live]
         for held in urgent:
             self._held_back.pop(held.sequence, None)
         return self.publish(urgent, step=step)
@@ -70,9 +71,26 @@ class Desk:
             return []
         return self._outbox.tokens(touched, step=self.reporter.snapshot.step if step is None else step)
 
+    def flush(self, held: Held) -> list[Effect]:
+        """Everything of one sequence that has not been sent yet, in as many messages as it takes."""
+        self._held_back.pop(held.sequence, None)
+        effects: list[Effect] = []
+        while self.reporter.bus_up and held.sent < len(held.token_ids):
+            effects += self.publish([held])
+        return effects
+
     def repeat(self) -> list[Effect]:
         """What may have been lost with the bus, once more."""
-        return self._outbox.repeat(self.ledger, step=self.reporter.snapshot.step)
+        lately = [held for held in self.ledger if held.added and held.mark_older <= held.brought]
+        moved = [effect for held in lately for effect in self.tell_moved(held)]
+        return moved + self._outbox.repeat(self.ledger, step=self.reporter.snapshot.step)
+
+    def tell_moved(self, held: Held) -> list[Effect]:
+        """Tells ingress of a sequence that came by migration; nothing for any other one."""
+        if held.moved is None or not self.reporter.bus_up:
+            return []
+        subject = self._subjects.moved(held.ingress)
+        return [Publish(subject=subject, body=held.moved, request=request_of(held.sequence))]
 
     def remind(self, now_ns: int) -> list[Effect]:
         """Says again how sequences ended that nobody has acknowledged for a while: a last message that was lost is
@@ -99,6 +117,13 @@ class Desk:
             effects += self.spans(held, now_ns, outcome)
             effects += self.refuse(held, RefusalReason.STALE_EPOCH, outcome)
         return effects
+
+    def moved(self, held: Held, now_ns: int) -> list[Effect]:
+        """A sequence decodes on elsewhere: forgotten here, but for its fence. The engine has been told."""
+        self.figures.moved += 1
+        self.reporter.gone(held)
+        self.ledger.drop(held)
+        return self.spans(held, now_ns, spans.MOVED)
 
     def hand_back(self, live: list[Held], reason: ReturnReason) -> list[Effect]:
         """Tells their ingresses that these are theirs again."""

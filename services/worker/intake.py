@@ -6,25 +6,28 @@ from millrace.actor.effects import Effect
 from millrace.actor.engine import AddToEngine, EngineInfo, EngineSequence, SequenceRejected
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.message import Message
+from millrace.contracts.migration import SequenceMoved
 from millrace.contracts.worker import RefusalReason, SequenceAccepted, SequenceRefused, SubmitSequence
 
 from services.worker import admission
 from services.worker.admission import AdmissionView
 from services.worker.desk import Desk, answer
+from services.worker.reserving import Reserving
 from services.worker.state import WAITERS_MAX, Held
 
 
 class Intake:
-    """Takes, refuses and repeats; keeps nothing but the desk it works on.
+    """Takes, refuses and repeats; keeps nothing but the desk it works on, and asks for the room of migrated sequences.
 
     Attributes:
         live_max: Bound of live sequences: running batch plus queue.
     """
 
-    def __init__(self, desk: Desk, info: EngineInfo, *, queue_max: int) -> None:
+    def __init__(self, desk: Desk, info: EngineInfo, reserving: Reserving, *, live_max: int) -> None:
         self._desk = desk
+        self._reserving = reserving
         self._info = info
-        self.live_max = info.max_sequences + queue_max
+        self.live_max = live_max
 
     def submit(self, body: SubmitSequence, message: Message, now_ns: int, *, incarnation: int) -> list[Effect]:
         """Idempotent per (sequence, epoch); a newer epoch replaces the older one.
@@ -56,6 +59,29 @@ class Intake:
         )
 
     def _admit(self, body: SubmitSequence, message: Message, now_ns: int) -> list[Effect]:
+        held = self._held(body, message, now_ns)
+        self._desk.ledger.admit(held)
+        if 0 < held.max_tokens <= len(body.output_token_ids):
+            # The break came between the last token and its finish reason: nothing is left to decode.
+            accepted = self.added(held.sequence)
+            self._desk.finish(held, FinishReason.LENGTH, now_ns)
+            return accepted + self._desk.publish([held])
+        self._desk.reporter.submitted(held)
+        handover, effects = self._reserving.claim(body)
+        self._desk.figures.recomputes += body.handover is not None and handover is None
+        sequence = EngineSequence(
+            sequence=body.sequence,
+            prompt_token_ids=body.prompt_token_ids,
+            sampling=body.sampling,
+            output_token_ids=body.output_token_ids,
+            arrival_ns=now_ns,
+            priority=body.priority,
+            expected_output_tokens=body.expected_output_tokens,
+            handover=handover,
+        )
+        return [AddToEngine(sequence=sequence), *effects, *self._desk.reports(now_ns)]
+
+    def _held(self, body: SubmitSequence, message: Message, now_ns: int) -> Held:
         held = Held(
             sequence=body.sequence,
             epoch=body.epoch,
@@ -67,26 +93,34 @@ class Intake:
             max_tokens=body.sampling.max_tokens,
             received_ns=now_ns,
             deadline_ns=body.deadline_ns,
+            submission=body if self._info.kv is not None else None,
             logprobs=[] if body.sampling.logprobs is not None else None,
             waiters=[message.reply_to] if message.reply_to else [],
         )
-        self._desk.ledger.admit(held)
-        if 0 < held.max_tokens <= held.base_index:
-            # The break came between the last token and its finish reason: nothing is left to decode.
-            accepted = self.added(held.sequence)
-            self._desk.finish(held, FinishReason.LENGTH, now_ns)
-            return accepted + self._desk.publish([held])
-        self._desk.reporter.submitted(held)
-        sequence = EngineSequence(
+        if body.handover is not None:
+            self._bring(held, body, body.handover.migration)
+        return held
+
+    def _bring(self, held: Held, body: SubmitSequence, migration: str) -> None:
+        """Keeps what a migrated sequence brought, as far as it can be asked for again: it counts as sent, because it
+        was, by whoever decoded it.
+        """
+        length = len(body.output_token_ids)
+        if held.logprobs is None:
+            held.base_index = 0
+        else:
+            held.logprobs = (body.output_logprobs or [])[-length:] if length else []
+            held.base_index = length - len(held.logprobs)
+        held.token_ids = body.output_token_ids[held.base_index :]
+        held.sent = held.brought = held.mark_recent = held.mark_older = len(held.token_ids)
+        held.moved = SequenceMoved(
+            migration=migration,
             sequence=body.sequence,
-            prompt_token_ids=body.prompt_token_ids,
-            sampling=body.sampling,
-            output_token_ids=body.output_token_ids,
-            arrival_ns=now_ns,
-            priority=body.priority,
-            expected_output_tokens=body.expected_output_tokens,
+            epoch=body.epoch,
+            instance=self._desk.identity.instance,
+            incarnation=self._desk.identity.incarnation,
+            first_index=length,
         )
-        return [AddToEngine(sequence=sequence), *self._desk.reports(now_ns)]
 
     def _repeat_answer(self, held: Held, message: Message) -> list[Effect]:
         self._desk.figures.repeated_submits += 1
@@ -106,7 +140,9 @@ class Intake:
         self._desk.figures.accepted += 1
         waiters, held.waiters = held.waiters, []
         accepted = SequenceAccepted(sequence=sequence, epoch=held.epoch)
-        return [effect for waiter in waiters for effect in answer(waiter, sequence, accepted)]
+        self._desk.figures.arrived += held.moved is not None
+        told = self._desk.tell_moved(held)
+        return told + [effect for waiter in waiters for effect in answer(waiter, sequence, accepted)]
 
     def rejected(self, body: SequenceRejected, now_ns: int) -> list[Effect]:
         """The engine refuses its parameters: gone again, and the same epoch may come with better ones."""

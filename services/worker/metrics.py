@@ -66,6 +66,21 @@ class WorkerFigures:
         self.queue = Histogram()
         self.prefill = Histogram()
         self.step = Histogram()
+        self.frozen = Histogram()
+        self.leases = 0
+        self.leases_lost = 0
+        self.leases_expired = 0
+        self.freezes = 0
+        self.thaws = 0
+        self.moved = 0
+        self.arrived = 0
+        self.recomputes = 0
+        self.reservations = 0
+        self.reservations_expired = 0
+        self.pulls = 0
+        self.pulled_bytes = 0
+        self.copy_failures = 0
+        self.kv_refused: Counter[str] = Counter()
 
     def first_token(self, held: Held) -> None:
         """Notes queue and prefill time of a sequence whose first token has just come."""
@@ -80,7 +95,7 @@ class WorkerFigures:
 
     def plain(self) -> dict[str, Any]:
         """Counts without the histograms."""
-        skipped = ("queue", "prefill", "step")
+        skipped = ("queue", "prefill", "step", "frozen")
         return {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(self).items() if k not in skipped}
 
 
@@ -95,16 +110,31 @@ _COUNTERS = {
     "token_messages": "Token messages sent",
     "resends": "Resend requests answered with tokens",
     "repeated_chunks": "Chunks said again after an outage of the bus",
+    "leases": "Sequences leased to a migration",
+    "leases_lost": "Leases whose sequence was preempted or ended",
+    "leases_expired": "Leases that nobody renewed or ended",
+    "freezes": "Sequences stopped for a migration",
+    "thaws": "Frozen sequences that decoded on because their deadline had come",
+    "moved": "Sequences that moved away with their KV",
+    "arrived": "Sequences that came by migration",
+    "recomputes": "Sequences that came by migration without their reservation: all of their KV was computed",
+    "reservations": "Reservations given to migrations",
+    "reservations_expired": "Reservations that ended without news",
+    "pulls": "Reads of other instances' KV",
+    "pulled_bytes": "Bytes of KV read from other instances before the last round",
+    "copy_failures": "Reads of other instances' KV that failed or did not match their checksums",
 }
 _LABELLED = {
     "refused": ("reason", "Sequences refused"),
     "finished": ("reason", "Sequences ended in the engine"),
     "returned": ("reason", "Live sequences handed back"),
+    "kv_refused": ("reason", "Leases, freezes, reservations and reads refused"),
 }
 _HISTOGRAMS = {
     "queue": "Time from submission to the first batch",
     "prefill": "Time from the first batch to the first token",
     "step": "Duration of an engine step",
+    "frozen": "Time that a sequence stood still for a migration",
 }
 
 

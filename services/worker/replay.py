@@ -10,7 +10,7 @@ from millrace.actor.recording import Origin
 from millrace.contracts.subjects import Subjects
 
 from services.worker.actor import WorkerActor
-from services.worker.config import WorkerLimits
+from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.reports import Identity
 
 
@@ -21,11 +21,14 @@ class WorkerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     info: EngineInfo
     limits: WorkerLimits
     cluster: str
+    migration: MigrationConfig = MigrationConfig()
 
 
-def origin_of(identity: Identity, info: EngineInfo, limits: WorkerLimits, *, cluster: str) -> Origin:
+def origin_of(
+    identity: Identity, info: EngineInfo, limits: WorkerLimits, *, cluster: str, migration: MigrationConfig
+) -> Origin:
     """What a recording of this actor says about it."""
-    made = WorkerOrigin(identity=identity, info=info, limits=limits, cluster=cluster)
+    made = WorkerOrigin(identity=identity, info=info, limits=limits, cluster=cluster, migration=migration)
     return Origin(config=msgspec.json.encode(made).decode(), seed=identity.incarnation)
 
 
@@ -43,4 +46,5 @@ def replay_actor(config: str, seed: int) -> WorkerActor:
         subjects=Subjects(made.cluster),
         limits=made.limits,
         rng=worker_rng(made.identity.instance, seed),
+        migration=made.migration,
     )

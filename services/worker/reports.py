@@ -57,6 +57,8 @@ def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
         queue_policy=info.queue_policy,
         async_scheduling=info.async_scheduling,
         step_time=info.step_time,
+        kv=info.kv,
+        kv_refusal=info.kv_refusal,
     )
 
 
@@ -126,7 +128,7 @@ def summary(
         waiting_prefill_tokens=sum(
             entry.prompt_tokens + entry.output_tokens - entry.computed_tokens for entry in snapshot.waiting
         )
-        + sum(held.prompt_tokens + held.base_index for held in later),
+        + sum(held.to_compute for held in later),
         blocks_free=snapshot.blocks_free,
         blocks_total=snapshot.blocks_total,
         block_size=counts.block_size,

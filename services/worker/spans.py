@@ -12,6 +12,8 @@ from services.worker.state import Held
 #: ``00-<32 hex>-<16 hex>-<2 hex>``
 TRACEPARENT_LENGTH = 55
 _SAMPLED = 1
+#: Outcome of a sequence that decodes on elsewhere.
+MOVED = "moved"
 
 
 def sampled(traceparent: str) -> bool:
@@ -28,7 +30,7 @@ def sequence_spans(held: Held, *, instance: str, end_ns: int, outcome: str, rng:
     """The spans of a sequence that ends now; none where its trace is not sampled.
 
     A sequence that ended early has only the spans of the phases it reached; the last of them carries the outcome as
-    its error unless the sequence was decoded to its end.
+    its error unless the sequence was decoded to its end, or moved.
     """
     if not sampled(held.traceparent):
         return []
@@ -48,7 +50,7 @@ def sequence_spans(held: Held, *, instance: str, end_ns: int, outcome: str, rng:
             start_ns=start,
             end_ns=max(start, end),
             attributes=attributes,
-            error="" if index < len(phases) - 1 or held.finish in ("stop", "length") else outcome,
+            error="" if index < len(phases) - 1 or held.finish in ("stop", "length") or outcome == MOVED else outcome,
         )
         for index, (name, start, end) in enumerate(phases)
     ]
@@ -62,7 +64,8 @@ def _attributes(held: Held, *, instance: str, outcome: str) -> dict[str, Any]:
         "millrace.prompt_tokens": held.prompt_tokens,
         "millrace.cached_tokens": held.cached_tokens or 0,
         "millrace.recomputed_tokens": held.base_index,
-        "millrace.output_tokens": len(held.token_ids),
+        "millrace.output_tokens": len(held.token_ids) - held.brought,
+        "millrace.brought_tokens": held.brought,
         "millrace.preemptions": held.preemptions,
         "millrace.outcome": outcome,
     }

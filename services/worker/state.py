@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
+from millrace.contracts.migration import SequenceMoved
+from millrace.contracts.worker import SubmitSequence
 
 #: Epoch fences kept for sequences that are gone: at 100 requests a second this is a quarter of an hour of replays.
 FENCES_MAX = 100_000
@@ -20,8 +23,12 @@ class Held:
     """One sequence in one epoch, from submit until it is acknowledged, cancelled, returned or forgotten.
 
     Attributes:
-        base_index: Output tokens of earlier epochs: the index of ``token_ids[0]`` in the whole sequence.
-        token_ids: Generated here in this epoch.
+        base_index: The index of ``token_ids[0]`` in the whole sequence: output tokens of earlier epochs, but for those
+            that a migrated sequence brought, which ingress may still lack.
+        token_ids: Brought, then generated here in this epoch.
+        brought: How many of them were brought.
+        submission: As it came; the prompt is shared with the engine's.
+        moved: What ingress is told of a sequence that was migrated here; None for one that was not.
         logprobs: One entry per token where asked for, else None.
         sent: Number of ``token_ids`` that went out at least once.
         mark_recent: ``len(token_ids)`` at the last tick.
@@ -40,6 +47,9 @@ class Held:
     max_tokens: int
     received_ns: int
     deadline_ns: int | None = None
+    submission: SubmitSequence | None = None
+    brought: int = 0
+    moved: SequenceMoved | None = None
     added: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -60,6 +70,24 @@ class Held:
     def live(self) -> bool:
         """Whether the engine still works on it."""
         return self.finish is None
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that the engine has to compute before it decodes; those of a migrated one came, as a rule."""
+        return self.prompt_tokens + self.base_index if self.moved is None else 1
+
+    def output_token_ids(self) -> list[int]:
+        """All output tokens, earlier epochs included."""
+        earlier = self.submission.output_token_ids[: self.base_index] if self.submission is not None else []
+        return earlier + self.token_ids
+
+    def submission_now(self) -> SubmitSequence | None:
+        """The submission as if it came now: with every token so far, and without the handover that it came by."""
+        if self.submission is None:
+            return None
+        return msgspec.structs.replace(
+            self.submission, output_token_ids=self.output_token_ids(), handover=None, output_logprobs=None
+        )
 
     def chunk(self, start: int) -> TokenChunk:
         """Everything known from local index ``start`` on, cut where alternatives would make it too large."""
@@ -123,6 +151,7 @@ class Ledger:
         held.finish = finish
         held.detail = detail
         held.finished_ns = now_ns
+        held.submission = None
         self.live -= 1
 
     def drop(self, held: Held) -> None:

@@ -1,7 +1,7 @@
 """The Engine port: one inference engine behind a worker, real or modelled, and the effects and messages that pass
 the border.
 
-KV moves between engines by leases, freezes, reservations and pulls; the words are those of contracts/kv.py and leases.py.
+KV moves between engines by leases, freezes, reservations and pulls, in the words of contracts/kv.py and leases.py.
 
 The worker actor returns AddToEngine and CancelInEngine; the shell carries them to an Engine; what the engine says
 comes back as

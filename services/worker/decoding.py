@@ -1,0 +1,80 @@
+"""From the engine's steps to the ingresses: tokens kept, told, asked for again, and acknowledged."""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect
+from millrace.actor.engine import EngineStepped, StepOutput
+from millrace.contracts.ingress import TokensResent
+from millrace.contracts.message import Message
+from millrace.contracts.worker import AcknowledgeSequences, ResendTokens, TokensForgotten
+
+from services.worker.desk import Desk, answer
+from services.worker.state import Held
+
+
+class Decoding:
+    """Takes what the engine decoded; keeps nothing but the desk it works on."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def stepped(self, body: EngineStepped, now_ns: int) -> list[Effect]:
+        """One step's outputs and, where there is one, its snapshot."""
+        desk = self._desk
+        touched: list[Held] = []
+        ended: list[Held] = []
+        for output in body.outputs:
+            held = desk.ledger.get(output.sequence)
+            if held is None or not held.live:
+                desk.figures.late_outputs += 1
+                continue
+            self._take_output(held, output, body.at_ns or now_ns)
+            touched.append(held)
+            if output.finish is not None:
+                ended.append(held)
+        if body.snapshot is not None:
+            desk.figures.stepped(desk.reporter.snapshot, body.snapshot)
+            desk.reporter.take(body.snapshot)
+        effects = desk.stepped(touched, now_ns, step=body.step)
+        for held in ended:
+            effects += desk.spans(held, held.finished_ns, str(held.finish))
+        return effects + desk.reports(now_ns)
+
+    def _take_output(self, held: Held, output: StepOutput, at_ns: int) -> None:
+        figures = self._desk.figures
+        if output.scheduled_ns and not held.scheduled_ns:
+            held.scheduled_ns = output.scheduled_ns
+        if output.cached_tokens is not None:
+            held.cached_tokens = output.cached_tokens
+        token_ids = output.token_ids
+        if output.preemptions > held.preemptions:
+            held.preemptions = output.preemptions
+        if token_ids and not held.first_token_ns:
+            held.first_token_ns = at_ns
+            if held.moved is None:
+                figures.first_token(held)
+        held.token_ids += token_ids
+        if held.logprobs is not None:
+            held.logprobs.extend(output.logprobs or [])
+        figures.output_tokens += len(token_ids)
+        if output.finish is not None:
+            self._desk.finish(held, output.finish, at_ns)
+
+    def resend(self, body: ResendTokens, message: Message) -> list[Effect]:
+        """Tokens that an ingress misses."""
+        held = self._desk.ledger.get(body.sequence)
+        if held is None or held.epoch != body.epoch or body.from_index < held.base_index:
+            forgotten = TokensForgotten(sequence=body.sequence, epoch=body.epoch)
+            return answer(message.reply_to, body.sequence, forgotten)
+        self._desk.figures.resends += 1
+        start = min(body.from_index - held.base_index, len(held.token_ids))
+        return answer(message.reply_to, body.sequence, TokensResent(chunk=held.chunk(start)))
+
+    def acknowledge(self, body: AcknowledgeSequences) -> list[Effect]:
+        """Finished sequences whose every token has arrived are forgotten."""
+        ledger = self._desk.ledger
+        for sequence, epoch in body.sequences:
+            held = ledger.get(sequence)
+            if held is not None and held.epoch <= epoch and not held.live:
+                ledger.drop(held)
+        return []

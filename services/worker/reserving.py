@@ -1,0 +1,278 @@
+"""The worker's half of a reservation: room for a sequence to come, and what is read into it.
+
+question          change                             to the engine
+ReserveKv         reserved for a time                ReserveInEngine
+PullKv            renewed; blocks are read           PullIntoEngine
+UnreserveKv       over                               UnreserveInEngine
+SubmitSequence    over: the sequence has it          AddToEngine (intake.py)
+(deadline)        over                               UnreserveInEngine
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from millrace.actor.effects import CancelTimer, Effect, Log, StartTimer
+from millrace.actor.engine import (
+    EngineInfo,
+    KvBlocksRead,
+    KvDenied,
+    KvRoomReserved,
+    PullIntoEngine,
+    ReserveInEngine,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import KvHandover, KvRefusal
+from millrace.contracts.leases import KvPulled, KvRefused, KvReserved, PullKv, ReserveKv, UnreserveKv
+from millrace.contracts.worker import SubmitSequence
+
+from services.worker.config import MigrationConfig
+from services.worker.desk import Desk, answer
+from services.worker.questions import Asked, Ended, Questions, is_repeat, refused
+
+_MS = 1_000_000
+TIMER = "reserve/"
+
+
+@dataclass(slots=True, kw_only=True)
+class Reservation:
+    """Room for one sequence.
+
+    Attributes:
+        until_ns: When it ends without news.
+        granted: The answer, once the engine gave it.
+        last: The last pull that was answered well, with the answer.
+    """
+
+    migration: str
+    sequence: str
+    epoch: int
+    reserve_ns: int
+    until_ns: int
+    granted: KvReserved | None = None
+    last: tuple[PullKv, KvPulled] | None = None
+    questions: Questions = field(default_factory=Questions)
+
+
+class Reserving:
+    """Owns the reservations of one instance."""
+
+    def __init__(self, desk: Desk, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
+        self._desk = desk
+        self._info = info
+        self._config = config
+        self._live_max = live_max
+        self._reservations: dict[str, Reservation] = {}
+        self._ended = Ended()
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+    def __contains__(self, migration: str) -> bool:
+        return migration in self._reservations
+
+    # Questions
+
+    def reserve(self, body: ReserveKv, reply_to: str, now_ns: int) -> list[Effect]:
+        """Asks the engine for room; asked again, the same answer."""
+        reservation = self._reservations.get(body.migration)
+        if reservation is None:
+            no = self._refusal(body)
+            if no is not None:
+                return self._refuse(body.sequence, reply_to, no)
+            reserve_ns = min(max(0, body.reserve_ms), self._config.reserve_ms_max) * _MS
+            reservation = Reservation(
+                migration=body.migration,
+                sequence=body.sequence,
+                epoch=body.epoch,
+                reserve_ns=reserve_ns,
+                until_ns=now_ns + reserve_ns,
+            )
+            self._reservations[body.migration] = reservation
+        elif (reservation.sequence, reservation.epoch) != (body.sequence, body.epoch):
+            return self._refuse(body.sequence, reply_to, refused(body.migration, KvRefusal.INVALID, "another sequence"))
+        elif reservation.granted is not None:
+            return [self._renew(reservation, now_ns), *answer(reply_to, body.sequence, reservation.granted)]
+        return [self._renew(reservation, now_ns), *self._ask(reservation, body, reply_to, now_ns)]
+
+    def _refusal(self, body: ReserveKv) -> KvRefused | None:
+        """Why the engine is not even asked."""
+        migration, ledger = body.migration, self._desk.ledger
+        fence = ledger.fenced(body.sequence)
+        if self._info.kv is None or not self._config.enabled:
+            return refused(migration, KvRefusal.UNABLE, self._info.kv_refusal or "migration is off")
+        if migration in self._ended:
+            return refused(migration, KvRefusal.CANCELLED, "this migration is over here")
+        if self._desk.reporter.draining:
+            return refused(migration, KvRefusal.TARGET_REFUSED, "this worker takes no new work")
+        if fence is not None and body.epoch <= fence:
+            return refused(migration, KvRefusal.TARGET_REFUSED, f"epoch {fence} is known here")
+        if ledger.live >= self._live_max:
+            return refused(migration, KvRefusal.TARGET_REFUSED, f"{ledger.live} sequences, at most that many")
+        if len(self._reservations) >= self._config.reservations_max:
+            return refused(migration, KvRefusal.TOO_MANY, f"{len(self._reservations)} reservations")
+        if not 0 < len(body.token_ids) < self._info.max_model_len:
+            return refused(migration, KvRefusal.INVALID, f"{len(body.token_ids)} tokens")
+        if body.blocks * self._info.block_size < len(body.token_ids):
+            return refused(migration, KvRefusal.INVALID, f"{body.blocks} blocks for {len(body.token_ids)} tokens")
+        return None
+
+    def pull(self, body: PullKv, reply_to: str, now_ns: int) -> list[Effect]:
+        """Reads blocks; asked again, the same answer."""
+        reservation = self._reservations.get(body.migration)
+        if reservation is None:
+            no = refused(body.migration, KvRefusal.INVALID, "nothing is reserved for this migration")
+            return self._refuse("", reply_to, no)
+        if reservation.last is not None and is_repeat(reservation.last[0], body):
+            return [self._renew(reservation, now_ns), *answer(reply_to, reservation.sequence, reservation.last[1])]
+        return [self._renew(reservation, now_ns), *self._ask(reservation, body, reply_to, now_ns)]
+
+    def unreserve(self, body: UnreserveKv) -> list[Effect]:
+        """Frees a reservation, and what comes late for this migration finds it over."""
+        reservation = self._reservations.get(body.migration)
+        if reservation is None:
+            self._ended.put(body.migration, held=False)
+            return []
+        return self._close(reservation, KvRefusal.CANCELLED)
+
+    def claim(self, body: SubmitSequence) -> tuple[KvHandover | None, list[Effect]]:
+        """The sequence of a reservation has come: its handover goes to the engine, which owns the room from now on.
+        None where there is no room of that name for this sequence and epoch: its KV has to be computed.
+        """
+        handover = body.handover
+        reservation = self._reservations.get(handover.migration) if handover is not None else None
+        if reservation is None or reservation.granted is None:
+            return None, []
+        if (reservation.sequence, reservation.epoch) != (body.sequence, body.epoch):
+            return None, []
+        self._forget(reservation)
+        self._ended.put(reservation.migration, held=True)
+        timer = CancelTimer(name=TIMER + reservation.migration)
+        return handover, [timer, *self._refuse_rest(reservation, KvRefusal.CANCELLED)]
+
+    def _ask(self, reservation: Reservation, body: ReserveKv | PullKv, reply_to: str, now_ns: int) -> list[Effect]:
+        return self._next(reservation) if reservation.questions.put(body, reply_to, now_ns) else []
+
+    def _next(self, reservation: Reservation) -> list[Effect]:
+        match reservation.questions.first:
+            case Asked(body=ReserveKv() as body):
+                fields = {name: getattr(body, name) for name in ReserveInEngine.__struct_fields__}
+                return [ReserveInEngine(**fields)]
+            case Asked(body=PullKv() as body) as asked:
+                return [
+                    PullIntoEngine(
+                        migration=body.migration,
+                        from_block=body.from_block,
+                        blocks=body.blocks,
+                        checksums=body.checksums,
+                        until_ns=self._read_until_ns(body, asked),
+                    )
+                ]
+            case _:
+                return []
+
+    def _read_until_ns(self, body: PullKv, asked: Asked) -> int:
+        return asked.at_ns + min(max(0, body.read_ms), self._config.lease_ms_max) * _MS
+
+    def _refuse(self, sequence: str, reply_to: str, body: KvRefused) -> list[Effect]:
+        self._desk.figures.kv_refused[body.reason] += 1
+        return answer(reply_to, sequence, body)
+
+    # The engine's answers
+
+    def reserved(self, body: KvRoomReserved) -> list[Effect]:
+        """There is room."""
+        reservation = self._reservations.get(body.migration)
+        if reservation is None or not _asks(reservation, ReserveKv):
+            return []
+        self._desk.figures.reservations += 1
+        reservation.granted = KvReserved(
+            migration=body.migration, matched_blocks=body.matched_blocks, copier=body.copier
+        )
+        told = reservation.questions.answer(reservation.sequence, reservation.granted)
+        return told + self._next(reservation)
+
+    def read(self, body: KvBlocksRead, now_ns: int) -> list[Effect]:
+        """Blocks are here."""
+        reservation = self._reservations.get(body.migration)
+        if reservation is None or not _asks(reservation, PullKv):
+            return []
+        first = reservation.questions.first
+        assert first is not None
+        assert isinstance(first.body, PullKv)
+        self._desk.figures.pulls += 1
+        self._desk.figures.pulled_bytes += body.bytes
+        pulled = KvPulled(**{name: getattr(body, name) for name in KvPulled.__struct_fields__})
+        reservation.last = (first.body, pulled)
+        told = reservation.questions.answer(reservation.sequence, pulled)
+        return [self._renew(reservation, now_ns), *told, *self._next(reservation)]
+
+    def denied(self, body: KvDenied) -> list[Effect]:
+        """The engine's no. A room that was not given is nobody's; one that was stays."""
+        reservation = self._reservations.get(body.migration)
+        if reservation is None or reservation.questions.first is None:
+            return []
+        figures = self._desk.figures
+        figures.kv_refused[body.reason] += 1
+        figures.copy_failures += body.reason is KvRefusal.COPY_FAILED
+        told = reservation.questions.answer(reservation.sequence, refused(body.migration, body.reason, body.detail))
+        if reservation.granted is not None:
+            return told + self._next(reservation)
+        del self._reservations[body.migration]
+        return [*told, CancelTimer(name=TIMER + body.migration), *self._refuse_rest(reservation, body.reason)]
+
+    # The end
+
+    def on_timer(self, migration: str, now_ns: int) -> list[Effect]:
+        """A deadline, unless a read is under way, which has one of its own."""
+        reservation = self._reservations.get(migration)
+        if reservation is None:
+            return []
+        if now_ns < reservation.until_ns:
+            return [StartTimer(name=TIMER + migration, at_ns=reservation.until_ns)]
+        first = reservation.questions.first
+        if first is not None and isinstance(first.body, PullKv) and now_ns < self._read_until_ns(first.body, first):
+            return [self._renew(reservation, now_ns)]
+        self._desk.figures.reservations_expired += 1
+        fields = {"migration": migration, "sequence": reservation.sequence}
+        line = Log(level="warning", event="reservation_expired", fields=fields)
+        return [line, *self._close(reservation, KvRefusal.CANCELLED)]
+
+    def _close(self, reservation: Reservation, reason: KvRefusal) -> list[Effect]:
+        self._forget(reservation)
+        return [
+            UnreserveInEngine(migration=reservation.migration),
+            CancelTimer(name=TIMER + reservation.migration),
+            *self._refuse_rest(reservation, reason),
+        ]
+
+    def _forget(self, reservation: Reservation) -> None:
+        del self._reservations[reservation.migration]
+        self._ended.put(reservation.migration, held=False)
+
+    def _refuse_rest(self, reservation: Reservation, reason: KvRefusal) -> list[Effect]:
+        return reservation.questions.refuse_all(reservation.sequence, refused(reservation.migration, reason))
+
+    def _renew(self, reservation: Reservation, now_ns: int) -> Effect:
+        reservation.until_ns = max(reservation.until_ns, now_ns + reservation.reserve_ns)
+        return StartTimer(name=TIMER + reservation.migration, at_ns=reservation.until_ns)
+
+    # For people and checkers
+
+    def snapshot(self) -> dict[str, Any]:
+        """Reservations by migration."""
+        return {
+            name: {"sequence": entry.sequence, "epoch": entry.epoch, "granted": entry.granted is not None}
+            for name, entry in self._reservations.items()
+        }
+
+    def check(self) -> None:
+        """Raises AssertionError where there are more than allowed."""
+        assert len(self._reservations) <= self._config.reservations_max
+
+
+def _asks(reservation: Reservation, kind: type[msgspec.Struct]) -> bool:
+    first = reservation.questions.first
+    return first is not None and isinstance(first.body, kind)
