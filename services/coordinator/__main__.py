@@ -16,7 +16,11 @@ from services.coordinator.metrics import CoordinatorCollector
 def build(config: CoordinatorConfig, incarnation: int, telemetry: Telemetry) -> CoordinatorActor:
     """Makes the actor of this process."""
     actor = CoordinatorActor(
-        name=config.name, cluster=config.bus.cluster, incarnation=incarnation, provisioning=config.provisioning
+        name=config.name,
+        cluster=config.bus.cluster,
+        incarnation=incarnation,
+        provisioning=config.provisioning,
+        roles=config.roles,
     )
     telemetry.registry.register(CoordinatorCollector(actor.provisioning.figures))
     return actor

@@ -3,7 +3,8 @@
 Owns: the plan (stages, their instances, the epoch). One coordinator is active per model, by a lease in the KV bucket
 ``lease``; others
 stand by. Today's plan has one stage that covers every length and names every instance that is registered, alive and
-not draining. Beside the plan it decides how many instances there shall be (`provisioning.py`).
+not draining, with the role that is configured for it. Beside the plan it decides how many instances there shall be
+(`provisioning.py`).
 
 | message in | change | messages out |
 |---|---|---|
@@ -25,6 +26,7 @@ Overload: state is bounded by INSTANCES_MAX and MODELS_MAX; more are ignored and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer, Stop, Subscribe, WatchKeys
@@ -42,11 +44,12 @@ from millrace.contracts.local import (
 )
 from millrace.contracts.message import Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.plan import Lease, Plan, Stage
+from millrace.contracts.plan import InstanceRole, Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
 
 from services.coordinator.config import ProvisioningConfig
+from services.coordinator.planning import NO_ROLES, nobody_prefills, plan_stages
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.state import Held, InstanceView, ModelState
 
@@ -78,9 +81,15 @@ class CoordinatorActor:
     """
 
     def __init__(
-        self, *, name: str, cluster: str, incarnation: int, provisioning: ProvisioningConfig | None = None
+        self,
+        *,
+        name: str,
+        cluster: str,
+        incarnation: int,
+        provisioning: ProvisioningConfig | None = None,
+        roles: Mapping[str, InstanceRole] = NO_ROLES,
     ) -> None:
-        """Raises ConfigError where the provisioning strategy is wrong."""
+        """``roles``: by instance or pattern. Raises ConfigError where the provisioning strategy is wrong."""
         self.name = name
         self._subjects = Subjects(cluster)
         self._incarnation = incarnation
@@ -88,6 +97,7 @@ class CoordinatorActor:
         self._models: dict[str, ModelState] = {}
         self._ready: set[str] = set()
         self._bound_reached = False
+        self._roles = roles
         self.provisioning = Provisioning(
             provisioning or ProvisioningConfig(), name=name, incarnation=incarnation, subjects=self._subjects
         )
@@ -300,7 +310,7 @@ class CoordinatorActor:
             return []
         serving = [view for view in self._instances.values() if view.record.model == model]
         names = [view.record.instance for view in serving if view.serves(now_ns, SILENCE_NS_MAX)]
-        stages = plan_stages(names)
+        stages = plan_stages(names, self._roles)
         if state.plan is not None and state.plan.stages == stages:
             return []
         epoch = state.plan.epoch + 1 if state.plan is not None else 1
@@ -316,6 +326,7 @@ class CoordinatorActor:
                 expected_revision=state.plan_key.revision,
             ),
             Log(level="info", event="plan_written", fields=fields),
+            *nobody_prefills(model, state, stages),
         ]
 
     def _provision(self, now_ns: int) -> list[Effect]:
@@ -381,11 +392,6 @@ class CoordinatorActor:
             if state.plan is not None:
                 names = [name for stage in state.plan.stages for name in stage.instances]
                 assert len(names) == len(set(names)), names
-
-
-def plan_stages(instances: list[str]) -> list[Stage]:
-    """One stage over all lengths with every instance."""
-    return [Stage(name="s0", length_min=0, length_max=None, instances=sorted(instances))]
 
 
 def _confirm(held: Held, body: KeyChanged) -> None:

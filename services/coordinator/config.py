@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
+from millrace.contracts.plan import InstanceRole
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 
 
@@ -36,12 +37,15 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     Attributes:
         name: Unique name on the bus; several coordinators stand by for each other.
+        roles: What an instance does, by its name or a pattern (``gpu0-*``): ``prefill``, ``decode`` or ``both``. Its
+            name wins, then the first pattern that fits; who stands nowhere does both.
     """
 
     name: str = "coordinator-0"
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     provisioning: ProvisioningConfig = ProvisioningConfig()
+    roles: dict[str, InstanceRole] = {}
     record: str = ""
 
 

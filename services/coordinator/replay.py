@@ -12,5 +12,9 @@ def replay_actor(config: str, seed: int) -> CoordinatorActor:
     """The actor as it was when the recording began; ``seed`` is its incarnation."""
     known = msgspec.json.decode(config, type=CoordinatorConfig)
     return CoordinatorActor(
-        name=known.name, cluster=known.bus.cluster, incarnation=seed, provisioning=known.provisioning
+        name=known.name,
+        cluster=known.bus.cluster,
+        incarnation=seed,
+        provisioning=known.provisioning,
+        roles=known.roles,
     )

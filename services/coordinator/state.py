@@ -47,9 +47,14 @@ class Held:
 
 @dataclass
 class ModelState:
-    """Lease and plan of one model."""
+    """Lease and plan of one model.
+
+    Attributes:
+        only_decode: Stages of the last plan written here that have no instance for prefills.
+    """
 
     lease: Lease | None = None
     lease_key: Held = field(default_factory=Held)
     plan: Plan | None = None
     plan_key: Held = field(default_factory=Held)
+    only_decode: list[str] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.contracts.plan import Plan
+from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 from services.ingress.instances import Instance, StageList
@@ -129,11 +129,13 @@ class Cluster:
         return model in self._once_planned
 
     def stages(self, model: str, length_tokens: int) -> list[StageList]:
-        """The stages to look in, in order: the one of that length, then all others (better served than refused)."""
+        """The lists to look in, in order: the stage of that length, then all others (better served than refused);
+        after all of them those that only decode.
+        """
         stages = self._stages.get(model, [])
         if len(stages) == 1:
             return stages
-        return sorted(stages, key=lambda s: not s.covers(length_tokens))
+        return sorted(stages, key=lambda s: (s.decodes, not s.covers(length_tokens)))
 
     def lengths(self, model: str) -> tuple[int, int] | None:
         """Longest sequence that every, and that any, registered instance takes, tokens; None where none registered."""
@@ -204,14 +206,23 @@ class Cluster:
         plan = self.plans.get(model)
         if plan is None:
             return
-        lists = []
+        lists: list[StageList] = []
         for planned in plan.stages:
-            found = [self._instance(name) for name in sorted(set(planned.instances))]
-            listed = StageList(planned, [i for i in found if i is not None])
-            for instance in listed.instances:
-                instance.stages.append(listed)
-            lists.append(listed)
-            if listed.instances:
+            found = [i for name in sorted(set(planned.instances)) if (i := self._instance(name)) is not None]
+            lists += _listed(planned, found)
+            if found:
                 self._once_planned.add(model)
         self._stages[model] = lists
         self._lengths.clear()
+
+
+def _listed(planned: Stage, instances: list[Instance]) -> list[StageList]:
+    """A stage as one or two lists: who takes new requests, and who only decodes."""
+    decoding = [i for i in instances if planned.roles.get(i.name) is InstanceRole.DECODE]
+    lists = [StageList(planned, [i for i in instances if i not in decoding])]
+    if decoding:
+        lists.append(StageList(planned, decoding, decodes=True))
+    for listed in lists:
+        for instance in listed.instances:
+            instance.stages.append(listed)
+    return lists

@@ -149,12 +149,17 @@ class Instance:
 
 
 class StageList:
-    """The usable views of one stage, in order of name."""
+    """The usable views of one stage, in order of name: of those that take new requests, or of those that only decode.
 
-    __slots__ = ("_positions", "_tuple", "_views", "instances", "length_max", "length_min", "name")
+    Attributes:
+        decodes: These only decode: others are asked first, for new requests and for continuations, which both prefill.
+    """
 
-    def __init__(self, stage: Stage, instances: list[Instance]) -> None:
+    __slots__ = ("_positions", "_tuple", "_views", "decodes", "instances", "length_max", "length_min", "name")
+
+    def __init__(self, stage: Stage, instances: list[Instance], *, decodes: bool = False) -> None:
         self.name = stage.name
+        self.decodes = decodes
         self.length_min = stage.length_min
         self.length_max = stage.length_max
         self.instances = instances

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from millrace.actor.effects import DeleteKey, Effect, PutKey, Stop
+import msgspec
+import pytest
+from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, Stop
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -14,10 +16,12 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Body, Message
-from millrace.contracts.plan import Lease, Plan
+from millrace.contracts.plan import InstanceRole, Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 
 from services.coordinator.actor import LEASE_NS, SILENCE_NS_MAX, TICK_NS, CoordinatorActor
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.planning import role_of
 
 S = 1_000_000_000
 MODEL = "tiny"
@@ -26,8 +30,10 @@ MODEL = "tiny"
 class Bench:
     """A coordinator with a KV store that does what it is told, so that tests read as a story."""
 
-    def __init__(self, name: str = "coordinator-0", incarnation: int = 1) -> None:
-        self.actor = CoordinatorActor(name=name, cluster="local", incarnation=incarnation)
+    def __init__(
+        self, name: str = "coordinator-0", incarnation: int = 1, roles: dict[str, InstanceRole] | None = None
+    ) -> None:
+        self.actor = CoordinatorActor(name=name, cluster="local", incarnation=incarnation, roles=roles or {})
         self.now_ns = 100 * S
         self.revision = 0
         self.keys: dict[tuple[str, str], tuple[Body, int]] = {}
@@ -248,3 +254,64 @@ def test_stopping_gives_the_lease_back() -> None:
     effects = bench.send(StopRequested())
     assert any(isinstance(effect, DeleteKey) and effect.bucket == "lease" for effect in effects)
     assert isinstance(effects[-1], Stop)
+
+
+PREFILL, DECODE, BOTH = InstanceRole.PREFILL, InstanceRole.DECODE, InstanceRole.BOTH
+
+
+def warnings(effects: list[Effect]) -> list[str]:
+    return [e.event for e in effects if isinstance(e, Log) and e.level == "warning"]
+
+
+def test_the_plan_names_the_roles_of_those_who_are_there() -> None:
+    bench = Bench(roles={"p": PREFILL, "d-*": DECODE, "b": BOTH, "absent": DECODE})
+    for name in ("p", "d-1", "b", "other"):
+        bench.register(name)
+    assert bench.plan is not None
+    assert bench.plan.stages[0].roles == {"p": PREFILL, "d-1": DECODE}
+    assert bench.planned == ["b", "d-1", "other", "p"]
+
+
+def test_a_name_comes_before_patterns_and_the_first_pattern_before_others() -> None:
+    roles = {"w-*": DECODE, "w-1*": PREFILL, "w-7": BOTH}
+    assert [role_of(name, roles) for name in ("w-1", "w-7", "x")] == [DECODE, BOTH, BOTH]
+
+
+def test_other_roles_after_a_restart_make_another_plan() -> None:
+    bench = Bench()
+    bench.register("a")
+    renewed = Bench(incarnation=2, roles={"a": PREFILL})
+    plan = KeyChanged(bucket="plan", key=MODEL, value=bench.plan, revision=3)
+    renewed.revision = 3
+    assert bench.plan is not None
+    renewed.keys["plan", MODEL] = (bench.plan, 3)
+    renewed.send(plan)
+    renewed.register("a")
+    assert renewed.plan is not None
+    assert (renewed.plan.epoch, renewed.plan.stages[0].roles) == (2, {"a": PREFILL})
+
+
+def test_a_stage_that_only_decodes_is_warned_of_once_until_somebody_prefills() -> None:
+    bench = Bench(roles={"d*": DECODE})
+    seen: list[str] = []
+    handle = bench.actor.handle
+
+    def listening(message: Message, now_ns: int) -> list[Effect]:
+        effects = handle(message, now_ns)
+        seen.extend(warnings(effects))
+        return effects
+
+    bench.actor.handle = listening  # type: ignore[method-assign]
+    bench.register("d1")
+    bench.register("d2")
+    assert seen == ["nobody_prefills"]
+    bench.register("p")
+    assert seen == ["nobody_prefills"]
+    bench.send(KeyChanged(bucket="instance", key="p", value=None, revision=9))
+    assert seen == ["nobody_prefills"] * 2
+
+
+def test_roles_are_configured_by_word_and_an_unknown_one_is_refused() -> None:
+    assert msgspec.convert({"roles": {"a": "decode"}}, CoordinatorConfig).roles == {"a": DECODE}
+    with pytest.raises(msgspec.ValidationError, match="decoder"):
+        msgspec.convert({"roles": {"a": "decoder"}}, CoordinatorConfig)
