@@ -11,6 +11,7 @@ import os
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -30,6 +31,8 @@ INCARNATION_BYTES = 16
 PEERS_MAX = 256
 #: The owner answers from a thread of its own; seconds mean that its process is stopped.
 CONNECT_SECONDS = 2.0
+#: After a connection that could not be accepted.
+_PAUSE_SECONDS = 0.1
 #: The kernel's limit on the path of a Unix socket, with the final zero.
 _PATH_BYTES_MAX = 107
 
@@ -99,7 +102,8 @@ class RegionServer:
     def _greet(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError:  # it went away meanwhile, or there are no descriptors left: it will ask again
+        except OSError:  # it went away meanwhile, or there are no descriptors left, and it would be here again at once
+            time.sleep(_PAUSE_SECONDS)
             return
         peer.setblocking(False)
         try:

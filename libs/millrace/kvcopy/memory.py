@@ -15,6 +15,8 @@ from millrace.kvcopy import native
 from millrace.kvcopy.copier import CopierError, CopyPlan
 
 Bytes = npt.NDArray[np.uint8]
+#: How far a copy has come: pieces done, and bytes of the next one.
+Position = tuple[int, int]
 
 #: Linux 5.1: nobody can map it writable any more; mappings made before stay as they are. Python 3.11 does not name it.
 _F_SEAL_FUTURE_WRITE = 0x10
@@ -102,51 +104,48 @@ def check_bounds(plan: CopyPlan, *, source_bytes: int, target_bytes: int) -> Non
             raise CopierError(f"the plan reaches outside the {side}'s region of {size} bytes")
 
 
-class MappedTransfer:
-    """Copies a plan between two mapped regions with the caller's processor. Safe to cancel from another thread."""
+class SteppedTransfer:
+    """Copies a plan piece by piece with the caller's processor. Safe to cancel from another thread."""
 
-    def __init__(self, plan: CopyPlan, *, source: Bytes, target: Bytes, check_peer: Callable[[], None]) -> None:
-        """Takes a plan within bounds; ``check_peer`` raises CopierError when the source is no longer to be trusted."""
-        self._plan, self._source, self._target = plan, source, target
-        self._check_peer = check_peer
-        self._piece, self._done = 0, 0
+    def __init__(self, pieces: int, *, copy: Callable[[Position, int], Position], check: Callable[[], None]) -> None:
+        """Takes what goes on from a position for at most so many bytes, and what raises CopierError when the source is
+        no longer to be trusted.
+        """
+        self._copy, self._check = copy, check
+        self._end: Position = (pieces, 0)
+        self._position: Position = (0, 0)
         self._over = False
         self._lock = Lock()
 
     def advance(self, bytes_max: int) -> bool:
-        """See Transfer."""
+        """See Transfer. Raises ValueError: ``bytes_max`` is below 1."""
         if bytes_max < 1:
             raise ValueError(f"bytes_max is {bytes_max}; a transfer that may copy nothing never ends")
         with self._lock:
             if self._over:
                 raise CopierError("the transfer was cancelled, or has failed before")
             try:
-                self._check_peer()
-                self._copy(bytes_max)
-                finished = self._piece == self._plan.descriptors
-                if finished:
-                    self._check_peer()  # what it did until the last byte counts
-            except CopierError:
+                if self._position != self._end:
+                    self._position = self._copy(self._position, bytes_max)
+                self._check()  # after the bytes: it says that their owner was there until they were read
+            except BaseException:
                 self._over = True
                 raise
-            return finished
+            return self._position == self._end
 
     def cancel(self) -> None:
         """See Transfer."""
         with self._lock:
             self._over = True
 
-    def _copy(self, bytes_max: int) -> None:
-        copy = native.copy_pieces if native.AVAILABLE else copy_pieces
-        position = (self._piece, self._done)
-        self._piece, self._done = copy(
-            self._plan, source=self._source, target=self._target, position=position, bytes_max=bytes_max
-        )
+
+def copy_mapped(plan: CopyPlan, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
+    """``copy_pieces``, compiled where it is built."""
+    copy = native.copy_pieces if native.AVAILABLE else copy_pieces
+    return copy(plan, source=source, target=target, position=position, bytes_max=bytes_max)
 
 
-def copy_pieces(
-    plan: CopyPlan, *, source: Bytes, target: Bytes, position: tuple[int, int], bytes_max: int
-) -> tuple[int, int]:
+def copy_pieces(plan: CopyPlan, *, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
     """Goes on from ``position`` (piece, bytes of it done) for at most ``bytes_max``; returns the position reached."""
     piece, done = position
     left = bytes_max

@@ -40,3 +40,19 @@ def copy_pieces(
 ) -> tuple[int, int]:
     """As ``memory.copy_pieces``, without the interpreter's lock."""
     return _module.copy_pieces(plan.source, plan.target, plan.lengths, source, target, position, bytes_max)
+
+
+def read_pieces(
+    plan: CopyPlan,
+    *,
+    process: int,
+    region: tuple[int, int],
+    target: npt.NDArray[np.uint8],
+    position: tuple[int, int],
+    bytes_max: int,
+) -> tuple[tuple[int, int], int]:
+    """Goes on reading out of a process whose region is (address, bytes). Returns the position, and errno or 0."""
+    piece, done, error = _module.read_pieces(
+        plan.source, plan.target, plan.lengths, process, *region, target, position, bytes_max
+    )
+    return (piece, done), error

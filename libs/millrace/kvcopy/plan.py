@@ -18,6 +18,11 @@ from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy import native
 from millrace.kvcopy.copier import CopyPlan, Offsets
 
+#: Within these, no sum or product passes 64 bits. native/kvcopy/include/planner.hpp has the same.
+_BLOCK_IDS = 1 << 31
+_STRIDE_MAX = 1 << 31
+_OFFSET_MAX = 1 << 60
+
 
 class Panel(msgspec.Struct, frozen=True, array_like=True):
     """Planes that are contiguous within each block on both sides: block ``b`` is ``bytes`` at ``offset + b * stride``.
@@ -53,7 +58,7 @@ class Planner:
     def plan(self, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> CopyPlan:
         """Pieces that copy ``source_blocks[i]`` to ``target_blocks[i]``; a target block is named at most once.
 
-        Raises ValueError: the lists differ in length, or a block id is negative.
+        Raises ValueError: the lists differ in length, or a block id is negative or 2**31 or more.
         """
         if self._native is not None:
             source, target, lengths = self._native.plan(source_blocks, target_blocks)
@@ -69,8 +74,11 @@ def plan(source: KvRank, source_blocks: Sequence[int], target: KvRank, target_bl
 def panels(source: Sequence[KvPlane], target: Sequence[KvPlane]) -> list[Panel]:
     """Both sides' planes, pair by pair, those merged that are contiguous within each block on both sides.
 
-    Raises ValueError: the planes differ in number or in bytes of a block.
+    Raises ValueError: the planes differ in number or in bytes of a block, or one is malformed.
     """
+    for plane in (*source, *target):
+        if not (0 <= plane.offset <= _OFFSET_MAX and 1 <= plane.bytes <= plane.stride <= _STRIDE_MAX):
+            raise ValueError(f"a plane is malformed: {plane}")
     if [plane.bytes for plane in source] != [plane.bytes for plane in target]:
         raise ValueError("the two regions have different planes; their fingerprints should have told them apart")
     merged: list[Panel] = []
@@ -94,8 +102,9 @@ def _continues(before: Panel, panel: Panel) -> bool:
 
 def _block_ids(blocks: Sequence[int]) -> Offsets:
     ids = np.asarray(blocks, dtype=np.int64)
-    if ids.size and ids.min() < 0:
-        raise ValueError(f"block id {ids.min()} is negative")
+    wrong = ids[(ids < 0) | (ids >= _BLOCK_IDS)]
+    if wrong.size:
+        raise ValueError(f"block id {wrong[0]} is none")
     return ids
 
 

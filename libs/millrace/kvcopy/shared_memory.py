@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from millrace.contracts.kv import CopierKind, KvRank
 from millrace.kvcopy.copier import CopierError, CopyPlan
 from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
-from millrace.kvcopy.memory import Bytes, MappedTransfer, SharedRegion, check_bounds
+from millrace.kvcopy.memory import Bytes, SharedRegion, SteppedTransfer, check_bounds, copy_mapped
 
 
 class SharedMemoryCopier:
@@ -56,11 +57,13 @@ class SharedMemoryLink:
     def __init__(self, remote: RemoteRegion, target: Bytes) -> None:
         self._remote, self._target = remote, target
 
-    def begin(self, plan: CopyPlan) -> MappedTransfer:
+    def begin(self, plan: CopyPlan) -> SteppedTransfer:
         """See Link."""
         self._remote.check()
-        check_bounds(plan, source_bytes=len(self._remote.memory), target_bytes=len(self._target))
-        return MappedTransfer(plan, source=self._remote.memory, target=self._target, check_peer=self._remote.check)
+        source = self._remote.memory
+        check_bounds(plan, source_bytes=len(source), target_bytes=len(self._target))
+        copy = partial(copy_mapped, plan, source, self._target)
+        return SteppedTransfer(plan.descriptors, copy=copy, check=self._remote.check)
 
     def close(self) -> None:
         """See Link. Transfers under way fail at their next advance."""

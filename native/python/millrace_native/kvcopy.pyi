@@ -28,3 +28,15 @@ def copy_pieces(
     bytes_max: int,
     /,
 ) -> tuple[int, int]: ...
+def read_pieces(
+    sources: _Offsets,
+    targets: _Offsets,
+    lengths: _Offsets,
+    process: int,
+    address: int,
+    source_bytes: int,
+    target: _Bytes,
+    position: tuple[int, int],
+    bytes_max: int,
+    /,
+) -> tuple[int, int, int]: ...

@@ -1,0 +1,68 @@
+"""One end of a copy: memory of a known layout and the copier over it, made the same way in every process.
+
+A further kind of copier is added to ``MAKERS``; the suite then holds for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from millrace.contracts.kv import CopierKind, KvPlane, KvRank
+from millrace.kvcopy.copier import Copier
+from millrace.kvcopy.cross_memory import CrossMemoryCopier
+from millrace.kvcopy.memory import Bytes, SharedRegion
+from millrace.kvcopy.shared_memory import SharedMemoryCopier
+
+BLOCKS = 64
+BLOCK_BYTES = 4096
+PLANES = 4
+REGION_BYTES = BLOCKS * BLOCK_BYTES * PLANES
+#: Layer-major: each plane holds its blocks one behind the other.
+LAYOUT = KvRank(
+    planes=[KvPlane(index * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for index in range(PLANES)],
+    region_bytes=REGION_BYTES,
+)
+
+
+class Side(NamedTuple):
+    """Memory, the copier over it, and what peers are told."""
+
+    memory: Bytes
+    copier: Copier
+    rank: KvRank
+
+    def close(self) -> None:
+        self.copier.close()
+
+
+def shared_memory(folder: Path, name: str) -> tuple[Bytes, Copier]:
+    region = SharedRegion(REGION_BYTES)
+    return region.view, SharedMemoryCopier(region, folder / f"{name}.sock")
+
+
+def cross_memory(folder: Path, name: str) -> tuple[Bytes, Copier]:
+    memory = np.zeros(REGION_BYTES, dtype=np.uint8)
+    return memory, CrossMemoryCopier(memory)
+
+
+MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
+    CopierKind.SHARED_MEMORY: shared_memory,
+    CopierKind.CROSS_MEMORY: cross_memory,
+}
+
+
+def make(kind: CopierKind, folder: Path, name: str, *, seed: int = 0) -> Side:
+    """A side whose memory holds the bytes of ``seed``; zeros for 0."""
+    memory, copier = MAKERS[kind](folder, name)
+    if seed:
+        memory[:REGION_BYTES] = pattern(seed)
+    return Side(memory, copier, copier.offer(msgspec.structs.replace(LAYOUT)))
+
+
+def pattern(seed: int) -> Bytes:
+    """What a region of this seed holds."""
+    return np.random.default_rng(seed).integers(1, 256, REGION_BYTES, dtype=np.uint8)

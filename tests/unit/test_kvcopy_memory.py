@@ -1,0 +1,134 @@
+"""Copying between two mapped regions: steps of any size reach the same bytes; what lies outside is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from millrace.kvcopy import native
+from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.memory import SteppedTransfer, check_bounds, copy_pieces
+
+SIZE = 200
+COPIES = [pytest.param(copy_pieces, id="reference")]
+if native.AVAILABLE:
+    COPIES.append(pytest.param(native.copy_pieces, id="compiled"))
+
+
+def copies_of(pieces: list[tuple[int, int, int]]) -> CopyPlan:
+    columns = np.array(pieces, dtype=np.int64).reshape(len(pieces), 3).T.copy()
+    return CopyPlan(source=columns[0], target=columns[1], lengths=columns[2])
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> CopyPlan:
+    lengths = draw(st.lists(st.integers(1, 40), max_size=5))
+    ends = np.cumsum([0, *lengths])
+    pieces = [
+        (draw(st.integers(0, SIZE - length)), int(start), length)
+        for start, length in zip(ends[:-1], lengths, strict=True)
+    ]
+    return copies_of(pieces)
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@settings(max_examples=200, deadline=None)
+@given(copies=plans(), step=st.integers(1, 70))
+def test_steps_of_any_size_reach_the_same_bytes(copy, copies: CopyPlan, step: int) -> None:
+    source = np.arange(1, SIZE + 1, dtype=np.uint8)
+    target, expected = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    for here, there, length in zip(copies.source, copies.target, copies.lengths, strict=True):
+        expected[there : there + length] = source[here : here + length]
+    position, left = (0, 0), copies.bytes
+    while left > 0:
+        position = copy(copies, source=source, target=target, position=position, bytes_max=step)
+        left -= step
+        assert np.count_nonzero(target) == copies.bytes - max(left, 0)
+    assert position == (copies.descriptors, 0)
+    assert np.array_equal(target, expected)
+
+
+@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
+@settings(max_examples=200, deadline=None)
+@given(copies=plans(), steps=st.lists(st.integers(1, 70), max_size=10))
+def test_the_compiled_copy_stands_where_the_reference_stands(copies: CopyPlan, steps: list[int]) -> None:
+    source = np.arange(1, SIZE + 1, dtype=np.uint8)
+    targets = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    position = (0, 0)
+    for step in steps:
+        one = copy_pieces(copies, source=source, target=targets[0], position=position, bytes_max=step)
+        other = native.copy_pieces(copies, source=source, target=targets[1], position=position, bytes_max=step)
+        assert one == other
+        assert np.array_equal(*targets)
+        position = one
+
+
+@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
+@pytest.mark.parametrize(
+    ("pieces", "position"),
+    [
+        pytest.param([(SIZE - 4, 0, 5)], (0, 0), id="past the source"),
+        pytest.param([(0, SIZE - 4, 5)], (0, 0), id="past the target"),
+        pytest.param([(-1, 0, 5)], (0, 0), id="before the source"),
+        pytest.param([(2**63 - 1, 0, 5)], (0, 0), id="overflowing"),
+        pytest.param([(0, 0, 0)], (0, 0), id="empty"),
+        pytest.param([(0, 0, 5)], (2, 0), id="behind the last piece"),
+        pytest.param([(0, 0, 5)], (0, 5), id="behind the end of a piece"),
+        pytest.param([(0, 0, 5)], (-1, 0), id="before the first piece"),
+        pytest.param([(0, 0, 5)], (0, -1), id="before the piece's first byte"),
+    ],
+)
+def test_the_compiled_copy_refuses_what_would_leave_the_memory(pieces, position) -> None:
+    memory, target = np.ones(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    with pytest.raises(ValueError, match=r"outside a region|none of its plan"):
+        native.copy_pieces(copies_of(pieces), source=memory, target=target, position=position, bytes_max=100)
+    assert not target.any()
+
+
+@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
+def test_the_compiled_copy_writes_to_no_read_only_memory() -> None:
+    target = np.zeros(SIZE, np.uint8)
+    target.flags.writeable = False
+    with pytest.raises(TypeError):
+        native.copy_pieces(
+            copies_of([(0, 0, 5)]), source=np.ones(SIZE, np.uint8), target=target, position=(0, 0), bytes_max=9
+        )
+
+
+@pytest.mark.parametrize("piece", [(91, 0, 10), (0, 41, 10), (-1, 0, 1), (0, -1, 1), (0, 0, 0), (2**63 - 1, 0, 2)])
+def test_a_plan_that_leaves_a_region_is_refused(piece: tuple[int, int, int]) -> None:
+    check_bounds(copies_of([(90, 40, 10)]), source_bytes=100, target_bytes=50)
+    with pytest.raises(CopierError):
+        check_bounds(copies_of([(0, 0, 1), piece]), source_bytes=100, target_bytes=50)
+
+
+def test_a_plan_whose_columns_differ_in_length_is_refused() -> None:
+    whole = copies_of([(0, 0, 1), (1, 1, 1)])
+    torn = CopyPlan(source=whole.source, target=whole.target[:1], lengths=whole.lengths)
+    with pytest.raises(CopierError, match="1 target offsets for 2 lengths"):
+        check_bounds(torn, source_bytes=10, target_bytes=10)
+
+
+def test_a_failed_step_ends_the_transfer() -> None:
+    asked: list[int] = []
+
+    def copy(position: tuple[int, int], bytes_max: int) -> tuple[int, int]:
+        asked.append(bytes_max)
+        raise CopierError("torn")
+
+    transfer = SteppedTransfer(3, copy=copy, check=lambda: None)
+    with pytest.raises(CopierError, match="torn"):
+        transfer.advance(7)
+    with pytest.raises(CopierError, match="failed before"):
+        transfer.advance(7)
+    assert asked == [7]
+
+
+def test_a_peer_that_went_while_the_last_bytes_were_read_is_an_error() -> None:
+    def gone() -> None:
+        raise CopierError("gone")
+
+    transfer = SteppedTransfer(1, copy=lambda position, bytes_max: (1, 0), check=gone)
+    with pytest.raises(CopierError, match="gone"):
+        transfer.advance(7)

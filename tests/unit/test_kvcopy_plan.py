@@ -1,0 +1,205 @@
+"""The planner: byte for byte what the naive expansion copies, in the fewest pieces; the compiled one is equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from millrace.contracts.kv import KvPlane, KvRank
+from millrace.kvcopy import native
+from millrace.kvcopy.copier import CopyPlan
+from millrace.kvcopy.memory import copy_pieces
+from millrace.kvcopy.plan import Planner, plan
+
+BLOCKS = 24
+COMPILED = [
+    pytest.param(False, id="reference"),
+    pytest.param(True, id="compiled", marks=pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")),
+]
+
+
+def region(planes: list[KvPlane]) -> KvRank:
+    return KvRank(planes=planes, region_bytes=max((p.offset + BLOCKS * p.stride for p in planes), default=0) + 64)
+
+
+def layer_major(planes: int, *, bytes_: int = 8, gap: int = 0, blocks: int = BLOCKS) -> KvRank:
+    """Each plane's blocks one behind the other, ``gap`` bytes after each block."""
+    stride = bytes_ + gap
+    return region([KvPlane(index * blocks * stride, stride, bytes_) for index in range(planes)])
+
+
+def block_major(planes: int, *, bytes_: int = 8, gap: int = 0) -> KvRank:
+    """Each block's planes one behind the other, ``gap`` bytes after each block."""
+    stride = planes * bytes_ + gap
+    return region([KvPlane(index * bytes_, stride, bytes_) for index in range(planes)])
+
+
+@st.composite
+def ranks(draw: st.DrawFn, sizes: list[int]) -> KvRank:
+    """Planes of these block sizes laid out somehow, not overlapping: groups of interleaved planes, with gaps."""
+    planes, offset, index = [], draw(st.integers(0, 9)), 0
+    while index < len(sizes):
+        group = sizes[index : index + draw(st.integers(1, len(sizes)))]
+        stride = sum(group) + draw(st.sampled_from([0, 0, 3]))
+        starts = [offset + sum(group[:place]) for place in range(len(group))]
+        planes += [KvPlane(start, stride, size) for start, size in zip(starts, group, strict=True)]
+        offset += BLOCKS * stride + draw(st.sampled_from([0, 0, 5]))
+        index += len(group)
+    return region(planes)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Two block lists made of runs, in any order; no target twice."""
+    target = draw(st.permutations(range(BLOCKS)))[: draw(st.integers(0, BLOCKS))]
+    if draw(st.booleans()):  # a source block may go to several targets
+        return draw(st.lists(st.integers(0, BLOCKS - 1), min_size=len(target), max_size=len(target))), target
+    shift = draw(st.integers(0, BLOCKS - 1))
+    cut = draw(st.integers(0, BLOCKS))
+    return [(block + (shift if block < cut else 0)) % BLOCKS for block in target], target
+
+
+def naive(source: KvRank, target: KvRank, blocks: tuple[list[int], list[int]]) -> list[tuple[int, int, int]]:
+    """One piece for each block of each plane."""
+    return [
+        (here.offset + one * here.stride, there.offset + other * there.stride, here.bytes)
+        for here, there in zip(source.planes, target.planes, strict=True)
+        for one, other in zip(*blocks, strict=True)
+    ]
+
+
+def fewest(pieces: list[tuple[int, int, int]]) -> int:
+    """Pieces that are left when all that touch on both sides are joined."""
+    ends = {(here + length, there + length) for here, there, length in pieces}
+    return sum((here, there) not in ends for here, there, _ in pieces)
+
+
+def carried_out(copies: CopyPlan, source: KvRank, target: KvRank) -> bytes:
+    memory, result = contents(source), np.zeros(target.region_bytes, np.uint8)
+    copy_pieces(copies, source=memory, target=result, position=(0, 0), bytes_max=1 << 30)
+    return result.tobytes()
+
+
+def contents(rank: KvRank) -> np.ndarray:
+    return np.random.default_rng(rank.region_bytes).integers(1, 256, rank.region_bytes, dtype=np.uint8)
+
+
+def by_naive_expansion(source: KvRank, target: KvRank, blocks: tuple[list[int], list[int]]) -> bytes:
+    memory, result = contents(source).tobytes(), bytearray(target.region_bytes)
+    for here, there, length in naive(source, target, blocks):
+        result[there : there + length] = memory[here : here + length]
+    return bytes(result)
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), sizes=st.lists(st.sampled_from([1, 4, 6]), max_size=5), blocks=pairs())
+def test_a_plan_copies_what_the_naive_expansion_copies(
+    compiled: bool, data: st.DataObject, sizes: list[int], blocks: tuple[list[int], list[int]]
+) -> None:
+    source, target = data.draw(ranks(sizes)), data.draw(ranks(sizes))
+    copies = Planner(source, target, compiled=compiled).plan(*blocks)
+    assert copies.bytes == sum(sizes) * len(blocks[0])
+    assert carried_out(copies, source, target) == by_naive_expansion(source, target, blocks)
+
+
+@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
+@settings(max_examples=500, deadline=None)
+@given(data=st.data(), sizes=st.lists(st.sampled_from([1, 4, 6]), max_size=5), blocks=pairs())
+def test_the_compiled_planner_equals_the_reference_piece_by_piece(
+    data: st.DataObject, sizes: list[int], blocks: tuple[list[int], list[int]]
+) -> None:
+    source, target = data.draw(ranks(sizes)), data.draw(ranks(sizes))
+    plans = [Planner(source, target, compiled=compiled).plan(*blocks) for compiled in (False, True)]
+    for column in ("source", "target", "lengths"):
+        expected, found = (getattr(copies, column) for copies in plans)
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@settings(max_examples=200, deadline=None)
+@given(
+    layouts=st.sampled_from(
+        [(layer_major, {}), (layer_major, {"gap": 8}), (block_major, {}), (block_major, {"gap": 8})]
+    ),
+    planes=st.integers(1, 4),
+    blocks=pairs(),
+)
+def test_equal_layouts_take_the_fewest_pieces_that_there_can_be(
+    compiled: bool, layouts: tuple, planes: int, blocks: tuple[list[int], list[int]]
+) -> None:
+    make, options = layouts
+    rank = make(planes, **options)
+    # Never the last block of a plane: where it meets the next plane's first, runs of two alignments may touch.
+    blocks = tuple(
+        list(side) for side in zip(*[p for p in zip(*blocks, strict=True) if BLOCKS - 1 not in p], strict=True)
+    ) or ([], [])
+    assert Planner(rank, rank, compiled=compiled).plan(*blocks).descriptors == fewest(naive(rank, rank, blocks))
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize(
+    ("rank", "source", "target", "pieces"),
+    [
+        pytest.param(layer_major(3), [4, 5, 6], [9, 10, 11], 3, id="a run is one piece for each plane"),
+        pytest.param(block_major(3), [4, 5, 6], [9, 10, 11], 1, id="one for all planes where blocks are whole"),
+        pytest.param(block_major(3, gap=8), [4, 5, 6], [9, 10, 11], 3, id="one for each block where blocks have gaps"),
+        pytest.param(block_major(3), [6, 5, 4], [11, 10, 9], 1, id="descending lists are runs as well"),
+        pytest.param(block_major(3), [4, 6, 5], [9, 11, 10], 1, id="and lists in any order"),
+        pytest.param(block_major(3), [4, 5, 6], [11, 10, 9], 3, id="runs on one side alone are none"),
+        pytest.param(layer_major(3), list(range(BLOCKS)), list(range(BLOCKS)), 1, id="everything is one piece"),
+        pytest.param(layer_major(2), [], [], 0, id="nothing is none"),
+        pytest.param(layer_major(0), [1], [2], 0, id="no planes are none"),
+    ],
+)
+def test_pieces_of_typical_lists(
+    compiled: bool, rank: KvRank, source: list[int], target: list[int], pieces: int
+) -> None:
+    assert Planner(rank, rank, compiled=compiled).plan(source, target).descriptors == pieces
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_regions_of_different_sizes_are_aligned(compiled: bool) -> None:
+    source, target = layer_major(2, blocks=BLOCKS), layer_major(2, blocks=BLOCKS + 7)
+    copies = Planner(source, target, compiled=compiled).plan([1, 2], [3, 4])
+    assert copies.source.tolist() == [8, (BLOCKS + 1) * 8]
+    assert copies.target.tolist() == [24, (BLOCKS + 7 + 3) * 8]
+    assert copies.lengths.tolist() == [16, 16]
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize(
+    ("source", "target", "says"),
+    [
+        pytest.param([1, 2], [1], "2 source blocks for 1", id="lists of different lengths"),
+        pytest.param([-1], [1], "block id -1", id="a negative source"),
+        pytest.param([1], [-2], "block id -2", id="a negative target"),
+        pytest.param([1 << 31], [1], "block id 2147483648", id="an id above all"),
+    ],
+)
+def test_lists_that_cannot_be_are_refused(compiled: bool, source: list[int], target: list[int], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Planner(layer_major(1), layer_major(1), compiled=compiled).plan(source, target)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(layer_major(2), layer_major(3), id="in number"),
+        pytest.param(layer_major(2), layer_major(2, bytes_=16), id="in bytes"),
+    ],
+)
+def test_regions_of_different_planes_are_refused(one: KvRank, other: KvRank) -> None:
+    with pytest.raises(ValueError, match="different planes"):
+        plan(one, [1], other, [1])
+
+
+@pytest.mark.parametrize(
+    "plane", [KvPlane(-1, 8, 8), KvPlane(0, 4, 8), KvPlane(0, 8, 0), KvPlane(1 << 61, 8, 8), KvPlane(0, 1 << 32, 8)]
+)
+def test_a_malformed_plane_is_refused(plane: KvPlane) -> None:
+    rank = KvRank(planes=[plane], region_bytes=100)
+    with pytest.raises(ValueError, match="malformed"):
+        plan(rank, [0], rank, [1])
