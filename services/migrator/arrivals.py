@@ -214,7 +214,9 @@ class Arrivals:
     def _ask(self, into: Incoming, verb: str, body: Body, timeout_ns: int) -> list[Effect]:
         into.number += 1
         subject = self._desk.subjects.engine(into.instance, verb)
-        about = (into.sequence, into.span)
+        # What the worker does with the sequence itself is below what ingress made for it.
+        submits = into.stage is Stage.COMMITTING
+        about = (into.sequence, (into.prepare.traceparent if submits else "") or into.span)
         question = Ask(subject=subject, body=body, timeout_ns=timeout_ns, about=about)
         return [ask(INTO, into.migration, into.number, question)]
 

@@ -1,7 +1,8 @@
 """Spans of a migration: one at the source, with its rounds as events, and one below it at the target.
 
-The source's is a child of the span that placed the sequence; its context travels with PrepareMigration. What the
-target's worker does with the sequence afterwards is below the target's span, so that the trace stays one tree.
+The source's is a child of the span that placed the sequence; its context travels with each of its messages, and the
+target's is below it. What the target's worker does with the sequence afterwards is below a span of ingress, whose
+context came with the epoch. So the request's trace stays one tree.
 """
 
 from __future__ import annotations

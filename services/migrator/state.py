@@ -55,7 +55,8 @@ class Outgoing:
         excluded: Those that have refused it.
         epoch: In which the source holds it; -1 until the first lease.
         target_epoch: Allotted; -1 before.
-        traceparent: Of the sequence's submission; ``span``: this migration's own, empty where nothing is sampled.
+        traceparent: Of the sequence's submission. ``span``: this migration's own. ``target_span``: what ingress made
+            for the target's part in decoding it.
         lease_until_ns, freeze_until_ns: By our clock from the moment of asking, so never later than the source's.
         from_block: First position that the target does not have.
         released: The source's lease is over, or was never given.
@@ -87,6 +88,7 @@ class Outgoing:
     asked_target: bool = False
     traceparent: str = ""
     span: str = ""
+    target_span: str = ""
     from_block: int = 0
     matched_blocks: int = 0
     copier: str = ""

@@ -126,6 +126,10 @@ class Surroundings:
             target, blocks, _ = self._promises[migration]
             self._promises[migration] = (target, blocks, now_ns + PROMISE_NS)
 
+    def broken(self, migration: str) -> None:
+        """That target has refused."""
+        self._promises.pop(migration, None)
+
     # listening
 
     def listen_to_model(self, model: str, now_ns: int) -> list[Effect]:

@@ -61,6 +61,7 @@ def prepare_of(out: Outgoing, limits: MigratorLimits) -> PrepareMigration:
         endpoint=out.endpoint,
         blocks=blocks_of(out, limits),
         reserve_ms=limits.reserve_ms,
+        traceparent=out.target_span,
     )
 
 

@@ -153,6 +153,8 @@ def test_a_chosen_target_that_refuses_is_followed_by_the_next_one() -> None:
     body = rig.migrate()
     assert (body.outcome, body.target, where(rig)) == (MigrationOutcome.MOVED, "c", ["c"])
     assert body.epoch == 5, "the allotment for the first target is void"
+    assert len({each.migration for each in rig.published(AllotEpoch)}) == 2, "for everybody else it is another one"
+    assert not rig.workers["a"].leases
 
 
 def test_a_named_target_that_refuses_ends_it() -> None:

@@ -185,6 +185,7 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/1"
         endpoint: Of the source.
         blocks: To reserve.
         reserve_ms: Renewed with each round.
+        traceparent: As in EpochAllotted.
     """
 
     migration: str
@@ -193,6 +194,7 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/1"
     endpoint: KvEndpoint
     blocks: int
     reserve_ms: int
+    traceparent: str = ""
 
 
 class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/1"):
