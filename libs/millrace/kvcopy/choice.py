@@ -1,0 +1,92 @@
+"""Which copier two engines use: what both ends offer and the path between them allows, best first, and why not the rest.
+
+Best is what moves the bytes the fewest times: on a GPU peer copies before anything over host memory, on one host mapped
+memory before the kernel's copies, RDMA reads of our own before those through a library. A forced order replaces that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
+from millrace.kvcopy.copier import Copier, CopierError, Link
+
+BEST_FIRST = (
+    CopierKind.CUDA,
+    CopierKind.SHARED_MEMORY,
+    CopierKind.CROSS_MEMORY,
+    CopierKind.VERBS,
+    CopierKind.NIXL,
+    CopierKind.MODELLED,
+)
+#: These end at the machine's border.
+ONE_HOST = frozenset({CopierKind.CUDA, CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY})
+#: These read host memory only.
+HOST_MEMORY = frozenset({CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY})
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, and what an operator is shown of it.
+
+    Attributes:
+        kinds: What may be used, best first; empty where the two engines cannot exchange KV.
+        refused: Why not, of each other kind.
+    """
+
+    kinds: list[CopierKind]
+    refused: dict[CopierKind, str]
+
+    @property
+    def text(self) -> str:
+        """One line for status and logs."""
+        chosen = self.kinds[0] if self.kinds else "no copier"
+        reasons = [f"{kind}: {why}" for kind, why in self.refused.items()]
+        return f"{chosen} ({'; '.join(reasons)})" if reasons else str(chosen)
+
+
+def choose(own: KvEndpoint, peer: KvEndpoint, *, forced: Sequence[CopierKind] = ()) -> Choice:
+    """What may carry KV from ``peer`` to ``own``; only kinds of ``forced``, in its order, where it is not empty."""
+    order = [*dict.fromkeys(forced)] or [*BEST_FIRST]
+    reasons = {kind: _why_not(kind, own, peer) for kind in BEST_FIRST}
+    kinds = [kind for kind in order if not reasons[kind]]
+    refused = {kind: why or "not among the forced ones" for kind, why in reasons.items() if kind not in kinds}
+    return Choice(kinds=kinds, refused=refused)
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that was made, and why none of a better kind was."""
+
+    kind: CopierKind
+    link: Link
+    refused: dict[CopierKind, str]
+
+
+def connect(choice: Choice, copiers: Mapping[CopierKind, Copier], peer: KvRank) -> Connected:
+    """Tries the choice's kinds in order. Raises CopierError: none of them reaches the peer, with each one's reason."""
+    refused = dict(choice.refused)
+    for kind in choice.kinds:
+        if kind not in copiers:
+            refused[kind] = "not opened here"
+            continue
+        try:
+            return Connected(kind=kind, link=copiers[kind].connect(peer), refused=refused)
+        except CopierError as error:
+            refused[kind] = str(error)
+    raise CopierError("; ".join(f"{kind}: {why}" for kind, why in refused.items()) or "no copier")
+
+
+def _why_not(kind: CopierKind, own: KvEndpoint, peer: KvEndpoint) -> str:
+    if kind not in own.copiers:
+        return "not available here"
+    if kind not in peer.copiers:
+        return "not offered by the peer"
+    if kind in ONE_HOST and not (own.machine and own.machine == peer.machine):
+        return "the peer is on another machine" if own.machine and peer.machine else "the machine is not known"
+    devices = {rank.device >= 0 for rank in (*own.ranks, *peer.ranks)}
+    if kind in HOST_MEMORY and True in devices:
+        return "it reads host memory, and the KV lies on a GPU"
+    if kind is CopierKind.CUDA and False in devices:
+        return "it reads GPUs, and the KV lies in host memory"
+    return ""

@@ -1,0 +1,95 @@
+"""Which copier two engines use, and what an operator is told about the others."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
+from millrace.kvcopy.choice import BEST_FIRST, Connected, choose, connect
+from millrace.kvcopy.copier import CopierError, Link
+
+CUDA, SHARED, CROSS, VERBS, NIXL = (
+    CopierKind.CUDA,
+    CopierKind.SHARED_MEMORY,
+    CopierKind.CROSS_MEMORY,
+    CopierKind.VERBS,
+    CopierKind.NIXL,
+)
+EVERY = [CUDA, SHARED, CROSS, VERBS, NIXL]
+
+
+def endpoint(*, copiers: list[CopierKind] = EVERY, machine: str = "m", device: int = -1) -> KvEndpoint:
+    ranks = [KvRank(planes=[], region_bytes=0, device=device)]
+    return KvEndpoint(
+        fingerprint="f", block_tokens=16, block_bytes=64, blocks=8, copiers=copiers, ranks=ranks, machine=machine
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "kinds"),
+    [
+        pytest.param(endpoint(), endpoint(), [SHARED, CROSS, VERBS, NIXL], id="one host"),
+        pytest.param(endpoint(), endpoint(machine="n"), [VERBS, NIXL], id="two hosts"),
+        pytest.param(endpoint(machine=""), endpoint(machine=""), [VERBS, NIXL], id="hosts not known"),
+        pytest.param(endpoint(device=0), endpoint(device=1), [CUDA, VERBS, NIXL], id="two GPUs of a host"),
+        pytest.param(endpoint(device=0), endpoint(), [VERBS, NIXL], id="a GPU and host memory"),
+        pytest.param(endpoint(copiers=[NIXL, CROSS]), endpoint(copiers=[NIXL, SHARED]), [NIXL], id="one in common"),
+        pytest.param(endpoint(copiers=[CROSS]), endpoint(copiers=[SHARED]), [], id="none in common"),
+    ],
+)
+def test_what_both_ends_and_the_path_allow(own: KvEndpoint, peer: KvEndpoint, kinds: list[CopierKind]) -> None:
+    choice = choose(own, peer)
+    assert choice.kinds == kinds
+    assert set(choice.refused) == set(BEST_FIRST) - set(kinds)
+    assert all(choice.refused.values())
+
+
+def test_a_forced_order_is_kept_and_nothing_else_is_used() -> None:
+    choice = choose(endpoint(), endpoint(), forced=[NIXL, CUDA, SHARED])
+    assert choice.kinds == [NIXL, SHARED]
+    assert choice.refused[CROSS] == "not among the forced ones"
+    assert "GPUs" in choice.refused[CUDA]
+
+
+def test_the_line_for_an_operator_names_the_choice_and_every_reason() -> None:
+    text = choose(endpoint(copiers=[SHARED, CROSS]), endpoint(copiers=[SHARED])).text
+    assert text.startswith("shared_memory (")
+    assert "cross_memory: not offered by the peer" in text
+    assert "nixl: not available here" in text
+    assert choose(endpoint(copiers=[]), endpoint()).text.startswith("no copier (")
+
+
+class FakeLink(Link):
+    """Nobody reads from it."""
+
+
+class FakeCopier:
+    """Connects, unless it was given a reason not to."""
+
+    def __init__(self, kind: CopierKind, *, why_not: str = "") -> None:
+        self.kind, self._why_not = kind, why_not
+
+    def offer(self, rank: KvRank) -> KvRank:
+        return rank
+
+    def connect(self, peer: KvRank) -> Link:
+        if self._why_not:
+            raise CopierError(self._why_not)
+        return FakeLink()
+
+    def close(self) -> None: ...
+
+
+def test_a_kind_that_does_not_reach_the_peer_makes_room_for_the_next() -> None:
+    choice = choose(endpoint(), endpoint(), forced=[SHARED, VERBS, CROSS, NIXL])
+    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), CROSS: FakeCopier(CROSS), NIXL: FakeCopier(NIXL)}
+    connected = connect(choice, copiers, endpoint().ranks[0])
+    assert isinstance(connected, Connected)
+    assert connected.kind is CROSS
+    assert connected.refused[SHARED] == "no socket"
+    assert connected.refused[VERBS] == "not opened here"
+
+
+def test_where_none_reaches_the_peer_each_reason_is_told() -> None:
+    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), CROSS: FakeCopier(CROSS, why_not="no ptrace")}
+    with pytest.raises(CopierError, match=r"no socket.*no ptrace"):
+        connect(choose(endpoint(), endpoint(), forced=[SHARED, CROSS]), copiers, endpoint().ranks[0])
