@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 GAP_S = (0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 #: Seconds of a whole migration.
 DURATION_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-ROUNDS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 _NS = 1e9
 
@@ -54,6 +53,7 @@ class MigratorMetrics(Collector):
     Attributes:
         finished: Migrations away, by (outcome, reason, refusal).
         arrived: Migrations to an instance of ours, by how they ended: ``committed`` or the refusal.
+        rounds: Before the freeze, of migrations that moved.
         bytes, descriptors: Copied in rounds, by copier.
         evacuated: Sequences of evacuations, by ``moved`` and ``failed``.
         in_flight: Yields (instance, direction, count) for gauges.
@@ -67,7 +67,7 @@ class MigratorMetrics(Collector):
         self.evacuated: Counter[str] = Counter()
         self.gap = Histogram(GAP_S)
         self.duration = Histogram(DURATION_S)
-        self.rounds = Histogram(ROUNDS)
+        self.rounds = 0
         self.in_flight: Callable[[], Iterable[tuple[str, str, int]]] = list
         if registry is not None:
             registry.register(self)
@@ -81,7 +81,7 @@ class MigratorMetrics(Collector):
         if body.outcome is MigrationOutcome.MOVED:
             self.gap.observe(body.frozen_ns / _NS)
             self.duration.observe(body.duration_ns / _NS)
-            self.rounds.observe(body.rounds)
+            self.rounds += body.rounds
 
     def describe(self) -> Iterable[Metric]:
         """Nothing ahead of the first scrape."""
@@ -92,7 +92,9 @@ class MigratorMetrics(Collector):
         yield from self._counters()
         yield self.gap.family("millrace_migrator_gap_seconds", "Time without a token, of migrations that moved.")
         yield self.duration.family("millrace_migrator_duration_seconds", "Whole migrations that moved.")
-        yield self.rounds.family("millrace_migrator_rounds", "Rounds before the freeze, of migrations that moved.")
+        yield CounterMetricFamily(
+            "millrace_migrator_rounds", "Rounds before the freeze, of migrations that moved.", value=self.rounds
+        )
         flying = GaugeMetricFamily(
             "millrace_migrator_in_flight",
             "Migrations under way, and those that wait.",

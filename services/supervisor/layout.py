@@ -56,6 +56,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         instances_max: Engines that may run at once where instances are added; 0 for twice those at the start
             (vLLM: no more than cores).
         predictors: Predictor processes that share the instances; 0 for none.
+        migrators: Whether running sequences can move between instances.
+        migrator: Further fields of MigratorConfig, by name.
         worker: Further fields of WorkerConfig, by name.
         ingress: Further fields of IngressConfig, by name.
         coordinator: Further fields of CoordinatorConfig, by name.
@@ -82,6 +84,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     log_level: str = "info"
     cores: list[int] = msgspec.field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
     predictors: int = 1
+    migrators: bool = True
+    migrator: dict[str, Any] = msgspec.field(default_factory=dict)
     worker: dict[str, Any] = msgspec.field(default_factory=dict)
     ingress: dict[str, Any] = msgspec.field(default_factory=dict)
     provision: str = ""
@@ -123,6 +127,7 @@ class Layout:
             *self._coordinator(),
             *[child for index in range(options.predictors) for child in self._predictor(index)],
             *self._workers(),
+            *self._migrators(),
             *[child for index in range(options.ingresses) for child in self._ingress(index)],
         ]
         config = SupervisorConfig(
@@ -162,6 +167,8 @@ class Layout:
                 "nats_url": f"nats://127.0.0.1:{options.nats_port}",
                 "observer_user": str(Role.OBSERVER),
                 "observer_password": self.passwords[Role.OBSERVER],
+                "operator_user": str(Role.OPERATOR),
+                "operator_password": self.passwords[Role.OPERATOR],
                 "ingress_url": f"http://{_reachable(options.host)}:{options.port}",
                 "model": options.model,
                 "supervisor_pid": supervisor_pid,
@@ -243,6 +250,30 @@ class Layout:
             fields["step_times"] = {name: str(Path(name).absolute()) for name in files}
         return self._service("predictor", f"predictor-{index}", fields, stop_order=3)
 
+    def _migrators(self) -> list[ChildSpec]:
+        """For every instance there is or may be. They outlive their workers, which drain through them."""
+        if not self.options.migrators:
+            return []
+        return [child for index, names in enumerate(self._migrated()) for child in self._migrator(index, names)]
+
+    def _migrator(self, index: int, instances: list[str]) -> list[ChildSpec]:
+        fields = merged({"instances": instances}, self.options.migrator)
+        return self._service("migrator", f"migrator-{index}", fields, stop_order=3)
+
+    def _migrated(self) -> list[list[str]]:
+        """Instances of each migrator process: those of one worker process; of modelled engines many, unless their
+        processes were counted by hand.
+        """
+        options = self.options
+        if options.engine == "vllm":
+            return [[f"worker-{index}"] for index in range(options.instances_bound())]
+        shares = [*self._modelled_shares(), *[1] * (options.instances_bound() - options.instances_first())]
+        names = [instance_names(f"worker-{index}", share) for index, share in enumerate(shares)]
+        if options.processes:
+            return names
+        every = [name for group in names for name in group]
+        return [every[first : first + MODELLED_PER_PROCESS] for first in range(0, len(every), MODELLED_PER_PROCESS)]
+
     def _named_step_times(self) -> list[str]:
         """What workers were told to say of their step times."""
         modelled = self.options.worker.get("modelled")
@@ -298,9 +329,12 @@ class Layout:
         return min(count, options.processes or default)
 
     def _modelled_workers(self) -> list[ChildSpec]:
+        return [self._modelled_worker(index, share) for index, share in enumerate(self._modelled_shares())]
+
+    def _modelled_shares(self) -> list[int]:
+        """Engines of each worker process."""
         count, processes = self.options.instances_first(), self._modelled_processes()
-        shares = [count // processes + (index < count % processes) for index in range(processes)]
-        return [self._modelled_worker(index, share) for index, share in enumerate(shares)]
+        return [count // processes + (index < count % processes) for index in range(processes)]
 
     def _modelled_worker(self, index: int, share: int) -> ChildSpec:
         options = self.options
@@ -311,10 +345,15 @@ class Layout:
             "model_path": options.model_path,  # its tokenizer, so that the modelled text can be read
             "instances": share,
         }
-        names = [name] if share == 1 else [f"{name}-{i}" for i in range(share)]
+        names = instance_names(name, share)
         path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
         command = [sys.executable, "-m", "services.worker", "--config", str(path)]
         return ChildSpec(name=name, role="worker", command=command, presences=names, stop_order=2)
+
+
+def instance_names(worker: str, share: int) -> list[str]:
+    """Instances of a worker process, as WorkerConfig names them."""
+    return [worker] if share == 1 else [f"{worker}-{index}" for index in range(share)]
 
 
 def merged(fields: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

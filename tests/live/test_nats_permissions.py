@@ -89,7 +89,7 @@ async def test_a_role_may_publish_what_the_catalog_says_and_nothing_else(server:
 
 @pytest.mark.parametrize("role", list(Role))
 async def test_a_role_may_subscribe_to_what_the_catalog_says_and_nothing_else(server: str, role: Role) -> None:
-    reads_all = role in (Role.OBSERVER, Role.SUPERVISOR)
+    reads_all = role in (Role.OBSERVER, Role.OPERATOR, Role.SUPERVISOR)
     for channel in CHANNELS:
         errors: list[str] = []
         async with client_of(server, role, errors) as client:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from services.coordinator.metrics import CoordinatorCollector, ProvisioningFigures
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
+from services.migrator.metrics import MigratorMetrics
 from services.predictor.metrics import PredictorMetrics
 from services.tagger.metrics import TaggerCollector, TaggerFigures
 from services.worker.metrics import WorkerCollector
@@ -49,6 +50,11 @@ def predictor(registry: CollectorRegistry) -> None:
     PredictorMetrics(registry)
 
 
+def migrator(registry: CollectorRegistry) -> None:
+    """Migrations away and to here."""
+    MigratorMetrics(registry)
+
+
 def worker(registry: CollectorRegistry) -> None:
     """Sequences and blocks of each instance."""
     registry.register(WorkerCollector(list))
@@ -68,6 +74,7 @@ SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
     ("Ingress", ingress),
     ("Predictor", predictor),
     ("Worker", worker),
+    ("Migrator", migrator),
     ("Tagger", tagger),
     ("Coordinator", coordinator),
     ("Every service", every_service),

@@ -180,6 +180,35 @@ def test_the_layout_has_as_many_engines_as_were_asked_for(
     assert len(names) == len(set(names)) == presences
 
 
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        ({"engine": "vllm", "cores": [0, 1]}, [["worker-0"], ["worker-1"]]),
+        ({"engine": "modelled", "instances": 2}, [["worker-0-0", "worker-0-1"]]),
+        ({"engine": "modelled", "instances": 2, "processes": 2}, [["worker-0"], ["worker-1"]]),
+        ({"engine": "modelled", "instances": 1, "instances_max": 2}, [["worker-0", "worker-1"]]),
+        ({"engine": "vllm", "cores": [0, 1], "migrators": False}, []),
+    ],
+)
+def test_every_instance_that_may_run_has_one_migrator(options: dict[str, Any], groups: list[list[str]]) -> None:
+    layout = Layout(msgspec.convert(options, UpOptions))
+    config = layout.plan()
+    found = [child.name for child in config.children if child.role == "migrator"]
+    files = {
+        path.stem: msgspec.json.decode(content) for path, content in layout._files.items() if path.suffix == ".json"
+    }
+    assert [files[name]["instances"] for name in found] == groups
+    migrated = sorted(name for group in groups for name in group)
+    workers = [spec for spec in [*config.children, *config.spares] if spec.role == "worker"]
+    assert migrated in ([], sorted(name for spec in workers for name in spec.presences))
+
+
+def test_migrators_outlive_the_workers_that_drain_through_them() -> None:
+    children = Layout(UpOptions(engine="modelled", instances=2)).plan().children
+    orders = {child.role: child.stop_order for child in children}
+    assert orders["ingress"] < orders["worker"] < orders["migrator"]
+
+
 @pytest.mark.parametrize("told", [{"step_time": "own.toml"}, {"modelled": {"coefficients": "own.toml"}}])
 def test_predictors_read_the_step_times_that_workers_were_told_to_name(tmp_path: Path, told: dict[str, Any]) -> None:
     layout = Layout(UpOptions(directory=str(tmp_path), engine="modelled", instances=2, worker=told))
@@ -202,7 +231,7 @@ def test_every_process_gets_the_password_of_its_own_role_only(tmp_path: Path) ->
     layout = Layout(UpOptions(directory=str(tmp_path), engine="modelled", instances=2))
     layout.plan()
     layout.write()
-    for role in (Role.INGRESS, Role.TAGGER, Role.COORDINATOR, Role.WORKER):
+    for role in (Role.INGRESS, Role.TAGGER, Role.COORDINATOR, Role.WORKER, Role.MIGRATOR):
         text = (tmp_path / "run" / f"{role}-0.json").read_text()
         inside = {other for other in Role if layout.passwords[other] in text}
         assert inside == {role}

@@ -45,8 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nats-port", type=int, default=4222, help="another free one is taken where this is in use")
     add("--dir", default=os.environ.get("MILLRACE_DIR", ".millrace"), help="folder of the cluster's files")
     add("--roles", default="", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
+    add("--no-migrators", action="store_true", help="running sequences stay where they are")
     add("--worker-set", metavar="JSON", default="{}", help="further fields of each worker's configuration")
     add("--ingress-set", metavar="JSON", default="{}", help="further fields of each ingress's configuration")
+    add("--migrator-set", metavar="JSON", default="{}", help="further fields of each migrator's configuration")
     add("--coordinator-set", metavar="JSON", default="{}", help="further fields of the coordinator's configuration")
     add("-d", "--detach", action="store_true", help="return once it is ready")
 
@@ -71,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not
         "trace_sample": arguments.trace_sample,
         "log_format": arguments.log_format,
         "log_level": arguments.log_level,
+        "migrators": not arguments.no_migrators,
+        "migrator": _table(arguments.migrator_set, "--migrator-set"),
         "worker": _table(arguments.worker_set, "--worker-set"),
         "ingress": _table(arguments.ingress_set, "--ingress-set"),
         "provision": "" if arguments.provision == "none" else arguments.provision,
