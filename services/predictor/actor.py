@@ -249,7 +249,8 @@ class PredictorActor:
         for index in range(len(body.output_tokens)):
             self._end_placement(f"{body.request}.{index}", "ended")
         self._learnt_of(body.model).lengths.observe(body)
-        if body.outcome == "completed" and not body.continuations and body.placed_ns and self._judges(body):
+        stayed = not body.continuations and not body.migrations
+        if body.outcome == "completed" and stayed and body.placed_ns and self._judges(body):
             self._judge(body)
             self._learnt_of(body.model).outlook.observe(body, now_ns)
         return []

@@ -14,6 +14,8 @@ from millrace.cli.explained import Ending, Explained, Placement
 from millrace.cli.trace_tree import draw
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
 from millrace.contracts.observers import CandidateScore, DecisionMade, Forecast, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.telemetry.spans import SpanLine, span_line
@@ -21,6 +23,7 @@ from millrace.telemetry.spans import SpanLine, span_line
 from services.ingress.config import DispatchConfig, IngressConfig
 from tests.unit.ingress_core import MILLISECOND as MS
 from tests.unit.ingress_core import NO_TAG, START, Bench, chunk
+from tests.unit.ingress_moving import MoveBench
 
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -102,6 +105,46 @@ def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
     assert "2 output tokens were there already" in text
     assert "went on elsewhere once" in text
     assert "decoded by w0, w1" in text
+
+
+def test_a_migration_is_told_with_where_it_came_from_and_links_both_stays():
+    bench = MoveBench(traceparent=TRACED)
+    bench.tokens(bench.source, chunk("ab"))
+    bench.now_ns += 5 * MS
+    bench.allot()
+    bench.now_ns += 20 * MS
+    bench.moved(2)
+    bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
+    spans = spans_of(bench)
+    text = "\n".join(told(explained_by_spans(spans)))
+    assert f"migration of r.0 to {bench.target} (epoch 1), 5ms after arrival" in text
+    assert f"  with its KV from {bench.source}, 2 output tokens in" in text
+    assert "moved with its KV once" in text
+    assert f"decoded by {bench.source}, {bench.target}" in text
+    assert any("goes on from dispatch" in line for line in draw(sorted(spans, key=lambda s: s.start_ns), width=120))
+
+
+def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
+    bench = served("round_robin")
+    for number, outcome in enumerate((MigrationOutcome.ABORTED, MigrationOutcome.MOVED)):
+        finished = MigrationFinished(
+            migration=f"m{number}",
+            sequence="r.0",
+            model="tiny",
+            source="w0",
+            target="w1",
+            outcome=outcome,
+            reason=MigrationReason.DRAIN,
+            epoch=number,
+            refusal=None if number else KvRefusal.NO_BLOCKS,
+            rounds=2,
+            bytes=4096,
+            frozen_ns=6 * MS,
+        )
+        bench.effects.append(Publish(subject="mr.local.migration.tiny", body=finished))
+    text = "\n".join(told(explained_by_recording(recorded(bench, tmp_path / "tap"), "r")))
+    assert "it came to nothing: aborted, no_blocks" in text
+    assert "drain; 2 rounds, 4096 bytes, frozen for 6ms" in text
 
 
 def test_a_policy_that_asks_nobody_is_told_by_its_scores():

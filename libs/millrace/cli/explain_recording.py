@@ -8,9 +8,13 @@ from pathlib import Path
 from millrace.actor.recording import Handled, RecordingReader, Tapped
 from millrace.cli.errors import CliError
 from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.message_summaries import duration
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
+
+_Told = DecisionMade | RequestFinished | MigrationFinished
 
 
 def explained_by_recording(file: Path, request: str) -> Explained:
@@ -21,13 +25,14 @@ def explained_by_recording(file: Path, request: str) -> Explained:
     """
     names = {request, request.rpartition(".")[0]} - {""}  # a sequence is <request>.<choice>
     try:
-        bodies = [body for body in _told(RecordingReader(file)) if body.request in names]
+        told = [(at_ns, body) for at_ns, body in _told(RecordingReader(file)) if _request_of(body) in names]
     except FileNotFoundError:
         raise CliError(f"there is no file {file}") from None
     except ValueError as error:
         raise CliError(str(error)) from None
-    decisions = [body for body in bodies if isinstance(body, DecisionMade)]
-    finished = next((body for body in bodies if isinstance(body, RequestFinished)), None)
+    decisions = [body for _, body in told if isinstance(body, DecisionMade)]
+    finished = next((body for _, body in told if isinstance(body, RequestFinished)), None)
+    moves = [_move(body, at_ns) for at_ns, body in told if isinstance(body, MigrationFinished)]
     if not decisions and finished is None:
         raise CliError(
             f"{file} has no decision about {request!r}, nor its outcome; record `millrace tap` without a subject"
@@ -35,12 +40,16 @@ def explained_by_recording(file: Path, request: str) -> Explained:
     return Explained(
         request=decisions[0].request if decisions else finished.request if finished else request,
         model=decisions[0].model if decisions else finished.model if finished else "",
-        placements=[_placement(decision) for decision in sorted(decisions, key=lambda d: d.at_ns)],
+        placements=sorted([*map(_placement, decisions), *moves], key=lambda p: p.at_ns),
         ending=None if finished is None else _ending(finished),
     )
 
 
-def _told(reader: RecordingReader) -> Iterator[DecisionMade | RequestFinished]:
+def _request_of(body: _Told) -> str:
+    return body.sequence.rpartition(".")[0] if isinstance(body, MigrationFinished) else body.request
+
+
+def _told(reader: RecordingReader) -> Iterator[tuple[int, _Told]]:
     for frame in reader:
         body: Body | None = None
         if isinstance(frame, Tapped | Handled):
@@ -48,8 +57,8 @@ def _told(reader: RecordingReader) -> Iterator[DecisionMade | RequestFinished]:
                 body = decode(frame.payload if isinstance(frame, Tapped) else bytes(frame.body))
             except MalformedMessage:
                 continue
-        if isinstance(body, DecisionMade | RequestFinished):
-            yield body
+        if isinstance(frame, Tapped | Handled) and isinstance(body, DecisionMade | RequestFinished | MigrationFinished):
+            yield frame.at_ns, body
 
 
 def _placement(decision: DecisionMade) -> Placement:
@@ -70,6 +79,22 @@ def _placement(decision: DecisionMade) -> Placement:
     )
 
 
+def _move(body: MigrationFinished, at_ns: int) -> Placement:
+    moved = body.outcome is MigrationOutcome.MOVED
+    trouble = f"{body.outcome}, {body.refusal or 'no reason told'} {body.detail}".rstrip()
+    return Placement(
+        kind="migration",
+        sequences=[body.sequence],
+        epoch=body.epoch,
+        at_ns=at_ns - body.duration_ns,
+        policy="",
+        chosen=body.target,
+        reason=f"{body.reason}; {body.rounds} rounds, {body.bytes} bytes, frozen for {duration(body.frozen_ns)}",
+        trouble="" if moved else trouble,
+        source=body.source,
+    )
+
+
 def _ending(body: RequestFinished) -> Ending:
     return Ending(
         outcome=body.outcome,
@@ -81,6 +106,7 @@ def _ending(body: RequestFinished) -> Ending:
         instances=body.instances,
         choices=max(1, len(body.output_tokens)),
         continuations=body.continuations,
+        migrations=body.migrations,
         expected_output_tokens=body.predicted_output_tokens,
         trouble=body.detail,
     )

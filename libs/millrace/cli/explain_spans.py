@@ -21,7 +21,7 @@ def explained_by_spans(spans: list[SpanLine]) -> Explained:
     Raises:
         CliError: no span of an ingress is among them.
     """
-    placed = [span for span in spans if span.name in ("dispatch", "continuation")]
+    placed = [span for span in spans if span.name in ("dispatch", "continuation", "move")]
     root = next((span for span in spans if span.name == "ingress"), None)
     if root is None and not placed:
         raise CliError("the ingress's spans of this request are not recorded; `millrace trace` shows what is")
@@ -44,7 +44,7 @@ def explained_by_spans(spans: list[SpanLine]) -> Explained:
 def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> Placement:
     first = spans[0]
     return Placement(
-        kind=first.name,
+        kind="migration" if first.name == "move" else first.name,
         sequences=[str(attribute(span, "sequence") or "?") for span in spans],
         epoch=int(attribute(first, "epoch") or 0),
         at_ns=first.start_ns,
@@ -58,6 +58,7 @@ def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> 
         forecasts=_read_forecasts(attribute(first, "forecasts")),
         scores=_read_scores(str(attribute(first, "scores") or "")),
         trouble=first.error,
+        source=str(attribute(first, "source") or ""),
     )
 
 
@@ -97,6 +98,7 @@ def _ending(root: SpanLine, expected: float | None) -> Ending:
         instances=[name for name in str(attribute(root, "instances") or "").split(", ") if name],
         choices=reasons.count(",") + 1,
         continuations=int(attribute(root, "continuations") or 0),
+        migrations=int(attribute(root, "migrations") or 0),
         expected_output_tokens=expected,
         trouble=root.error,
     )

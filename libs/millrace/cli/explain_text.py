@@ -49,6 +49,9 @@ def _placement(placement: Placement, ending: Ending | None) -> Iterator[str]:
     goes = f"to {placement.chosen}" if placement.chosen else "to nobody"
     epoch = f" (epoch {placement.epoch})" if placement.epoch else ""
     yield f"{placement.kind} of {placement.sequences[0]}{more} {goes}{epoch}{after}"
+    if placement.kind == "migration":
+        yield from _migration(placement)
+        return
     by = placement.policy
     if placement.fallback:
         by += f", whose fallback {placement.fallback} decided"
@@ -56,6 +59,15 @@ def _placement(placement: Placement, ending: Ending | None) -> Iterator[str]:
     if placement.output_tokens:
         yield f"  {placement.output_tokens} output tokens were there already and had to be computed again"
     yield from _considered(placement)
+    if placement.trouble:
+        yield f"  it came to nothing: {placement.trouble}"
+
+
+def _migration(placement: Placement) -> Iterator[str]:
+    tokens = f", {placement.output_tokens} output tokens in" if placement.output_tokens else ""
+    yield f"  with its KV from {placement.source}{tokens}"
+    if placement.reason:
+        yield f"  {placement.reason}"
     if placement.trouble:
         yield f"  it came to nothing: {placement.trouble}"
 
@@ -118,6 +130,9 @@ def _happened(explained: Explained) -> Iterator[str]:
     if ending.continuations:
         times = "once" if ending.continuations == 1 else f"{ending.continuations} times"
         yield f"  went on elsewhere {times}, so the first forecast was of another course"
+    if ending.migrations:
+        times = "once" if ending.migrations == 1 else f"{ending.migrations} times"
+        yield f"  moved with its KV {times}, so the first forecast was of another course"
     taken = [p for p in explained.placements if p.chosen and not p.trouble and p.kind == "dispatch"]
     if not taken:
         yield f"  end to end {duration(ending.end_ns - ending.arrival_ns)} from arrival; its placement is not recorded"

@@ -8,10 +8,11 @@ from millrace.contracts.observers import CandidateScore, Forecast
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision.
+    """One decision, or a migration.
 
     Attributes:
-        kind: ``dispatch`` or ``continuation``.
+        kind: ``dispatch``, ``continuation`` or ``migration``.
+        source: Instance that it moved from, or the loss that its target saved it from; migrations only.
         at_ns: When it was decided, unix ns.
         asked_ns: Time that asking predictors took; 0 where nobody was asked, or it is not known.
         chosen: Instance; empty where none could take it.
@@ -36,6 +37,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     forecasts: list[Forecast] = []
     scores: list[CandidateScore] = []
     trouble: str = ""
+    source: str = ""
 
     @property
     def forecast(self) -> Forecast | None:
@@ -61,6 +63,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     instances: list[str]
     choices: int = 1
     continuations: int = 0
+    migrations: int = 0
     expected_output_tokens: float | None = None
     trouble: str = ""
 

@@ -154,6 +154,7 @@ def _finished(body: RequestFinished) -> str:
             "e2e_ns": body.e2e_ns,
             "predicted_e2e_ns": body.predicted_e2e_ns,
             "continuations": body.continuations or None,
+            "migrations": body.migrations or None,
             "instances": body.instances,
             "detail": body.detail,
         }
