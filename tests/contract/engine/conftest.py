@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.engine import harness
-from tests.contract.engine.harness import Harness
+from tests.contract.engine.harness import Harness, Pair
 from tests.engine import tiny_llama
 
 NO_VLLM = importlib.util.find_spec("vllm") is None
@@ -53,5 +53,18 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Harness]:
             started = harness.modelled(request.getfixturevalue("tiny_tokenizer"))
         case _:
             started = harness.vllm(request.getfixturevalue("tiny_model"))
+    with started as ready:
+        yield ready
+
+
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    match request.param:
+        case "simulated":
+            started = harness.simulated_pair()
+        case "modelled":
+            started = harness.modelled_pair(request.getfixturevalue("tiny_tokenizer"))
+        case _:
+            started = harness.vllm_pair(request.getfixturevalue("tiny_model"))
     with started as ready:
         yield ready

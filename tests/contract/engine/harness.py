@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,21 @@ from millrace.actor.engine import (
     EngineSequence,
     EngineSnapshot,
     EngineStepped,
+    KvCommand,
     SequenceAdded,
     SequenceRejected,
     StepOutput,
 )
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.network import modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 from millrace.sim.engine_sim import SimulatedEngine
+from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import Simulation
 
@@ -83,6 +87,7 @@ class Harness:
     def __init__(self) -> None:
         self.events: list[EngineEvent] = []
         self.results: dict[str, Result] = {}
+        self.given: dict[str, EngineSequence] = {}
         self.info: EngineInfo
         self._serial = 0
 
@@ -116,7 +121,24 @@ class Harness:
             arrival_ns=self.now_ns(),
             priority=priority,
         )
+        self.given[name] = sequence
         self.put(sequence)
+
+    def bring(self, sequence: EngineSequence) -> None:
+        """Adds a sequence that comes from another engine."""
+        self.results.setdefault(sequence.sequence, Result())
+        self.given[sequence.sequence] = sequence
+        self.put(sequence)
+
+    def ask(self, command: KvCommand) -> Any:
+        """Has a lease or reservation changed, and waits for the engine's answer."""
+        since = len(self.events)
+        self.move(command)
+        self.until(lambda: bool(self._answers(command.migration, since)), f"an answer to {type(command).__name__}")
+        return self._answers(command.migration, since)[0]
+
+    def _answers(self, migration: str, since: int) -> list[EngineEvent]:
+        return [event for event in self.events[since:] if getattr(event, "migration", "") == migration]
 
     def run(self, prompt: list[int], **options: Any) -> Result:
         """Adds a sequence and waits until it is over."""
@@ -145,6 +167,9 @@ class Harness:
     def cancel(self, names: list[str]) -> None:
         raise NotImplementedError
 
+    def move(self, command: KvCommand) -> None:
+        raise NotImplementedError
+
     def until(self, done: Callable[[], bool], what: str) -> None:
         raise NotImplementedError
 
@@ -168,12 +193,12 @@ def _empty(snapshot: EngineSnapshot) -> bool:
 
 
 class LiveHarness(Harness):
-    """An Engine on an event loop of its own."""
+    """An Engine on an event loop, one of its own where none is given."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__()
         self.engine = engine
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         self.info = self._run(engine.start(self.hear))
 
     def _run(self, work: Any) -> Any:
@@ -190,6 +215,9 @@ class LiveHarness(Harness):
 
     def cancel(self, names: list[str]) -> None:
         self._call(lambda: self.engine.cancel(names))
+
+    def move(self, command: KvCommand) -> None:
+        self._call(lambda: self.engine.move(command))
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         async def wait() -> None:
@@ -223,10 +251,13 @@ class LiveHarness(Harness):
 class SimulatedHarness(Harness):
     """The modelled engine behind an actor on virtual time."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "w0", simulation: Simulation | None = None, network: SimKvNetwork | None = None):
         super().__init__()
-        self._simulation = Simulation(seed=1)
-        self._simulation.add(lambda _: _Actor(self), node="w0", accepts=(), handlers=self._handlers)
+        self.name = name
+        self._simulation = simulation or Simulation(seed=1)
+        self._network = network
+        self._kv = None if network is None else modelled_endpoint(modelled_parameters(), key=name, model="modelled")
+        self._simulation.add(lambda _: _Actor(self), node=name, accepts=(), handlers=self._handlers)
         parameters = modelled_parameters()
         self.info = EngineInfo(
             engine="modelled",
@@ -237,10 +268,12 @@ class SimulatedHarness(Harness):
             token_budget=parameters.token_budget,
             block_size=parameters.block_size,
             blocks_total=parameters.blocks_total,
+            kv=self._kv,
         )
 
     def _handlers(self, process: SimProcess) -> Any:
-        self._engine = SimulatedEngine(process, modelled_engine(), snapshot_interval_ns=0)
+        engine = modelled_engine(self._kv)
+        self._engine = SimulatedEngine(process, engine, snapshot_interval_ns=0, network=self._network)
         self._process = process
         return self._engine.handlers()
 
@@ -249,6 +282,9 @@ class SimulatedHarness(Harness):
 
     def cancel(self, names: list[str]) -> None:
         self._engine.handlers()[CancelInEngine](CancelInEngine(sequences=names))
+
+    def move(self, command: KvCommand) -> None:
+        self._engine.handlers()[type(command)](command)
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         deadline = self._simulation.now_ns + int(WAIT_S * 1e9)
@@ -275,10 +311,9 @@ class SimulatedHarness(Harness):
 class _Actor:
     """Hands everything to the harness."""
 
-    def __init__(self, harness: Harness) -> None:
+    def __init__(self, harness: SimulatedHarness) -> None:
         self._harness = harness
-
-    name = "worker"
+        self.name = harness.name
 
     def start(self, now_ns: int) -> list[Any]:
         return []
@@ -304,12 +339,13 @@ def modelled_parameters() -> EngineParameters:
     )
 
 
-def modelled_engine() -> ModelledEngine:
+def modelled_engine(kv: KvEndpoint | None = None) -> ModelledEngine:
     return ModelledEngine(
         modelled_parameters(),
         LinearStepTime(fixed=1_000_000, per_decode=10_000, per_prefill_token=5_000),
         vocabulary=Vocabulary(size=VOCABULARY, eos_token_id=EOS),
         lengths=OutputLengths(mean=20, sigma=0.5, length_max=60),
+        kv=kv,
     )
 
 
@@ -324,6 +360,12 @@ def simulated() -> Iterator[Harness]:
 @contextmanager
 def modelled(tokenizer: Path) -> Iterator[Harness]:
     """The modelled engine on the wall clock."""
+    harness = LiveHarness(_modelled_live(tokenizer))
+    yield harness
+    harness.close()
+
+
+def _modelled_live(tokenizer: Path) -> Engine:
     from services.worker.modelled import ModelledConfig, ModelledLiveEngine
 
     config = ModelledConfig(
@@ -332,14 +374,18 @@ def modelled(tokenizer: Path) -> Iterator[Harness]:
         speed=2.0,
         lengths=OutputLengths(mean=20, sigma=0.5, length_max=60),
     )
-    harness = LiveHarness(ModelledLiveEngine(config))
-    yield harness
-    harness.close()
+    return ModelledLiveEngine(config)
 
 
 @contextmanager
 def vllm(model: Path) -> Iterator[Harness]:
     """Real vLLM in a process of its own, with random weights."""
+    harness = LiveHarness(_vllm(model))
+    yield harness
+    harness.close()
+
+
+def _vllm(model: Path, name: str = "contract") -> Engine:
     from services.worker.vllm_engine import environment
 
     environment.prepare()
@@ -347,7 +393,7 @@ def vllm(model: Path) -> Iterator[Harness]:
     from services.worker.vllm_engine.engine import VllmEngine
 
     config = WorkerConfig(
-        name="contract",
+        name=name,
         model="tiny",
         engine=EngineKind.VLLM,
         model_path=str(model),
@@ -359,9 +405,57 @@ def vllm(model: Path) -> Iterator[Harness]:
         max_num_seqs=MAX_SEQUENCES,
         max_num_batched_tokens=TOKEN_BUDGET,
     )
-    harness = LiveHarness(VllmEngine(config))
-    yield harness
-    harness.close()
+    return VllmEngine(config)
+
+
+# Pairs: a source and a target
+
+
+class Pair:
+    """Two engines that can read each other's KV.
+
+    Attributes:
+        compares: Whether checksums are told and compared.
+    """
+
+    def __init__(self, source: Harness, target: Harness, *, compares: bool = True) -> None:
+        self.source = source
+        self.target = target
+        self.compares = compares
+
+    def both(self) -> tuple[Harness, Harness]:
+        return self.source, self.target
+
+
+@contextmanager
+def simulated_pair() -> Iterator[Pair]:
+    """Two modelled engines on one virtual time, with a network between them that knows the truth."""
+    simulation = Simulation(seed=1)
+    network = SimKvNetwork(simulation)
+    source, target = (SimulatedHarness(name, simulation, network) for name in ("w0", "w1"))
+    yield Pair(source, target)
+    assert not network.violations
+    source.close()
+    target.close()
+
+
+@contextmanager
+def live_pair(build: Callable[[str], Engine], *, compares: bool) -> Iterator[Pair]:
+    """Two engines on one event loop."""
+    loop = asyncio.new_event_loop()
+    source, target = (LiveHarness(build(name), loop) for name in ("source", "target"))
+    yield Pair(source, target, compares=compares)
+    source.stop()
+    target.stop()
+    loop.close()
+
+
+def modelled_pair(tokenizer: Path) -> AbstractContextManager[Pair]:
+    return live_pair(lambda _: _modelled_live(tokenizer), compares=False)
+
+
+def vllm_pair(model: Path) -> AbstractContextManager[Pair]:
+    return live_pair(lambda name: _vllm(model, name), compares=True)
 
 
 def failures(harness: Harness) -> list[EngineFailed]:

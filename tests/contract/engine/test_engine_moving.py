@@ -1,0 +1,582 @@
+"""What every Engine promises about moving sequences: leases, freezes, reservations, pulls and arrivals."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    EngineSequence,
+    EngineStepped,
+    FreezeInEngine,
+    KvBlocksRead,
+    KvDenied,
+    KvLeaseTaken,
+    KvRoomReserved,
+    LeaseInEngine,
+    PullIntoEngine,
+    ReserveInEngine,
+    SequenceStopped,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import KvHandover, KvRefusal
+
+from tests.contract.engine.harness import BLOCK_SIZE, BLOCKS_TOTAL, MAX_SEQUENCES, VOCABULARY, Harness, Pair
+
+SERIAL = itertools.count()
+MIGRATIONS = (f"m{number}" for number in itertools.count())
+SECOND = 1_000_000_000
+READ_MS = 5_000
+LONG = 150
+
+
+def prompt(length: int) -> list[int]:
+    """Token ids that no other test has used."""
+    rng = random.Random(f"moving {next(SERIAL)}")
+    return [rng.randrange(min(200, VOCABULARY)) for _ in range(length)]
+
+
+@pytest.fixture(autouse=True)
+def _every_block_is_free_afterwards(pair: Pair) -> Iterator[None]:
+    yield
+    for engine in pair.both():
+        for migration in {getattr(event, "migration", "") for event in engine.events} - {""}:
+            engine.move(EndLeaseInEngine(migration=migration, moved=False))
+            engine.move(UnreserveInEngine(migration=migration))
+        engine.cancel([name for name, result in engine.results.items() if not result.over])
+        engine.run(prompt(3), max_tokens=1)  # whatever was freed since is in the next snapshot
+        assert engine.until_idle().blocks_free == BLOCKS_TOTAL
+
+
+def decoding(engine: Harness, length: int = 70, *, tokens: int = 3, **sampling: Any) -> str:
+    """A sequence that has some tokens and will have many more."""
+    name = engine.add(prompt(length), **{"max_tokens": LONG, "ignore_eos": True, **sampling})
+    engine.until(lambda: len(engine.results[name].token_ids) >= tokens, f"{tokens} tokens of {name}")
+    return name
+
+
+def unmoved(engine: Harness, source: EngineSequence) -> list[int]:
+    """What the sequence gives where it stays."""
+    twin = engine.add(source.prompt_token_ids, **msgspec.structs.asdict(source.sampling))
+    return engine.finish(twin).token_ids
+
+
+def lease(engine: Harness, name: str, migration: str, from_block: int = 0) -> Any:
+    return engine.ask(LeaseInEngine(migration=migration, sequence=name, from_block=from_block))
+
+
+def freeze(engine: Harness, name: str, migration: str, from_block: int = 0) -> Any:
+    return engine.ask(FreezeInEngine(migration=migration, sequence=name, from_block=from_block))
+
+
+def reserve(source: Harness, target: Harness, name: str, migration: str, *, blocks: int = 7, **changes: Any) -> Any:
+    given = source.given[name]
+    tokens = given.prompt_token_ids + given.output_token_ids + source.results[name].token_ids
+    command = ReserveInEngine(
+        migration=migration, sequence=name, endpoint=source.info.kv, token_ids=tokens, blocks=blocks
+    )
+    return target.ask(msgspec.structs.replace(command, **changes))
+
+
+def pull(target: Harness, leased: KvLeaseTaken, *, within_ns: int = READ_MS * 1_000_000, **changes: Any) -> Any:
+    command = PullIntoEngine(
+        migration=leased.migration,
+        from_block=leased.from_block,
+        blocks=leased.blocks,
+        checksums=leased.checksums,
+        until_ns=target.now_ns() + within_ns,
+    )
+    return target.ask(msgspec.structs.replace(command, **changes))
+
+
+def handover(source: Harness, stopped: SequenceStopped, **changes: Any) -> EngineSequence:
+    """The sequence as it comes to the target."""
+    assert source.info.kv is not None
+    given = msgspec.structs.replace(
+        KvHandover(
+            migration=stopped.migration,
+            endpoint=source.info.kv,
+            from_block=stopped.from_block,
+            blocks=stopped.blocks,
+            computed_tokens=stopped.computed_tokens,
+            read_ms=READ_MS,
+            checksums=stopped.checksums,
+        ),
+        **changes,
+    )
+    return msgspec.structs.replace(
+        source.given[stopped.sequence], output_token_ids=stopped.output_token_ids, handover=given
+    )
+
+
+def spoilt(checksums: list[list[int]]) -> list[list[int]]:
+    """Those of other bytes in the last block."""
+    return [[*rank[:-1], rank[-1] ^ 1] for rank in checksums]
+
+
+class Move:
+    """A whole migration, step by step."""
+
+    def __init__(self, source: Harness, target: Harness, name: str) -> None:
+        self.source, self.target, self.name = source, target, name
+        self.migration = next(MIGRATIONS)
+        self.next_block = 0
+
+    def prepare(self, blocks: int = 8) -> Move:
+        self.leased = lease(self.source, self.name, self.migration)
+        assert isinstance(self.leased, KvLeaseTaken)
+        room = reserve(self.source, self.target, self.name, self.migration, blocks=blocks)
+        assert isinstance(room, KvRoomReserved)
+        self.matched = self.next_block = room.matched_blocks
+        return self
+
+    def round(self) -> Move:
+        leased = lease(self.source, self.name, self.migration, self.next_block)
+        assert isinstance(leased, KvLeaseTaken)
+        if leased.blocks:
+            assert isinstance(pull(self.target, leased), KvBlocksRead)
+            self.next_block += len(leased.blocks)
+        return self
+
+    def stop(self) -> Move:
+        self.stopped = freeze(self.source, self.name, self.migration, self.next_block)
+        assert isinstance(self.stopped, SequenceStopped)
+        return self
+
+    def commit(self, **changes: Any) -> Move:
+        self.target.bring(handover(self.source, self.stopped, **changes))
+        self.target.until(lambda: self.target.results[self.name].added, f"{self.name} to arrive")
+        self.source.move(EndLeaseInEngine(migration=self.migration, moved=True))
+        return self
+
+    def tokens(self) -> list[int]:
+        """Everything that it said, at both engines."""
+        return self.stopped.output_token_ids + self.target.finish(self.name).token_ids
+
+
+def test_it_says_where_its_kv_lies(pair: Pair) -> None:
+    for engine in pair.both():
+        kv = engine.info.kv
+        assert kv is not None, engine.info.kv_refusal
+        assert kv.block_tokens == BLOCK_SIZE
+        assert kv.blocks > BLOCKS_TOTAL
+        assert kv.copiers
+        assert kv.block_bytes > 0
+    assert pair.source.info.kv.fingerprint == pair.target.info.kv.fingerprint  # type: ignore[union-attr]
+
+
+# Leases
+
+
+def test_a_lease_tells_full_blocks_and_a_renewal_those_filled_since(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine, 2 * BLOCK_SIZE + 3)
+    first = lease(engine, name, "lease-1")
+    assert isinstance(first, KvLeaseTaken)
+    assert (first.sequence, first.from_block, first.prompt_tokens) == (name, 0, 2 * BLOCK_SIZE + 3)
+    assert first.computed_tokens == first.prompt_tokens + first.output_tokens - 1
+    assert len(first.blocks) == first.computed_tokens // BLOCK_SIZE >= 2
+    assert all(len(rank) == len(first.blocks) for rank in first.checksums)
+    engine.until(lambda: len(engine.results[name].token_ids) >= 2 * BLOCK_SIZE, "two more blocks")
+    later = lease(engine, name, "lease-1", from_block=len(first.blocks))
+    whole = lease(engine, name, "lease-1")
+    assert len(later.blocks) >= 1
+    assert whole.blocks[: len(first.blocks) + len(later.blocks)] == first.blocks + later.blocks
+    assert len(set(whole.blocks)) == len(whole.blocks)
+
+
+def test_what_is_not_there_is_not_leased(pair: Pair) -> None:
+    denied = lease(pair.source, "nobody.0", "lease-2")
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.UNKNOWN_SEQUENCE
+
+
+def test_a_prompt_under_way_is_not_leased_yet(pair: Pair) -> None:
+    engine = pair.source
+    name = engine.add(prompt(240), max_tokens=8, ignore_eos=True)
+    denied = lease(engine, name, "lease-3")
+    assert isinstance(denied, KvDenied)
+    assert denied.reason in (KvRefusal.NOT_RUNNING, KvRefusal.UNKNOWN_SEQUENCE)
+    engine.until(lambda: bool(engine.results[name].token_ids), "a token")
+    assert isinstance(lease(engine, name, "lease-3"), KvLeaseTaken)
+
+
+def test_a_lease_is_lost_when_its_sequence_ends(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine, max_tokens=40)
+    assert isinstance(lease(engine, name, "lease-4"), KvLeaseTaken)
+    engine.finish(name)
+    denied = lease(engine, name, "lease-4")
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.LEASE_LOST
+    assert freeze(engine, name, "lease-4").reason is KvRefusal.LEASE_LOST
+
+
+def test_a_lease_is_lost_when_its_sequence_is_preempted(pair: Pair) -> None:
+    engine = pair.source
+    others = [decoding(engine, 90, tokens=1) for _ in range(4)]
+    name = decoding(engine, 90, tokens=1)  # the newest: the first to go
+    assert isinstance(lease(engine, name, "lease-5"), KvLeaseTaken)
+    engine.until(
+        lambda: any(o.preemptions for o in engine.results[name].outputs) or _all_over(engine, others), "memory"
+    )
+    denied = lease(engine, name, "lease-5")
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.LEASE_LOST
+
+
+def _all_over(engine: Harness, names: list[str]) -> bool:
+    return all(engine.results[name].over for name in names)
+
+
+def test_a_lease_slows_nobody_down_and_changes_no_token(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine)
+    assert isinstance(lease(engine, name, "lease-6"), KvLeaseTaken)
+    engine.move(EndLeaseInEngine(migration="lease-6", moved=False))
+    assert engine.finish(name).token_ids == unmoved(engine, engine.given[name])
+
+
+# Freezes
+
+
+def test_a_frozen_sequence_stands_still_with_every_token_told(pair: Pair) -> None:
+    engine = pair.source
+    name, other = decoding(engine), decoding(engine)
+    lease(engine, name, "freeze-1")
+    since = len(engine.events)
+    stopped = freeze(engine, name, "freeze-1")
+    assert isinstance(stopped, SequenceStopped)
+    told = engine.results[name].token_ids
+    assert stopped.output_token_ids == told
+    assert stopped.computed_tokens == 70 + len(told) - 1
+    assert len(stopped.blocks) == -(-stopped.computed_tokens // BLOCK_SIZE)
+    assert abs(stopped.at_ns - engine.now_ns()) < 60 * SECOND
+    before = len(engine.results[other].token_ids)
+    engine.until(lambda: len(engine.results[other].token_ids) >= before + 10, "the other one to go on")
+    assert engine.results[name].token_ids == told
+    position = engine.events.index(stopped)
+    assert all(
+        name not in [output.sequence for output in event.outputs]
+        for event in engine.events[max(since, position) :]
+        if isinstance(event, EngineStepped)
+    )
+
+
+def test_a_thawed_sequence_says_what_it_would_have_said(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine)
+    lease(engine, name, "freeze-2")
+    stopped = freeze(engine, name, "freeze-2")
+    engine.rest()
+    engine.move(EndLeaseInEngine(migration="freeze-2", moved=False))
+    result = engine.finish(name)
+    assert result.token_ids[: len(stopped.output_token_ids)] == stopped.output_token_ids
+    assert result.token_ids == unmoved(engine, engine.given[name])
+
+
+def test_a_frozen_sequence_can_be_frozen_and_thawed_again(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine)
+    for number in range(3):
+        migration = f"freeze-3-{number}"
+        lease(engine, name, migration)
+        assert isinstance(freeze(engine, name, migration), SequenceStopped)
+        engine.move(EndLeaseInEngine(migration=migration, moved=False))
+    assert engine.finish(name).token_ids == unmoved(engine, engine.given[name])
+
+
+def test_what_was_not_leased_is_not_frozen(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine)
+    denied = freeze(engine, name, "freeze-4")
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.LEASE_LOST
+    engine.finish(name)
+
+
+def test_a_moved_sequence_leaves_without_a_word(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine)
+    lease(engine, name, "freeze-5")
+    stopped = freeze(engine, name, "freeze-5")
+    engine.move(EndLeaseInEngine(migration="freeze-5", moved=True))
+    engine.rest()
+    result = engine.results.pop(name)
+    assert result.token_ids == stopped.output_token_ids
+    assert not result.over
+
+
+def test_a_frozen_sequence_can_be_cancelled(pair: Pair) -> None:
+    engine = pair.source
+    name = decoding(engine)
+    lease(engine, name, "freeze-6")
+    freeze(engine, name, "freeze-6")
+    engine.cancel([name])
+    engine.until_idle()
+    assert lease(engine, name, "freeze-6").reason is KvRefusal.LEASE_LOST
+
+
+def test_ending_what_is_unknown_is_no_error(pair: Pair) -> None:
+    for engine in pair.both():
+        engine.move(EndLeaseInEngine(migration="never", moved=True))
+        engine.move(UnreserveInEngine(migration="never"))
+        assert engine.run(prompt(5), max_tokens=3, ignore_eos=True).over
+
+
+# Reservations
+
+
+def test_a_reservation_takes_idle_blocks_and_gives_them_back(pair: Pair) -> None:
+    name = decoding(pair.source)
+    room = reserve(pair.source, pair.target, name, "reserve-1", blocks=BLOCKS_TOTAL)
+    assert isinstance(room, KvRoomReserved)
+    assert room.matched_blocks == 0
+    assert pair.source.info.kv is not None
+    assert room.copier in pair.source.info.kv.copiers
+    denied = reserve(pair.source, pair.target, name, "reserve-2", blocks=4)
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.NO_BLOCKS
+    pair.target.move(UnreserveInEngine(migration="reserve-1"))
+    assert isinstance(reserve(pair.source, pair.target, name, "reserve-3", blocks=BLOCKS_TOTAL), KvRoomReserved)
+
+
+def test_a_reservation_preempts_nobody_and_others_live_beside_it(pair: Pair) -> None:
+    other = decoding(pair.target, 60, max_tokens=60)
+    name = decoding(pair.source)
+    held = -(-120 // BLOCK_SIZE)
+    room = reserve(pair.source, pair.target, name, "reserve-4", blocks=BLOCKS_TOTAL - held)
+    assert isinstance(room, KvRoomReserved)
+    result = pair.target.finish(other)
+    assert max(output.preemptions for output in result.outputs) == 0
+    assert result.token_ids == unmoved(pair.target, pair.target.given[other])
+
+
+def test_other_kv_is_incompatible(pair: Pair) -> None:
+    name = decoding(pair.source)
+    assert pair.source.info.kv is not None
+    other = msgspec.structs.replace(pair.source.info.kv, fingerprint="of another model")
+    denied = reserve(pair.source, pair.target, name, "reserve-5", endpoint=other)
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.INCOMPATIBLE
+
+
+def test_blocks_of_the_prefix_need_not_travel(pair: Pair) -> None:
+    name = decoding(pair.source, 3 * BLOCK_SIZE + 5)
+    pair.target.run(pair.source.given[name].prompt_token_ids, max_tokens=2)
+    move = Move(pair.source, pair.target, name).prepare()
+    assert move.matched == 3
+    assert move.round().stop().commit().tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+def test_pulled_blocks_are_not_found_before_their_sequence_comes(pair: Pair) -> None:
+    name = decoding(pair.source, 3 * BLOCK_SIZE + 5)
+    Move(pair.source, pair.target, name).prepare().round()
+    again = pair.target.run(pair.source.given[name].prompt_token_ids, max_tokens=2, ignore_eos=True)
+    assert again.outputs[0].cached_tokens == 0
+
+
+# Pulls
+
+
+def test_a_pull_says_what_it_moved(pair: Pair) -> None:
+    name = decoding(pair.source, 3 * BLOCK_SIZE + 5)
+    leased = lease(pair.source, name, "pull-1")
+    reserve(pair.source, pair.target, name, "pull-1")
+    read = pull(pair.target, leased)
+    assert isinstance(read, KvBlocksRead)
+    assert (read.from_block, read.blocks) == (0, len(leased.blocks))
+    assert pair.source.info.kv is not None
+    assert read.bytes == len(leased.blocks) * pair.source.info.kv.block_bytes
+    assert read.descriptors >= 1
+    assert read.duration_ns >= 0
+
+
+def test_a_pull_without_a_reservation_is_denied(pair: Pair) -> None:
+    name = decoding(pair.source)
+    leased = lease(pair.source, name, "pull-2")
+    denied = pull(pair.target, leased)
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.INVALID
+
+
+def test_a_pull_beyond_the_reservation_is_denied(pair: Pair) -> None:
+    name = decoding(pair.source, 3 * BLOCK_SIZE)
+    leased = lease(pair.source, name, "pull-3")
+    reserve(pair.source, pair.target, name, "pull-3", blocks=4)
+    denied = pull(pair.target, leased, from_block=3)
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.INVALID
+
+
+def test_a_read_that_ends_after_its_deadline_is_void(pair: Pair) -> None:
+    name = decoding(pair.source, 3 * BLOCK_SIZE)
+    leased = lease(pair.source, name, "pull-4")
+    reserve(pair.source, pair.target, name, "pull-4")
+    denied = pull(pair.target, leased, within_ns=-1_000_000)
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.LEASE_LOST
+    assert isinstance(pull(pair.target, leased), KvBlocksRead)
+
+
+def test_other_bytes_than_were_leased_are_noticed(pair: Pair) -> None:
+    if not pair.compares:
+        pytest.skip("live modelled engines cannot look into each other")
+    name = decoding(pair.source, 3 * BLOCK_SIZE)
+    leased = lease(pair.source, name, "pull-5")
+    reserve(pair.source, pair.target, name, "pull-5")
+    denied = pull(pair.target, leased, checksums=spoilt(leased.checksums))
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.COPY_FAILED
+    assert isinstance(pull(pair.target, leased), KvBlocksRead)
+
+
+def test_unreserving_ends_a_pull(pair: Pair) -> None:
+    name = decoding(pair.source, 3 * BLOCK_SIZE)
+    leased = lease(pair.source, name, "pull-6")
+    reserve(pair.source, pair.target, name, "pull-6")
+    command = PullIntoEngine(
+        migration="pull-6",
+        from_block=0,
+        blocks=leased.blocks,
+        checksums=leased.checksums,
+        until_ns=pair.target.now_ns() + SECOND,
+    )
+    pair.target.move(command)
+    pair.target.move(UnreserveInEngine(migration="pull-6"))
+    assert isinstance(reserve(pair.source, pair.target, name, "pull-7", blocks=BLOCKS_TOTAL), KvRoomReserved)
+
+
+# Whole moves
+
+
+def test_a_moved_sequence_says_what_it_would_have_said(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare().round().stop().commit()
+    assert move.tokens() == unmoved(pair.source, pair.source.given[name])
+    first = pair.target.results[name].outputs[0]
+    assert first.cached_tokens == 70
+    assert first.preemptions == 0
+
+
+def test_without_any_round_everything_is_read_at_the_end(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare().stop().commit()
+    assert move.tokens() == unmoved(pair.source, pair.source.given[name])
+    assert pair.target.results[name].outputs[0].cached_tokens == 70
+
+
+def test_several_rounds_follow_a_source_that_decodes_on(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare()
+    for tokens in (20, 55, 90):
+        pair.source.until(lambda wanted=tokens: len(pair.source.results[name].token_ids) >= wanted, "more")  # type: ignore[misc]
+        move.round()
+    assert move.stop().commit().tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.9, "seed": 7},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"min_tokens": 60, "ignore_eos": False},
+        {"stop_token_ids": [3], "min_tokens": 100},
+    ],
+    ids=["a seed", "penalties", "min_tokens", "stop tokens"],
+)
+def test_the_state_of_sampling_moves_along(pair: Pair, sampling: dict[str, Any]) -> None:
+    name = decoding(pair.source, **sampling)
+    move = Move(pair.source, pair.target, name).prepare().round().stop().commit()
+    assert move.tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+def test_a_sequence_moves_there_and_back_again(pair: Pair) -> None:
+    name = decoding(pair.source)
+    there = Move(pair.source, pair.target, name).prepare().round().stop().commit()
+    twin = pair.source.given[name]
+    pair.target.until(lambda: len(pair.target.results[name].token_ids) >= 20, "some tokens there")
+    pair.source.results.pop(name)
+    back = Move(pair.target, pair.source, name).prepare().round().stop().commit()
+    assert back.stopped.output_token_ids[: len(there.stopped.output_token_ids)] == there.stopped.output_token_ids
+    assert back.tokens() == unmoved(pair.source, twin)
+    pair.target.results.pop(name)
+
+
+def test_three_move_at_once_among_others(pair: Pair) -> None:
+    stays = [decoding(pair.source, 20), decoding(pair.target, 20)]
+    moves = [Move(pair.source, pair.target, decoding(pair.source, 40, max_tokens=60)).prepare(4) for _ in range(3)]
+    for move in moves:
+        move.round().stop()
+    for move in moves:
+        move.commit()
+    for move in moves:
+        assert move.tokens() == unmoved(pair.source, pair.source.given[move.name])
+    for engine, name in zip(pair.both(), stays, strict=True):
+        assert engine.finish(name).token_ids == unmoved(engine, engine.given[name])
+
+
+def test_a_full_batch_has_no_place_for_another_or_lets_it_wait(pair: Pair) -> None:
+    for _ in range(MAX_SEQUENCES):
+        decoding(pair.target, 20, tokens=1)
+    name = decoding(pair.source, 20)
+    room = reserve(pair.source, pair.target, name, "full-1", blocks=2)
+    assert isinstance(room, KvRoomReserved) or room.reason is KvRefusal.NO_BLOCKS
+
+
+# What goes wrong at the end is computed again
+
+
+def test_last_blocks_with_other_bytes_are_computed_again(pair: Pair) -> None:
+    if not pair.compares:
+        pytest.skip("live modelled engines cannot look into each other")
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare().round().stop()
+    move.commit(checksums=spoilt(move.stopped.checksums))
+    assert move.tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+def test_last_blocks_that_come_too_late_are_computed_again(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare().round().stop().commit(read_ms=0)
+    assert move.tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+def test_a_round_that_was_never_pulled_is_computed_again(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare()
+    move.next_block = 2
+    assert move.stop().commit().tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+def test_without_its_reservation_everything_is_computed_again(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare().round().stop()
+    pair.target.move(UnreserveInEngine(migration=move.migration))
+    assert move.commit().tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+def test_a_sequence_that_arrives_can_be_cancelled_at_once(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare().round().stop()
+    pair.target.bring(handover(pair.source, move.stopped))
+    pair.target.cancel([name])
+    pair.target.rest()
+    assert not pair.target.results.pop(name).token_ids
+    pair.source.move(EndLeaseInEngine(migration=move.migration, moved=False))
+    assert pair.source.finish(name).token_ids == unmoved(pair.source, pair.source.given[name])
+
+
+def test_a_refused_sequence_gives_its_reservation_back(pair: Pair) -> None:
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare().round().stop()
+    wrong = msgspec.structs.replace(handover(pair.source, move.stopped), prompt_token_ids=[10**6])
+    pair.target.bring(wrong)
+    pair.target.until(lambda: pair.target.results[name].rejected is not None, "a refusal")
+    pair.target.results.pop(name)
+    assert isinstance(reserve(pair.source, pair.target, name, "refused-1", blocks=BLOCKS_TOTAL), KvRoomReserved)
