@@ -1,0 +1,187 @@
+"""The segment queue in vLLM's own block pool, beside the queue that vLLM has: the same blocks, other neighbours."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from millrace.kvcache.segments import HIT_WINDOW, WINDOW, runs
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from services.worker.vllm_engine.segment_queue import SegmentQueue
+
+BLOCKS = 300
+
+
+def pool(*, window: int | None = None, segments: bool = True) -> BlockPool:
+    """A pool with prefix caching, its queue replaced where asked for."""
+    made = BlockPool(BLOCKS, True, 32)
+    if segments:
+        free = made.free_block_queue.get_all_free_blocks()
+        windows: dict[str, int] = {} if window is None else {"window": window, "hit_window": window}
+        made.free_block_queue = SegmentQueue(free, made.blocks, **windows)
+    return made
+
+
+def free_ids(made: BlockPool) -> list[int]:
+    """Ids in order of reuse."""
+    return [block.block_id for block in made.free_block_queue.get_all_free_blocks()]
+
+
+class Requests:
+    """Requests that grow, share prefixes, end and are preempted at random; the same for a seed, whatever the pool."""
+
+    def __init__(self, made: BlockPool, seed: int) -> None:
+        self.pool, self.rng = made, random.Random(seed)
+        self.tables: dict[int, list[KVCacheBlock]] = {}
+        self.contents: dict[int, list[Any]] = {}
+        self.hits: list[int] = []
+        self.last_runs: list[int] = []
+        self._number = 0
+
+    def step(self) -> None:
+        """One of: a request comes, grows, or ends."""
+        choice = self.rng.random()
+        if choice < 0.12 and len(self.tables) < 12:
+            self.arrive()
+        elif choice < 0.9 and self.tables:
+            self.grow(self.rng.choice(list(self.tables)), 1)
+        elif self.tables:
+            self.end(self.rng.choice(list(self.tables)))
+
+    def arrive(self) -> None:
+        """A new request, which finds what is cached of its prefix."""
+        self._number += 1
+        prefix = self.rng.randrange(5)
+        length, own = self.rng.randint(2, 12), self.rng.randint(1, 10)
+        content = [("prefix", prefix, position) for position in range(length)]
+        self.contents[self._number], self.tables[self._number] = content, []
+        found = []
+        for name in content:
+            block = self.pool.cached_block_hash_to_block.get_one_block(name)  # type: ignore[arg-type]
+            if block is None:
+                break
+            found.append(block)
+        self.pool.touch(found)
+        self.hits.append(len(found))
+        self.tables[self._number] = found
+        self.grow(self._number, length - len(found) + own)
+
+    def grow(self, request: int, count: int) -> None:
+        """Gives a request blocks, from others that end where there are too few."""
+        while self.pool.get_num_free_blocks() < count:
+            self.end(next(iter(self.tables)) if next(iter(self.tables)) != request else list(self.tables)[-1])
+            if request not in self.tables:
+                return
+        table, queue = self.tables[request], self.pool.free_block_queue
+        if isinstance(queue, SegmentQueue):
+            queue.table = table
+        table += self.pool.get_new_blocks(count)
+        if isinstance(queue, SegmentQueue):
+            queue.table = ()
+
+    def end(self, request: int) -> None:
+        """Caches all but the last block and frees the lot."""
+        table, content = self.tables.pop(request), self.contents.pop(request)
+        self.last_runs.append(runs(block.block_id for block in table))
+        for position, block in enumerate(table[:-1]):
+            if block.block_hash is None:
+                name = content[position] if position < len(content) else ("own", request, position)
+                self.pool._insert_block_hash(name, block, num_tokens=32)
+        self.pool.free_blocks(reversed(table))
+
+
+def check(made: BlockPool) -> None:
+    """Counts, links and order of the queue agree with the blocks' references."""
+    ids = free_ids(made)
+    assert len(ids) == len(set(ids)) == made.get_num_free_blocks() == made.free_block_queue.num_free_blocks
+    assert set(ids) == {block.block_id for block in made.blocks if block.ref_cnt == 0 and not block.is_null}
+    backwards, block = [], made.free_block_queue.fake_free_list_tail.prev_free_block
+    while block is not None and block.block_id >= 0:
+        backwards.append(block.block_id)
+        block = block.prev_free_block
+    assert backwards[::-1] == ids
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_free_and_held_blocks_make_up_the_pool_after_every_step(seed: int) -> None:
+    requests = Requests(pool(), seed)
+    for _ in range(1500):
+        requests.step()
+        check(requests.pool)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_as_many_blocks_are_free_as_with_vllms_own_queue_whatever_happens(seed: int) -> None:
+    stock, segments = Requests(pool(segments=False), seed), Requests(pool(window=1), seed)
+    for _ in range(1500):
+        stock.step()
+        segments.step()
+        assert segments.pool.get_num_free_blocks() == stock.pool.get_num_free_blocks()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_looking_ahead_the_same_blocks_are_lost_and_the_same_prefixes_found(seed: int) -> None:
+    stock, segments = Requests(pool(segments=False), seed), Requests(pool(window=1), seed)
+    for _ in range(1500):
+        stock.step()
+        segments.step()
+        assert segments.hits == stock.hits
+        assert len(segments.pool.cached_block_hash_to_block) == len(stock.pool.cached_block_hash_to_block)
+    assert sum(stock.hits) > 500
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_only_the_first_of_the_queue_are_taken_and_the_rest_keeps_its_order(seed: int) -> None:
+    made = pool()
+    requests, queue = Requests(made, seed), made.free_block_queue
+    assert isinstance(queue, SegmentQueue)
+    take, far = queue.popleft_n, []
+
+    def watched(count: int) -> list[KVCacheBlock]:
+        before, hit = free_ids(made), bytes(queue._hit)
+        taken = [block.block_id for block in take(count)]
+        gone = set(taken)
+        assert free_ids(made) == [block for block in before if block not in gone]
+        for block in taken:
+            assert before.index(block) < max(count, HIT_WINDOW if hit[block] else WINDOW)
+        far.append(max(before.index(block) for block in taken) - count)
+        return [made.blocks[block] for block in taken]
+
+    queue.popleft_n = watched  # type: ignore[method-assign]
+    for _ in range(1500):
+        requests.step()
+    assert max(far) > HIT_WINDOW, "it never looked ahead: nothing was tested"
+
+
+def test_requests_lie_in_far_fewer_runs_than_with_vllms_own_queue() -> None:
+    stock, segments = Requests(pool(segments=False), 1), Requests(pool(), 1)
+    for _ in range(6000):
+        stock.step()
+        segments.step()
+    late = slice(len(stock.last_runs) // 2, None)
+    assert sum(segments.last_runs[late]) * 2 < sum(stock.last_runs[late])
+
+
+def test_every_call_of_the_queue_does_what_vllms_own_does() -> None:
+    made = pool()
+    queue = made.free_block_queue
+    first = queue.popleft()
+    assert first.block_id == 1
+    queue.remove(made.blocks[5])
+    assert queue.popleft_n(0) == []
+    assert [block.block_id for block in queue.popleft_n(3)] == [2, 3, 4]
+    queue.append(made.blocks[5])
+    queue.append_n([made.blocks[3], made.blocks[2]])
+    queue.prepend_n([made.blocks[4], first])
+    assert free_ids(made)[:3] == [4, 1, 6]
+    assert free_ids(made)[-3:] == [5, 3, 2]
+    assert [block.block_id for block in queue.iter_blocks_after(made.blocks[5])] == [3, 2]
+    assert queue.num_free_blocks == BLOCKS - 1
+    with pytest.raises(AssertionError, match="wanted"):
+        queue.popleft_n(BLOCKS)
+    queue.popleft_n(BLOCKS - 1)
+    with pytest.raises(ValueError, match="No free blocks"):
+        queue.popleft()
