@@ -60,7 +60,7 @@ class Requests:
         self.contents[self._number], self.tables[self._number] = content, []
         found = []
         for name in content:
-            block = self.pool.cached_block_hash_to_block.get_one_block(name)  # type: ignore[arg-type]
+            block = self.pool.cached_block_hash_to_block.get_one_block(name)
             if block is None:
                 break
             found.append(block)
@@ -136,24 +136,30 @@ def test_without_looking_ahead_the_same_blocks_are_lost_and_the_same_prefixes_fo
 @pytest.mark.parametrize("seed", range(6))
 def test_only_the_first_of_the_queue_are_taken_and_the_rest_keeps_its_order(seed: int) -> None:
     made = pool()
-    requests, queue = Requests(made, seed), made.free_block_queue
-    assert isinstance(queue, SegmentQueue)
-    take, far = queue.popleft_n, []
-
-    def watched(count: int) -> list[KVCacheBlock]:
-        before, hit = free_ids(made), bytes(queue._hit)
-        taken = [block.block_id for block in take(count)]
-        gone = set(taken)
-        assert free_ids(made) == [block for block in before if block not in gone]
-        for block in taken:
-            assert before.index(block) < max(count, HIT_WINDOW if hit[block] else WINDOW)
-        far.append(max(before.index(block) for block in taken) - count)
-        return [made.blocks[block] for block in taken]
-
-    queue.popleft_n = watched  # type: ignore[method-assign]
+    queue = WatchedQueue(made.free_block_queue.get_all_free_blocks(), made.blocks)
+    made.free_block_queue = queue
+    requests = Requests(made, seed)
     for _ in range(1500):
         requests.step()
-    assert max(far) > HIT_WINDOW, "it never looked ahead: nothing was tested"
+    assert max(queue.furthest) > HIT_WINDOW, "it never looked ahead: nothing was tested"
+
+
+class WatchedQueue(SegmentQueue):
+    """Checks what is promised at every allocation."""
+
+    def __init__(self, free: list[KVCacheBlock], blocks: list[KVCacheBlock]) -> None:
+        super().__init__(free, blocks)
+        self.furthest: list[int] = []
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        before, hit = [block.block_id for block in self.get_all_free_blocks()], bytes(self._hit)
+        taken = super().popleft_n(n)
+        gone = {block.block_id for block in taken}
+        assert [block.block_id for block in self.get_all_free_blocks()] == [it for it in before if it not in gone]
+        for block in gone:
+            assert before.index(block) < max(n, HIT_WINDOW if hit[block] else WINDOW)
+        self.furthest.append(max(before.index(block) for block in gone) - n)
+        return taken
 
 
 def test_requests_lie_in_far_fewer_runs_than_with_vllms_own_queue() -> None:

@@ -35,6 +35,7 @@ def endpoint(config: WorkerConfig, vllm_config: Any, offer: Offer) -> KvEndpoint
         copiers=offer.copiers,
         ranks=offer.ranks,
         machine=machine(),
+        segments=config.migration.segments,
     )
 
 

@@ -22,7 +22,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine import continuation, process
+from services.worker.vllm_engine import continuation, process, segment_queue
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.names import sequence_of
@@ -44,6 +44,8 @@ class SnapshotMixin(_Base):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         process.die_with_parent()
+        if self.vllm_config.additional_config.get(segment_queue.SEGMENTS):
+            segment_queue.install(self.kv_cache_manager)
         path = self.vllm_config.additional_config[SNAPSHOT_PATH]
         self._writer = SnapshotWriter(path)
         self._encoder = msgspec.msgpack.Encoder()

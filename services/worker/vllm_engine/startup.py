@@ -19,6 +19,7 @@ from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_words
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.scheduler import SNAPSHOT_PATH
+from services.worker.vllm_engine.segment_queue import SEGMENTS
 
 _PACKAGE = "services.worker.vllm_engine"
 #: KV cache of a CPU engine whose configuration names no size; vLLM itself would take nearly all memory there is.
@@ -76,7 +77,7 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
     return AsyncEngineArgs(**{**arguments, **config.engine_args})
 
 
-def kv_settings(config: WorkerConfig, socket: str) -> dict[str, str]:
+def kv_settings(config: WorkerConfig, socket: str) -> dict[str, Any]:
     """What of ``additional_config`` lets an engine move KV; nothing where it shall not."""
     migration = config.migration
     if not migration.enabled:
@@ -87,7 +88,7 @@ def kv_settings(config: WorkerConfig, socket: str) -> dict[str, str]:
         copy_bytes_per_step=migration.copy_bytes_per_step,
         copiers=migration.copiers,
     )
-    return {kv_words.SETTINGS: msgspec.json.encode(settings).decode()}
+    return {kv_words.SETTINGS: msgspec.json.encode(settings).decode(), SEGMENTS: migration.segments}
 
 
 def socket_path() -> str:
