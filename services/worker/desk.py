@@ -151,9 +151,9 @@ def request_of(sequence: str) -> str:
     return sequence.rpartition(".")[0] or sequence
 
 
-def answer(reply_to: str, sequence: str, body: Body) -> list[Effect]:
+def answer(reply_to: str, sequence: str, body: Body, traceparent: str = "") -> list[Effect]:
     """A reply where one is expected."""
-    return [Reply(to=reply_to, body=body, request=request_of(sequence))] if reply_to else []
+    return [Reply(to=reply_to, body=body, request=request_of(sequence), traceparent=traceparent)] if reply_to else []
 
 
 def unexpected(message: Message, detail: str) -> list[Effect]:

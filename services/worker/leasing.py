@@ -205,7 +205,7 @@ class Leasing:
             submission=lease.held.submission_now() if begins else None,
             endpoint=self._info.kv if begins else None,
         )
-        return lease.questions.answer(body.sequence, leased) + self._next(lease)
+        return lease.questions.answer(body.sequence, leased, lease.held.traceparent) + self._next(lease)
 
     def stopped(self, body: SequenceStopped, now_ns: int) -> list[Effect]:
         """It stands still. Its tokens go out first, then the answer."""

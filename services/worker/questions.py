@@ -54,10 +54,10 @@ class Questions:
         self._asked.append(Asked(body, now_ns, [reply_to] if reply_to else []))
         return len(self._asked) == 1
 
-    def answer(self, sequence: str, body: Body) -> list[Effect]:
+    def answer(self, sequence: str, body: Body, traceparent: str = "") -> list[Effect]:
         """Answers the first question to everybody who asked it."""
         asked = self._asked.popleft()
-        return [effect for reply_to in asked.reply_to for effect in answer(reply_to, sequence, body)]
+        return [effect for reply_to in asked.reply_to for effect in answer(reply_to, sequence, body, traceparent)]
 
     def refuse_all(self, sequence: str, refused: KvRefused) -> list[Effect]:
         """Answers all that wait."""

@@ -24,6 +24,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         nats_url: For example ``nats://127.0.0.1:4222``.
         observer_user: NATS user that may read everything and write nothing.
+        operator_user: NATS user that may read everything, and ask for migrations and drains.
         ingress_url: Base of the OpenAI API.
     """
 
@@ -31,6 +32,8 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     nats_url: str = "nats://127.0.0.1:4222"
     observer_user: str = ""
     observer_password: str = ""
+    operator_user: str = ""
+    operator_password: str = ""
     ingress_url: str = ""
 
 
@@ -57,8 +60,12 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--password", help="its password")
 
 
-def resolve_connection(arguments: argparse.Namespace) -> Connection:
+def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False) -> Connection:
     """Options over the cluster file over the defaults.
+
+    Args:
+        arguments: What ``add_connection_options`` added.
+        operator: As the one who may ask for something, not only look on.
 
     Raises:
         CliError: there is neither an option --nats nor a cluster file, or the file is damaged.
@@ -71,11 +78,14 @@ def resolve_connection(arguments: argparse.Namespace) -> Connection:
     known = known or ClusterFile()
     # Somebody else's server gets this cluster's password only if it is asked for by name.
     own = arguments.nats in (None, known.nats_url)
+    user, password = (
+        (known.operator_user, known.operator_password) if operator else (known.observer_user, known.observer_password)
+    )
     return Connection(
         cluster=arguments.cluster or known.cluster,
         url=arguments.nats or known.nats_url,
-        user=arguments.user or (known.observer_user if own else ""),
-        password=arguments.password or (known.observer_password if own else ""),
+        user=arguments.user or (user if own else ""),
+        password=arguments.password or (password if own else ""),
         origin="--nats" if arguments.nats else str(file),
     )
 

@@ -5,25 +5,23 @@ Types without an entry here are shown field by field; long lists and texts are b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import msgspec
 
+from millrace.cli.field_text import ITEMS_MAX, bounded_list, duration, shown_fields
+from millrace.cli.migration_summaries import MIGRATION_SUMMARIES
 from millrace.contracts.ingress import SequencesReturned, TokenChunk, TokensGenerated, TokensResent
 from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
-from millrace.contracts.plan import Plan
+from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
 
+__all__ = ["bounded_list", "duration", "shown_fields", "summary"]
+
 B = TypeVar("B", bound=Body)
-
-#: Items of a list that are shown before the count of the rest.
-ITEMS_MAX = 4
-
-#: Characters of a text that are shown.
-TEXT_MAX = 60
 
 
 def summary(body: Body) -> str:
@@ -32,48 +30,6 @@ def summary(body: Body) -> str:
         return special(body)
     fields = msgspec.structs.asdict(body)
     return shown_fields({key: value for key, value in fields.items() if key not in ("request", "sequence")})
-
-
-def shown_fields(fields: Mapping[str, Any], *, text_max: int = TEXT_MAX) -> str:
-    """``key=value`` pairs; what is None, empty or False is left out, texts are cut at ``text_max`` characters."""
-    shown = [(key, value) for key, value in fields.items() if value not in (None, "", [], {}) and value is not False]
-    return " ".join(f"{key.removesuffix('_ns')}={_shown(key, value, text_max)}" for key, value in shown)
-
-
-def _shown(key: str, value: Any, text_max: int = TEXT_MAX) -> str:
-    if key.endswith("_ns") and isinstance(value, int):
-        return duration(value) if value < _YEAR_NS else f"…{value % 10**12 / 1e9:.3f}s"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, str):
-        text = value if len(value) <= text_max else value[: text_max - 1] + "…"
-        return repr(text) if " " in text else text
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    if isinstance(value, list | tuple):
-        return bounded_list([_shown("", item) for item in value])
-    if isinstance(value, dict):
-        return "{" + shown_fields({str(name): item for name, item in list(value.items())[:ITEMS_MAX]}) + "}"
-    if isinstance(value, msgspec.Struct):
-        return "{" + shown_fields(msgspec.structs.asdict(value)) + "}"
-    return str(value)
-
-
-_YEAR_NS = 365 * 86_400 * 10**9
-
-
-def duration(ns: int) -> str:
-    """A time span with three significant digits and its unit."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if abs(ns) >= size:
-            return f"{ns / size:.4g}{unit}" if ns / size >= 100 else f"{ns / size:.3g}{unit}"
-    return f"{ns}ns" if ns else "0"
-
-
-def bounded_list(items: list[str]) -> str:
-    """``[a b c d +12]``."""
-    rest = f" +{len(items) - ITEMS_MAX}" if len(items) > ITEMS_MAX else ""
-    return f"[{' '.join(items[:ITEMS_MAX])}{rest}]"
 
 
 def _submit(body: SubmitSequence) -> str:
@@ -85,6 +41,7 @@ def _submit(body: SubmitSequence) -> str:
             "output_so_far": len(body.output_token_ids) or None,
             "max": sampling.max_tokens,
             "expected": body.expected_output_tokens,
+            "handover": body.handover.migration[:6] if body.handover is not None else None,
             "temperature": None if sampling.temperature == 1.0 else str(sampling.temperature),
             "seed": sampling.seed,
             "structured": sampling.structured is not None,
@@ -176,14 +133,21 @@ def _presence(body: ServicePresence) -> str:
 def _record(body: InstanceRecord) -> str:
     return (
         f"{body.engine} {body.engine_version} {body.model} max_len={body.max_model_len} "
-        f"sequences={body.max_sequences} budget={body.token_budget} blocks={body.blocks_total}x{body.block_size}"
+        f"sequences={body.max_sequences} budget={body.token_budget} blocks={body.blocks_total}x{body.block_size} "
+        f"kv={','.join(body.kv.copiers) if body.kv is not None else 'none ' + body.kv_refusal}".rstrip()
     )
+
+
+def _with_role(stage: Stage, instance: str) -> str:
+    role = stage.roles.get(instance)
+    return f"{instance}:{role}" if role is not None else instance
 
 
 def _plan(body: Plan) -> str:
     stages = [
         f"{stage.name}[{stage.length_min},{'∞' if stage.length_max is None else stage.length_max})"
-        f"={','.join(stage.instances[:ITEMS_MAX])}{'…' * (len(stage.instances) > ITEMS_MAX)}"
+        f"={','.join(_with_role(stage, name) for name in stage.instances[:ITEMS_MAX])}"
+        f"{'…' * (len(stage.instances) > ITEMS_MAX)}"
         for stage in body.stages
     ]
     return f"epoch={body.epoch} by={body.coordinator} {bounded_list(stages)}"
@@ -208,4 +172,4 @@ _SUMMARIES: dict[type[Body], Callable[[Body], str]] = dict(
         _entry(InstanceRecord, _record),
         _entry(Plan, _plan),
     ]
-)
+) | dict(MIGRATION_SUMMARIES)

@@ -26,6 +26,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("status", "show instances, services and totals once", "millrace.cli.status"),
     Verb("top", "the same, live", "millrace.cli.top"),
     Verb("tap", "print messages of a subject as they pass", "millrace.cli.tap"),
+    Verb("migrate", "move a running request to another instance", "millrace.cli.migrate"),
+    Verb("drain", "move everything away from an instance and take it out of service", "millrace.cli.drain"),
     Verb("replay", "feed a recorded inbox to its actor and show differences", "millrace.cli.replay"),
     Verb("trace", "draw what happened to one request", "millrace.cli.trace"),
     Verb("explain", "tell why a request went where it went", "millrace.cli.explain"),

@@ -1,0 +1,141 @@
+"""The work of `millrace drain`: who is asked, and how long the instance takes to be empty, gone or back."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+
+from nats.aio.client import Client
+
+from millrace.cli.bus import open_bus
+from millrace.cli.cluster import Connection, resolve_connection
+from millrace.cli.cluster_view import ClusterView, InstanceRow
+from millrace.cli.errors import CliError
+from millrace.cli.listening import LISTEN_S, listen
+from millrace.cli.operating import asked, headers_of
+from millrace.contracts.codec import encode
+from millrace.contracts.message import Body
+from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated
+from millrace.contracts.provisioner import (
+    InstanceStarting,
+    InstanceStopping,
+    ProvisionRefused,
+    StartInstance,
+    StopInstance,
+)
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import DrainWorker
+
+#: Provisioners answer at once.
+ANSWER_S = 2.0
+
+#: After the limit a worker lingers for finished sequences, ends, and its process is seen to be gone.
+GRACE_S = 8.0
+
+#: A drained instance takes so long to be back, at most: a large model is read from disk.
+START_S = 180.0
+
+LOOK_S = 0.1
+
+
+async def drain(arguments: argparse.Namespace) -> int:
+    """Returns the exit code: 0 where the instance is empty, gone, or back."""
+    connection = resolve_connection(arguments, operator=True)
+    subjects = Subjects(connection.cluster)
+    async with listen(connection) as view:
+        await asyncio.sleep(LISTEN_S)
+        row = _row(view, arguments.instance)
+        if arguments.back:
+            return await _bring_back(connection, subjects, view, arguments)
+        if row is None or row.state == "dead":
+            raise CliError(f"no instance {arguments.instance} runs; `millrace status` shows which do")
+        async with open_bus(connection) as bus:
+            if arguments.keep:
+                return await _evacuate(bus, subjects, arguments)
+            print(f"{arguments.instance}: {row.running} running, {row.waiting} waiting")
+            await _let_go(bus, subjects, arguments)
+        return await _until_gone(view, arguments)
+
+
+def _row(view: ClusterView, instance: str) -> InstanceRow | None:
+    return next((row for row in view.instances(time.time_ns()) if row.instance == instance), None)
+
+
+async def _evacuate(bus: Client, subjects: Subjects, arguments: argparse.Namespace) -> int:
+    body = EvacuateInstance(limit_ms=int(arguments.limit * 1000))
+    subject = subjects.migrate(arguments.instance, "evacuate")
+    answer = await asked(bus, subject, body, timeout_s=arguments.limit + GRACE_S)
+    if not isinstance(answer, InstanceEvacuated):
+        raise CliError(f"its migrator does not evacuate {arguments.instance}: {_why(answer)}")
+    print(f"{arguments.instance}: {answer.moved} moved, {answer.failed} attempts failed, {answer.left} left")
+    return 0 if not answer.left else 1
+
+
+async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace) -> None:
+    """By whoever keeps it, so that it stays away; else by the worker itself."""
+    limit_ms = int(arguments.limit * 1000)
+    stop = StopInstance(instance=arguments.instance, drain_limit_ms=limit_ms)
+    answer = await asked(bus, subjects.provision(arguments.host, "stop"), stop, timeout_s=ANSWER_S)
+    if isinstance(answer, InstanceStopping):
+        print(f"it drains and will stay away; `millrace drain {arguments.instance} --back` starts it again")
+        return
+    print(
+        f"{arguments.host} does not keep it ({_why(answer)}): the worker is asked; what started it may start it again"
+    )
+    body = DrainWorker(limit_ms=limit_ms)
+    await bus.publish(subjects.engine(arguments.instance, "drain"), encode(body), headers=headers_of(body))
+    await bus.flush()
+
+
+async def _until_gone(view: ClusterView, arguments: argparse.Namespace) -> int:
+    row = _row(view, arguments.instance)
+    incarnation_s = row.uptime_s if row is not None else 0.0
+    until = time.monotonic() + arguments.limit + GRACE_S
+    shown = ""
+    while time.monotonic() < until:
+        row = _row(view, arguments.instance)
+        # A younger process is another one: somebody has started it again already.
+        if row is None or row.state in ("dead", "suspect") or row.uptime_s < incarnation_s:
+            print(f"{arguments.instance} is gone")
+            return 0
+        incarnation_s = max(incarnation_s, row.uptime_s)
+        text = f"{arguments.instance} {row.state}: {row.running} running, {row.waiting} waiting"
+        if text != shown and row.state == "draining":
+            print(text)
+            shown = text
+        await asyncio.sleep(LOOK_S)
+    print(f"{arguments.instance} is still there after {arguments.limit + GRACE_S:g} s")
+    return 1
+
+
+async def _bring_back(
+    connection: Connection, subjects: Subjects, view: ClusterView, arguments: argparse.Namespace
+) -> int:
+    models = sorted({row.model for row in view.instances(time.time_ns())})
+    if len(models) != 1:
+        raise CliError(f"cannot tell which model it serves: {', '.join(models) or 'no instance runs'}")
+    order = StartInstance(order=f"operator-{time.time_ns()}", model=models[0])
+    async with open_bus(connection) as bus:
+        answer = await asked(bus, subjects.provision(arguments.host, "start"), order, timeout_s=ANSWER_S)
+    if not isinstance(answer, InstanceStarting):
+        raise CliError(f"{arguments.host} starts nothing: {_why(answer)}")
+    note = "" if answer.instance == arguments.instance else f" (the first one that is away, not {arguments.instance})"
+    print(f"{answer.instance} starts{note}")
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        row = _row(view, answer.instance)
+        if row is not None and row.state == "ready" and row.uptime_s < START_S:
+            print(f"{answer.instance} is ready")
+            return 0
+        await asyncio.sleep(LOOK_S)
+    print(f"{answer.instance} is not ready after {START_S:g} s")
+    return 1
+
+
+def _why(answer: Body | str) -> str:
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, ProvisionRefused):
+        return f"{answer.reason}: {answer.detail}"
+    return f"{answer.type_name()} {getattr(answer, 'detail', '')}".strip()

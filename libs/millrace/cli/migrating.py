@@ -1,0 +1,111 @@
+"""The work of `millrace migrate`: find the sequences, ask their instances' migrators, tell what became of them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from millrace.cli.bus import open_bus
+from millrace.cli.cluster import resolve_connection
+from millrace.cli.errors import CliError
+from millrace.cli.message_summaries import duration
+from millrace.cli.operating import asked
+from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
+from millrace.contracts.status import StatusSnapshot
+from millrace.contracts.subjects import Subjects
+
+#: A snapshot comes at least every 250 ms; a request just placed shows in the next one.
+LISTEN_S = 1.0
+
+#: A migration ends by its own deadlines well before this.
+ANSWER_S = 30.0
+
+
+async def migrate(arguments: argparse.Namespace) -> int:
+    """Returns the exit code.
+
+    Raises:
+        CliError: nothing of that name runs anywhere.
+    """
+    connection = resolve_connection(arguments, operator=True)
+    subjects = Subjects(connection.cluster)
+    async with open_bus(connection) as bus:
+        places = await find(bus, subjects, arguments.request)
+        if not places:
+            raise CliError(f"{arguments.request} runs nowhere; has it ended? `millrace status` shows what runs")
+        moves = [_move(bus, subjects, arguments, sequence, place) for sequence, place in sorted(places.items())]
+        moved = [await move for move in asyncio.as_completed(moves)]
+    return 0 if all(moved) else 1
+
+
+async def find(bus: Client, subjects: Subjects, wanted: str) -> dict[str, str]:
+    """Sequences of a request (or that one sequence) and the instance of each, by what snapshots say last."""
+    places: dict[str, str] = {}
+
+    async def on_message(raw: Msg) -> None:
+        try:
+            body = decode(raw.data)
+        except MalformedMessage:
+            return
+        if isinstance(body, StatusSnapshot):
+            there = [status.sequence for status in (*body.running, *body.waiting) if is_of(status.sequence, wanted)]
+            places.update(dict.fromkeys(there, body.instance))
+
+    subscription = await bus.subscribe(f"{subjects.prefix}.status.*.*", cb=on_message)
+    await asyncio.sleep(LISTEN_S)
+    await subscription.unsubscribe()
+    return places
+
+
+def is_of(sequence: str, wanted: str) -> bool:
+    """Whether ``wanted`` is the sequence or its request."""
+    return wanted in (sequence, sequence.rpartition(".")[0])
+
+
+async def _move(bus: Client, subjects: Subjects, arguments: argparse.Namespace, sequence: str, place: str) -> bool:
+    body = MigrateSequence(
+        sequence=sequence,
+        target=arguments.to,
+        within_ms=int(arguments.within * 1000),
+        mode=MigrationMode(arguments.mode) if arguments.mode else None,
+    )
+    answer = await asked(
+        bus,
+        subjects.migrate(place, "start"),
+        body,
+        timeout_s=arguments.within + ANSWER_S,
+        request=sequence.rpartition(".")[0],
+    )
+    print(line(sequence, place, answer))
+    return isinstance(answer, MigrationFinished) and answer.outcome is MigrationOutcome.MOVED
+
+
+def line(sequence: str, place: str, answer: Body | str) -> str:
+    """What became of it, for a person."""
+    match answer:
+        case MigrationFinished():
+            return told(answer)
+        case ErrorReply():
+            return f"{sequence} {place} → ?  not moved: {answer.reason} {answer.detail}"
+        case str():
+            return f"{sequence} {place} → ?  not moved: {answer} (is there a migrator for {place}?)"
+        case _:
+            return f"{sequence} {place} → ?  not moved: {answer.type_name()} came"
+
+
+def told(body: MigrationFinished) -> str:
+    """``<sequence> <from> → <to>  moved ...``, or why not."""
+    way = f"{body.sequence} {body.source} → {body.target or '?'}"
+    if body.outcome is not MigrationOutcome.MOVED:
+        return f"{way}  {body.outcome}: {body.refusal or ''} {body.detail}".rstrip()
+    copied = f", {body.bytes / 2**20:.2f} MiB in {body.descriptors} pieces by {body.copier}" if body.copier else ""
+    matched = f", {body.matched_blocks} blocks were there" if body.matched_blocks else ""
+    return (
+        f"{way}  moved in epoch {body.epoch}: {body.tokens} tokens, no token for {duration(body.frozen_ns)}, "
+        f"{body.rounds} rounds{copied}{matched}, {duration(body.duration_ns)} in all"
+    )

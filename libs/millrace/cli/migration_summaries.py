@@ -1,0 +1,211 @@
+"""A migration as `millrace tap` tells it: what matters in each message of the handshake. Pure.
+
+A migration is named by the first digits of its id, after ``~``; ``[3,17)`` are positions of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
+
+from millrace.cli.field_text import duration, shown_fields
+from millrace.contracts.leases import (
+    EndLease,
+    FreezeSequence,
+    KvLeased,
+    KvPulled,
+    KvRefused,
+    KvReserved,
+    LeaseEnded,
+    LeaseKv,
+    PullKv,
+    ReserveKv,
+    SequenceFrozen,
+    UnreserveKv,
+)
+from millrace.contracts.message import Body
+from millrace.contracts.migration import (
+    AbortMigration,
+    AllotEpoch,
+    BlocksPulled,
+    CommitMigration,
+    EpochAllotted,
+    EpochRefused,
+    MigrateSequence,
+    MigrationCommitted,
+    MigrationFinished,
+    MigrationPrepared,
+    MigrationRefused,
+    PrepareMigration,
+    PullBlocks,
+    SequenceMoved,
+)
+
+B = TypeVar("B", bound=Body)
+
+#: Digits of a migration's id that are shown: enough to tell apart those of one screen.
+ID_DIGITS = 6
+
+
+def _name(migration: str) -> str:
+    return f"~{migration[:ID_DIGITS]}"
+
+
+def _span(first: int, count: int) -> str:
+    return f"[{first},{first + count})"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:.2f}MiB"
+
+
+def _migrate(body: MigrateSequence) -> str:
+    mode = f" {body.mode}" if body.mode is not None else ""
+    return f"to {body.target or 'whoever has room'}, {body.reason}{mode}, within {body.within_ms}ms"
+
+
+def _lease(body: LeaseKv) -> str:
+    return f"{_name(body.migration)} from block {body.from_block} for {body.lease_ms}ms"
+
+
+def _leased(body: KvLeased) -> str:
+    return (
+        f"{_name(body.migration)} epoch={body.epoch} blocks={_span(body.from_block, len(body.blocks))} "
+        f"prompt={body.prompt_tokens} output={body.output_tokens}"
+    )
+
+
+def _allot(body: AllotEpoch) -> str:
+    return f"{_name(body.migration)} {body.source} → {body.target}, after epoch {body.epoch}"
+
+
+def _allotted(body: EpochAllotted) -> str:
+    return f"{_name(body.migration)} epoch={body.epoch}"
+
+
+def _no_epoch(body: EpochRefused) -> str:
+    return f"{_name(body.migration)} no: {body.detail}"
+
+
+def _prepare(body: PrepareMigration) -> str:
+    submission = body.submission
+    lengths = f"prompt={len(submission.prompt_token_ids)} output={len(submission.output_token_ids)}"
+    room = f"{body.blocks} blocks for {lengths}"
+    return f"{_name(body.migration)} from {body.source}: {room} in epoch {submission.epoch}"
+
+
+def _reserve(body: ReserveKv) -> str:
+    return f"{_name(body.migration)} {body.blocks} blocks for {len(body.token_ids)} tokens, for {body.reserve_ms}ms"
+
+
+def _room(body: KvReserved | MigrationPrepared) -> str:
+    return f"{_name(body.migration)} matched={body.matched_blocks} by {body.copier}"
+
+
+def _pull_round(body: PullBlocks) -> str:
+    blocks = _span(body.from_block, len(body.blocks))
+    return f"{_name(body.migration)} round {body.round}: blocks={blocks} within {body.read_ms}ms"
+
+
+def _pull(body: PullKv) -> str:
+    return f"{_name(body.migration)} blocks={_span(body.from_block, len(body.blocks))} within {body.read_ms}ms"
+
+
+def _pulled(body: BlocksPulled | KvPulled) -> str:
+    pieces = f"{_size(body.bytes)} in {body.descriptors} pieces by {body.copier}"
+    return f"{_name(body.migration)} blocks={body.blocks} {pieces}, {duration(body.duration_ns)}"
+
+
+def _freeze(body: FreezeSequence) -> str:
+    return f"{_name(body.migration)} from block {body.from_block} for {body.freeze_ms}ms"
+
+
+def _frozen(body: SequenceFrozen) -> str:
+    blocks = _span(body.from_block, len(body.blocks))
+    return f"{_name(body.migration)} blocks={blocks} output={len(body.output_token_ids)}"
+
+
+def _commit(body: CommitMigration) -> str:
+    blocks = _span(body.from_block, len(body.blocks))
+    return (
+        f"{_name(body.migration)} output={len(body.output_token_ids)} tail={blocks} computed={body.computed_tokens} "
+        f"within {body.read_ms}ms"
+    )
+
+
+def _committed(body: MigrationCommitted) -> str:
+    return f"{_name(body.migration)} epoch={body.epoch}"
+
+
+def _moved(body: SequenceMoved) -> str:
+    return f"{_name(body.migration)} to {body.instance} epoch={body.epoch} with {body.first_index} tokens"
+
+
+def _end(body: EndLease) -> str:
+    return f"{_name(body.migration)} {'it moved' if body.moved else 'go on'}"
+
+
+def _ended(body: LeaseEnded) -> str:
+    return f"{_name(body.migration)} {'held' if body.held else 'was over'}"
+
+
+def _bare(body: UnreserveKv) -> str:
+    return _name(body.migration)
+
+
+def _refused(body: KvRefused | MigrationRefused | AbortMigration) -> str:
+    return f"{_name(body.migration)} {body.reason} {body.detail}".rstrip()
+
+
+def _finished(body: MigrationFinished) -> str:
+    told = shown_fields(
+        {
+            "refusal": body.refusal,
+            "detail": body.detail,
+            "tokens": body.tokens or None,
+            "rounds": body.rounds or None,
+            "matched": body.matched_blocks or None,
+            "copied": f"{_size(body.bytes)}/{body.descriptors}" if body.bytes else None,
+            "by": body.copier,
+            "gap_ns": body.frozen_ns or None,
+            "took_ns": body.duration_ns,
+        }
+    )
+    way = f"{body.source} → {body.target or '?'}"
+    return f"{_name(body.migration)} {way} {body.outcome} epoch={body.epoch} {body.reason} {told}"
+
+
+def _entry(kind: type[B], function: Callable[[B], str]) -> tuple[type[Body], Callable[[Body], str]]:
+    return kind, cast("Callable[[Body], str]", function)
+
+
+MIGRATION_SUMMARIES: Mapping[type[Body], Callable[[Body], str]] = dict(
+    [
+        _entry(MigrateSequence, _migrate),
+        _entry(LeaseKv, _lease),
+        _entry(KvLeased, _leased),
+        _entry(AllotEpoch, _allot),
+        _entry(EpochAllotted, _allotted),
+        _entry(EpochRefused, _no_epoch),
+        _entry(PrepareMigration, _prepare),
+        _entry(ReserveKv, _reserve),
+        _entry(KvReserved, _room),
+        _entry(MigrationPrepared, _room),
+        _entry(PullBlocks, _pull_round),
+        _entry(PullKv, _pull),
+        _entry(BlocksPulled, _pulled),
+        _entry(KvPulled, _pulled),
+        _entry(FreezeSequence, _freeze),
+        _entry(SequenceFrozen, _frozen),
+        _entry(CommitMigration, _commit),
+        _entry(MigrationCommitted, _committed),
+        _entry(SequenceMoved, _moved),
+        _entry(EndLease, _end),
+        _entry(LeaseEnded, _ended),
+        _entry(UnreserveKv, _bare),
+        _entry(KvRefused, _refused),
+        _entry(MigrationRefused, _refused),
+        _entry(AbortMigration, _refused),
+        _entry(MigrationFinished, _finished),
+    ]
+)

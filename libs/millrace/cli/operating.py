@@ -1,0 +1,31 @@
+"""How the command line asks services for something: one request, one answer."""
+
+from __future__ import annotations
+
+import nats.errors
+from nats.aio.client import Client
+
+from millrace.contracts.codec import HEADER_REQUEST, HEADER_SENDER, HEADER_TYPE, MalformedMessage, decode, encode
+from millrace.contracts.message import Body
+
+#: Name under which the command line speaks.
+SENDER = "millrace-cli"
+
+
+def headers_of(body: Body, request: str = "") -> dict[str, str]:
+    """As services set them."""
+    headers = {HEADER_TYPE: body.type_name(), HEADER_SENDER: SENDER}
+    return headers | ({HEADER_REQUEST: request} if request else {})
+
+
+async def asked(bus: Client, subject: str, body: Body, *, timeout_s: float, request: str = "") -> Body | str:
+    """The answer, or in a few words why there is none."""
+    try:
+        reply = await bus.request(subject, encode(body), timeout=timeout_s, headers=headers_of(body, request))
+        return decode(reply.data)
+    except nats.errors.NoRespondersError:
+        return "nobody listens"
+    except (TimeoutError, nats.errors.TimeoutError):
+        return f"no answer in {timeout_s:g} s"
+    except MalformedMessage as malformed:
+        return f"an answer that cannot be read: {malformed}"
