@@ -10,7 +10,7 @@ from millrace.kvcache.segments import HIT_WINDOW, WINDOW, runs
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.worker.vllm_engine.segment_queue import SegmentQueue
+from services.worker.vllm_engine.segment_queue import SegmentQueue, new_blocks
 
 BLOCKS = 300
 
@@ -75,12 +75,8 @@ class Requests:
             self.end(next(iter(self.tables)) if next(iter(self.tables)) != request else list(self.tables)[-1])
             if request not in self.tables:
                 return
-        table, queue = self.tables[request], self.pool.free_block_queue
-        if isinstance(queue, SegmentQueue):
-            queue.table = table
-        table += self.pool.get_new_blocks(count)
-        if isinstance(queue, SegmentQueue):
-            queue.table = ()
+        table = self.tables[request]
+        table += new_blocks(self.pool, count, after=table)
 
     def end(self, request: int) -> None:
         """Caches all but the last block and frees the lot."""

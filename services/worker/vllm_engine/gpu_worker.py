@@ -8,6 +8,7 @@ from __future__ import annotations
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
+from services.worker.vllm_engine.layout import BlockFirstMixin
 from services.worker.vllm_engine.runner import ContinuingMixin, adopt
 
 
@@ -15,7 +16,7 @@ class ContinuingGPUModelRunner(ContinuingMixin, GPUModelRunner):
     """The V1 GPU runner with continuations."""
 
 
-class ContinuingGPUWorker(Worker):
+class ContinuingGPUWorker(BlockFirstMixin, Worker):
     """vLLM's GPU worker; a V2 runner stays as it is."""
 
     def init_device(self) -> None:

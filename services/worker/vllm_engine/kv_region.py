@@ -20,6 +20,8 @@ from millrace.kvcopy.plan import Planner
 from millrace.kvcopy.shared_memory import SharedMemoryCopier
 from torch.overrides import TorchFunctionMode
 
+from services.worker.vllm_engine.layout import merged
+
 #: Peers kept connected; one more closes the one used least recently. A machine has some tens of engines.
 PEERS_MAX = 32
 #: Layouts by name whose blocks are contiguous within a layer: L(ayer) and B(lock) come first, in either order.
@@ -48,7 +50,7 @@ class Placement(TorchFunctionMode):
 
 
 def planes(kv_cache_config: Any, layout: str) -> list[KvPlane]:
-    """One plane per layer, K and V of a block together, in the order of layers.
+    """One plane per layer, K and V of a block together, in the order of layers; one for all where blocks come first.
 
     Raises Unplaceable: blocks of a layer are not contiguous.
     """
@@ -60,7 +62,7 @@ def planes(kv_cache_config: Any, layout: str) -> list[KvPlane]:
         for index in range(len(tensor.layers)):
             offset = tensor.offset + index * tensor.layer_stride
             found.append(KvPlane(offset=offset, stride=tensor.block_stride, bytes=page))
-    return found
+    return merged(found)
 
 
 def _page_bytes(kv_cache_config: Any, layer: str) -> int:

@@ -29,6 +29,7 @@ from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed, Summing, set
 from services.worker.vllm_engine.kv_source import denied
 from services.worker.vllm_engine.kv_words import Arrival
 from services.worker.vllm_engine.names import sequence_of
+from services.worker.vllm_engine.segment_queue import new_blocks
 
 #: The tail is read at once: there is no step of the request to go on meanwhile.
 _ALL = 1 << 62
@@ -96,7 +97,7 @@ class Reservations:
             token_ids=command.token_ids,
             endpoint=command.endpoint,
             copier=copier,
-            blocks=[*prefix, *self._pool.get_new_blocks(wanted)],
+            blocks=[*prefix, *new_blocks(self._pool, wanted, after=prefix)],
             matched=len(prefix),
             ready=len(prefix),
         )
@@ -131,7 +132,7 @@ class Reservations:
             return True
         if missing > self._pool.get_num_free_blocks():
             return False
-        held.blocks += self._pool.get_new_blocks(missing)
+        held.blocks += new_blocks(self._pool, missing, after=held.blocks)
         return True
 
     # --- the end of a reservation

@@ -98,6 +98,17 @@ def telling(kind: Any) -> type:
     return Telling
 
 
+def new_blocks(pool: Any, count: int, *, after: list[KVCacheBlock]) -> list[KVCacheBlock]:
+    """Blocks that are to follow these in a block list, from whichever queue the pool has."""
+    queue = pool.free_block_queue
+    if isinstance(queue, SegmentQueue):
+        queue.table = after
+    blocks: list[KVCacheBlock] = pool.get_new_blocks(count)
+    if isinstance(queue, SegmentQueue):
+        queue.table = ()
+    return blocks
+
+
 def install(kv_cache_manager: Any, *, window: int = WINDOW, hit_window: int = HIT_WINDOW) -> SegmentQueue:
     """Puts a SegmentQueue in the place of the pool's own, with the same blocks in the same order."""
     pool = kv_cache_manager.block_pool
