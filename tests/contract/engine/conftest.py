@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Harness]:
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    started: AbstractContextManager[Pair]
     match request.param:
         case "simulated":
             started = harness.simulated_pair()

@@ -76,6 +76,7 @@ def freeze(engine: Harness, name: str, migration: str, from_block: int = 0) -> A
 
 def reserve(source: Harness, target: Harness, name: str, migration: str, *, blocks: int = 7, **changes: Any) -> Any:
     given = source.given[name]
+    assert source.info.kv is not None
     tokens = given.prompt_token_ids + given.output_token_ids + source.results[name].token_ids
     command = ReserveInEngine(
         migration=migration, sequence=name, endpoint=source.info.kv, token_ids=tokens, blocks=blocks
@@ -156,7 +157,8 @@ class Move:
 
     def tokens(self) -> list[int]:
         """Everything that it said, at both engines."""
-        return self.stopped.output_token_ids + self.target.finish(self.name).token_ids
+        brought: list[int] = self.stopped.output_token_ids
+        return brought + self.target.finish(self.name).token_ids
 
 
 def test_it_says_where_its_kv_lies(pair: Pair) -> None:

@@ -1,0 +1,567 @@
+"""The worker as the source of a migration: leases, freezes, and what becomes of them when anything goes wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.effects import CancelTimer, Effect, Log, PutKey, RecordSpan, Reply, StartTimer
+from millrace.actor.engine import (
+    AddToEngine,
+    CancelInEngine,
+    EndLeaseInEngine,
+    FreezeInEngine,
+    KvDenied,
+    KvLeaseTaken,
+    LeaseInEngine,
+    SequenceStopped,
+)
+from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.leases import (
+    EndLease,
+    FreezeSequence,
+    KvLeased,
+    KvRefused,
+    LeaseEnded,
+    LeaseKv,
+    SequenceFrozen,
+)
+from millrace.contracts.local import BusDisconnected, TimerFired
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.worker import (
+    CancelSequence,
+    DrainWorker,
+    RefusalReason,
+    ResendTokens,
+    Sampling,
+    SequenceRefused,
+    TokensForgotten,
+)
+
+from services.worker.config import MigrationConfig
+from tests.unit.worker_rig import INFO, MS, TRACE, Bench, bodies, chunks, only, out, submit
+
+KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
+MOVING = msgspec.structs.replace(INFO, kv=KV)
+NAMES = ["r1.0", "r2.0", "r3.0"]
+
+
+def bench(**options: Any) -> Bench:
+    """One running sequence with three tokens, at an instance that moves."""
+    made = Bench(**{"info": MOVING, **options})
+    made.running()
+    made.step(out(1, 2, 3))
+    return made
+
+
+def lease(sequence: str = "r1.0", **fields: Any) -> LeaseKv:
+    defaults: dict[str, Any] = {"migration": "m1", "epoch": 0, "from_block": 0, "lease_ms": 2000}
+    return LeaseKv(sequence=sequence, **{**defaults, **fields})
+
+
+def freeze(**fields: Any) -> FreezeSequence:
+    defaults: dict[str, Any] = {"migration": "m1", "sequence": "r1.0", "epoch": 0, "from_block": 1, "freeze_ms": 250}
+    return FreezeSequence(**{**defaults, **fields})
+
+
+def end(*, moved: bool, **fields: Any) -> EndLease:
+    defaults: dict[str, Any] = {"migration": "m1", "sequence": "r1.0", "epoch": 0}
+    return EndLease(moved=moved, **{**defaults, **fields})
+
+
+def taken(migration: str = "m1", sequence: str = "r1.0", from_block: int = 0) -> KvLeaseTaken:
+    return KvLeaseTaken(
+        migration=migration,
+        sequence=sequence,
+        from_block=from_block,
+        blocks=[5, 6],
+        prompt_tokens=3,
+        output_tokens=3,
+        computed_tokens=5,
+        checksums=[[50, 60]],
+    )
+
+
+def stopped(*tokens: int, migration: str = "m1", from_block: int = 1) -> SequenceStopped:
+    return SequenceStopped(
+        migration=migration,
+        sequence="r1.0",
+        from_block=from_block,
+        blocks=[6, 7],
+        output_token_ids=list(tokens),
+        computed_tokens=5,
+        at_ns=77,
+        checksums=[[60, 70]],
+    )
+
+
+def denied(reason: KvRefusal, migration: str = "m1") -> KvDenied:
+    return KvDenied(migration=migration, reason=reason, detail="so it is")
+
+
+def leased(**options: Any) -> Bench:
+    """A sequence under lease m1."""
+    made = bench(**options)
+    made.say(lease(), reply_to="s")
+    made.say(taken())
+    return made
+
+
+def frozen(**options: Any) -> Bench:
+    """A sequence that stands still under lease m1."""
+    made = leased(**options)
+    made.say(freeze(), reply_to="s")
+    made.say(stopped(1, 2, 3))
+    return made
+
+
+def due(bench: Bench, after_ms: float) -> list[Effect]:
+    return bench.say(TimerFired(name="lease/m1"), after_ms=after_ms)
+
+
+def refusal(effects: list[Effect]) -> KvRefusal:
+    (body,) = bodies(effects, KvRefused)
+    reason: KvRefusal = body.reason
+    return reason
+
+
+# --- leases
+
+
+def test_a_lease_is_asked_of_the_engine_and_answered_when_it_is_taken() -> None:
+    made = bench()
+    asked = made.say(lease(), reply_to="s")
+    assert only(asked, LeaseInEngine) == [LeaseInEngine(migration="m1", sequence="r1.0", from_block=0)]
+    assert only(asked, StartTimer) == [StartTimer(name="lease/m1", at_ns=made.now + 2000 * MS)]
+    assert not only(asked, Reply)
+    (reply,) = only(made.say(taken()), Reply)
+    assert (reply.to, reply.request) == ("s", "r1")
+    assert isinstance(reply.body, KvLeased)
+    assert (reply.body.blocks, reply.body.checksums, reply.body.computed_tokens) == ([5, 6], [[50, 60]], 5)
+    assert (reply.body.epoch, reply.body.endpoint) == (0, KV)
+
+
+def test_the_first_answer_tells_the_submission_with_every_token_so_far() -> None:
+    made = Bench(info=MOVING)
+    given = submit(output_token_ids=[8, 9], sampling=Sampling(max_tokens=20, seed=4), deadline_ns=made.now + 10**12)
+    made.say(given, reply_to="inbox")
+    made.running("other.0")
+    made.actor.ledger.get("r1.0").added = True  # type: ignore[union-attr]
+    made.step(out(1, 2))
+    made.say(lease(), reply_to="s")
+    (body,) = bodies(made.say(taken()), KvLeased)
+    assert body.submission == msgspec.structs.replace(given, output_token_ids=[8, 9, 1, 2])
+    made.say(lease(from_block=2), reply_to="s")
+    (later,) = bodies(made.say(taken(from_block=2)), KvLeased)
+    assert (later.submission, later.endpoint) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (lease(sequence="nobody.0"), KvRefusal.UNKNOWN_SEQUENCE),
+        (lease(epoch=1), KvRefusal.UNKNOWN_SEQUENCE),
+        (lease(from_block=-1), KvRefusal.INVALID),
+    ],
+)
+def test_what_is_not_held_in_that_epoch_is_not_leased(body: LeaseKv, reason: KvRefusal) -> None:
+    made = bench()
+    effects = made.say(body, reply_to="s")
+    assert refusal(effects) is reason
+    assert not only(effects, LeaseInEngine)
+    assert made.actor.figures.kv_refused[reason] == 1
+
+
+def test_a_sequence_that_the_engine_has_not_taken_is_not_running() -> None:
+    made = Bench(info=MOVING)
+    made.submit()
+    assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.NOT_RUNNING
+
+
+def test_a_finished_sequence_is_unknown() -> None:
+    made = bench()
+    made.step(out(4, finish=FinishReason.STOP))
+    assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.UNKNOWN_SEQUENCE
+
+
+@pytest.mark.parametrize(
+    ("options", "detail"),
+    [
+        ({"info": msgspec.structs.replace(INFO, kv_refusal="its self-test failed")}, "its self-test failed"),
+        ({"migration": MigrationConfig(enabled=False)}, "migration is off"),
+    ],
+)
+def test_an_engine_that_moves_nothing_says_why(options: dict[str, Any], detail: str) -> None:
+    (body,) = bodies(bench(**options).say(lease(), reply_to="s"), KvRefused)
+    assert (body.reason, body.detail) == (KvRefusal.UNABLE, detail)
+
+
+def test_at_most_three_are_leased_and_each_to_one_migration() -> None:
+    made = bench()
+    for index in range(3):
+        made.running(f"q{index}.0")
+        made.say(lease(f"q{index}.0", migration=f"n{index}"))
+        made.say(taken(f"n{index}", f"q{index}.0"))
+    assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.TOO_MANY
+    assert refusal(made.say(lease("q0.0", migration="m2"), reply_to="s")) is KvRefusal.TOO_MANY
+    made.say(end(moved=False, migration="n1", sequence="q1.0"))
+    assert only(made.say(lease(), reply_to="s"), LeaseInEngine)
+
+
+def test_one_migration_does_not_lease_two_sequences() -> None:
+    made = leased()
+    made.running("r2.0")
+    assert refusal(made.say(lease("r2.0"), reply_to="s")) is KvRefusal.INVALID
+
+
+def test_a_repeated_lease_waits_for_the_same_answer() -> None:
+    made = bench()
+    made.say(lease(), reply_to="s1")
+    again = made.say(lease(), reply_to="s2")
+    assert not only(again, LeaseInEngine)
+    assert [reply.to for reply in only(made.say(taken()), Reply)] == ["s1", "s2"]
+    assert made.actor.figures.leases == 1
+
+
+def test_a_renewal_moves_the_deadline_and_never_shortens_it() -> None:
+    made = leased()
+    later = made.say(lease(from_block=2), after_ms=1500)
+    assert only(later, StartTimer) == [StartTimer(name="lease/m1", at_ns=made.now + 2000 * MS)]
+    until = made.now + 2000 * MS
+    made.say(taken(from_block=2))
+    assert only(made.say(lease(from_block=2, lease_ms=1)), StartTimer) == [StartTimer(name="lease/m1", at_ns=until)]
+
+
+def test_no_lease_is_longer_than_allowed() -> None:
+    made = bench(migration=MigrationConfig(lease_ms_max=500))
+    (timer,) = only(made.say(lease(lease_ms=10**9)), StartTimer)
+    assert timer.at_ns == made.now + 500 * MS
+
+
+def test_a_lease_that_nobody_renews_ends_and_stays_over() -> None:
+    made = leased()
+    early = due(made, 1999)
+    assert only(early, StartTimer)
+    assert not only(early, EndLeaseInEngine)
+    effects = due(made, 1)
+    assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
+    assert made.actor.figures.leases_expired == 1
+    assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.LEASE_LOST
+    assert refusal(made.say(freeze(), reply_to="s")) is KvRefusal.LEASE_LOST
+    assert bodies(made.say(end(moved=False), reply_to="s"), LeaseEnded) == [LeaseEnded(migration="m1", held=False)]
+    assert chunks(made.step(out(4)))[0].token_ids == [4]
+
+
+def test_what_the_engine_denies_at_first_may_be_asked_again() -> None:
+    made = bench()
+    made.say(lease(), reply_to="s")
+    effects = made.say(denied(KvRefusal.NOT_RUNNING))
+    assert refusal(effects) is KvRefusal.NOT_RUNNING
+    assert only(effects, CancelTimer) == [CancelTimer(name="lease/m1")]
+    assert only(made.say(lease(), reply_to="s"), LeaseInEngine)
+
+
+def test_a_renewal_that_is_denied_leaves_the_lease_unless_it_is_lost() -> None:
+    made = leased()
+    made.say(lease(from_block=2), reply_to="s")
+    assert refusal(made.say(denied(KvRefusal.NOT_RUNNING))) is KvRefusal.NOT_RUNNING
+    assert only(made.say(lease(from_block=2), reply_to="s"), LeaseInEngine)
+    lost = made.say(denied(KvRefusal.LEASE_LOST))
+    assert refusal(lost) is KvRefusal.LEASE_LOST
+    assert made.actor.figures.leases_lost == 1
+    assert refusal(made.say(freeze(), reply_to="s")) is KvRefusal.LEASE_LOST
+
+
+def test_answers_of_the_engine_that_nobody_waits_for_change_nothing() -> None:
+    made = bench()
+    for late in (taken(), stopped(1, 2, 3), denied(KvRefusal.LEASE_LOST), taken("other")):
+        assert made.say(late) == []
+
+
+# --- freezes
+
+
+def test_a_freeze_stops_it_and_is_answered_after_its_tokens() -> None:
+    made = leased(token_interval_ms=1000)
+    made.step(out(4), after_ms=1)
+    asked = made.say(freeze(), reply_to="s")
+    assert only(asked, FreezeInEngine) == [FreezeInEngine(migration="m1", sequence="r1.0", from_block=1)]
+    assert only(asked, StartTimer) == [StartTimer(name="lease/m1", at_ns=made.now + 250 * MS)]
+    effects = made.say(stopped(1, 2, 3, 4))
+    assert [type(effect).__name__ for effect in effects] == ["Publish", "Reply"]
+    assert chunks(effects)[0].token_ids == [4]
+    (body,) = bodies(effects, SequenceFrozen)
+    assert (body.output_token_ids, body.blocks, body.checksums) == ([1, 2, 3, 4], [6, 7], [[60, 70]])
+    assert (body.epoch, body.from_block, body.computed_tokens, body.frozen_ns) == (0, 1, 5, 77)
+    assert body.logprobs is None
+    assert not chunks(made.tick())  # nothing is left to tell
+
+
+def test_a_repeated_freeze_gets_the_same_answer_and_no_more_time() -> None:
+    made = leased()
+    made.say(freeze(), reply_to="s1")
+    assert not only(made.say(freeze(), reply_to="s2", after_ms=10), FreezeInEngine)
+    first = made.say(stopped(1, 2, 3))
+    assert [reply.to for reply in only(first, Reply)] == ["s1", "s2"]
+    again = made.say(freeze(), reply_to="s3", after_ms=100)
+    assert bodies(again, SequenceFrozen) == bodies(first, SequenceFrozen)[:1]
+    assert not only(again, FreezeInEngine)
+    assert made.actor.figures.freezes == 1
+    assert only(due(made, 140), EndLeaseInEngine)
+
+
+def test_tokens_of_earlier_epochs_count_in_a_freeze() -> None:
+    made = Bench(info=MOVING)
+    made.running(output_token_ids=[8, 9], sampling=Sampling(max_tokens=20))
+    made.step(out(1))
+    made.say(lease(), reply_to="s")
+    made.say(taken())
+    made.say(freeze(), reply_to="s")
+    assert bodies(made.say(stopped(8, 9, 1)), SequenceFrozen)[0].output_token_ids == [8, 9, 1]
+
+
+def test_log_probabilities_that_ingress_may_still_miss_go_along() -> None:
+    entries = [TokenLogprobs(token_ids=[token], logprobs=[-0.1], rank=1) for token in range(5)]
+    made = Bench(info=MOVING)
+    made.running(sampling=Sampling(max_tokens=10, logprobs=0))
+    made.step(out(0, 1, logprobs=entries[:2]))
+    made.tick()
+    made.step(out(2, logprobs=entries[2:3]))
+    made.tick()
+    made.step(out(3, 4, logprobs=entries[3:]))
+    made.say(lease(), reply_to="s")
+    made.say(taken())
+    made.say(freeze(), reply_to="s")
+    assert bodies(made.say(stopped(0, 1, 2, 3, 4)), SequenceFrozen)[0].logprobs == entries[2:]
+
+
+def test_a_freeze_needs_a_lease_that_was_granted_for_this_sequence_and_epoch() -> None:
+    made = bench()
+    assert refusal(made.say(freeze(), reply_to="s")) is KvRefusal.LEASE_LOST
+    made.say(lease(), reply_to="s")
+    assert refusal(made.say(freeze(), reply_to="s")) is KvRefusal.LEASE_LOST
+    made.say(taken())
+    assert refusal(made.say(freeze(epoch=3), reply_to="s")) is KvRefusal.UNKNOWN_SEQUENCE
+
+
+def test_a_freeze_that_the_engine_denies_leaves_the_lease() -> None:
+    made = leased()
+    made.say(freeze(), reply_to="s")
+    effects = made.say(denied(KvRefusal.NOT_RUNNING))
+    assert refusal(effects) is KvRefusal.NOT_RUNNING
+    (timer,) = only(effects, StartTimer)
+    assert timer.at_ns > made.now + 1000 * MS  # the lease's own deadline again
+    assert only(made.say(freeze(), reply_to="s"), FreezeInEngine)
+
+
+def test_a_freeze_behind_a_renewal_waits_for_its_answer() -> None:
+    made = leased()
+    made.say(lease(from_block=2), reply_to="s1")
+    assert not only(made.say(freeze(), reply_to="s2"), FreezeInEngine)
+    effects = made.say(taken(from_block=2))
+    assert [reply.to for reply in only(effects, Reply)] == ["s1"]
+    assert only(effects, FreezeInEngine)
+
+
+def test_a_frozen_sequence_decodes_on_by_itself_when_its_time_is_over() -> None:
+    made = frozen()
+    assert not only(due(made, 200), EndLeaseInEngine)
+    effects = due(made, 50)
+    assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
+    assert [log.event for log in only(effects, Log)] == ["thawed_by_deadline"]
+    figures = made.actor.figures
+    assert (figures.thaws, figures.leases_expired, figures.moved) == (1, 0, 0)
+    assert sum(figures.frozen.counts) == 1
+    assert figures.frozen.total == pytest.approx(0.25)
+    assert chunks(made.step(out(4)))[0].first_index == 3
+
+
+def test_renewing_the_lease_gives_a_frozen_sequence_no_more_time() -> None:
+    made = frozen()
+    made.say(lease(from_block=2, lease_ms=10_000), reply_to="s")
+    made.say(taken(from_block=2))
+    assert only(due(made, 250), EndLeaseInEngine)
+
+
+def test_a_freeze_without_an_answer_ends_at_its_deadline_too() -> None:
+    made = leased()
+    made.say(freeze(), reply_to="s")
+    effects = due(made, 250)
+    assert only(effects, EndLeaseInEngine)
+    assert refusal(effects) is KvRefusal.LEASE_LOST
+    assert made.say(stopped(1, 2, 3)) == []
+
+
+def test_no_freeze_is_longer_than_allowed() -> None:
+    made = leased(migration=MigrationConfig(freeze_ms_max=100))
+    (timer,) = only(made.say(freeze(freeze_ms=10**9)), StartTimer)
+    assert timer.at_ns == made.now + 100 * MS
+
+
+def test_tokens_that_the_engine_says_otherwise_end_the_lease() -> None:
+    made = leased()
+    made.say(freeze(), reply_to="s")
+    effects = made.say(stopped(1, 2, 9))
+    assert refusal(effects) is KvRefusal.INVALID
+    assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
+    assert only(effects, Log)[0].level == "error"
+
+
+# --- the end of a lease
+
+
+def test_a_moved_sequence_is_let_go_its_fence_stays_and_its_spans_say_so() -> None:
+    made = Bench(info=MOVING)
+    made.running(traceparent=TRACE)
+    made.step(out(1, 2, 3))
+    made.say(lease(), reply_to="s")
+    made.say(taken())
+    made.say(freeze(), reply_to="s")
+    made.say(stopped(1, 2, 3))
+    effects = made.say(end(moved=True), reply_to="s", after_ms=40)
+    assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=True)]
+    assert bodies(effects, LeaseEnded) == [LeaseEnded(migration="m1", held=True)]
+    assert not only(effects, CancelInEngine)
+    spans = only(effects, RecordSpan)
+    assert {span.attributes["millrace.outcome"] for span in spans} == {"moved"}
+    assert not any(span.error for span in spans)
+    assert (made.actor.ledger.live, len(made.actor.ledger), made.actor.figures.moved) == (0, 0, 1)
+    assert made.actor.figures.frozen.total == pytest.approx(0.04)
+    assert bodies(made.submit(epoch=0), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
+    assert bodies(made.say(ResendTokens(sequence="r1.0", epoch=0, from_index=0), reply_to="i"), TokensForgotten)
+    assert only(made.submit(epoch=2), AddToEngine)  # it may come back in a later one
+
+
+def test_late_outputs_of_a_moved_sequence_are_ignored() -> None:
+    made = frozen()
+    made.say(end(moved=True))
+    assert chunks(made.step(out(4))) == []
+    assert made.actor.figures.late_outputs == 1
+
+
+def test_every_end_may_be_repeated_and_gets_the_same_answer() -> None:
+    for moved in (True, False):
+        made = frozen()
+        first = made.say(end(moved=moved), reply_to="s")
+        again = made.say(end(moved=moved), reply_to="s")
+        assert bodies(first, LeaseEnded) == bodies(again, LeaseEnded) == [LeaseEnded(migration="m1", held=True)]
+        assert not only(again, EndLeaseInEngine)
+
+
+def test_an_aborted_freeze_decodes_on_at_once() -> None:
+    made = frozen()
+    effects = made.say(end(moved=False), reply_to="s", after_ms=30)
+    assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
+    assert only(effects, CancelTimer) == [CancelTimer(name="lease/m1")]
+    assert (made.actor.figures.thaws, made.actor.ledger.live) == (0, 1)
+    assert chunks(made.step(out(4)))[0].token_ids == [4]
+
+
+def test_what_thawed_has_not_moved_whatever_the_migrator_says() -> None:
+    made = frozen()
+    due(made, 250)
+    effects = made.say(end(moved=True), reply_to="s")
+    assert bodies(effects, LeaseEnded) == [LeaseEnded(migration="m1", held=False)]
+    assert not only(effects, EndLeaseInEngine)
+    assert made.actor.ledger.live == 1
+    assert chunks(made.step(out(4)))[0].token_ids == [4]
+
+
+def test_what_never_stood_still_has_not_moved_either() -> None:
+    for made in (leased(), leased()):
+        effects = made.say(end(moved=True), reply_to="s")
+        assert bodies(effects, LeaseEnded) == [LeaseEnded(migration="m1", held=False)]
+        assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
+        assert made.actor.ledger.live == 1
+
+
+def test_a_lease_that_comes_after_its_end_was_overtaken_by_it() -> None:
+    made = bench()
+    assert bodies(made.say(end(moved=False), reply_to="s"), LeaseEnded) == [LeaseEnded(migration="m1", held=False)]
+    assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.LEASE_LOST
+
+
+def test_an_end_in_another_epoch_ends_nothing() -> None:
+    made = frozen()
+    effects = made.say(end(moved=True, epoch=1), reply_to="s")
+    assert bodies(effects, LeaseEnded) == [LeaseEnded(migration="m1", held=False)]
+    assert not only(effects, EndLeaseInEngine)
+    assert made.actor.snapshot()["leases"] == {"m1": {"sequence": "r1.0", "epoch": 0, "frozen": True}}
+
+
+# --- the sequence ends under its lease
+
+
+def ended_by_finish(made: Bench) -> list[Effect]:
+    return made.step(out(4, finish=FinishReason.STOP))
+
+
+def ended_by_cancel(made: Bench) -> list[Effect]:
+    return made.say(CancelSequence(sequence="r1.0", epoch=0))
+
+
+def ended_by_newer_epoch(made: Bench) -> list[Effect]:
+    return made.submit(epoch=4)
+
+
+def ended_by_dead_ingress(made: Bench) -> list[Effect]:
+    dead = ServicePresence(role="ingress", name="i0", incarnation=0, at_ns=made.now + 10**18, state=PresenceState.DEAD)
+    return made.say(dead)
+
+
+ENDS = [ended_by_finish, ended_by_cancel, ended_by_newer_epoch, ended_by_dead_ingress]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("begun", [leased, frozen])
+def test_a_lease_is_lost_with_its_sequence_however_that_ends(begun: Any, ends: Any) -> None:
+    made = begun()
+    effects = ends(made)
+    assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
+    assert made.actor.figures.leases_lost == 1
+    assert made.actor.snapshot()["leases"] == {}
+    assert refusal(made.say(freeze(), reply_to="s")) is KvRefusal.LEASE_LOST
+    assert bodies(made.say(end(moved=True), reply_to="s"), LeaseEnded)[0].held is False
+    assert made.actor.figures.moved == 0
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_freeze_under_way_is_refused_when_its_sequence_ends(ends: Any) -> None:
+    made = leased()
+    made.say(freeze(), reply_to="s")
+    assert refusal(ends(made)) is KvRefusal.LEASE_LOST
+    assert made.say(stopped(1, 2, 3)) == []
+
+
+def test_a_frozen_sequence_that_is_cancelled_leaves_the_engine() -> None:
+    effects = ended_by_cancel(frozen())
+    assert only(effects, CancelInEngine) == [CancelInEngine(sequences=["r1.0"])]
+
+
+def test_a_lease_outlives_the_bus_only_until_its_deadline() -> None:
+    made = frozen()
+    made.say(BusDisconnected())
+    assert only(due(made, 250), EndLeaseInEngine)
+    assert made.actor.ledger.live == 1
+
+
+def test_a_draining_worker_still_gives_leases_and_leaves_when_all_have_moved() -> None:
+    made = bench()
+    made.say(DrainWorker(limit_ms=5000))
+    made.say(lease(), reply_to="s")
+    assert bodies(made.say(taken()), KvLeased)
+    made.say(freeze(), reply_to="s")
+    made.say(stopped(1, 2, 3))
+    effects = made.say(end(moved=True), reply_to="s")
+    kinds = [type(effect).__name__ for effect in effects]
+    assert kinds[-1] == "Stop"
+    assert kinds.index("Reply") < kinds.index("Stop")
+
+
+def test_the_record_says_where_kv_lies_or_why_it_does_not_move() -> None:
+    (put,) = only(Bench(info=MOVING).first, PutKey)
+    assert (put.value.kv, put.value.kv_refusal) == (KV, "")
+    (put,) = only(Bench(info=msgspec.structs.replace(INFO, kv_refusal="off")).first, PutKey)
+    assert (put.value.kv, put.value.kv_refusal) == (None, "off")
