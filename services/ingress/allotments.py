@@ -78,7 +78,9 @@ def _open(state: IngressState, sequence: OpenSequence, body: AllotEpoch) -> Allo
     target = state.cluster.instances[body.target]
     target.used = True
     span = tracing.new_span(sequence.call, state.rng)
-    allotment = Allotment(body.migration, next_epoch(sequence), target, len(sequence.log), state.now_ns, span)
+    allotment = Allotment(
+        sequence, target, migration=body.migration, epoch=next_epoch(sequence), now_ns=state.now_ns, span=span
+    )
     sequence.allotment = allotment
     state.allotted.setdefault(body.target, {})[sequence.id] = sequence
     return allotment

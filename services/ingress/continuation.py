@@ -29,7 +29,7 @@ from services.ingress import tracing
 from services.ingress.allotments import ask_proof, void
 from services.ingress.calls import RefusalKind
 from services.ingress.delivering import deliver, speak_end
-from services.ingress.endings import cancel, complete, detach, end_sequence, refuse_or_fail
+from services.ingress.endings import cancel_at, complete, detach, end_sequence, refuse_or_fail
 from services.ingress.instances import Instance
 from services.ingress.pending import PendingResend
 from services.ingress.placing import arm_place_timer, place
@@ -47,7 +47,6 @@ def continue_elsewhere(state: IngressState, sequence: OpenSequence, why: str, ou
     """Takes a sequence from its instance; it goes on at a migration's target, or is placed anew."""
     instance = sequence.instance
     assert instance is not None
-    cancel(state, sequence, why, out)
     tracing.end_placement(sequence, sequence.span_attributes, why, state.now_ns, out)
     sequence.span_attributes = None
     sequence.excluded[instance.name] = sequence.incarnation
@@ -56,11 +55,15 @@ def continue_elsewhere(state: IngressState, sequence: OpenSequence, why: str, ou
     if sequence.waiting_since_ns == 0:
         sequence.waiting_since_ns = state.now_ns
     if not _ask_target(state, sequence, out):
-        place_anew(state, sequence, instance.name, out)
+        _place_anew(state, sequence, instance.name, out)
 
 
 def _ask_target(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> bool:
-    """Asks the target of the open allotment whether it has it. False where there is none, or it is gone as well."""
+    """Asks the target of the open allotment whether it has it. False where there is none, or it is gone as well.
+
+    Meanwhile the source, should it live, is left alone: the target may be reading its last blocks there. Once the
+    target owns the sequence, what the source still says of it has it cancelled there.
+    """
     allotment = sequence.allotment
     if allotment is None:
         return False
@@ -73,9 +76,10 @@ def _ask_target(state: IngressState, sequence: OpenSequence, out: list[Effect]) 
     return True
 
 
-def place_anew(state: IngressState, sequence: OpenSequence, lost_by: str, out: list[Effect]) -> None:
+def _place_anew(state: IngressState, sequence: OpenSequence, lost_by: str, out: list[Effect]) -> None:
     """Nobody has it: it is placed from prompt and log, unless that was fruitless too often."""
     call, why = sequence.call, sequence.why
+    cancel_at(state, sequence, lost_by, why, out)
     sequence.phase = Phase.WAITING
     if sequence.owned:
         state.metrics.continuations.add(why)
@@ -126,10 +130,10 @@ def continue_all(
 def lose_target(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
     """The target of a migration is gone. Its source may have let go of the sequence already, and is asked at once."""
     assert sequence.allotment is not None
-    target = sequence.allotment.instance.name
+    source = sequence.allotment.source.name
     void(state, sequence, "lost", out)
     if sequence.phase is Phase.PROVING:
-        place_anew(state, sequence, target, out)
+        _place_anew(state, sequence, source, out)
     else:
         ask_resend(state, sequence, out)
 

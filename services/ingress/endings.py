@@ -26,12 +26,15 @@ def usage_of(call: OpenCall) -> Usage:
 
 def cancel(state: IngressState, sequence: OpenSequence, reason: str, out: list[Effect]) -> None:
     """Takes a sequence from the instance that has, or may have, it."""
-    instance = sequence.instance
-    if instance is None:
-        return
+    if sequence.instance is not None:
+        cancel_at(state, sequence, sequence.instance.name, reason, out)
+
+
+def cancel_at(state: IngressState, sequence: OpenSequence, instance: str, reason: str, out: list[Effect]) -> None:
+    """Takes a sequence from an instance, up to its present epoch."""
     out.append(
         Publish(
-            subject=state.subjects.engine(instance.name, "cancel"),
+            subject=state.subjects.engine(instance, "cancel"),
             body=CancelSequence(sequence=sequence.id, epoch=sequence.epoch, reason=reason),
             request=sequence.call.request,
         )

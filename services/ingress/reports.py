@@ -145,7 +145,8 @@ def _check_allotment(state: IngressState, sequence: OpenSequence) -> None:
         return
     assert sequence.phase in (Phase.RUNNING, Phase.PROVING)
     assert sequence.epoch < allotment.epoch <= sequence.epoch_max
-    assert allotment.instance is not sequence.instance
+    assert allotment.instance is not allotment.source
+    assert sequence.instance in (allotment.source, None)
     assert allotment.incarnation == allotment.instance.incarnation
     assert allotment.tokens <= len(sequence.log)
     assert state.allotted[allotment.instance.name][sequence.id] is sequence

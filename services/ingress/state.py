@@ -51,22 +51,27 @@ class Allotment:
     """An epoch that a migration's target may decode in, until it is proven that it does, or the allotment is void.
 
     Attributes:
-        incarnation: Of the target, when it was allotted.
+        instance, incarnation: The target, when it was allotted.
+        source: Who had the sequence then.
         tokens: Length of the log then: what the source had decoded at least when it was frozen.
         at_ns: When it was allotted.
         span: Context of the span of this move.
         proof: Correlation of the open question to the target; empty for none.
     """
 
-    __slots__ = ("at_ns", "epoch", "incarnation", "instance", "migration", "proof", "span", "tokens")
+    __slots__ = ("at_ns", "epoch", "incarnation", "instance", "migration", "proof", "source", "span", "tokens")
 
-    def __init__(self, migration: str, epoch: int, instance: Instance, tokens: int, at_ns: int, span: str) -> None:
+    def __init__(
+        self, sequence: OpenSequence, target: Instance, *, migration: str, epoch: int, now_ns: int, span: str
+    ) -> None:
+        assert sequence.instance is not None
         self.migration = migration
         self.epoch = epoch
-        self.instance = instance
-        self.incarnation = instance.incarnation
-        self.tokens = tokens
-        self.at_ns = at_ns
+        self.source = sequence.instance
+        self.instance = target
+        self.incarnation = target.incarnation
+        self.tokens = len(sequence.log)
+        self.at_ns = now_ns
         self.span = span
         self.proof = ""
 

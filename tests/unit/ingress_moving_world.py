@@ -53,13 +53,20 @@ class Profile:
 
 @dataclass
 class Held:
-    """The sequence at one worker, in one epoch."""
+    """The sequence at one worker, in one epoch.
+
+    Attributes:
+        reading: The migration whose last blocks are still read from the source; it does not decode until then.
+        torn: Those blocks were freed under it by a cancel.
+    """
 
     epoch: int
     history: list[int]
     base: int
     sent: int
     frozen: str = ""
+    reading: str = ""
+    torn: bool = False
     finish: FinishReason | None = None
 
 
@@ -95,7 +102,7 @@ class World:
     bench: Bench = field(init=False)
     flying: list[Callable[[], None]] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    histories: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
+    decoded: dict[tuple[str, int, int], Held] = field(default_factory=dict)
     epochs: dict[int, str] = field(default_factory=dict)
     ends: list[str] = field(default_factory=list)
     finished: list[RequestFinished] = field(default_factory=list)
@@ -128,8 +135,9 @@ class World:
         log = self.sequence.log
         if len(log) > known:
             chunk = body.chunks[0] if isinstance(body, TokensGenerated) else body.body.chunk  # type: ignore[attr-defined]
-            history = self.histories[(origin[0], origin[1], chunk.epoch)]
-            assert log == history[: len(log)], f"epoch {chunk.epoch} of {origin[0]} does not continue the log"
+            held = self.decoded[(origin[0], origin[1], chunk.epoch)]
+            assert log == held.history[: len(log)], f"epoch {chunk.epoch} of {origin[0]} does not continue the log"
+            assert not held.torn, f"epoch {chunk.epoch} of {origin[0]} decodes from blocks that were freed under it"
 
     def _route(self, effects: list[Effect]) -> None:
         self.bench.effects[:] = [e for e in self.bench.effects if isinstance(e, StartTimer)][-40:]
@@ -193,7 +201,7 @@ class World:
     def _hold(self, worker: Worker, held: Held) -> None:
         worker.held = held
         worker.fence = max(worker.fence, held.epoch)
-        self.histories[(worker.name, worker.incarnation, held.epoch)] = held.history
+        self.decoded[(worker.name, worker.incarnation, held.epoch)] = held
 
     def _resent(self, worker: Worker, body: ResendTokens) -> Body:
         held = worker.held
@@ -207,8 +215,13 @@ class World:
 
     def _cancelled(self, worker: Worker, epoch: int) -> None:
         worker.fence = max(worker.fence, epoch)
-        if worker.held is not None and worker.held.epoch <= epoch:
-            worker.held = None
+        held = worker.held
+        if held is None or held.epoch > epoch:
+            return
+        for other in self.workers.values():
+            if held.frozen and other.held is not None and other.held.reading == held.frozen:
+                other.held.torn = True
+        worker.held = None
 
     def _acknowledged(self, worker: Worker, body: AcknowledgeSequences) -> None:
         held = worker.held
@@ -218,7 +231,7 @@ class World:
     def _decode(self, worker: Worker) -> None:
         """One step, or the reminder of an end."""
         held = worker.held
-        if held is None or held.frozen or not worker.up:
+        if held is None or held.frozen or held.reading or not worker.up:
             return
         if held.finish is None:
             seed = repr((held.history, held.epoch, worker.name, worker.incarnation)).encode()
@@ -289,14 +302,24 @@ class World:
         target, n = move.target, len(history)
         if not target.up or target.incarnation != move.target_incarnation or move.allotted <= target.fence:
             return
-        self._hold(target, Held(move.allotted, list(history), 0 if self.profile.brought else max(0, n - 2), n))
+        base = 0 if self.profile.brought else max(0, n - 2)
+        held = Held(move.allotted, list(history), base, n, reading=move.id)
+        self._hold(target, held)
+        self.flying.append(lambda: self._added(move, held))
+
+    def _added(self, move: Move, held: Held) -> None:
+        """The target has read the last blocks, or knows that it has to recompute them."""
+        target = move.target
+        if not held.reading or target.held is not held:
+            return
+        held.reading = ""
         word = SequenceMoved(
             migration=move.id,
             sequence=SEQUENCE,
             epoch=move.allotted,
             instance=target.name,
             incarnation=target.incarnation,
-            first_index=n,
+            first_index=held.sent,
         )
         if self.healed or self.rng.random() >= self.profile.word_loss:
             self._fly(lambda: self._send(word))

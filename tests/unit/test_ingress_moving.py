@@ -249,6 +249,18 @@ def test_a_source_that_dies_leaves_it_to_a_target_that_has_it():
     assert bench.outcomes() == {"rescued": 1}
 
 
+def test_a_source_that_only_seemed_lost_is_left_alone_while_the_target_may_read_from_it():
+    bench = moving()
+    bench.pass_time(1.75, alive=(bench.target, bench.third))
+    assert bench.sequence.phase is Phase.PROVING
+    bench.tell(chunk("d", 3, epoch=1))
+    assert bench.cancels() == []
+    bench.summary(bench.source)
+    bench.tokens(bench.source, chunk("x", 3))
+    assert bench.cancels() == [(bench.source, 0)]
+    assert bench.text() == "abcd"
+
+
 def test_the_word_settles_it_while_a_dead_sources_target_is_asked():
     bench = moving()
     bench.die(bench.source)
@@ -262,7 +274,7 @@ def test_a_source_that_dies_before_the_commit_is_continued_above_the_allotted_ep
     bench = moving()
     bench.die(bench.source)
     bench.tell(None)
-    assert bench.cancels() == [(bench.source, 0), (bench.target, 1)]
+    assert bench.cancels() == [(bench.target, 1), (bench.source, 0)]
     (instance, epoch) = bench.placed()[-1]
     assert instance != bench.source
     assert epoch == 2
