@@ -89,7 +89,7 @@ class ReturnReason(StrEnum):
 
 
 class SequencesReturned(Body, frozen=True, kw_only=True, tag="SequencesReturned/1"):
-    """The worker no longer owns these sequences; ingress continues them elsewhere with the epoch raised by one.
+    """The worker no longer owns these sequences; ingress continues them elsewhere in a higher epoch.
 
     Attributes:
         sequences: Pairs of (sequence, epoch).

@@ -1,10 +1,8 @@
 """Messages a worker receives, and its direct answers.
 
 A *request* is what a client sent. It is decoded as one or more *sequences*: one per prompt and choice (``n``). A
-worker, its engine and all
-scheduling know sequences only. A sequence is owned by exactly one instance in each *epoch*; the epoch rises by one
-whenever it
-moves (continuation after a failure, migration), and everything of an older epoch is void.
+worker, its engine and all scheduling know sequences only. A sequence is owned by exactly one instance in each *epoch*;
+the epoch rises whenever it moves (continuation after a failure, migration), and everything of an older epoch is void.
 """
 
 from __future__ import annotations
