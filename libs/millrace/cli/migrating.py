@@ -13,6 +13,7 @@ from millrace.cli.cluster import resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cli.message_summaries import duration
 from millrace.cli.operating import asked
+from millrace.cli.trace_reading import request_of
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
@@ -35,7 +36,7 @@ async def migrate(arguments: argparse.Namespace) -> int:
     connection = resolve_connection(arguments, operator=True)
     subjects = Subjects(connection.cluster)
     async with open_bus(connection) as bus:
-        places = await find(bus, subjects, arguments.request)
+        places = await find(bus, subjects, request_of(arguments.request))
         if not places:
             raise CliError(f"{arguments.request} runs nowhere; has it ended? `millrace status` shows what runs")
         moves = [_move(bus, subjects, arguments, sequence, place) for sequence, place in sorted(places.items())]
