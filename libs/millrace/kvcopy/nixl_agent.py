@@ -85,6 +85,12 @@ class NixlAgent:
         with self._guarded(f"no NIXL connection to {peer}"):
             self._agent.make_connection(peer)
 
+    def knows(self, peer: str) -> bool:
+        """Whether it is still there, as far as NIXL has heard: it forgets those whose connection broke."""
+        self.tend()
+        with self._guarded(f"{peer} cannot be looked up"):
+            return bool(self._agent.check_remote_metadata(peer))
+
     def remove_peer(self, peer: str) -> None:
         """Disconnects and forgets. A peer that is gone already is no error."""
         with contextlib.suppress(CopierError), self._guarded(f"{peer} cannot be removed"):

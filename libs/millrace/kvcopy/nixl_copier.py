@@ -1,11 +1,12 @@
 """The NIXL copier: reads over what UCX finds between two processes (cross-memory attach, InfiniBand, RoCE, TCP).
 
 A link's states: *wiring* (a read of a few bytes into a scratch buffer is under way; it makes UCX's connection) →
-*ready* → *broken* (peer gone, or a read could not be stopped) or closed. Connecting never makes the caller wait: reads
-of a link that is still wiring begin when it is ready.
+*ready* → *broken* (peer gone, or a read could not be stopped) or closed. Connecting makes nobody wait, unless asked to:
+reads of a link that is still wiring begin when it is ready.
 
-Copies happen inside ``advance`` where both are on one host, ``bytes_max`` of them per call. Where UCX copies by itself
-(InfiniBand) a few requests of ``bytes_max`` each are kept under way.
+Copies happen inside ``advance`` where both are on one host. Each call starts ``bytes_max`` of them at most, wherever
+they happen, and a few requests are under way at once: NIXL does not tell who copies, and small ones are finished later
+even on one host.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from millrace.kvcopy.pieces import Slices
 
 #: Pieces of one request: NIXL allocates for each, and takes 3 µs to copy even the smallest.
 PIECES_MAX = 4096
-#: Requests of one transfer under way at once, where UCX copies by itself.
+#: Requests of one transfer under way at once, where they are not over at once.
 REQUESTS_MAX = 4
 #: A wire-up takes 0.1 s between processes that tend to it; in one step of a slow engine it may take some more.
 WIRING_S = 5.0
 #: How long cancel waits for what is under way before it tears the connection down.
 CANCEL_S = 0.2
+#: Between two looks, while ``connect`` waits.
+WAIT_S = 0.0005
 #: Read by the wire-up: a page, so that its registration is one.
 SCRATCH_BYTES = 4096
 WIRE_UP_BYTES = 8
@@ -51,11 +54,15 @@ class NixlCopier:
 
     kind = CopierKind.NIXL
 
-    def __init__(self, *, address: int, region_bytes: int, device: int = -1, tend_s: float = TEND_S) -> None:
+    def __init__(
+        self, *, address: int, region_bytes: int, device: int = -1, tend_s: float = TEND_S, connect_wait_s: float = 0.0
+    ) -> None:
         """Registers ``region_bytes`` at ``address`` of this process (``device``: of that GPU; -1: of the host). They
-        must stay mapped until ``close``. Raises CopierError: no NIXL here, or the memory cannot be registered.
+        must stay mapped until ``close``. ``connect`` waits up to ``connect_wait_s`` for a link to be ready.
+        Raises CopierError: no NIXL here, or the memory cannot be registered.
         """
         self.address, self.region_bytes, self.device = address, region_bytes, device
+        self._connect_wait_s = connect_wait_s
         self.links: list[NixlLink] = []
         self._scratch = np.zeros(SCRATCH_BYTES, dtype=np.uint8)
         self.agent = NixlAgent(f"millrace-{os.getpid()}-{os.urandom(6).hex()}", tend_s=tend_s)
@@ -84,6 +91,11 @@ class NixlCopier:
         handle = _handle_of(peer)
         link = NixlLink(self, handle, peer_bytes=peer.region_bytes, forget=self._forget)
         self.links.append(link)
+        try:
+            _wait_until(link.ready, self._connect_wait_s)
+        except CopierError:
+            link.close()
+            raise
         return link
 
     def tend(self) -> None:
@@ -116,7 +128,7 @@ class NixlCopier:
 def _handle_of(peer: KvRank) -> NixlHandle:
     raw = peer.handles.get(CopierKind.NIXL)
     if not raw:
-        raise CopierError("the peer offers no NIXL")
+        raise CopierError("the peer does not offer NIXL")
     try:
         return msgspec.msgpack.decode(raw, type=NixlHandle)
     except msgspec.DecodeError as wrong:
@@ -150,6 +162,9 @@ class NixlLink:
     def begin(self, plan: CopyPlan) -> NixlTransfer:
         """See Link."""
         self.check()
+        if not self._agent.knows(self.peer):
+            self.disconnect("the peer has gone")
+            self.check()
         check_bounds(plan, source_bytes=self.peer_bytes, target_bytes=self.copier.region_bytes)
         transfer = NixlTransfer(self, plan, forget=self._transfers.discard)
         self._transfers.add(transfer)
@@ -228,19 +243,24 @@ class NixlTransfer:
         """See Transfer."""
         if bytes_max < 1:
             raise ValueError(f"bytes_max is {bytes_max}; a transfer that may copy nothing never ends")
-        if self._done:
-            return True
-        if self._over:
-            raise CopierError("the transfer was cancelled, or has failed before")
-        try:
-            return self._advance(bytes_max)
-        except CopierError as failure:
-            self._link.broken = self._link.broken or str(failure)
-            self.cancel()
-            raise
+        with self._agent.lock:  # a cancel from another thread comes before or after
+            if self._done:
+                return True
+            if self._over:
+                raise CopierError("the transfer was cancelled, or has failed before")
+            try:
+                return self._advance(bytes_max)
+            except CopierError as failure:
+                self._link.broken = self._link.broken or str(failure)
+                self.cancel()
+                raise
 
     def cancel(self) -> None:
         """See Transfer."""
+        with self._agent.lock:
+            self._cancel()
+
+    def _cancel(self) -> None:
         self._over = True
         self._forget(self)
         give_up = time.monotonic() + CANCEL_S
@@ -260,27 +280,33 @@ class NixlTransfer:
         self._collect()
         left = bytes_max
         while left > 0 and self._slices.left and len(self._under_way) < REQUESTS_MAX:
-            left -= self._post(self._slices.take(bytes_max=left, pieces_max=PIECES_MAX))
+            part = self._slices.take(bytes_max=left, pieces_max=PIECES_MAX)
+            left -= part.bytes
+            self._post(part)
         if self._slices.left or self._under_way:
             return False
         self._done = self._over = True
         self._forget(self)
         return True
 
-    def _post(self, part: CopyPlan) -> int:
-        """Starts it; returns what it takes of this call's allowance: what was copied here and now."""
+    def _post(self, part: CopyPlan) -> None:
         request = self._link.make_read(part)
         self._under_way.append(request)
-        if self._agent.post(request) == "PROC":
-            return 0
-        self._under_way.pop()
-        self._agent.release(request)
-        return part.bytes
+        if self._agent.post(request) == "DONE":
+            self._under_way.pop()
+            self._agent.release(request)
 
     def _collect(self) -> None:
         """Looks after what is under way, oldest first."""
         while self._under_way and self._agent.look(self._under_way[0]) == "DONE":
             self._agent.release(self._under_way.popleft())
+
+
+def _wait_until(ready: Callable[[], bool], seconds: float) -> None:
+    """Looks again and again, for so long at most."""
+    give_up = time.monotonic() + seconds
+    while not ready() and time.monotonic() < give_up:
+        time.sleep(WAIT_S)
 
 
 def _release(agent: NixlAgent, request: Any) -> None:

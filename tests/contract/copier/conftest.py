@@ -50,6 +50,8 @@ class Peer:
 def kind(request: pytest.FixtureRequest) -> CopierKind:
     """Each kind of copier."""
     kind: CopierKind = request.param
+    if kind in sides.WHY_NOT and (reason := sides.WHY_NOT[kind]()):
+        pytest.skip(reason)
     return kind
 
 

@@ -12,11 +12,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
+from millrace.kvcopy import nixl_agent, verbs_device
 from millrace.kvcopy.copier import Copier
 from millrace.kvcopy.cross_memory import CrossMemoryCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion
+from millrace.kvcopy.nixl_copier import NixlCopier
 from millrace.kvcopy.shared_memory import SharedMemoryCopier
+from millrace.kvcopy.verbs_copier import VerbsCopier
 
+#: What connects in the background is ready when ``connect`` returns; only a failing test waits so long, seconds.
+PATIENCE_S = 30.0
 BLOCKS = 64
 BLOCK_BYTES = 4096
 PLANES = 4
@@ -49,9 +54,27 @@ def cross_memory(folder: Path, name: str) -> tuple[Bytes, Copier]:
     return memory, CrossMemoryCopier(memory)
 
 
+def nixl(folder: Path, name: str) -> tuple[Bytes, Copier]:
+    memory = np.zeros(REGION_BYTES, dtype=np.uint8)
+    return memory, NixlCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
+
+
+def verbs(folder: Path, name: str) -> tuple[Bytes, Copier]:
+    memory = np.zeros(REGION_BYTES, dtype=np.uint8)
+    return memory, VerbsCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
+
+
 MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
     CopierKind.SHARED_MEMORY: shared_memory,
     CopierKind.CROSS_MEMORY: cross_memory,
+    CopierKind.NIXL: nixl,
+    CopierKind.VERBS: verbs,
+}
+
+#: Kinds that are not everywhere.
+WHY_NOT: dict[CopierKind, Callable[[], str]] = {
+    CopierKind.NIXL: nixl_agent.why_not,
+    CopierKind.VERBS: verbs_device.why_not,
 }
 
 

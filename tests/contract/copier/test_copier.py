@@ -103,7 +103,9 @@ def test_a_piece_outside_either_region_is_refused(own: Side, peer: Peer, bad: tu
     assert not own.memory.any()
 
 
-def test_a_step_copies_no_more_than_it_may(own: Side, peer: Peer) -> None:
+def test_a_step_copies_no_more_than_it_may(kind: CopierKind, own: Side, peer: Peer) -> None:
+    if kind is CopierKind.VERBS:
+        pytest.skip("network cards copy; a step only posts")
     link = own.copier.connect(peer.ranks[0])
     transfer = link.begin(plan(peer.ranks[0], [1, 9, 2], own.rank, [3, 1, 2]))
     steps, bytes_max, done = 0, 3000, False
@@ -113,7 +115,8 @@ def test_a_step_copies_no_more_than_it_may(own: Side, peer: Peer) -> None:
         # The pattern has no zeros, the target had nothing else.
         assert np.count_nonzero(own.memory) <= steps * bytes_max
     assert np.count_nonzero(own.memory) == 3 * BLOCK_BYTES * PLANES
-    assert steps == -(-3 * BLOCK_BYTES * PLANES // bytes_max)
+    least = -(-3 * BLOCK_BYTES * PLANES // bytes_max)
+    assert steps == least or (kind is CopierKind.NIXL and steps > least)  # UCX finishes some copies later
 
 
 def test_a_step_that_may_copy_nothing_is_refused(own: Side, peer: Peer) -> None:
