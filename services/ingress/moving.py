@@ -14,7 +14,8 @@ Until proven otherwise the source owns it. ``n`` is what the source had decoded 
     TokensForgotten                                                          the same
 
 So nothing of an allotted epoch is taken before its target is known to continue this very log, and the source's tokens
-never after. Both may decode for a moment, in different epochs; a source that went on is cancelled in its old one.
+never after. Both may decode for a moment, in different epochs; a source that goes on is cancelled in its old one, as
+any stray is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from millrace.contracts.migration import SequenceMoved
 from services.ingress import tracing
 from services.ingress.allotments import allotted_to, close, void
 from services.ingress.continuation import ask_resend, lose_target
-from services.ingress.endings import cancel, detach
+from services.ingress.endings import detach
 from services.ingress.pending import PendingProof
 from services.ingress.relaying import take_late
 from services.ingress.state import IngressState, OpenSequence, Phase
@@ -61,12 +62,13 @@ def _not_owner(state: IngressState, sequence: OpenSequence | None, body: Sequenc
 
 
 def switch(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
-    """The target owns the sequence in the allotted epoch; the source, where there still is one, is told to let go."""
+    """The target owns the sequence in the allotted epoch. The source's migrator has it let go; should that be lost, it
+    thaws, and the first thing that it says has it cancelled there (strays.py).
+    """
     source, call = sequence.instance, sequence.call
     outcome = "moved" if source is not None else "rescued"
     allotment = close(state, sequence, outcome)
     assert allotment is not None
-    cancel(state, sequence, "moved", out)
     detach(state, sequence)
     target = allotment.instance
     sequence.phase = Phase.RUNNING
