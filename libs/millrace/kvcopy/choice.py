@@ -1,4 +1,4 @@
-"""Which copier two engines use: what both ends offer and the path between them allows, best first, and why not the rest.
+"""Which copier two engines use: what both ends offer and the path between them allows, best first; why not the others.
 
 Best is what moves the bytes the fewest times: on a GPU peer copies before anything over host memory, on one host mapped
 memory before the kernel's copies, RDMA reads of our own before those through a library. A forced order replaces that.
