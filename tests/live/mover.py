@@ -1,0 +1,121 @@
+"""Moves whatever runs, to anywhere, as fast as migrations end: an operator without mercy."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import TracebackType
+from typing import Any
+
+import nats
+import nats.errors
+from millrace.contracts.codec import decode, encode
+from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
+from millrace.contracts.status import StatusSnapshot
+from millrace.contracts.subjects import Subjects
+
+from bench.up_cluster import UpRig
+
+#: Migrations that are asked for at once.
+AT_ONCE = 6
+
+ANSWER_S = 8.0
+
+
+class Mover:
+    """Use as ``async with Mover(rig) as mover``; it moves until the end of the block.
+
+    Attributes:
+        finished: What became of each migration that was answered.
+        heard: What was published of any.
+        unanswered: Questions without an answer: their migrator had died.
+    """
+
+    def __init__(self, rig: UpRig, *, seed: int = 1, modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,)) -> None:
+        """Without ``modes`` it only looks."""
+        self._known = rig.cluster_file()
+        self._subjects = Subjects(self._known["cluster"])
+        self._rng = random.Random(seed)
+        self._modes = modes
+        self._running: dict[str, list[str]] = {}
+        self._moving: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.finished: list[MigrationFinished] = []
+        self.heard: list[MigrationFinished] = []
+        self.unanswered = 0
+
+    async def __aenter__(self) -> Mover:
+        user, password = self._known["operator_user"], self._known["operator_password"]
+        self._bus = await nats.connect(
+            self._known["nats_url"],
+            user=user,
+            password=password,
+            inbox_prefix=f"_INBOX.{user}".encode(),
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,
+        )
+        await self._bus.subscribe(f"{self._subjects.prefix}.status.*.*", cb=self._hear)
+        await self._bus.subscribe(self._subjects.migrations(), cb=self._hear)
+        self._loop = asyncio.create_task(self._go_on())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._loop.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await self._bus.close()
+
+    @property
+    def moved(self) -> int:
+        return sum(body.outcome is MigrationOutcome.MOVED for body in self.finished)
+
+    async def place(self) -> tuple[str, str]:
+        """An instance with a sequence that decodes there, and the sequence."""
+        while True:
+            for instance, there in self._running.items():
+                if there:
+                    return instance, there[0]
+            await asyncio.sleep(0.02)
+
+    def outcomes(self) -> dict[str, int]:
+        """How often each outcome and refusal came."""
+        counts: dict[str, int] = {}
+        for body in self.finished:
+            what = f"{body.outcome} {body.refusal or ''}".strip()
+            counts[what] = counts.get(what, 0) + 1
+        return counts
+
+    async def _hear(self, message: Any) -> None:
+        body = decode(message.data)
+        if isinstance(body, StatusSnapshot):
+            self._running[body.instance] = [s.sequence for s in body.running if s.output_tokens >= 1]
+        elif isinstance(body, MigrationFinished):
+            self.heard.append(body)
+
+    async def _go_on(self) -> None:
+        while True:
+            places = [(i, s) for i, there in self._running.items() for s in there if s not in self._moving]
+            others = sorted(self._running)
+            if self._modes and places and len(self._moving) < AT_ONCE and len(others) > 1:
+                instance, sequence = self._rng.choice(places)
+                target = self._rng.choice([name for name in others if name != instance])
+                self._moving.add(sequence)
+                task = asyncio.create_task(self._move(instance, sequence, target))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            await asyncio.sleep(0.01)
+
+    async def _move(self, instance: str, sequence: str, target: str) -> None:
+        mode = self._rng.choice(self._modes)
+        body = MigrateSequence(sequence=sequence, target=target, within_ms=200, mode=mode)
+        try:
+            subject = self._subjects.migrate(instance, "start")
+            answer = decode((await self._bus.request(subject, encode(body), timeout=ANSWER_S)).data)
+            if isinstance(answer, MigrationFinished):
+                self.finished.append(answer)
+        except (TimeoutError, nats.errors.Error):
+            self.unanswered += 1
+        await asyncio.sleep(0.1)  # a snapshot may still show it where it was
+        self._moving.discard(sequence)

@@ -1,0 +1,130 @@
+"""Running requests move between modelled engines, each with worker and migrator in processes of their own, on a real
+nats-server: asked for by a person, by the dozen, while instances drain, and while whoever takes part is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from millrace.contracts.migration import MigrationMode, MigrationOutcome, MigrationReason
+
+from bench.up_cluster import UpRig, offer, prompt_text, stream
+from tests.live.faults import expect_identical, kill, under_fire, undisturbed
+from tests.live.ingress_rig import write_model_folder
+from tests.live.mover import Mover
+
+INSTANCES = 3
+LENGTH = {"max_tokens": 200, "ignore_eos": True}
+
+#: Slow enough that there is always something to move, whatever else this machine does.
+WORKER = {
+    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.4},
+    "limits": {"linger_ms": 200},
+}
+LONG = {"max_tokens": 800, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    options = ["--processes", str(INSTANCES), "--policy", "round_robin", "--worker-set", json.dumps(WORKER)]
+    model = write_model_folder(folder / "model")
+    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+async def expect_empty(rig: UpRig) -> None:
+    """Nothing runs and no block is in use anywhere."""
+    deadline = time.monotonic() + 15
+    while any(rig.totals().get(name) != 0 for name in ("running", "waiting", "blocks_used")):
+        assert time.monotonic() < deadline, rig.cli("status")
+        await asyncio.sleep(0.2)
+
+
+async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LONG)
+    async with httpx.AsyncClient(timeout=60) as client, Mover(rig, modes=()) as onlooker:
+        reading = asyncio.create_task(stream(client, rig, prompt_text(3), **LONG))
+        place, sequence = await onlooker.place()
+        request = sequence.rpartition(".")[0]
+        to = "worker-0" if place != "worker-0" else "worker-1"
+        said = await asyncio.to_thread(rig.cli, "migrate", f"cmpl-{request}", "--to", to)
+        assert f"{place} → {to}  moved in epoch 1" in said
+        expect_identical([(3, await reading)], expected)
+        trace = await asyncio.to_thread(rig.cli, "trace", request)
+    assert "migration.target" in trace
+    assert f"source={place} target={to}" in trace
+    await expect_empty(rig)
+
+
+async def test_who_runs_nowhere_is_said_to(rig: UpRig) -> None:
+    assert "nosuch runs nowhere" in await asyncio.to_thread(rig.cli, "migrate", "nosuch")
+
+
+@pytest.mark.parametrize("modes", [(MigrationMode.LIVE,), tuple(MigrationMode)], ids=["live", "every_mode"])
+async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_block(
+    rig: UpRig, modes: tuple[MigrationMode, ...]
+) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    async with Mover(rig, modes=modes) as mover:
+        results = await offer(rig, rate=12, count=72, prompts=8, **LENGTH)
+    expect_identical(results, expected)
+    assert mover.moved >= 30, mover.outcomes()
+    assert not [body for body in mover.finished if body.outcome is MigrationOutcome.LOST]
+    await expect_empty(rig)
+
+
+@pytest.mark.parametrize("victim", ["migrator-0.json", "migrator-1.json", "worker-0.json", "worker-1.json"])
+async def test_whoever_dies_amid_migrations_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    async with Mover(rig, seed=len(victim)) as mover:
+        results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=5, shots=2, **LENGTH)
+    expect_identical(results, expected)
+    assert mover.moved >= 5, mover.outcomes()
+    await rig.well(INSTANCES)
+    await expect_empty(rig)
+
+
+async def test_streams_that_move_go_on_after_nats_was_killed(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    async with Mover(rig):
+        results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), seconds=4, shots=1, **LENGTH)
+    expect_identical(results, expected)
+    await rig.well(INSTANCES)
+    await expect_empty(rig)
+
+
+async def test_an_instance_is_emptied_and_stays_in_service(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LONG)
+    load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
+    await asyncio.sleep(0.6)
+    said = await asyncio.to_thread(rig.cli, "drain", "worker-1", "--keep")
+    assert re.search(r"worker-1: [3-9] moved, \d+ attempts failed, 0 left", said), said
+    expect_identical(await load, expected)
+    assert rig.totals()["instances_ready"] == INSTANCES
+    await expect_empty(rig)
+
+
+async def test_a_drained_instance_moves_its_work_stays_away_and_comes_back_when_asked(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LONG)
+    async with Mover(rig, modes=()) as onlooker:
+        load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
+        await asyncio.sleep(0.6)
+        said = await asyncio.to_thread(rig.cli, "drain", "worker-2", "--limit", "8")
+        assert "worker-2 is gone" in said, said
+        assert not rig.pids("worker-2.json")
+        expect_identical(await load, expected)
+    moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
+    assert len(moved) >= 3
+    assert {(body.source, body.reason) for body in moved} == {("worker-2", MigrationReason.DRAIN)}
+    back = await asyncio.to_thread(rig.cli, "drain", "worker-2", "--back")
+    assert "worker-2 is ready" in back, back
+    await rig.well(INSTANCES)
