@@ -22,8 +22,8 @@ from bench.engine.in_process import open_engine, prepare
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 BLOCK = 32
-CLIENTS = 20  # of which 16 run at a time
-BURST_EVERY, BURST = 1000, 16
+CLIENTS, RUNNING = 56, 48
+BURST_EVERY, BURST = 2500, 48
 VOCABULARY = (300, 600)  # ids of prompts
 
 
@@ -64,10 +64,10 @@ def requests(load: Load) -> Iterator[tuple[list[int], int]]:
     weights = [1 / (1 + rank) ** 0.5 for rank in range(load.prefixes)]
     for number in range(load.requests):
         if number % BURST_EVERY >= BURST_EVERY - BURST:
-            yield _tokens(rng, rng.randint(600, 800)), rng.randint(700, 900)
+            yield _tokens(rng, rng.randint(600, 800)), rng.randint(400, 600)
             continue
         prefix = rng.choices(prefixes, weights)[0] if rng.random() < 0.8 else []
-        yield prefix + _tokens(rng, rng.randint(2 * BLOCK, 10 * BLOCK)), rng.randint(16, 96)
+        yield prefix + _tokens(rng, rng.randint(2 * BLOCK, 8 * BLOCK)), rng.randint(16, 64)
 
 
 def _tokens(rng: random.Random, count: int) -> list[int]:
@@ -81,7 +81,7 @@ def measure(load: Load, *, segments: bool) -> Figures:
         **_model(),
         block_size=BLOCK,
         max_model_len=2048,
-        max_num_seqs=16,
+        max_num_seqs=RUNNING,
         max_num_batched_tokens=2048,
         kv_cache_memory_bytes=256 << 20,
         num_gpu_blocks_override=load.blocks,
@@ -181,14 +181,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench segments", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--prefixes", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=640, help="of 32 tokens, in the cache")
+    parser.add_argument("--blocks", type=int, default=1600, help="of 32 tokens, in the cache")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--hit-window", type=int, default=HIT_WINDOW)
     load = Load(**vars(parser.parse_args()))
     print(
         f"{load.requests:,} requests, {load.prefixes} prefixes, {load.blocks} blocks of {BLOCK} tokens, "
-        f"seed {load.seed}, window {load.window}, {load.hit_window} for blocks that were hit"
+        f"seed {load.seed}, window {load.window}, {load.hit_window} for hit blocks"
     )
     print(
         f"{'queue':9} {'blocks':>7} {'runs':>7} {'max':>5} {'hit tokens':>11} {'preemptions':>12} {'allocations':>12} "

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from millrace.kvcache.segment_pool import SegmentPool
 from millrace.kvcache.segments import HIT_WINDOW, WINDOW, runs
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -101,41 +102,41 @@ def check(made: BlockPool) -> None:
     assert backwards[::-1] == ids
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_free_and_held_blocks_make_up_the_pool_after_every_step(seed: int) -> None:
     requests = Requests(pool(), seed)
-    for _ in range(1500):
+    for _ in range(600):
         requests.step()
         check(requests.pool)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_as_many_blocks_are_free_as_with_vllms_own_queue_whatever_happens(seed: int) -> None:
-    stock, segments = Requests(pool(segments=False), seed), Requests(pool(window=1), seed)
-    for _ in range(1500):
+    stock, segments = Requests(pool(segments=False), seed), Requests(pool(window=0), seed)
+    for _ in range(600):
         stock.step()
         segments.step()
         assert segments.pool.get_num_free_blocks() == stock.pool.get_num_free_blocks()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_without_looking_ahead_the_same_blocks_are_lost_and_the_same_prefixes_found(seed: int) -> None:
-    stock, segments = Requests(pool(segments=False), seed), Requests(pool(window=1), seed)
-    for _ in range(1500):
+    stock, segments = Requests(pool(segments=False), seed), Requests(pool(window=0), seed)
+    for _ in range(600):
         stock.step()
         segments.step()
         assert segments.hits == stock.hits
         assert len(segments.pool.cached_block_hash_to_block) == len(stock.pool.cached_block_hash_to_block)
-    assert sum(stock.hits) > 500
+    assert sum(stock.hits) > 200
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_only_the_first_of_the_queue_are_taken_and_the_rest_keeps_its_order(seed: int) -> None:
     made = pool()
     queue = WatchedQueue(made.free_block_queue.get_all_free_blocks(), made.blocks)
     made.free_block_queue = queue
     requests = Requests(made, seed)
-    for _ in range(1500):
+    for _ in range(600):
         requests.step()
     assert max(queue.furthest) > HIT_WINDOW, "it never looked ahead: nothing was tested"
 
@@ -153,14 +154,14 @@ class WatchedQueue(SegmentQueue):
         gone = {block.block_id for block in taken}
         assert [block.block_id for block in self.get_all_free_blocks()] == [it for it in before if it not in gone]
         for block in gone:
-            assert before.index(block) < max(n, HIT_WINDOW if hit[block] else WINDOW)
+            assert before.index(block) < n + (HIT_WINDOW if hit[block] else WINDOW)
         self.furthest.append(max(before.index(block) for block in gone) - n)
         return taken
 
 
 def test_requests_lie_in_far_fewer_runs_than_with_vllms_own_queue() -> None:
     stock, segments = Requests(pool(segments=False), 1), Requests(pool(), 1)
-    for _ in range(6000):
+    for _ in range(3000):
         stock.step()
         segments.step()
     late = slice(len(stock.last_runs) // 2, None)
@@ -187,3 +188,37 @@ def test_every_call_of_the_queue_does_what_vllms_own_does() -> None:
     queue.popleft_n(BLOCKS - 1)
     with pytest.raises(ValueError, match="No free blocks"):
         queue.popleft()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_modelled_pool_hands_out_the_very_blocks_that_vllm_does(seed: int) -> None:
+    rng, made, model = random.Random(seed), pool(), SegmentPool(BLOCKS - 1, caching=True)
+    tables: list[list[int]] = []
+    looked_up = 0
+    for number in range(1500):
+        grown = rng.choice(tables) if tables and rng.random() < 0.8 else []
+        count = 1 if grown else rng.randint(1, 20)
+        if model.free < count or (tables and rng.random() < 0.15):
+            table = tables.pop(rng.randrange(len(tables)))
+            for position, block in enumerate(table[:-1]):
+                if made.blocks[block].block_hash is None:
+                    name: Any = (number, position)
+                    made._insert_block_hash(name, made.blocks[block], num_tokens=32)
+                    model.name(block, hash(name))
+            made.free_blocks(reversed([made.blocks[block] for block in table]))
+            model.release(table)
+            continue
+        if not grown:
+            tables.append(grown)
+            cached = [block for block in free_ids(made) if made.blocks[block].block_hash is not None]
+            grown += rng.sample(cached, min(len(cached), rng.randrange(3)))
+            count = min(count, model.free - len(grown))
+            made.touch([made.blocks[block] for block in grown])
+            model.share(grown)
+            looked_up += len(grown)
+        taken = new_blocks(made, count, after=[made.blocks[block] for block in grown])
+        assert model.take(count, after=grown[-1] if grown else -1) == [block.block_id for block in taken]
+        assert model.free_order() == free_ids(made)
+        grown += [block.block_id for block in taken]
+        model.check_invariants()
+    assert looked_up > 100

@@ -7,9 +7,9 @@ right behind the sequence's last.
 
 What that changes, and what not:
 
-- Candidates are the first ``max(count, WINDOW)`` of the queue. A block further back is never taken.
+- Candidates for ``count`` blocks are the first ``count + WINDOW`` of the queue. A block further back is never taken.
 - Of these, blocks whose content another request found while they lay in the queue (*hit* blocks) are candidates only
-  among the first ``max(count, HIT_WINDOW)``: a prefix that is used again and again keeps its place in the queue.
+  among the first ``count + HIT_WINDOW``: a prefix that is used again and again keeps its place in the queue.
 - A single block that extends nothing comes out of the run that holds the first candidate, so that the head moves on.
 - What is not taken keeps its order.
 
@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-#: Candidates at the head of the free queue: more give longer runs, cost time, and leave the order of reuse further.
-WINDOW = 64
+#: How far to look beyond what strict order takes: more gives longer runs, costs time, and departs from the order.
+WINDOW = 63
 #: The same for blocks that were hit.
-HIT_WINDOW = 16
+HIT_WINDOW = 15
 
 
 def choose(candidates: Sequence[int], count: int, *, after: int = -1) -> list[int]:

@@ -54,10 +54,10 @@ class SegmentQueue(FreeKVCacheBlockQueue):
 
     def _candidates(self, n: int, after: int) -> list[int]:
         """Ids that may be taken, in order of reuse; only the one that follows ``after`` where that is enough."""
-        hit, hit_window, following = self._hit, max(n, self._hit_window), after + 1 if n == 1 and after >= 0 else -1
+        hit, hit_window, following = self._hit, n + self._hit_window, after + 1 if n == 1 and after >= 0 else -1
         ids: list[int] = []
         block: Any = self.fake_free_list_head
-        for position in range(min(self.num_free_blocks, max(n, self._window))):
+        for position in range(min(self.num_free_blocks, n + self._window)):
             block = block.next_free_block
             block_id = block.block_id
             if position < hit_window or not hit[block_id]:
