@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -87,6 +88,20 @@ class Operator:
             return None
         finished = decode(answer.data)
         return finished if isinstance(finished, MigrationFinished) else None
+
+    async def at(self, step: str, act: Callable[[], None]) -> None:
+        """Acts once, at the first message of a step seen from now on: ``engine.*.freeze``, ``migrate.*.commit``, ..."""
+        acted = False
+
+        async def hear(message: Msg) -> None:
+            nonlocal acted
+            if not acted:
+                acted = True
+                act()
+
+        await self._client.subscribe(f"{self.subjects.prefix}.{step}", cb=hear)
+        await self._client.flush()
+        await self._client.flush()
 
     def other(self, sequence: str) -> str:
         """Some instance that does not decode it."""

@@ -1,0 +1,174 @@
+"""Kill -9, or a stopped process, at each step of a migration between real engines: no token and no block is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import httpx
+import pytest
+
+from bench.migration.operator import Operator
+from bench.migration.streams import TimedStream, client, play
+from bench.up_cluster import UpRig, prompt_text
+from tests.engine.tiny_llama import build
+
+pytestmark = pytest.mark.timeout(600)
+
+STREAMS = 4
+LENGTH = {"max_tokens": 500, "ignore_eos": True}
+#: Leases, freezes and reservations have run out by then, seconds.
+SETTLED_S = 20.0
+
+LEASE, PULL, FREEZE = "engine.*.lease", "engine.*.pull", "engine.*.freeze"
+PREPARE, COMMIT, SUBMIT, END = "migrate.*.prepare", "migrate.*.commit", "engine.*.submit", "engine.*.end"
+SOURCE, TARGET, SOURCE_MIGRATOR, TARGET_MIGRATOR, NATS = "source", "target", "its migrator", "target's migrator", "nats"
+
+KILLS = [
+    *((SOURCE, step) for step in (LEASE, PULL, FREEZE, COMMIT, END)),
+    *((TARGET, step) for step in (PREPARE, PULL, COMMIT, SUBMIT)),
+    *((SOURCE_MIGRATOR, step) for step in (PREPARE, FREEZE, COMMIT, END)),
+    *((TARGET_MIGRATOR, step) for step in (PREPARE, PULL, COMMIT)),
+    *((NATS, step) for step in (PULL, FREEZE, COMMIT)),
+]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    # Prompts repeat: with a prefix cache the target would have most blocks already, and no step would read any.
+    even = ("--policy", "round_robin", "--trace-sample", "0", "--worker-set", '{"enable_prefix_caching": false}')
+    cluster = UpRig(folder / "c", model_path=build(folder / "model"), engine="vllm", instances=2, extra=even)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with client() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def expected(rig: UpRig) -> dict[int, str]:
+    async def undisturbed() -> dict[int, str]:
+        async with client() as http:
+            streams = await asyncio.gather(*(_start(http, rig, number)[1] for number in range(STREAMS)))
+        assert not [stream.error for stream in streams if stream.error]
+        return {number: stream.text for number, stream in enumerate(streams)}
+
+    return asyncio.run(undisturbed())
+
+
+def _start(http: httpx.AsyncClient, rig: UpRig, number: int) -> tuple[TimedStream, asyncio.Task[TimedStream]]:
+    stream = TimedStream(settle=30)
+    fields = {"prompt": 4 * prompt_text(number), **LENGTH}
+    return stream, asyncio.create_task(play(http, rig, stream, **fields))
+
+
+def _pid(rig: UpRig, victim: str, source: str, target: str) -> int:
+    migrators = {name: rig.pids(f"migrator-{name.rpartition('-')[2]}.json")[0] for name in (source, target)}
+    return {
+        SOURCE: lambda: rig.log_pids(source)[0],
+        TARGET: lambda: rig.log_pids(target)[0],
+        SOURCE_MIGRATOR: lambda: migrators[source],
+        TARGET_MIGRATOR: lambda: migrators[target],
+        NATS: lambda: rig.pids("nats-server")[0],
+    }[victim]()
+
+
+async def _whole_again(rig: UpRig) -> None:
+    """Every instance is ready and every block is free."""
+    await rig.well(2)
+    deadline = time.monotonic() + SETTLED_S
+    async with Operator(rig) as operator:
+        await operator.know(2)
+        while any(s.blocks_free != s.blocks_total or s.running or s.waiting for s in operator.snapshots.values()):
+            assert time.monotonic() < deadline, operator.snapshots
+            await asyncio.sleep(0.1)
+
+
+async def _migrate_under(
+    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], step: str, act: Callable[[str, str], None]
+) -> None:
+    """Moves a running stream; ``act`` on (source, target) at the first message of a step. Every text must be whole."""
+    began = [_start(http, rig, number) for number in range(STREAMS)]
+    acted: list[float] = []
+    async with Operator(rig) as operator:
+        await operator.know(2)
+        for stream, _ in began:
+            await stream.settled.wait()
+        sequence = next(s.sequence for s, _ in began if s.sequence in operator.where)
+        source, target = operator.where[sequence], operator.other(sequence)
+
+        def once() -> None:
+            acted.append(time.monotonic())
+            act(source, target)
+
+        await operator.at(step, once)
+        told: list[str] = []
+        while not acted and not began[0][1].done():  # a busy machine may refuse the first one: somebody was late
+            finished = await operator.migrate(sequence, target)
+            told.append(
+                "unanswered" if finished is None else f"{finished.outcome} {finished.refusal} {finished.detail}"
+            )
+        streams = await asyncio.gather(*(task for _, task in began))
+    assert acted, f"no message on {step}: the migration never came so far: {told}"
+    assert not [stream.error for stream in streams if stream.error]
+    assert {number: stream.text for number, stream in enumerate(streams)} == expected
+
+
+@pytest.mark.parametrize(("victim", "step"), KILLS, ids=[f"{v} at {s.rpartition('.')[2]}" for v, s in KILLS])
+async def test_killing_it_in_a_migration_costs_no_token_and_no_block(
+    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], victim: str, step: str
+) -> None:
+    def shoot(source: str, target: str) -> None:
+        os.kill(pids[source], signal.SIGKILL)
+
+    # Whichever of the two it will be: looking for a process takes longer than a step.
+    pids = {
+        source: _pid(rig, victim, source, target)
+        for source, target in (("worker-0", "worker-1"), ("worker-1", "worker-0"))
+    }
+    await _migrate_under(rig, http, expected, step, shoot)
+    await _whole_again(rig)
+
+
+@pytest.mark.parametrize("step", [PULL, COMMIT], ids=["before the freeze", "in the freeze"])
+async def test_a_target_that_hangs_is_given_up_and_the_source_decodes_on(
+    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], step: str
+) -> None:
+    workers = {name: rig.log_pids(name)[0] for name in ("worker-0", "worker-1")}
+    stopped: list[int] = []
+
+    def freeze(source: str, target: str) -> None:
+        stopped.append(workers[target])
+        os.kill(workers[target], signal.SIGSTOP)
+
+    try:
+        await _migrate_under(rig, http, expected, step, freeze)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    await _whole_again(rig)
+
+
+async def test_twenty_migrations_at_once_and_back_again(
+    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str]
+) -> None:
+    began = [(number % STREAMS, *_start(http, rig, number % STREAMS)) for number in range(20)]
+    async with Operator(rig) as operator:
+        await operator.know(2)
+        await asyncio.gather(*(stream.settled.wait() for _, stream, _ in began))
+        first = await asyncio.gather(*(operator.migrate(s.sequence, operator.other(s.sequence)) for _, s, _ in began))
+        back = await asyncio.gather(*(operator.migrate(s.sequence, operator.other(s.sequence)) for _, s, _ in began))
+        streams = await asyncio.gather(*(task for _, _, task in began))
+    assert sum(finished is not None and finished.outcome == "moved" for finished in first) >= 15, first
+    assert any(finished is not None and finished.outcome == "moved" for finished in back), back
+    for (number, _, _), stream in zip(began, streams, strict=True):
+        assert (stream.error, stream.text) == ("", expected[number])
+    await _whole_again(rig)
