@@ -31,7 +31,7 @@ from services.worker.vllm_engine import environment
 environment.prepare()
 
 #: Longest wait for anything in these tests, seconds.
-PATIENCE_S = 120.0
+PATIENCE_S = 30.0
 
 
 class Decoded(msgspec.Struct):
@@ -61,7 +61,7 @@ def config(model: Path, **fields: Any) -> WorkerConfig:
 class BenchEngine:
     """A started VllmEngine with everything it said."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, names: str = "r") -> None:
         from services.worker.vllm_engine.engine import VllmEngine
 
         self.loop = asyncio.new_event_loop()
@@ -69,6 +69,7 @@ class BenchEngine:
         self.events: list[EngineEvent] = []
         self.decoded: dict[str, Decoded] = {}
         self.info: EngineInfo = self.loop.run_until_complete(self.engine.start(self._hear))
+        self._names = names
         self._serial = 0
 
     def _hear(self, event: EngineEvent) -> None:
@@ -87,7 +88,7 @@ class BenchEngine:
     def name(self) -> str:
         """A fresh sequence id."""
         self._serial += 1
-        return f"r{self._serial}.0"
+        return f"{self._names}{self._serial}.0"
 
     def add(self, prompt: list[int], sampling: Sampling, output: list[int] | None = None, **fields: Any) -> str:
         """Adds a sequence on the loop; returns its id."""

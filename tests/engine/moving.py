@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from millrace.actor.engine import (
     EndLeaseInEngine,
     EngineSequence,
+    EngineStepped,
     FreezeInEngine,
     KvBlocksRead,
     KvCommand,
@@ -29,6 +32,7 @@ from tests.engine.bench_engine import BenchEngine, Decoded
 _ANSWERS = (KvLeaseTaken, SequenceStopped, KvRoomReserved, KvBlocksRead, KvDenied)
 #: Far later than any test.
 NEVER_NS = 1 << 62
+_SERIALS = itertools.count(1)
 
 
 class Pair:
@@ -36,17 +40,13 @@ class Pair:
 
     def __init__(self, source: BenchEngine, target: BenchEngine) -> None:
         self.source, self.target = source, target
-        self._serial = 0
 
     def turned(self) -> Pair:
         """The other way round."""
-        other = Pair(self.target, self.source)
-        other._serial = self._serial + 1000
-        return other
+        return Pair(self.target, self.source)
 
     def migration(self) -> str:
-        self._serial += 1
-        return f"g{id(self)}.{self._serial}"
+        return f"g{next(_SERIALS)}"
 
 
 def tell(engine: BenchEngine, *commands: KvCommand) -> None:
@@ -202,16 +202,15 @@ def begin(
 ) -> Journey:
     """A sequence that decodes at the source and has ``at`` tokens or a few more."""
     name = name or pair.source.add(prompt, sampling, before or [])
-    wanted = at - len(before or [])
-    pair.source.until(lambda: _tokens(pair.source, name) >= wanted)
+    until_tokens(pair.source, name, at - len(before or []))
     return Journey(
         pair=pair, migration=pair.migration(), name=name, prompt=prompt, sampling=sampling, before=before or []
     )
 
 
-def _tokens(engine: BenchEngine, name: str) -> int:
-    decoded = engine.decoded.get(name)
-    return len(decoded.tokens) if decoded else 0
+def until_tokens(engine: BenchEngine, name: str, count: int) -> None:
+    """Waits until an engine has told so many tokens of a sequence."""
+    engine.until(lambda: count <= 0 or (name in engine.decoded and len(engine.decoded[name].tokens) >= count))
 
 
 def whole(journey: Journey) -> Decoded:
@@ -226,3 +225,30 @@ def whole(journey: Journey) -> Decoded:
         finish=there.finish,
         first=there.first,
     )
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    """Prompts that share no block."""
+    return [(salt * 7919 + index * index * 31 + index * (salt + 1)) % 250 + 1 for index in range(length)]
+
+
+def same(moved: Decoded, expected: Decoded) -> None:
+    """Tokens, finish and log-probabilities are those of the sequence that never moved."""
+    assert moved.tokens == expected.tokens
+    assert moved.finish == expected.finish
+    for one, other in zip(moved.logprobs, expected.logprobs, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def settled(pair: Pair) -> None:
+    """Every block is free again on both sides."""
+    for engine in (pair.source, pair.target):
+        engine.until(engine.idle)
+        assert not engine.failures()
+
+
+def computed_prompts(engine: BenchEngine, since: int) -> int:
+    """Prompt tokens that an engine computed in the steps it told after so many events."""
+    steps = [event.snapshot for event in engine.events[since:] if isinstance(event, EngineStepped)]
+    return sum(snapshot.batch.prefill_tokens for snapshot in steps if snapshot)

@@ -50,11 +50,12 @@ IDLE_POLL_S = 0.05
 
 @dataclass(slots=True)
 class _Active:
-    """A sequence that the engine works on."""
+    """A sequence that the engine works on. ``told``: whether SequenceAdded was said."""
 
     sequence: str
     logprobs: int | None
     preemptions: int = 0
+    told: bool = True
 
 
 class VllmEngine:
@@ -138,10 +139,27 @@ class VllmEngine:
             if sequence.handover is not None:
                 self.move(UnreserveInEngine(migration=sequence.handover.migration))
             return
-        self._active[request.request_id] = _Active(sequence.sequence, sequence.sampling.logprobs)
+        active = _Active(sequence.sequence, sequence.sampling.logprobs, told=sequence.handover is None)
+        self._active[request.request_id] = active
         self._identities[sequence.sequence] = request.request_id
-        self._answer(SequenceAdded(sequence=sequence.sequence))
-        self._spawn(self._core().add_request_async(request))
+        if active.told:
+            self._answer(SequenceAdded(sequence=sequence.sequence))
+            self._spawn(self._core().add_request_async(request))
+        else:
+            self._spawn(self._receive(request))
+
+    async def _receive(self, request: EngineCoreRequest) -> None:
+        """Adds a sequence that comes with its KV, and tells so when the rest of that was read."""
+        core = self._core()
+        await core.add_request_async(request)
+        await core.call_utility_async("millrace_received")
+        if active := self._active.get(request.request_id):
+            self._tell_added(active)
+
+    def _tell_added(self, active: _Active) -> None:
+        if not active.told:
+            active.told = True
+            self._listener(SequenceAdded(sequence=active.sequence))
 
     def _request(self, sequence: EngineSequence) -> EngineCoreRequest:
         assert self._llm is not None, "start() first"
@@ -179,11 +197,8 @@ class VllmEngine:
                 if refusal := kv_endpoint.incompatible(self._endpoint, command.endpoint):
                     self._deny(command, KvRefusal.INCOMPATIBLE, refusal)
                     return
-                copier = kv_endpoint.choose_copier(self._endpoint, command.endpoint)
-                if copier is None:
-                    self._deny(command, KvRefusal.INCOMPATIBLE, "no copier that both have reaches")
-                    return
-                call = kv_words.Call(command=command, copier=copier)
+                copiers = kv_endpoint.common_copiers(self._endpoint, command.endpoint)
+                call = kv_words.Call(command=command, copiers=copiers)
         self._spawn(self._move(call))
 
     def _let_go(self, command: EndLeaseInEngine) -> None:
@@ -234,6 +249,7 @@ class VllmEngine:
         active = self._active.get(output.request_id)
         if active is None:
             return None  # cancelled while this was under way
+        self._tell_added(active)
         scheduled_ns = self._take_events(active, output)
         finish = FINISH[output.finish_reason] if output.finish_reason is not None else None
         if finish is not None:

@@ -98,8 +98,7 @@ def incompatible(own: KvEndpoint, peer: KvEndpoint) -> str:
     return ""
 
 
-def choose_copier(own: KvEndpoint, peer: KvEndpoint) -> CopierKind | None:
-    """The first of the peer's that both ends have and that reaches; None for none."""
+def common_copiers(own: KvEndpoint, peer: KvEndpoint) -> list[CopierKind]:
+    """Those that both ends have and that could reach from one to the other, best first as the peer has it."""
     near = bool(own.machine) and own.machine == peer.machine
-    reach = [kind for kind in peer.copiers if kind in own.copiers and (near or kind not in _LOCAL)]
-    return reach[0] if reach else None
+    return [kind for kind in peer.copiers if kind in own.copiers and (near or kind not in _LOCAL)]

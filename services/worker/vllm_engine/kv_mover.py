@@ -1,9 +1,9 @@
 """Everything about moving KV inside the engine core: commands between steps, work spread over steps, the two hooks that
 the scheduler gives.
 
-``EngineCore.millrace_move`` and ``millrace_kv`` are utilities: vLLM calls them between steps, so that they see the
-scheduler's state whole; a Future they return is answered when it is set. vLLM has no place of its own to register
-one, so they are set on the class when a scheduler of ours is made, in whatever process that is.
+``EngineCore.millrace_move``, ``millrace_kv`` and ``millrace_received`` are utilities: vLLM calls them between steps, so
+that they see the scheduler's state whole; a Future they return is answered when it is set. vLLM has no place of its
+own to register one, so they are set on the class when a scheduler of ours is made, in whatever process that is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from millrace.actor.engine import (
     ReserveInEngine,
     UnreserveInEngine,
 )
+from millrace.contracts.kv import KvRefusal
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
@@ -28,8 +29,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
 from services.worker.vllm_engine import continuation, kv_words
-from services.worker.vllm_engine.kv_ranks import Job, Ranks
-from services.worker.vllm_engine.kv_source import Leases
+from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
+from services.worker.vllm_engine.kv_source import Leases, denied
 from services.worker.vllm_engine.kv_target import Reservations
 from services.worker.vllm_engine.kv_words import Call, KvSettings, Offer
 
@@ -72,12 +73,19 @@ class Mover:
             case EndLeaseInEngine():
                 self.leases.end(command)
             case ReserveInEngine():
-                return self.reservations.reserve(command, call.copier, match_prefix=call.match_prefix)
+                return self._reserve(command, call)
             case PullIntoEngine():
                 return self.reservations.pull(command, self._ranks)
             case UnreserveInEngine():
                 self.reservations.unreserve(command, self._ranks)
         return None
+
+    def _reserve(self, command: ReserveInEngine, call: Call) -> KvDenied | KvRoomReserved:
+        try:
+            copier = self._ranks.reach(command.endpoint, call.copiers)
+        except ReadFailed as error:
+            return denied(command, KvRefusal.INCOMPATIBLE, str(error))
+        return self.reservations.reserve(command, copier, match_prefix=call.match_prefix)
 
     def work(self) -> None:
         """Does a step's share for every answer that is owed."""
@@ -156,6 +164,7 @@ def install() -> None:
     """Makes the utilities known to vLLM's engine core. Idempotent."""
     EngineCore.millrace_move = _move
     EngineCore.millrace_kv = _offer
+    EngineCore.millrace_received = _received
 
 
 def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
@@ -164,6 +173,10 @@ def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
     answer: bytes | Future[bytes] = core.scheduler.mover.handle(kv_words.decode_call(payload))
     core.scheduler.write_snapshot()
     return answer
+
+
+def _received(core: Any) -> None:
+    """Utility: answered when every sequence sent before has been added."""
 
 
 def _offer(core: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.contracts.kv import CopierKind
 
-from services.worker.vllm_engine import kv_words
+from services.worker.vllm_engine import kv_copiers, kv_words
 from services.worker.vllm_engine.kv_region import KvRegion, Placement, Unplaceable, attempt, planes
 
 if TYPE_CHECKING:
@@ -49,17 +49,25 @@ class KvRankMixin(_Worker):
     def _offer(self) -> tuple[bytes, list[str]]:
         settings = kv_words.decode_settings(self.vllm_config.additional_config[kv_words.SETTINGS])
         if self._region is None:
-            self._region = self._make_region(Path(settings.socket.format(rank=self.rank)))
-        rank = self._region.offer(settings.copiers)
+            self._region = self._make_region(settings)
+        rank = self._region.offer()
         return kv_words.encode(rank), [str(kind) for kind in self._region.kinds]
 
-    def _make_region(self, socket: Path) -> KvRegion:
+    def _make_region(self, settings: kv_words.KvSettings) -> KvRegion:
         runner = self.model_runner
         placement = getattr(runner, "millrace_placement", None)
         if placement is None or placement.region is None:
             raise Unplaceable("the KV cache was not allocated where other processes could read it")
         layout = self.cache_config.get_resolved_kv_cache_layout().name
-        return KvRegion(placement.region, planes(runner.millrace_kv_config, layout), socket)
+        kv_planes = planes(runner.millrace_kv_config, layout)
+        socket = Path(settings.socket.format(rank=self.rank))
+        return KvRegion(placement.region, kv_planes, kv_copiers.build(placement.region, socket, settings.copiers))
+
+    def millrace_kv_connect(self, kind: str, peers: bytes) -> tuple[str, Any]:
+        """Opens the peer of the same rank."""
+        region = self._region
+        assert region is not None
+        return attempt(lambda: region.connect(CopierKind(kind), kv_words.decode_ranks(peers)[self.rank]))
 
     def millrace_kv_checksums(self, blocks: list[int]) -> list[int]:
         """CRC-32C of each block, over this rank's planes."""

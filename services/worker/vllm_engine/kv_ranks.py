@@ -44,6 +44,19 @@ class Ranks:
         kinds = [CopierKind(kind) for kind in offered[0][1] if all(kind in others for _, others in offered)]
         return Offer(ranks=[kv_words.decode_rank(rank) for rank, _ in offered], copiers=kinds)
 
+    def reach(self, peer: KvEndpoint, kinds: Sequence[CopierKind]) -> CopierKind:
+        """The first of these that every rank reaches its peer with. Raises ReadFailed: none."""
+        peers = msgspec.msgpack.encode(peer.ranks)
+        failures: list[str] = []
+        for kind in kinds:
+            try:
+                self._results("millrace_kv_connect", str(kind), peers)
+            except ReadFailed as error:
+                failures.append(f"{kind}: {error}")
+            else:
+                return kind
+        raise ReadFailed("; ".join(failures) or "no copier in common")
+
     def checksums(self, blocks: Sequence[int]) -> list[list[int]]:
         """Per rank, one per block."""
         return self._ask("millrace_kv_checksums", list(blocks))

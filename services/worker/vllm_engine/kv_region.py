@@ -7,7 +7,6 @@ layers as one ``torch.zeros`` of bytes; ``Placement`` is a context in which that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from millrace.kvcopy.checksum import BlockChecksums
 from millrace.kvcopy.copier import Copier, CopierError, Link, Transfer
 from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.plan import Planner
-from millrace.kvcopy.shared_memory import SharedMemoryCopier
 from torch.overrides import TorchFunctionMode
 
 from services.worker.vllm_engine.layout import merged
@@ -78,36 +76,38 @@ class _Peer(msgspec.Struct):
 class KvRegion:
     """One rank's KV: offers it, checks it, and reads other engines' into it."""
 
-    def __init__(self, memory: SharedRegion, kv_planes: list[KvPlane], socket: Path) -> None:
-        self._memory = memory
+    def __init__(self, memory: SharedRegion, kv_planes: list[KvPlane], copiers: dict[CopierKind, Copier]) -> None:
+        """Owns the copiers from now on."""
         self.rank = KvRank(planes=kv_planes, region_bytes=memory.size)
-        self._copiers: dict[CopierKind, Copier] = {CopierKind.SHARED_MEMORY: SharedMemoryCopier(memory, socket)}
+        self._copiers = copiers
         self._checksums = BlockChecksums(memory.view, self.rank)
         self._peers: dict[tuple[CopierKind, bytes], _Peer] = {}
         self._transfers: dict[str, Transfer] = {}
 
-    def offer(self, kinds: Sequence[CopierKind]) -> KvRank:
-        """The rank with what peers need for these kinds, or for all where none is named; one that fails is left out.
+    def offer(self) -> KvRank:
+        """The rank with what peers need for each copier; one that fails is given up.
 
         Raises CopierError: none is left.
         """
         failures: list[str] = []
-        for kind in [kind for kind in self._copiers if kinds and kind not in kinds]:
-            self._copiers.pop(kind).close()
         for kind, copier in list(self._copiers.items()):
             try:
                 self.rank = copier.offer(self.rank)
             except CopierError as error:
                 failures.append(f"{kind}: {error}")
-                del self._copiers[kind]
+                self._copiers.pop(kind).close()
         if not self._copiers:
-            raise CopierError("; ".join(failures) or f"none of {', '.join(kinds)} is to be had here")
+            raise CopierError("; ".join(failures))
         return self.rank
 
     @property
     def kinds(self) -> list[CopierKind]:
         """Copiers offered, best first."""
         return list(self._copiers)
+
+    def connect(self, kind: CopierKind, peer: KvRank) -> None:
+        """Opens a peer, for reads to come. Raises CopierError: it cannot be reached this way."""
+        self._peer(kind, peer)
 
     def checksums(self, blocks: Sequence[int]) -> list[int]:
         """CRC-32C of each block."""

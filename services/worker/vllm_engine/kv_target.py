@@ -33,6 +33,7 @@ from services.worker.vllm_engine.segment_queue import new_blocks
 
 #: The tail is read at once: there is no step of the request to go on meanwhile.
 _ALL = 1 << 62
+_LATE = "the read took longer than the lease"
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +43,7 @@ class Reservation:
     Attributes:
         blocks: In the order of positions; each holds one reference.
         matched: Positions below this came from the prefix cache.
-        ready: Positions below this hold the sequence's KV.
+        good: Positions that hold the sequence's KV: matched, or read and found right.
         reading: The read under way.
     """
 
@@ -53,8 +54,12 @@ class Reservation:
     copier: CopierKind
     blocks: list[KVCacheBlock]
     matched: int
-    ready: int
+    good: set[int]
     reading: Reading | None = None
+
+    def good_prefix(self) -> int:
+        """Blocks from the first on whose KV is there."""
+        return next(position for position in range(len(self.blocks) + 1) if position not in self.good)
 
 
 class Reservations:
@@ -80,9 +85,10 @@ class Reservations:
 
     def reserve(self, command: ReserveInEngine, copier: CopierKind, *, match_prefix: bool) -> KvDenied | KvRoomReserved:
         """Takes free blocks, the prefix's own among them."""
-        held = self._held.get(command.migration)
-        if held is not None:
-            return KvRoomReserved(migration=held.migration, matched_blocks=held.matched, copier=held.copier)
+        if command.migration in self._held:
+            return denied(command, KvRefusal.INVALID, "reserved already")
+        if len(self._scheduler.running) >= self._scheduler.max_num_active_reqs:
+            return denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
         prefix = self._cached_prefix(command.token_ids) if match_prefix else []
         prefix = prefix[: command.blocks]
         self._pool.touch(prefix)
@@ -99,8 +105,9 @@ class Reservations:
             copier=copier,
             blocks=[*prefix, *new_blocks(self._pool, wanted, after=prefix)],
             matched=len(prefix),
-            ready=len(prefix),
+            good=set(range(len(prefix))),
         )
+        self._scheduler.max_num_active_reqs -= 1
         return KvRoomReserved(migration=command.migration, matched_blocks=len(prefix), copier=copier)
 
     def _cached_prefix(self, token_ids: list[int]) -> list[KVCacheBlock]:
@@ -119,36 +126,29 @@ class Reservations:
             return denied(command, KvRefusal.INVALID, "no such reservation")
         if held.reading is not None:
             return denied(command, KvRefusal.INVALID, "it is read into already")
-        if command.from_block > held.ready:
-            return denied(command, KvRefusal.INVALID, f"positions from {held.ready} on were not read")
-        if not self._grow(held, command.from_block + len(command.blocks)):
-            return denied(command, KvRefusal.NO_BLOCKS, "the reservation is full, and no block is free")
+        if command.from_block + len(command.blocks) > len(held.blocks):
+            return denied(command, KvRefusal.INVALID, f"only {len(held.blocks)} positions are reserved")
         held.reading = Reading(self, held, command, ranks)
         return held.reading
-
-    def _grow(self, held: Reservation, blocks: int) -> bool:
-        missing = blocks - len(held.blocks)
-        if missing <= 0:
-            return True
-        if missing > self._pool.get_num_free_blocks():
-            return False
-        held.blocks += new_blocks(self._pool, missing, after=held.blocks)
-        return True
 
     # --- the end of a reservation
 
     def unreserve(self, command: UnreserveInEngine, ranks: Ranks) -> None:
         """Frees a reservation that nobody took over."""
-        held = self._held.pop(command.migration, None)
+        held = self._end(command.migration, ranks)
         if held is not None:
-            self._stop_reading(held, ranks)
             self._pool.free_blocks(reversed(held.blocks))
 
-    def _stop_reading(self, held: Reservation, ranks: Ranks) -> None:
+    def _end(self, migration: str, ranks: Ranks) -> Reservation | None:
+        """Ends a reservation and what is read into it; its blocks are the caller's."""
+        held = self._held.pop(migration, None)
+        if held is None:
+            return None
+        self._scheduler.max_num_active_reqs += 1
         if held.reading is not None:
-            ranks.cancel(held.migration)
-            settle(held.reading.answer, KvDenied(migration=held.migration, reason=KvRefusal.CANCELLED))
-            held.reading = None
+            ranks.cancel(migration)
+            settle(held.reading.answer, KvDenied(migration=migration, reason=KvRefusal.CANCELLED))
+        return held
 
     def take_over(self, request: Request, arrival: Arrival, ranks: Ranks) -> None:
         """Gives a request that is about to be queued its reservation, after the rest was read.
@@ -156,16 +156,14 @@ class Reservations:
         What cannot be read in time, or fails its check, is computed anew: the request then begins where the good
         blocks end. Without a single good one it is an ordinary continuation.
         """
-        handover = arrival.handover
-        held = self._held.pop(handover.migration, None)
+        held = self._end(arrival.handover.migration, ranks)
         if held is None:
             return
-        self._stop_reading(held, ranks)
         tokens = 0
         if self._is_for(held, request):
-            tokens = min(handover.computed_tokens, request.num_tokens - 1)
-            if not self._read_rest(held, arrival, tokens, ranks):
-                tokens = min(tokens, held.ready * self._block_tokens)
+            tokens = min(arrival.handover.computed_tokens, request.num_tokens - 1)
+            self._read_rest(held, arrival, -(-tokens // self._block_tokens), ranks)
+            tokens = min(tokens, held.good_prefix() * self._block_tokens)
         if tokens:
             self._adopt(request, held, tokens)
         else:
@@ -177,30 +175,36 @@ class Reservations:
         same = held.token_ids[:known] == request._all_token_ids[:known]
         return same and sequence_of(request.request_id) == held.sequence
 
-    def _read_rest(self, held: Reservation, arrival: Arrival, tokens: int, ranks: Ranks) -> bool:
+    def _read_rest(self, held: Reservation, arrival: Arrival, needed: int, ranks: Ranks) -> None:
+        """Reads the blocks that the handover names and nobody has pulled; at once, for nothing else can go on."""
         handover = arrival.handover
-        needed = -(-tokens // self._block_tokens)
-        if needed <= held.ready:
-            return True
-        skipped = held.ready - handover.from_block
-        blocks = handover.blocks[max(0, skipped) : needed - handover.from_block]
-        if skipped < 0 or len(blocks) < needed - held.ready or not self._grow(held, needed):
-            return False
+        first = max(handover.from_block, held.good_prefix())
+        skipped = first - handover.from_block
+        blocks = handover.blocks[skipped : max(skipped, needed - handover.from_block)]
+        if not blocks or not self._grow(held, first + len(blocks)):
+            return
         command = PullIntoEngine(
             migration=held.migration,
-            from_block=held.ready,
+            from_block=first,
             blocks=blocks,
             checksums=[sums[skipped : skipped + len(blocks)] for sums in handover.checksums],
             until_ns=arrival.until_ns,
         )
-        reading = Reading(self, held, command, ranks)
-        reading.advance(_ALL)
-        return held.ready >= needed
+        Reading(self, held, command, ranks).advance(_ALL)
+
+    def _grow(self, held: Reservation, blocks: int) -> bool:
+        missing = blocks - len(held.blocks)
+        if missing > self._pool.get_num_free_blocks():
+            return False
+        held.blocks += new_blocks(self._pool, max(0, missing), after=held.blocks)
+        return True
 
     def _adopt(self, request: Request, held: Reservation, tokens: int) -> None:
+        kept = -(-request.num_tokens // self._block_tokens)
+        self._pool.free_blocks(reversed(held.blocks[kept:]))
         cache = self._scheduler.kv_cache_manager
         manager = cache.coordinator.single_type_managers[0]
-        manager.req_to_blocks[request.request_id] = held.blocks
+        manager.req_to_blocks[request.request_id] = held.blocks[:kept]
         manager.num_cached_block[request.request_id] = min(held.matched, tokens // self._block_tokens)
         cache.cache_blocks(request, tokens)
         request.num_computed_tokens = tokens
@@ -239,6 +243,9 @@ class Reading:
         try:
             if self._advance(bytes_max):
                 self._succeed()
+            elif time.time_ns() > self._command.until_ns:
+                self._ranks.cancel(self._held.migration)
+                self._fail(KvRefusal.LEASE_LOST, _LATE)
         except ReadFailed as error:
             self._fail(KvRefusal.COPY_FAILED, str(error))
 
@@ -258,7 +265,7 @@ class Reading:
         self._began_ns = time.time_ns()
         pairs = list(zip(self._command.blocks[self._skipped :], self._targets, strict=True))
         held = self._held
-        held.ready = min(held.ready, self._first)  # what is read again is garbage until it is read
+        held.good.difference_update(range(self._first, self._end))  # what is read again is garbage until it is read
         if not pairs:
             return
         self._bytes, self._descriptors = self._ranks.begin(
@@ -271,9 +278,9 @@ class Reading:
         if self._comparing.sums and self._comparing.sums != [sums[self._skipped :] for sums in self._command.checksums]:
             self._fail(KvRefusal.COPY_FAILED, "a block's checksum does not match")
         elif ended_ns > self._command.until_ns:
-            self._fail(KvRefusal.LEASE_LOST, "the read took longer than the lease")
+            self._fail(KvRefusal.LEASE_LOST, _LATE)
         else:
-            self._held.ready = max(self._held.ready, self._end)
+            self._held.good.update(range(self._first, self._end))
             self._reservations.finished(self._held)
             settle(self.answer, self._read(ended_ns))
 

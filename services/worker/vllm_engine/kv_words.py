@@ -52,13 +52,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         request_id: Of the sequence inside vLLM, for a lease or a freeze; empty where the worker knows none.
-        copier: That a reservation is to be read with.
+        copiers: That a reservation may be read with, best first.
         match_prefix: Whether a reservation may use the prefix cache. The self-test wants the bytes to travel.
     """
 
     command: _Command
     request_id: str = ""
-    copier: CopierKind = CopierKind.SHARED_MEMORY
+    copiers: list[CopierKind] = []
     match_prefix: bool = True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ _PACKAGE = "services.worker.vllm_engine"
 #: KV cache of a CPU engine whose configuration names no size; vLLM itself would take nearly all memory there is.
 CPU_KV_BYTES = 256 << 20
 _SOCKET_PREFIX = "millrace-kv-"
+#: A listener that lives accepts at once, whatever its process does.
+_PROBE_S = 0.2
 
 
 class TokensOnlyAsyncLLM(AsyncLLM):
@@ -77,13 +80,13 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
     return AsyncEngineArgs(**{**arguments, **config.engine_args})
 
 
-def kv_settings(config: WorkerConfig, socket: str) -> dict[str, Any]:
+def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
     """What of ``additional_config`` lets an engine move KV; nothing where it shall not."""
     migration = config.migration
     if not migration.enabled:
         return {}
     settings = kv_words.KvSettings(
-        socket=socket,
+        socket=path,
         verify=current_platform.is_cpu() if migration.verify is None else migration.verify,
         copy_bytes_per_step=migration.copy_bytes_per_step,
         copiers=migration.copiers,
@@ -92,13 +95,23 @@ def kv_settings(config: WorkerConfig, socket: str) -> dict[str, Any]:
 
 
 def socket_path() -> str:
-    """Where an engine's ranks hand out their KV, ``{rank}`` to be filled in. Engines that were killed left theirs."""
+    """Where an engine's ranks hand out their KV, ``{rank}`` to be filled in."""
     folder = Path(tempfile.gettempdir())
     for left in folder.glob(f"{_SOCKET_PREFIX}*"):
-        owner = left.name.removeprefix(_SOCKET_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path("/proc", owner).exists():
-            left.unlink(missing_ok=True)
+        _remove_if_dead(left)
     return str(folder / f"{_SOCKET_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{{rank}}")
+
+
+def _remove_if_dead(path: Path) -> None:
+    """Deletes the socket of an engine that was killed. Asked by connecting: its pid may be one of another container."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:
+            pass  # another user's, gone meanwhile, or slow to answer
 
 
 def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:

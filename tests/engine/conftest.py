@@ -1,0 +1,30 @@
+"""Two engines of one model that sequences move between; started once for all tests of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.engine.moving import Pair
+
+
+@pytest.fixture(scope="package")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """The target has another seed, another token budget and no prefix cache; both have few blocks, and copy one of them
+    between two steps.
+    """
+    from services.worker.config import MigrationConfig
+    from tests.engine import tiny_llama
+    from tests.engine.bench_engine import BenchEngine, config
+    from tests.engine.moving import Pair
+
+    model = tiny_llama.build(tmp_path_factory.mktemp("moving"))
+    fields = {"kv_blocks": 65, "kv_bytes": 0, "migration": MigrationConfig(copy_bytes_per_step=64 << 10)}
+    source = BenchEngine(config(model, **fields))
+    target = BenchEngine(config(model, **fields, seed=99, max_num_batched_tokens=64, enable_prefix_caching=False), "t")
+    yield Pair(source, target)
+    for engine in (source, target):
+        engine.stop()
