@@ -52,15 +52,16 @@ class Leases:
     """Leases of one engine, by migration. Knows no time: whoever asked for a lease ends it.
 
     Attributes:
+        verify: Whether checksums are told.
         log: Migration -> block -> generation that the block had when it was leased; for checkers.
     """
 
-    def __init__(self, scheduler: Scheduler, progress: Progress, *, salt: int = 0, verify: bool = True) -> None:
-        """Args: salt: tells this engine's contents from others'. verify: whether checksums are told."""
+    def __init__(self, scheduler: Scheduler, progress: Progress, *, salt: int = 0) -> None:
+        """Args: salt: tells this engine's contents from others'."""
         self._scheduler = scheduler
         self._progress = progress
         self._salt = salt
-        self._verify = verify
+        self.verify = True
         self._leases: dict[str, Lease] = {}
         self.log: OrderedDict[str, dict[int, int]] = OrderedDict()
 
@@ -179,7 +180,7 @@ class Leases:
         return leased is not None and leased == self._scheduler.pool.generation(block)
 
     def _checksums(self, blocks: list[int]) -> list[list[int]]:
-        return [[self.checksum(block) for block in blocks]] if self._verify else []
+        return [[self.checksum(block) for block in blocks]] if self.verify else []
 
     def _note(self, migration: str, blocks: list[int]) -> None:
         noted = self.log.setdefault(migration, {})

@@ -74,7 +74,7 @@ class _Side:
 class _Transfer:
     """One read on the wire."""
 
-    __slots__ = ("done", "left_bytes", "rate", "read", "source", "target", "torn", "wire")
+    __slots__ = ("broken", "done", "left_bytes", "rate", "read", "source", "target", "torn", "wire")
 
     def __init__(self, read: KvRead, source: _Side, target: _Side, done: Callable[[KvReadEnded], None]) -> None:
         self.read = read
@@ -84,6 +84,7 @@ class _Transfer:
         self.left_bytes = float(read.bytes)
         self.rate = 0.0  # bytes per ns
         self.torn: int | None = None
+        self.broken = False
         self.wire = False  # past its latency, and moving
 
 
@@ -159,8 +160,8 @@ class SimKvNetwork:
             case "torn":
                 transfer.torn = self._rng.randrange(len(transfer.read.blocks))
             case "failed":
-                at_ns = self._latency_ns + self._rng.randrange(MILLISECOND)
-                self._simulation.after(at_ns, self._fail, transfer)
+                transfer.broken = True
+                transfer.left_bytes *= self._rng.random()
             case "stall":
                 transfer.left_bytes = float("inf")
         return 0
@@ -176,12 +177,6 @@ class SimKvNetwork:
         if transfer.left_bytes >= 0:
             self._count("cancelled")
             self._leave(transfer)
-
-    def _fail(self, transfer: _Transfer) -> None:
-        if transfer.left_bytes >= 0:
-            self._leave(transfer)
-            broken = KvReadEnded(refusal=KvRefusal.COPY_FAILED, detail="the connection broke")
-            _end(transfer.target, transfer.done, broken)
 
     def _leave(self, transfer: _Transfer) -> None:
         self._advance()
@@ -230,8 +225,8 @@ class SimKvNetwork:
 
     def _finish(self, transfer: _Transfer) -> None:
         read, source = transfer.read, transfer.source
-        if not _alive(source):
-            _end(transfer.target, transfer.done, _GONE)
+        if transfer.broken or not _alive(source):
+            _end(transfer.target, transfer.done, _BROKEN if transfer.broken else _GONE)
             return
         leases = source.engine.moves.leases
         stale = [block for block in read.blocks if not leases.unchanged(read.migration, block)]
@@ -282,6 +277,7 @@ class SimKvPort:
 
 
 _GONE = KvReadEnded(refusal=KvRefusal.COPY_FAILED, detail="the source is gone")
+_BROKEN = KvReadEnded(refusal=KvRefusal.COPY_FAILED, detail="the connection broke")
 _ENDLESS = float("inf")
 
 
