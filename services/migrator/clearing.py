@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millrace.actor.effects import Effect, Reply, StartTimer
+from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import (
     EvacuateInstance,
     InstanceEvacuated,
@@ -24,8 +25,11 @@ SETTLE_NS = 500 * MS
 #: Pause for a sequence that found no room, or was refused.
 REST_NS = 250 * MS
 
-#: Attempts at one sequence within one evacuation.
+#: Failures of one sequence within one evacuation before it is left alone.
 ATTEMPTS_MAX = 5
+
+#: What time alone may change: room comes when others end. These are no failures of the sequence.
+PATIENCE = frozenset({KvRefusal.NO_TARGET, KvRefusal.NO_BLOCKS, KvRefusal.TOO_MANY, KvRefusal.NOT_RUNNING})
 
 #: How often an evacuation is looked at where nothing happens.
 LOOK_NS = 200 * MS
@@ -81,9 +85,6 @@ class Clearing:
         effects: list[Effect] = []
         free = self._desk.limits.out_max - len(self._departures.of(post.instance))
         for status in self._ready(post, now_ns)[: max(0, free)]:
-            if post.evacuation is not None:
-                attempts = post.evacuation.attempts
-                attempts[status.sequence] = attempts.get(status.sequence, 0) + 1
             wish = MigrateSequence(sequence=status.sequence, reason=reason, within_ms=0)
             effects += self._departures.ask_for(post.instance, wish, "", now_ns)
         return effects
@@ -113,6 +114,9 @@ class Clearing:
         if post.evacuation is not None:
             post.evacuation.moved += moved
             post.evacuation.failed += not moved
+            if not moved and body.refusal not in PATIENCE:
+                attempts = post.evacuation.attempts
+                attempts[body.sequence] = attempts.get(body.sequence, 0) + 1
             self._desk.metrics.evacuated["moved" if moved else "failed"] += 1
 
     def _end_if_done(self, post: Post, evacuation: Evacuation, now_ns: int) -> list[Effect]:
@@ -139,7 +143,7 @@ class Clearing:
     def _is_done(self, post: Post, evacuation: Evacuation, now_ns: int) -> bool:
         if not self._desk.surroundings.has_others(post.instance):
             return True  # there is nowhere to go
-        if post.heard_ns < evacuation.since_ns:
+        if post.heard_ns <= evacuation.since_ns:
             return now_ns - evacuation.since_ns >= SNAPSHOT_NS
         return not any(self._may_leave(post, status) for status in _still_there(post, now_ns))
 

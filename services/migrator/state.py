@@ -198,7 +198,7 @@ class Evacuation:
 
     Attributes:
         waiters: Reply subjects.
-        attempts: By sequence.
+        attempts: Failures by sequence.
     """
 
     ask: EvacuateInstance

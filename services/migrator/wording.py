@@ -109,6 +109,7 @@ def commit_of(out: Outgoing, *, read_ms: int) -> Body:
             output_token_ids=frozen.output_token_ids,
             output_logprobs=frozen.logprobs,
             handover=None,
+            migration=out.migration,
         )
     return CommitMigration(
         migration=out.migration,
