@@ -11,7 +11,9 @@ Until proven otherwise the source owns it. ``n`` is what the source had decoded 
       or the source is lost                                                    the allotment
     its answer: the same tokens as the log's         no longer than they     the target owns it
     other ones, or fewer                                                     as if it had not moved
-    TokensForgotten                                                          the same
+    TokensForgotten                                                          the same; where the target holds later
+                                                                               tokens only, it is asked for those, or
+                                                                               owns it if the log is not longer
 
 So nothing of an allotted epoch is taken before its target is known to continue this very log, and the source's tokens
 never after. Both may decode for a moment, in different epochs; a source that goes on is cancelled in its old one, as
@@ -25,9 +27,10 @@ from typing import Any
 from millrace.actor.effects import Effect, Log
 from millrace.contracts.ingress import TokenChunk, TokensResent
 from millrace.contracts.migration import SequenceMoved
+from millrace.contracts.worker import TokensForgotten
 
 from services.ingress import tracing
-from services.ingress.allotments import allotted_to, close, void
+from services.ingress.allotments import allotted_to, ask_proof, close, void
 from services.ingress.continuation import ask_resend, lose_target
 from services.ingress.endings import detach
 from services.ingress.pending import PendingProof
@@ -98,7 +101,11 @@ def take_proof(state: IngressState, pending: PendingProof, answer: Any, out: lis
     pending.allotment.proof = ""  # still the sequence's: with an allotment its question is forgotten
     if not isinstance(answer, TokensResent):
         state.metrics.resends.add("forgotten")
-        lose_target(state, sequence, out)
+        base = answer.base_index if isinstance(answer, TokensForgotten) else None
+        if base is None or base <= pending.allotment.tokens or not state.connected:
+            lose_target(state, sequence, out)
+        else:
+            _take_base(state, sequence, base, out)
     elif _continues(sequence, answer.chunk):
         state.metrics.resends.add("proven")
         switch(state, sequence, out)
@@ -107,6 +114,17 @@ def take_proof(state: IngressState, pending: PendingProof, answer: Any, out: lis
         lose_target(state, sequence, out)
     else:
         void(state, sequence, "stayed", out)
+
+
+def _take_base(state: IngressState, sequence: OpenSequence, base: int, out: list[Effect]) -> None:
+    """The target holds its tokens from ``base`` on. It was given those before, and they are the source's."""
+    assert sequence.allotment is not None
+    if len(sequence.log) > base:
+        sequence.allotment.tokens = base
+        ask_proof(state, sequence, out)
+        return
+    switch(state, sequence, out)
+    ask_resend(state, sequence, out)
 
 
 def _continues(sequence: OpenSequence, chunk: TokenChunk) -> bool:

@@ -53,7 +53,7 @@ class Allotment:
     Attributes:
         instance, incarnation: The target, when it was allotted.
         source: Who had the sequence then.
-        tokens: Length of the log then: what the source had decoded at least when it was frozen.
+        tokens: So many, of the log then at least, are the target's as well: what it has is compared from here on.
         at_ns: When it was allotted.
         span: Context of the span of this move.
         proof: Correlation of the open question to the target; empty for none.

@@ -64,7 +64,8 @@ class Decoding:
         """Tokens that an ingress misses."""
         held = self._desk.ledger.get(body.sequence)
         if held is None or held.epoch != body.epoch or body.from_index < held.base_index:
-            forgotten = TokensForgotten(sequence=body.sequence, epoch=body.epoch)
+            base = held.base_index if held is not None and held.epoch == body.epoch else None
+            forgotten = TokensForgotten(sequence=body.sequence, epoch=body.epoch, base_index=base)
             return answer(message.reply_to, body.sequence, forgotten)
         self._desk.figures.resends += 1
         start = min(body.from_index - held.base_index, len(held.token_ids))

@@ -97,8 +97,9 @@ class Intake:
             logprobs=[] if body.sampling.logprobs is not None else None,
             waiters=[message.reply_to] if message.reply_to else [],
         )
-        if body.handover is not None:
-            self._bring(held, body, body.handover.migration)
+        migration = body.migration if body.handover is None else body.handover.migration
+        if migration:
+            self._bring(held, body, migration)
         return held
 
     def _bring(self, held: Held, body: SubmitSequence, migration: str) -> None:

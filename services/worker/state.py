@@ -74,7 +74,10 @@ class Held:
     @property
     def to_compute(self) -> int:
         """Tokens that the engine has to compute before it decodes; those of a migrated one came, as a rule."""
-        return self.prompt_tokens + self.base_index if self.moved is None else 1
+        if self.moved is None:
+            return self.prompt_tokens + self.base_index
+        came = self.submission is not None and self.submission.handover is not None
+        return 1 if came else self.prompt_tokens + self.moved.first_index
 
     def output_token_ids(self) -> list[int]:
         """All output tokens, earlier epochs included."""
@@ -86,7 +89,11 @@ class Held:
         if self.submission is None:
             return None
         return msgspec.structs.replace(
-            self.submission, output_token_ids=self.output_token_ids(), handover=None, output_logprobs=None
+            self.submission,
+            output_token_ids=self.output_token_ids(),
+            handover=None,
+            output_logprobs=None,
+            migration="",
         )
 
     def chunk(self, start: int) -> TokenChunk:

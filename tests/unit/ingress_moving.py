@@ -94,11 +94,11 @@ class MoveBench(Bench):
         assert isinstance(request.body, ResendTokens)
         return instance_of(request), request.body
 
-    def tell(self, chunk: TokenChunk | None) -> None:
-        """Answers the newest ResendTokens: with these tokens, or that nothing is known."""
+    def tell(self, chunk: TokenChunk | None, *, base: int | None = None) -> None:
+        """Answers the newest ResendTokens: with these tokens, or that nothing (before ``base``) is known."""
         request: Request = self.asked(ResendTokens)[-1]
         assert isinstance(request.body, ResendTokens)
-        forgotten = TokensForgotten(sequence=request.body.sequence, epoch=request.body.epoch)
+        forgotten = TokensForgotten(sequence=request.body.sequence, epoch=request.body.epoch, base_index=base)
         self.reply(request, forgotten if chunk is None else TokensResent(chunk=chunk))
 
     def placed(self) -> list[tuple[str, int]]:

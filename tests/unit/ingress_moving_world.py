@@ -48,7 +48,7 @@ class Profile:
     word_loss: float  # of SequenceMoved
     repeat: float
     death: float
-    brought: bool  # a target can resend what it brought
+    brought: int  # tokens of what it brought that a target can resend, at most
 
 
 @dataclass
@@ -206,7 +206,8 @@ class World:
     def _resent(self, worker: Worker, body: ResendTokens) -> Body:
         held = worker.held
         if held is None or held.epoch != body.epoch or body.from_index < held.base:
-            return TokensForgotten(sequence=SEQUENCE, epoch=body.epoch)
+            base = held.base if held is not None and held.epoch == body.epoch else None
+            return TokensForgotten(sequence=SEQUENCE, epoch=body.epoch, base_index=base)
         return TokensResent(chunk=self._chunk(held, min(body.from_index, len(held.history))))
 
     def _chunk(self, held: Held, start: int) -> TokenChunk:
@@ -302,7 +303,7 @@ class World:
         target, n = move.target, len(history)
         if not target.up or target.incarnation != move.target_incarnation or move.allotted <= target.fence:
             return
-        base = 0 if self.profile.brought else max(0, n - 2)
+        base = max(0, n - self.profile.brought)
         held = Held(move.allotted, list(history), base, n, reading=move.id)
         self._hold(target, held)
         self.flying.append(lambda: self._added(move, held))

@@ -17,7 +17,7 @@ def run(seed: int) -> World:
         word_loss=rng.choice((0.0, 0.5, 0.9)),
         repeat=rng.choice((0.0, 0.2)),
         death=rng.choice((0.0, 0.01, 0.02)),
-        brought=rng.random() < 0.7,
+        brought=rng.choice((TOKENS_MAX, 2, 0)),
     )
     world = World(rng, profile)
     leaves_at = rng.randrange(STEPS * 8)

@@ -369,7 +369,20 @@ def test_with_log_probabilities_it_keeps_what_came_with_them() -> None:
     (resent,) = bodies(made.say(ResendTokens(sequence="r1.0", epoch=3, from_index=2), reply_to="i"), TokensResent)
     assert (resent.chunk.token_ids, resent.chunk.logprobs) == ([3, 4, 5], entries)
     earlier = made.say(ResendTokens(sequence="r1.0", epoch=3, from_index=1), reply_to="i")
-    assert bodies(earlier, TokensForgotten)
+    assert bodies(earlier, TokensForgotten) == [TokensForgotten(sequence="r1.0", epoch=3, base_index=2)]
+
+
+def test_one_that_migrates_without_its_kv_is_computed_and_told_as_moved() -> None:
+    made = bench(summary_interval_min_ms=0)
+    effects = arriving(made, handover=None, migration="m1")
+    (add,) = only(effects, AddToEngine)
+    assert add.sequence.output_token_ids == [1, 2, 3, 4]
+    (summary,) = bodies(effects, InstanceSummary)
+    assert summary.waiting_prefill_tokens == 3 + 4
+    (moved,) = bodies(made.say(SequenceAdded(sequence="r1.0")), SequenceMoved)
+    assert (moved.migration, moved.first_index) == ("m1", 4)
+    asked = made.say(ResendTokens(sequence="r1.0", epoch=3, from_index=1), reply_to="i")
+    assert bodies(asked, TokensResent)[0].chunk.token_ids == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

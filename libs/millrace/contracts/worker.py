@@ -78,6 +78,7 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
         expected_output_tokens: Predicted output length of the whole sequence, tokens; None if unknown.
         deadline_ns: Unix ns after which the client no longer wants it; None for no deadline.
         handover: With a migrated sequence: its KV comes from another instance; None for one that is computed here.
+        migration: With a sequence that migrates without its KV, which is computed here; else empty.
         output_logprobs: Of the last tokens of ``output_token_ids`` where the sequence was migrated: those that ingress
             may ask for again.
     """
@@ -94,6 +95,7 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
     priority: int = 0
     handover: KvHandover | None = None
     output_logprobs: list[TokenLogprobs] | None = None
+    migration: str = ""
 
 
 class RefusalReason(StrEnum):
@@ -142,10 +144,16 @@ class ResendTokens(Body, frozen=True, kw_only=True, tag="ResendTokens/1"):
 
 
 class TokensForgotten(Body, frozen=True, kw_only=True, tag="TokensForgotten/1"):
-    """This worker does not hold that sequence and epoch (never had it, restarted, or it was acknowledged)."""
+    """This worker does not hold that sequence and epoch (never had it, restarted, or it was acknowledged), or not from
+    that index on.
+
+    Attributes:
+        base_index: First index that it holds; None where it holds nothing of that epoch.
+    """
 
     sequence: str
     epoch: int
+    base_index: int | None = None
 
 
 class AcknowledgeSequences(Body, frozen=True, kw_only=True, tag="AcknowledgeSequences/1"):
