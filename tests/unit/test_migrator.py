@@ -132,7 +132,7 @@ def test_recompute_moves_no_kv_and_needs_no_other_migrator() -> None:
     body = rig.migrate(target="b", mode=MigrationMode.RECOMPUTE)
     assert (body.outcome, where(rig)) == (MigrationOutcome.MOVED, ["b"])
     submitted = rig.published(SubmitSequence)[0]
-    assert submitted.handover is None
+    assert (submitted.handover, submitted.migration) == (None, body.migration)
     assert submitted.output_token_ids == rig.published(SequenceFrozen)[0].output_token_ids
 
 
