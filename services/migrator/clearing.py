@@ -84,7 +84,10 @@ class Clearing:
         reason = post.evacuation.ask.reason if post.evacuation is not None else MigrationReason.HANDOFF
         effects: list[Effect] = []
         free = self._desk.limits.out_max - len(self._departures.of(post.instance))
-        for status in self._ready(post, now_ns)[: max(0, free)]:
+        ready = self._ready(post, now_ns) if free > 0 else []
+        # Where nobody has room its engine is not even asked for a lease; the next snapshot asks again.
+        room = self._desk.surroundings.room(post.instance, now_ns) - self._desk.limits.growth_blocks if ready else 0
+        for status in [status for status in ready if status.blocks <= room][:free]:
             wish = MigrateSequence(sequence=status.sequence, reason=reason, within_ms=0)
             effects += self._departures.ask_for(post.instance, wish, "", now_ns)
         return effects

@@ -103,10 +103,22 @@ class Surroundings:
             sequence=sequence, blocks=wish.blocks, candidates=candidates, handoff=handoff, filtered=filtered
         )
 
+    def room(self, source: str, now_ns: int) -> int:
+        """Blocks of the largest sequence that anybody could take, as far as was heard; -1 where nobody could."""
+        record = self.record(source)
+        if record is None:
+            return -1
+        candidates = self.question("", Wish(source=record, blocks=0), now_ns, handoff=False).candidates
+        return max((target.idle_after(0) for target in candidates), default=-1)
+
     def _neighbour(self, token: str, record: InstanceRecord, now_ns: int) -> Neighbour:
         at_ns, summary = self._summaries.get(token, (0, None))
         known = summary is not None and summary.incarnation == record.incarnation and now_ns - at_ns < SUSPECT_NS
-        promised = sum(blocks for target, blocks, _ in self._promises.values() if target == record.instance)
+        promised = sum(
+            blocks
+            for target, blocks, until_ns in self._promises.values()
+            if target == record.instance and (not until_ns or now_ns < until_ns)
+        )
         return Neighbour(
             record=record,
             summary=summary if known else None,

@@ -48,6 +48,8 @@ def changed(worker: FakeWorker, sequence: str, **changes: Any) -> None:
 
 def test_everything_moves_to_where_there_is_room_three_at_a_time() -> None:
     rig = Rig("a", "b", "c", limits=ROOM)
+    for name in "bc":
+        rig.workers[name].blocks_free = 1_000
     for index in range(8):
         rig.decode("a", f"r.{index}")
     answer = evacuate(rig)
@@ -102,7 +104,6 @@ def test_a_target_without_room_is_tried_again_until_the_limit() -> None:
     answer = rig.answers[-1]
     assert isinstance(answer, InstanceEvacuated)
     assert answer.moved == 1
-    assert answer.failed >= 1
 
 
 def test_the_limit_holds_whatever_is_left() -> None:
@@ -172,12 +173,12 @@ def test_it_goes_to_one_that_does_both_where_no_decode_instance_has_room() -> No
 def test_without_room_anywhere_it_decodes_where_it_is_and_is_tried_again() -> None:
     rig = Rig("a", "b")
     rig.workers["b"].blocks_free = 3
+    rig.run(100)
     rig.plan(a=InstanceRole.PREFILL, b=InstanceRole.DECODE)
     rig.decode("a", outputs=1)
     rig.run(1_500)
     assert "r.0" in rig.workers["a"].sequences
-    tries = len(rig.published(MigrationFinished))
-    assert 2 <= tries <= 8
+    assert not rig.published(LeaseKv), "its engine is not bothered for nothing"
     rig.workers["b"].blocks_free = 500
     rig.run(600)
     assert "r.0" in rig.workers["b"].sequences
