@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.kvcache.segments import HIT_WINDOW, WINDOW, runs
 
 from bench.engine.in_process import open_engine, prepare
+from bench.engine.segments_model import ModelledRun
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 BLOCK = 32
@@ -93,6 +95,22 @@ def measure(load: Load, *, segments: bool) -> Figures:
 
             install(scheduler.kv_cache_manager, window=load.window, hit_window=load.hit_window)
         return _Run(engine, scheduler).all(load)
+
+
+def modelled(load: Load, *, segments: bool) -> Figures:
+    """The same with the modelled engine: no outputs and no cost, all else equal."""
+    parameters = EngineParameters(
+        max_model_len=2048,
+        block_size=BLOCK,
+        blocks_total=load.blocks - 1,  # vLLM counts its null block
+        max_sequences=RUNNING,
+        token_budget=2048,
+        segments=segments,
+    )
+    run = ModelledRun(parameters, window=load.window, hit_window=load.hit_window)
+    ended = run.all(requests(load), clients=CLIENTS)
+    outcomes = {it.number: Outcome((), it.hit_tokens, it.blocks, it.runs, it.preemptions) for it in ended}
+    return Figures(outcomes, [0.0], run.steps, run.seconds)
 
 
 def _model() -> dict[str, Any]:
@@ -185,7 +203,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--hit-window", type=int, default=HIT_WINDOW)
-    load = Load(**vars(parser.parse_args()))
+    parser.add_argument("--modelled", action="store_true", help="on the modelled engine: seconds instead of minutes")
+    options = vars(parser.parse_args())
+    run = modelled if options.pop("modelled") else measure
+    load = Load(**options)
     print(
         f"{load.requests:,} requests, {load.prefixes} prefixes, {load.blocks} blocks of {BLOCK} tokens, "
         f"seed {load.seed}, window {load.window}, {load.hit_window} for hit blocks"
@@ -195,9 +216,9 @@ def main() -> int:
         f"{'us p50':>6} {'mean':>6} {'steps':>8} {'s':>7}"
     )
     prepare()
-    stock = measure(load, segments=False)
+    stock = run(load, segments=False)
     report("stock", stock)
-    segments = measure(load, segments=True)
+    segments = run(load, segments=True)
     report("segments", segments)
     compare(stock, segments)
     return int(any(o.tokens != segments.outcomes[number].tokens for number, o in stock.outcomes.items()))

@@ -29,6 +29,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         watermark: Share of all blocks kept free when a waiting sequence is admitted beside running ones.
         reserve_full_prompt: Admit a sequence only if its whole prompt fits now, not only its first chunk
             (``scheduler_reserve_full_isl``).
+        segments: Free blocks are handed out in contiguous runs (kvcache/segments.py), as our engines do.
         async_scheduling: The next step is scheduled before the outputs of the one before are known, as vLLM does
             by default where it can.
     """
@@ -43,6 +44,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prefix_caching: bool = True
     watermark: float = 0.0
     reserve_full_prompt: bool = True
+    segments: bool = False
     policy: QueuePolicy = QueuePolicy.FCFS
     async_scheduling: bool = False
 

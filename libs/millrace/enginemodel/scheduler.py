@@ -21,6 +21,7 @@ from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 from millrace.enginemodel.queue import WaitingQueue, waiting_queue
 from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.kvcache.pool import BlockPool
+from millrace.kvcache.segment_pool import SegmentPool
 
 
 class Scheduler:
@@ -33,7 +34,8 @@ class Scheduler:
 
     def __init__(self, parameters: EngineParameters) -> None:
         self.parameters = parameters
-        self.pool = BlockPool(parameters.blocks_total, caching=parameters.prefix_caching)
+        kind = SegmentPool if parameters.segments else BlockPool
+        self.pool: BlockPool = kind(parameters.blocks_total, caching=parameters.prefix_caching)
         self.running: list[ScheduledSequence] = []
         self.waiting: WaitingQueue = waiting_queue(parameters.policy)
         self.preemptions = 0
@@ -173,11 +175,12 @@ class Scheduler:
                         (at, index, False) for at in range(-before % block_size or block_size, steps + 1, block_size)
                     ]
         needs.sort()
-        blocks = iter(self.pool.take(sum(take for _at, _index, take in needs)))
+        together = not self.parameters.segments
+        blocks = iter(self.pool.take(sum(take for _at, _index, take in needs)) if together else ())
         for _at, index, take in needs:
             sequence = self.running[index]
             if take:
-                sequence.blocks.append(next(blocks))
+                sequence.blocks += [next(blocks)] if together else self.pool.take(1, after=sequence.blocks[-1])
                 sequence.slots += block_size
             else:
                 self._name_blocks(sequence, (sequence.named_blocks + 1) * block_size)
@@ -326,7 +329,7 @@ class Scheduler:
         block_size = self.parameters.block_size
         missing = -(-(end - sequence.slots) // block_size)
         if missing > 0:
-            sequence.blocks += self.pool.take(missing)
+            sequence.blocks += self.pool.take(missing, after=sequence.blocks[-1] if sequence.blocks else -1)
             sequence.slots += missing * block_size
         self._name_blocks(sequence, min(end, sequence.total))
 

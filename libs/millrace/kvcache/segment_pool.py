@@ -10,9 +10,15 @@ from millrace.kvcache.segments import HIT_WINDOW, WINDOW, choose
 
 
 class SegmentPool(BlockPool):
-    """BlockPool with another choice among the first free blocks (segments.py); their order is the same."""
+    """BlockPool with another choice among the first free blocks (segments.py); their order is the same.
+
+    Attributes:
+        window, hit_window: How far to look; of the class, for figures that vary them.
+    """
 
     __slots__ = ("_hit",)
+    window = WINDOW
+    hit_window = HIT_WINDOW
 
     def __init__(self, blocks_total: int, *, caching: bool) -> None:
         super().__init__(blocks_total, caching=caching)
@@ -34,8 +40,8 @@ class SegmentPool(BlockPool):
 
     def _candidates(self, count: int) -> list[int]:
         fresh = range(self._fresh, self.blocks_total + 1)
-        first = list(islice(chain(reversed(self._unnamed), fresh, self._named), count + WINDOW))
-        near = count + HIT_WINDOW
+        first = list(islice(chain(reversed(self._unnamed), fresh, self._named), count + self.window))
+        near = count + self.hit_window
         return first[:near] + [block for block in first[near:] if block not in self._hit]
 
     def _take(self, block: int) -> None:
