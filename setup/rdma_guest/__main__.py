@@ -34,11 +34,11 @@ LIBRARIES = {"/usr/include/infiniband/verbs.h": "libibverbs-dev", "/etc/libibver
 
 MODULES = ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "crc32_generic", "crc32_pclmul", "ib_uverbs", "rdma_rxe"]
 MEMORY = "2G"
-#: An emulated processor takes about five minutes for the suite; thrice that is a hang.
-GUEST_SECONDS_MAX = 900
+#: An emulated processor takes three to eight minutes for the suite, by what else this machine does.
+GUEST_SECONDS_MAX = 1500
 APT_SECONDS_MAX = 900
 
-TESTS = ["tests/contract/copier", "-k", "verbs or (nixl and every)"]
+TESTS = ["tests/contract/copier", "-k", "verbs"]
 #: Plugins that the configuration names; loading all the installed ones takes the emulated processor a minute.
 PYTEST = "-m pytest -v -p no:cacheprovider -p pytest_asyncio.plugin -p pytest_timeout --timeout 300"
 
