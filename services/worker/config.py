@@ -57,6 +57,8 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             memory.
         copy_bytes_per_step: What a copier that uses the engine's processor copies between two steps, bytes.
         copiers: The only ones used, best first; empty for all that both ends offer, in the source's order.
+        self_test: Whether the engine moves a sequence to itself at its start, and moves nothing where tokens differ;
+            None for where vLLM's paths were read and not run (all but the V1 runner on a CPU).
         segments: Whether vLLM's free blocks are handed out in contiguous runs, so that a sequence moves in few pieces.
         leases_max: Sequences leased at a time; further ones are refused TOO_MANY.
         reservations_max: Reservations held at a time; further ones are refused TOO_MANY.
@@ -69,7 +71,8 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     verify: bool | None = None
     copy_bytes_per_step: int = 1 << 20
     copiers: list[CopierKind] = []
-    segments: bool = False
+    self_test: bool | None = None
+    segments: bool = True
     leases_max: int = 3
     reservations_max: int = 3
     lease_ms_max: int = 10_000

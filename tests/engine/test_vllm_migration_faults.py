@@ -32,6 +32,7 @@ from tests.engine.moving import (
     prompt_of,
     settled,
     tell,
+    until_tokens,
     whole,
 )
 

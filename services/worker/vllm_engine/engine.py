@@ -38,6 +38,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
+from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
 from services.worker.vllm_engine.scheduler import decode_snapshot
 
@@ -93,10 +94,31 @@ class VllmEngine:
         self._supported = await self._llm.engine_core.get_supported_tasks_async()
         self._spawn(self._read_outputs())
         self._spawn(self._poll_when_idle())
-        return self._info(self._llm, await self._offer(self._llm))
+        return self._info(self._llm, await self._make_movable(self._llm))
+
+    async def _make_movable(self, llm: AsyncLLM) -> str:
+        """Makes the engine ready to move KV; why it will not, or nothing."""
+        refusal = await self._offer(llm)
+        if refusal or not self._tests_itself(llm.vllm_config):
+            return refusal
+        assert self._endpoint is not None
+        model = llm.vllm_config.model_config
+        test = LoopBack(self, self._endpoint, vocabulary=model.get_vocab_size(), max_model_len=model.max_model_len)
+        listener, self._listener = self._listener, test.hear
+        try:
+            refusal = await test.run()
+        finally:
+            self._listener = listener
+        if refusal:
+            self._endpoint = None
+        return refusal
+
+    def _tests_itself(self, vllm_config: Any) -> bool:
+        wanted = self._config.migration.self_test
+        proven = current_platform.is_cpu() and not vllm_config.use_v2_model_runner
+        return wanted if wanted is not None else not proven or bool(vllm_config.scheduler_config.async_scheduling)
 
     async def _offer(self, llm: AsyncLLM) -> str:
-        """Makes the engine ready to move KV; why it will not, or nothing."""
         offer = kv_words.decode_offer(await llm.engine_core.call_utility_async("millrace_kv"))
         if not offer.refusal:
             self._endpoint = kv_endpoint.endpoint(self._config, llm.vllm_config, offer)
@@ -181,8 +203,11 @@ class VllmEngine:
         if identities:
             self._spawn(self._core().abort_requests_async(identities))
 
-    def move(self, command: KvCommand) -> None:
-        """Carries it out between two steps; the answer comes after every output of the steps before."""
+    def move(self, command: KvCommand, *, match_prefix: bool = True) -> None:
+        """Carries it out between two steps; the answer comes after every output of the steps before.
+
+        Without ``match_prefix`` a reservation leaves the prefix cache alone (self-test).
+        """
         if self._endpoint is None:
             self._deny(command, KvRefusal.UNABLE, "this engine moves nothing; its record says why")
             return
@@ -198,7 +223,7 @@ class VllmEngine:
                     self._deny(command, KvRefusal.INCOMPATIBLE, refusal)
                     return
                 copiers = kv_endpoint.common_copiers(self._endpoint, command.endpoint)
-                call = kv_words.Call(command=command, copiers=copiers)
+                call = kv_words.Call(command=command, copiers=copiers, match_prefix=match_prefix)
         self._spawn(self._move(call))
 
     def _let_go(self, command: EndLeaseInEngine) -> None:

@@ -1,0 +1,89 @@
+"""An engine tests itself before it moves anything, and says why it will not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from millrace.actor.engine import KvDenied, LeaseInEngine
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.worker import Sampling
+
+from services.worker.config import MigrationConfig
+from tests.engine import tiny_llama
+from tests.engine.bench_engine import BenchEngine, config
+from tests.engine.moving import ask
+
+#: Starting engines takes a minute where other test runs share the cores.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.build(tmp_path_factory.mktemp("selftest"))
+
+
+def test_an_engine_that_moves_a_sequence_to_itself_rightly_offers_its_kv(model: Path) -> None:
+    engine = BenchEngine(config(model, migration=MigrationConfig(self_test=True)))
+    try:
+        assert engine.info.kv is not None, engine.info.kv_refusal
+        assert engine.events == [], "nobody hears of the test"
+        engine.run([7, 8, 9], Sampling(max_tokens=2))
+        engine.until(engine.idle)
+    finally:
+        engine.stop()
+
+
+def test_an_engine_whose_self_test_gives_other_tokens_moves_nothing(model: Path) -> None:
+    broken = {"scheduler_cls": "tests.engine.broken_scheduler.SwappingScheduler"}
+    engine = BenchEngine(config(model, migration=MigrationConfig(self_test=True), engine_args=broken))
+    try:
+        assert engine.info.kv is None
+        assert "tokens differ" in engine.info.kv_refusal
+        said = ask(engine, LeaseInEngine(migration="m", sequence="s", from_block=0))
+        assert isinstance(said, KvDenied)
+        assert said.reason is KvRefusal.UNABLE
+        engine.run([7, 8, 9], Sampling(max_tokens=2))
+        engine.until(engine.idle)
+    finally:
+        engine.stop()
+
+
+def _vllm_config(**fields: Any) -> Any:
+    parallel = SimpleNamespace(
+        pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1
+    )
+    defaults: dict[str, Any] = {
+        "additional_config": {"millrace_kv_settings": "{}"},
+        "speculative_config": None,
+        "lora_config": None,
+        "kv_transfer_config": None,
+        "parallel_config": parallel,
+    }
+    return SimpleNamespace(**{**defaults, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "groups", "reason"),
+    [
+        ({}, 1, ""),
+        ({"additional_config": {}}, 1, "migration is off"),
+        ({"speculative_config": object()}, 1, "speculatively"),
+        ({"lora_config": object()}, 1, "LoRA"),
+        ({"kv_transfer_config": object()}, 1, "connector"),
+        ({}, 2, "several groups"),
+    ],
+)
+def test_what_cannot_be_moved_is_said_with_its_reason(fields: dict[str, Any], groups: int, reason: str) -> None:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from services.worker.vllm_engine.kv_mover import unmovable
+
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    kv_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * groups)
+    said = unmovable(_vllm_config(**fields), kv_config)
+    assert reason in said
+    assert bool(said) == bool(reason)
