@@ -69,6 +69,8 @@ class Questions:
 
 def is_repeat(earlier: Question, later: Question) -> bool:
     """Whether a question asks for the same step of its migration again."""
+    if isinstance(earlier, PullKv) and isinstance(later, PullKv):
+        return (earlier.from_block, earlier.blocks) == (later.from_block, later.blocks)
     if isinstance(earlier, ReserveKv) or isinstance(later, ReserveKv):
         return type(earlier) is type(later)
     return type(earlier) is type(later) and earlier.from_block == later.from_block

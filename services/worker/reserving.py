@@ -125,6 +125,12 @@ class Reserving:
         if reservation is None:
             no = refused(body.migration, KvRefusal.INVALID, "nothing is reserved for this migration")
             return self._refuse("", reply_to, no)
+        if body.from_block < 0 or any(len(rank) != len(body.blocks) for rank in body.checksums):
+            no = refused(body.migration, KvRefusal.INVALID, "blocks and checksums do not fit together")
+            return self._refuse(reservation.sequence, reply_to, no)
+        if not body.blocks and reservation.granted is not None:
+            nothing = _nothing_pulled(body, reservation.granted)
+            return [self._renew(reservation, now_ns), *answer(reply_to, reservation.sequence, nothing)]
         if reservation.last is not None and is_repeat(reservation.last[0], body):
             return [self._renew(reservation, now_ns), *answer(reply_to, reservation.sequence, reservation.last[1])]
         return [self._renew(reservation, now_ns), *self._ask(reservation, body, reply_to, now_ns)]
@@ -276,3 +282,16 @@ class Reserving:
 def _asks(reservation: Reservation, kind: type[msgspec.Struct]) -> bool:
     first = reservation.questions.first
     return first is not None and isinstance(first.body, kind)
+
+
+def _nothing_pulled(body: PullKv, granted: KvReserved) -> KvPulled:
+    """The answer to a pull of no block, which only renews."""
+    return KvPulled(
+        migration=body.migration,
+        from_block=body.from_block,
+        blocks=0,
+        bytes=0,
+        descriptors=0,
+        duration_ns=0,
+        copier=granted.copier,
+    )

@@ -278,11 +278,25 @@ def test_a_repeated_pull_gets_the_same_answer_and_is_read_once() -> None:
     again = made.say(pull(), reply_to="t3")
     assert bodies(again, KvPulled) == bodies(first, KvPulled)[:1]
     assert not only(again, PullIntoEngine)
-    assert only(made.say(pull(2), reply_to="t"), PullIntoEngine)
+    longer = made.say(pull(blocks=[7, 8, 9], checksums=[]), reply_to="t")
+    assert only(longer, PullIntoEngine)[0].blocks == [7, 8, 9]
 
 
 def test_a_pull_of_an_unknown_migration_is_refused() -> None:
     assert refusal(bench().say(pull(), reply_to="t")) is KvRefusal.INVALID
+
+
+def test_a_pull_of_nothing_renews_and_asks_no_engine() -> None:
+    made = reserved()
+    effects = made.say(pull(2, blocks=[], checksums=[[]]), reply_to="t", after_ms=1500)
+    assert bodies(effects, KvPulled)[0].blocks == 0
+    assert not only(effects, PullIntoEngine)
+    assert not only(due(made, 1000), UnreserveInEngine)
+
+
+@pytest.mark.parametrize("fields", [{"from_block": -1}, {"checksums": [[70]]}, {"checksums": [[70, 80], []]}])
+def test_a_pull_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
+    assert refusal(reserved().say(pull(**fields), reply_to="t")) is KvRefusal.INVALID
 
 
 def test_a_failed_pull_leaves_the_reservation_and_may_be_repeated() -> None:

@@ -158,7 +158,7 @@ class SimKvNetwork:
             case "late":
                 return self._rng.randrange(*self.faults.late_ns)
             case "torn":
-                transfer.torn = self._rng.randrange(len(transfer.read.blocks))
+                transfer.torn = self._rng.randrange(max(1, len(transfer.read.blocks)))
             case "failed":
                 transfer.broken = True
                 transfer.left_bytes *= self._rng.random()
