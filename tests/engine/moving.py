@@ -248,7 +248,11 @@ def settled(pair: Pair) -> None:
         assert not engine.failures()
 
 
-def computed_prompts(engine: BenchEngine, since: int) -> int:
-    """Prompt tokens that an engine computed in the steps it told after so many events."""
-    steps = [event.snapshot for event in engine.events[since:] if isinstance(event, EngineStepped)]
-    return sum(snapshot.batch.prefill_tokens for snapshot in steps if snapshot)
+def recomputed(engine: BenchEngine, since: int) -> int | None:
+    """Prompt tokens that an engine computed in the steps it told after so many events; None where the snapshot of a step
+    was overwritten by the next one's before the worker came to read it.
+    """
+    steps = [event for event in engine.events[since:] if isinstance(event, EngineStepped)]
+    if any(event.snapshot is None or event.snapshot.step != event.step for event in steps):
+        return None
+    return sum(event.snapshot.batch.prefill_tokens for event in steps if event.snapshot)

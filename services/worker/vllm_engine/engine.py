@@ -29,6 +29,7 @@ from millrace.actor.engine import (
 )
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint, KvRefusal
+from millrace.kvcopy.choice import choose
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
@@ -222,8 +223,11 @@ class VllmEngine:
                 if refusal := kv_endpoint.incompatible(self._endpoint, command.endpoint):
                     self._deny(command, KvRefusal.INCOMPATIBLE, refusal)
                     return
-                copiers = kv_endpoint.common_copiers(self._endpoint, command.endpoint)
-                call = kv_words.Call(command=command, copiers=copiers, match_prefix=match_prefix)
+                choice = choose(self._endpoint, command.endpoint, forced=self._config.migration.copiers)
+                if not choice.kinds:
+                    self._deny(command, KvRefusal.INCOMPATIBLE, choice.text)
+                    return
+                call = kv_words.Call(command=command, copiers=choice.kinds, match_prefix=match_prefix)
         self._spawn(self._move(call))
 
     def _let_go(self, command: EndLeaseInEngine) -> None:

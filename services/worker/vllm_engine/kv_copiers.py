@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from millrace.contracts.kv import CopierKind
 from millrace.kvcopy.copier import Copier, CopierError
 from millrace.kvcopy.cross_memory import CrossMemoryCopier
-from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.shared_memory import SharedMemoryCopier
 
-#: Tried in this order where KV lies in host memory.
+from services.worker.vllm_engine.kv_memory import KvMemory
+
+#: Where nothing is named: what costs nothing while it is not used, best first.
 ON_HOST = (CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY)
+ON_DEVICE = (CopierKind.CUDA,)
 
 
-def build(memory: SharedRegion, socket: Path, wanted: Sequence[CopierKind]) -> dict[CopierKind, Copier]:
-    """The copiers wanted, in that order, or those of the host; one that cannot be made is left out.
+def build(memory: KvMemory, socket: Path, wanted: Sequence[CopierKind]) -> dict[CopierKind, Copier]:
+    """The copiers wanted, in that order, or the defaults; one that cannot be made is left out.
 
     Raises CopierError: none can.
     """
-    makers: dict[CopierKind, Callable[[], Copier]] = {
-        CopierKind.SHARED_MEMORY: lambda: SharedMemoryCopier(memory, socket),
-        CopierKind.CROSS_MEMORY: lambda: CrossMemoryCopier(memory.view),
-        CopierKind.NIXL: lambda: _nixl(memory),
-    }
     copiers: dict[CopierKind, Copier] = {}
     failures: list[str] = []
-    for kind in wanted or ON_HOST:
+    for kind in wanted or (ON_HOST if memory.device < 0 else ON_DEVICE):
         try:
-            copiers[kind] = _made(kind, makers)
+            copiers[kind] = _made(kind, memory, socket)
         except CopierError as error:
             failures.append(f"{kind}: {error}")
     if not copiers:
@@ -37,14 +34,23 @@ def build(memory: SharedRegion, socket: Path, wanted: Sequence[CopierKind]) -> d
     return copiers
 
 
-def _made(kind: CopierKind, makers: dict[CopierKind, Callable[[], Copier]]) -> Copier:
-    if kind not in makers:
-        raise CopierError("not for KV in host memory")
-    return makers[kind]()
+def _made(kind: CopierKind, memory: KvMemory, socket: Path) -> Copier:
+    # What reaches a GPU or a network card is imported only where it is wanted: it brings libraries into the process.
+    match kind:
+        case CopierKind.SHARED_MEMORY if memory.shared is not None:
+            return SharedMemoryCopier(memory.shared, socket)
+        case CopierKind.CROSS_MEMORY if memory.shared is not None:
+            return CrossMemoryCopier(memory.shared.view)
+        case CopierKind.CUDA if memory.device >= 0:
+            from millrace.kvcopy.cuda import CudaCopier
 
+            return CudaCopier(address=memory.address, region_bytes=memory.size, device=memory.device, socket=socket)
+        case CopierKind.NIXL:
+            from millrace.kvcopy.nixl_copier import NixlCopier
 
-def _nixl(memory: SharedRegion) -> Copier:
-    # Imported only where it is wanted: it brings UCX into the process.
-    from millrace.kvcopy.nixl_copier import NixlCopier
+            return NixlCopier(address=memory.address, region_bytes=memory.size, device=memory.device)
+        case CopierKind.VERBS:
+            from millrace.kvcopy.verbs_copier import VerbsCopier
 
-    return NixlCopier(address=memory.address, region_bytes=memory.size)
+            return VerbsCopier(address=memory.address, region_bytes=memory.size, device=memory.device)
+    raise CopierError("not for KV in host memory" if memory.device < 0 else "not for KV on a GPU")

@@ -1,6 +1,4 @@
-"""How an engine's KV is told apart and found by others: the fingerprint of what it means, the machine it lies on, and
-which copier two engines use.
-"""
+"""How an engine's KV is told apart and found by others: the fingerprint of what it means, the machine it lies on."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm
-from millrace.contracts.kv import CopierKind, KvEndpoint
+from millrace.contracts.kv import KvEndpoint
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine.kv_words import Offer
@@ -21,8 +19,6 @@ SAMPLES = 256
 SAMPLE_BYTES = 4096
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Copiers that reach no other machine.
-_LOCAL = (CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY, CopierKind.CUDA)
 
 
 def endpoint(config: WorkerConfig, vllm_config: Any, offer: Offer) -> KvEndpoint:
@@ -96,9 +92,3 @@ def incompatible(own: KvEndpoint, peer: KvEndpoint) -> str:
     if len(own.ranks) != len(peer.ranks):
         return f"{len(peer.ranks)} ranks there, {len(own.ranks)} here"
     return ""
-
-
-def common_copiers(own: KvEndpoint, peer: KvEndpoint) -> list[CopierKind]:
-    """Those that both ends have and that could reach from one to the other, best first as the peer has it."""
-    near = bool(own.machine) and own.machine == peer.machine
-    return [kind for kind in peer.copiers if kind in own.copiers and (near or kind not in _LOCAL)]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from millrace.contracts.kv import CopierKind
 
 from services.worker.vllm_engine import kv_copiers, kv_words
-from services.worker.vllm_engine.kv_region import KvRegion, Placement, Unplaceable, attempt, planes
+from services.worker.vllm_engine.kv_memory import KvMemory, Placement, on_device, on_host
+from services.worker.vllm_engine.kv_region import KvRegion, Unplaceable, attempt, planes
 
 if TYPE_CHECKING:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -26,7 +27,6 @@ class PlacedMixin(_Runner):
 
     def initialize_kv_cache_tensors(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Allocates the cache there, where this engine may move KV."""
-        self.millrace_kv_config = kv_cache_config
         self.millrace_placement = None
         if kv_words.SETTINGS not in self.vllm_config.additional_config:
             return super().initialize_kv_cache_tensors(kv_cache_config, *args, **kwargs)
@@ -54,14 +54,20 @@ class KvRankMixin(_Worker):
         return kv_words.encode(rank), [str(kind) for kind in self._region.kinds]
 
     def _make_region(self, settings: kv_words.KvSettings) -> KvRegion:
-        runner = self.model_runner
-        placement = getattr(runner, "millrace_placement", None)
+        layout = self.cache_config.get_resolved_kv_cache_layout().name
+        kv_planes = planes(self.model_runner.kv_cache_config, layout)
+        memory = self._memory()
+        socket = Path(settings.socket.format(rank=self.rank))
+        return KvRegion(memory, kv_planes, kv_copiers.build(memory, socket, settings.copiers))
+
+    def _memory(self) -> KvMemory:
+        caches = self.model_runner.kv_caches
+        if caches and caches[0].is_cuda:
+            return on_device(caches[0])
+        placement = getattr(self.model_runner, "millrace_placement", None)
         if placement is None or placement.region is None:
             raise Unplaceable("the KV cache was not allocated where other processes could read it")
-        layout = self.cache_config.get_resolved_kv_cache_layout().name
-        kv_planes = planes(runner.millrace_kv_config, layout)
-        socket = Path(settings.socket.format(rank=self.rank))
-        return KvRegion(placement.region, kv_planes, kv_copiers.build(placement.region, socket, settings.copiers))
+        return on_host(placement.region)
 
     def millrace_kv_connect(self, kind: str, peers: bytes) -> tuple[str, Any]:
         """Opens the peer of the same rank."""

@@ -1,8 +1,4 @@
-"""The KV cache of one rank as a region of memory: where it lies, what its blocks are, and the copiers that work on it.
-
-On a CPU all of it is put into one memfd, so that other engines on the host can map it. vLLM allocates the cache of all
-layers as one ``torch.zeros`` of bytes; ``Placement`` is a context in which that one call gives memory of our own.
-"""
+"""The KV cache of one rank as other engines see it: what its blocks are, and the copiers that work on it."""
 
 from __future__ import annotations
 
@@ -10,14 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import torch
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy.checksum import BlockChecksums
 from millrace.kvcopy.copier import Copier, CopierError, Link, Transfer
-from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.plan import Planner
-from torch.overrides import TorchFunctionMode
 
+from services.worker.vllm_engine.kv_memory import KvMemory
 from services.worker.vllm_engine.layout import merged
 
 #: Peers kept connected; one more closes the one used least recently. A machine has some tens of engines.
@@ -28,23 +22,6 @@ _BLOCKWISE = ("LB", "BL")
 
 class Unplaceable(Exception):
     """The cache cannot be read from outside; the message says why."""
-
-
-class Placement(TorchFunctionMode):
-    """Puts the one big allocation made inside it into a memfd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.region: SharedRegion | None = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Takes ``torch.zeros`` of bytes; all else passes."""
-        kwargs = kwargs or {}
-        if func is not torch.zeros or kwargs.get("dtype") is not torch.int8 or self.region is not None:
-            return func(*args, **kwargs)
-        size = int(args[0])
-        self.region = SharedRegion(size)
-        return torch.frombuffer(self.region.view, dtype=torch.int8, count=size)
 
 
 def planes(kv_cache_config: Any, layout: str) -> list[KvPlane]:
@@ -76,11 +53,12 @@ class _Peer(msgspec.Struct):
 class KvRegion:
     """One rank's KV: offers it, checks it, and reads other engines' into it."""
 
-    def __init__(self, memory: SharedRegion, kv_planes: list[KvPlane], copiers: dict[CopierKind, Copier]) -> None:
+    def __init__(self, memory: KvMemory, kv_planes: list[KvPlane], copiers: dict[CopierKind, Copier]) -> None:
         """Owns the copiers from now on."""
-        self.rank = KvRank(planes=kv_planes, region_bytes=memory.size)
+        self.rank = KvRank(planes=kv_planes, region_bytes=memory.size, device=memory.device)
+        self._memory = memory
         self._copiers = copiers
-        self._checksums = BlockChecksums(memory.view, self.rank)
+        self._checksums = BlockChecksums(memory.shared.view, self.rank) if memory.shared is not None else None
         self._peers: dict[tuple[CopierKind, bytes], _Peer] = {}
         self._transfers: dict[str, Transfer] = {}
 
@@ -111,6 +89,8 @@ class KvRegion:
 
     def checksums(self, blocks: Sequence[int]) -> list[int]:
         """CRC-32C of each block."""
+        if self._checksums is None:
+            return self._memory.checksums(self.rank.planes, blocks)
         return self._checksums.of(blocks)
 
     def begin(
