@@ -69,6 +69,8 @@ def main(words: list[str] | None = None) -> int:
         files["provisioner.json"] = _provisioner(workers[-arguments.spares :], passwords, arguments)
     for worker in workers:
         files[f"{worker}.json"] = _service(worker, Role.WORKER, passwords, arguments, _worker(arguments))
+        migrator, fields = migrator_of(worker), {"instances": [worker]}
+        files[f"{migrator}.json"] = _service(migrator, Role.MIGRATOR, passwords, arguments, fields)
     for name, text in files.items():
         _write(out / name, text)
     _write_targets(out, workers)
@@ -182,6 +184,7 @@ def _ingress(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _worker(arguments: argparse.Namespace) -> dict[str, Any]:
     fields: dict[str, Any] = {"engine": "vllm", "model": _served(arguments), "model_path": "/model"}
+    fields["migration"] = {"socket_folder": "/kv"}
     if arguments.gpus:
         fields |= {"tensor_parallel_size": arguments.tensor_parallel, "block_size": 16}
     else:
@@ -219,7 +222,8 @@ def _workers(arguments: argparse.Namespace) -> list[str]:
 
 def _compose(workers: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
     services = {worker: _compose_worker(worker, index, arguments) for index, worker in enumerate(workers)}
-    names = [f"{worker}.json" for worker in workers]
+    services |= {migrator_of(worker): _compose_migrator(worker, arguments) for worker in workers}
+    names = [f"{service}.json" for service in services]
     if arguments.keys:
         names.append("keys.toml")
         services["ingress"] = {"secrets": ["keys.toml"]}
@@ -248,6 +252,23 @@ def _compose_worker(worker: str, index: int, arguments: argparse.Namespace) -> d
     return service | {
         "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
         "ulimits": {"memlock": -1},
+    }
+
+
+def migrator_of(worker: str) -> str:
+    """Name of a worker's migrator."""
+    return f"migrator-{worker.removeprefix('worker-')}"
+
+
+def _compose_migrator(worker: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Also of a spare worker: it waits for it to be started."""
+    migrator = migrator_of(worker)
+    return {
+        "extends": {"file": str(HERE / "worker.yaml"), "service": "migrator"},
+        "command": ["services.migrator", "--config", f"/run/secrets/{migrator}.json"],
+        "secrets": [f"{migrator}.json"],
+        "depends_on": {"buckets": {"condition": "service_completed_successfully"}},
+        "profiles": ["gpu" if arguments.gpus else "cpu"],
     }
 
 
@@ -283,7 +304,7 @@ def _write_targets(out: Path, workers: list[str]) -> None:
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     services = ("ingress", "tagger", "predictor", "coordinator")
-    hosts = {role: [role] for role in services} | {"worker": workers}
+    hosts = {role: [role] for role in services} | {"worker": workers, "migrator": [migrator_of(w) for w in workers]}
     for role, names in hosts.items():
         groups = [{"targets": [f"{name}:{METRICS_PORT}"], "labels": {"role": role}} for name in names]
         (folder / f"{role}.json").write_text(json.dumps(groups, indent=1))

@@ -28,9 +28,10 @@ from compose.check.engine import USUAL_BASE, base_image, docker_engine, promethe
 from compose.check.metrics import Prometheus, counter_of, panels, promtool, refuse_junk
 from compose.check.streams import Api, Streams, ready, try_refusals
 
-SERVICES = ("nats", "tagger", "predictor", "coordinator", "ingress", "worker-0", "worker-1", "prometheus")
+WORKERS = ("worker-0", "worker-1", "migrator-0", "migrator-1")
+SERVICES = ("nats", "tagger", "predictor", "coordinator", "ingress", *WORKERS, "prometheus")
 OTHERS = ("otel-collector", "jaeger", "grafana")
-SCRAPED = 6
+SCRAPED = 8
 #: Importing vLLM takes five seconds on an idle machine and minutes where twenty processes share two cores.
 START_SECONDS_MAX = 420
 CONTINUATIONS = "millrace_ingress_continuations_total"

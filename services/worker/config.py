@@ -60,6 +60,8 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         self_test: Whether the engine moves a sequence to itself at its start, and moves nothing where tokens differ;
             None for where vLLM's paths were read and not run (all but the V1 runner on a CPU).
         segments: Whether vLLM's free blocks are handed out in contiguous runs, so that a sequence moves in few pieces.
+        socket_folder: Where engines of one machine hand out their KV to each other; in containers a folder that all of
+            them share. Empty for the folder of temporary files.
         leases_max: Sequences leased at a time; further ones are refused TOO_MANY.
         reservations_max: Reservations held at a time; further ones are refused TOO_MANY.
         lease_ms_max: Longest lease given.
@@ -73,6 +75,7 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     copiers: list[CopierKind] = []
     self_test: bool | None = None
     segments: bool = True
+    socket_folder: str = ""
     leases_max: int = 3
     reservations_max: int = 3
     lease_ms_max: int = 10_000

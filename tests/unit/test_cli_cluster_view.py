@@ -2,10 +2,12 @@
 
 import io
 
+import msgspec
 import pytest
 from millrace.cli.cluster_view import GONE_NS, SUSPECT_NS, ClusterView, InstanceRow
 from millrace.cli.status_table import cluster_tables, span
-from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.kv import CopierKind, KvEndpoint
+from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from rich.console import Console
 
@@ -119,6 +121,34 @@ def test_the_stage_comes_from_the_plan() -> None:
     stages = [Stage(name="s1", length_min=0, length_max=None, instances=["w0"])]
     view.hear_stored("plan", [Plan(model="tiny", epoch=1, stages=stages, coordinator="c")], T0)
     assert only(view).stage == "s1"
+
+
+def test_how_kv_moves_and_which_role_an_instance_has_are_told() -> None:
+    view = ClusterView()
+    view.hear(summary(), T0)
+    assert (only(view).role, only(view).kv) == ("both", [])
+    kv = KvEndpoint(
+        fingerprint="f",
+        block_tokens=16,
+        block_bytes=1,
+        blocks=9,
+        copiers=[CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY],
+    )
+    view.hear_stored("instance", [msgspec.structs.replace(record("w0"), kv=kv)], T0)
+    roles = {"w0": InstanceRole.PREFILL}
+    stages = [Stage(name="s1", length_min=0, length_max=None, instances=["w0"], roles=roles)]
+    view.hear_stored("plan", [Plan(model="tiny", epoch=1, stages=stages, coordinator="c")], T0)
+    assert (only(view).role, only(view).kv) == ("prefill", ["shared_memory", "cross_memory"])
+    text = drawn(view)
+    assert "prefill" in text
+    assert "shared_memory +1" in text
+
+
+def test_an_instance_that_moves_nothing_says_why() -> None:
+    view = ClusterView()
+    view.hear(summary(), T0)
+    view.hear_stored("instance", [msgspec.structs.replace(record("w0"), kv_refusal="its self-test failed")], T0)
+    assert "- its self-test failed" in drawn(view)
 
 
 def test_instances_stand_in_the_order_a_person_counts() -> None:

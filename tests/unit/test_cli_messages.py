@@ -1,16 +1,34 @@
 """How tap shows a message: one bounded line, whatever the bytes are."""
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.cli.message_lines import Reading, message_line, message_object, read_message
 from millrace.cli.message_summaries import bounded_list, duration
+from millrace.cli.migrating import is_of, told
+from millrace.cli.migrating import line as migration_line
 from millrace.cli.tapping import full_subject
 from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv
 from millrace.contracts.message import Body
+from millrace.contracts.migration import (
+    AbortMigration,
+    AllotEpoch,
+    CommitMigration,
+    EpochAllotted,
+    MigrateSequence,
+    MigrationFinished,
+    MigrationOutcome,
+    MigrationReason,
+    PrepareMigration,
+    PullBlocks,
+    SequenceMoved,
+)
 from millrace.contracts.observers import CandidateScore, DecisionMade, ProvisioningDecided
 from millrace.contracts.worker import AcknowledgeSequences, Sampling, SubmitSequence
 
@@ -179,3 +197,88 @@ def test_durations_read_well(ns: int, text: str) -> None:
 
 def test_a_short_list_is_shown_whole() -> None:
     assert bounded_list(["a", "b"]) == "[a b]"
+
+
+KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=8, blocks=99, copiers=[CopierKind.SHARED_MEMORY])
+M = "0ab672b7848f"
+
+#: A migration from its first word to its last.
+CONVERSATION: tuple[tuple[Body, str], ...] = (
+    (MigrateSequence(sequence="r.0", target="w1"), "to w1, operator, within 2000ms"),
+    (MigrateSequence(sequence="r.0"), "to whoever has room, operator, within 2000ms"),
+    (LeaseKv(migration=M, sequence="r.0", epoch=-1, from_block=0, lease_ms=9), "~0ab672 from block 0 for 9ms"),
+    (
+        AllotEpoch(migration=M, sequence="r.0", epoch=1, source="w0", target="w1", incarnation=3),
+        "~0ab672 w0 → w1, after epoch 1",
+    ),
+    (EpochAllotted(migration=M, sequence="r.0", epoch=2), "~0ab672 epoch=2"),
+    (
+        PrepareMigration(migration=M, source="w0", submission=SUBMIT, endpoint=KV, blocks=9, reserve_ms=5),
+        "~0ab672 from w0: 9 blocks for prompt=5000 output=2 in epoch 2",
+    ),
+    (PullBlocks(migration=M, round=1, from_block=3, blocks=[7, 8], read_ms=5), "round 1: blocks=[3,5) within 5ms"),
+    (PullKv(migration=M, from_block=3, blocks=[7, 8], read_ms=5), "~0ab672 blocks=[3,5) within 5ms"),
+    (FreezeSequence(migration=M, sequence="r.0", epoch=1, from_block=5, freeze_ms=250), "from block 5 for 250ms"),
+    (
+        CommitMigration(
+            migration=M, output_token_ids=[1, 2, 3], from_block=5, blocks=[9], computed_tokens=83, read_ms=230
+        ),
+        "~0ab672 output=3 tail=[5,6) computed=83 within 230ms",
+    ),
+    (
+        SequenceMoved(migration=M, sequence="r.0", epoch=2, instance="w1", incarnation=3, first_index=3),
+        "~0ab672 to w1 epoch=2 with 3 tokens",
+    ),
+    (EndLease(migration=M, sequence="r.0", epoch=1, moved=True), "~0ab672 it moved"),
+    (EndLease(migration=M, sequence="r.0", epoch=1, moved=False), "~0ab672 go on"),
+    (AbortMigration(migration=M, reason=KvRefusal.CANCELLED, detail="x"), "~0ab672 cancelled x"),
+    (
+        MigrationFinished(
+            migration=M,
+            sequence="r.0",
+            model="m",
+            source="w0",
+            target="w1",
+            outcome=MigrationOutcome.MOVED,
+            reason=MigrationReason.HANDOFF,
+            epoch=2,
+            tokens=84,
+            rounds=1,
+            bytes=2**20,
+            descriptors=2,
+            copier="shared_memory",
+            frozen_ns=4_000_000,
+            duration_ns=60_000_000,
+        ),
+        "w0 → w1 moved epoch=2 handoff tokens=84 rounds=1 copied=1.00MiB/2 by=shared_memory gap=4ms took=60ms",
+    ),
+)
+
+
+@pytest.mark.parametrize(("body", "text"), CONVERSATION, ids=[type(body).__name__ for body, _ in CONVERSATION])
+def test_a_migration_reads_as_a_conversation(body: Body, text: str) -> None:
+    assert line(body).endswith(text)
+
+
+def test_a_migrated_submission_names_its_migration() -> None:
+    handover = KvHandover(migration=M, endpoint=KV, from_block=0, blocks=[], computed_tokens=1, read_ms=1)
+    assert "handover=0ab672" in line(msgspec.structs.replace(SUBMIT, handover=handover))
+
+
+def test_what_became_of_a_migration_is_told_in_a_line() -> None:
+    body = CONVERSATION[-1][0]
+    assert isinstance(body, MigrationFinished)
+    assert told(body) == (
+        "r.0 w0 → w1  moved in epoch 2: 84 tokens, no token for 4ms, 1 rounds, "
+        "1.00 MiB in 2 pieces by shared_memory, 60ms in all"
+    )
+    refused = msgspec.structs.replace(
+        body, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_TARGET, detail="w1: no room", target=""
+    )
+    assert told(refused) == "r.0 w0 → ?  refused: no_target w1: no room"
+    assert "nobody listens (is there a migrator for w0?)" in migration_line("r.0", "w0", "nobody listens")
+
+
+@pytest.mark.parametrize(("wanted", "is_it"), [("a", True), ("a.0", True), ("a.1", False), ("b", False)])
+def test_a_request_or_one_of_its_sequences_is_meant(wanted: str, is_it: bool) -> None:
+    assert is_of("a.0", wanted) is is_it

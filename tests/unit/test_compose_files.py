@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import IngressConfig
+from services.migrator.config import MigratorConfig
 from services.predictor.config import PredictorConfig
 from services.supervisor.compose_host import ComposeHostConfig
 from services.tagger.config import TaggerConfig
@@ -52,6 +53,12 @@ def _worker_template() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
     worker: dict[str, Any] = content["services"]["worker"]
     return worker
+
+
+def _migrator_template() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
+    migrator: dict[str, Any] = content["services"]["migrator"]
+    return migrator
 
 
 def _names_in(query: str) -> set[str]:
@@ -105,7 +112,7 @@ def test_every_service_of_ours_is_confined_bounded_and_looked_after(name: str) -
 
 
 def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> None:
-    services = _compose()["services"] | {"worker": _worker_template()}
+    services = _compose()["services"] | {"worker": _worker_template(), "migrator": _migrator_template()}
     for name, service in services.items():
         assert service["user"].split(":")[0] not in ("", "0", "root"), name
         assert service["cap_drop"] == ["ALL"], name
@@ -125,7 +132,9 @@ def test_a_worker_gets_more_time_to_stop_than_it_takes_to_drain() -> None:
 
 def test_every_volume_secret_and_network_that_is_used_is_declared() -> None:
     compose = _compose()
-    for name, service in (compose["services"] | {"worker": _worker_template()}).items():
+    for name, service in (
+        compose["services"] | {"worker": _worker_template(), "migrator": _migrator_template()}
+    ).items():
         for secret in service.get("secrets", []):
             assert secret in compose["secrets"], name
         for network in service.get("networks", []):
@@ -137,7 +146,7 @@ def test_every_volume_secret_and_network_that_is_used_is_declared() -> None:
 
 def test_every_folder_and_target_that_is_named_exists() -> None:
     stages = re.findall(r"^FROM \S+ AS (\w+)$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
-    for service in (*_compose()["services"].values(), _worker_template()):
+    for service in (*_compose()["services"].values(), _worker_template(), _migrator_template()):
         if build := service.get("build"):
             assert (COMPOSE / build["context"] / build["dockerfile"]).resolve() == COMPOSE / "Dockerfile"
             assert build["target"] in stages
@@ -209,6 +218,22 @@ def test_cpu_workers_reserve_no_gpu_and_only_their_profile_has_them(tmp_path: Pa
     assert len(workers) == 2
     assert all("devices" not in worker["deploy"]["resources"].get("reservations", {}) for worker in workers)
     assert not any(name.startswith("worker-") for name in _resolved(folder, "gpu")["services"])
+
+
+def test_each_worker_has_a_migrator_that_outlives_its_draining_and_all_share_a_folder_for_sockets(
+    tmp_path: Path,
+) -> None:
+    folder = _prepare(tmp_path, "--cpus", "2")
+    services = _resolved(folder, "cpu")["services"]
+    assert {name for name in services if name.startswith("migrator-")} == {"migrator-0", "migrator-1"}
+    for name in ("0", "1"):
+        config = load_config(MigratorConfig, folder / f"migrator-{name}.json")
+        assert (config.instances, config.bus.user) == ([f"worker-{name}"], "migrator")
+        worker = load_config(WorkerConfig, folder / f"worker-{name}.json")
+        targets = [volume["target"] for volume in services[f"worker-{name}"]["volumes"]]
+        assert worker.migration.socket_folder in targets
+    seconds = [int(template()["stop_grace_period"].rstrip("s")) for template in (_worker_template, _migrator_template)]
+    assert seconds[0] < seconds[1]
 
 
 def test_spare_workers_start_by_the_provisioner_alone_and_both_sides_know_the_bound(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from millrace.contracts.message import Body
-from millrace.contracts.plan import Plan
+from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 
 #: An instance without a summary for this long is suspect, as ingress sees it.
@@ -29,6 +31,9 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
             nothing heard yet).
         output_tokens_per_s: None while fewer than two summaries were heard.
         uptime_s: Since the worker process started.
+        role: ``both``, ``prefill`` or ``decode``, as the plan says.
+        kv: Ways to read its KV, best first; empty where it moves nothing.
+        kv_refusal: Why it moves nothing.
     """
 
     instance: str
@@ -43,6 +48,9 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     preemptions: int = 0
     uptime_s: float = 0.0
+    role: str = InstanceRole.BOTH
+    kv: list[str] = []
+    kv_refusal: str = ""
 
 
 class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +172,7 @@ class ClusterView:
                 state=self._gone(name, record.incarnation) or "starting",
                 blocks_total=record.blocks_total,
                 uptime_s=max(0, now_ns - record.incarnation) / 1e9,
+                **self._moving(record.model, name),
             )
         at_ns, last = heard[-1]
         if now_ns - at_ns > GONE_NS and name not in self._records:
@@ -181,6 +190,7 @@ class ClusterView:
             output_tokens=last.output_tokens_total,
             preemptions=last.preemptions,
             uptime_s=max(0, now_ns - last.incarnation) / 1e9,
+            **self._moving(last.model, name),
         )
 
     def _state(self, last: InstanceSummary, silent_ns: int) -> str:
@@ -198,6 +208,16 @@ class ClusterView:
         if presence.incarnation == 0 and presence.at_ns < incarnation:
             return ""
         return {PresenceState.DEAD: "dead", PresenceState.LEAVING: "draining"}.get(presence.state, "")
+
+    def _moving(self, model: str, instance: str) -> dict[str, Any]:
+        """What concerns moves of its sequences."""
+        plan, record = self._plans.get(model), self._records.get(instance)
+        roles = [stage.roles[instance] for stage in plan.stages if instance in stage.roles] if plan else []
+        return {
+            "role": str(roles[0]) if roles else str(InstanceRole.BOTH),
+            "kv": [str(kind) for kind in record.kv.copiers] if record is not None and record.kv is not None else [],
+            "kv_refusal": record.kv_refusal if record is not None else "",
+        }
 
     def _stage(self, model: str, instance: str) -> str:
         plan = self._plans.get(model)

@@ -20,17 +20,21 @@ _COLORS = {
 }
 
 _COLUMNS = (
-    "instance", "model", "stage", "state", "running", "waiting", "blocks", "", "tok/s", "preempted", "uptime",
+    "instance", "model", "stage", "role", "state", "running", "waiting", "blocks", "", "tok/s", "preempted", "uptime",
+    "kv moves by",
 )  # fmt: skip
 
 #: What goes first where the screen is too narrow. Name, state and load stay: they are what the table is for.
-_DISPENSABLE = ("", "preempted", "uptime", "model", "stage", "blocks")
+_DISPENSABLE = ("", "preempted", "uptime", "kv moves by", "model", "stage", "blocks")
 
 #: Where standard output is no terminal.
 PIPE_COLUMNS = 120
 
 #: Width of the bar of used blocks.
 BAR_CELLS = 8
+
+#: What is shown of why an instance moves nothing; --json has all of it.
+REFUSAL_CELLS = 24
 
 #: Spaces between two columns.
 GAP_CELLS = 2
@@ -75,7 +79,7 @@ def _instances(rows: list[InstanceRow], width: int) -> Table:
     cells = [_cells(row) for row in rows]
     table = _table()
     for name in _fitting(cells, width):
-        left = name in ("instance", "model", "stage", "state", "")
+        left = name in ("instance", "model", "stage", "role", "state", "", "kv moves by")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for row in cells:
         table.add_row(*(row[str(column.header)] for column in table.columns))
@@ -85,7 +89,8 @@ def _instances(rows: list[InstanceRow], width: int) -> Table:
 def _fitting(rows: list[dict[str, str | Text]], width: int) -> list[str]:
     """The columns that have room side by side, in their order."""
     cells = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _COLUMNS}
-    kept = list(_COLUMNS)
+    # Roles are told where there are any.
+    kept = [name for name in _COLUMNS if name != "role" or any(row["role"] != "both" for row in rows)]
     for name in _DISPENSABLE:
         if sum(cells[each] + GAP_CELLS for each in kept) <= width:
             break
@@ -98,6 +103,7 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
         "instance": row.instance,
         "model": row.model,
         "stage": row.stage or "-",
+        "role": row.role,
         "state": _state(row.state),
         "running": str(row.running),
         "waiting": str(row.waiting),
@@ -106,7 +112,16 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
         "tok/s": "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}",
         "preempted": str(row.preemptions),
         "uptime": span(row.uptime_s),
+        "kv moves by": _moves(row),
     }
+
+
+def _moves(row: InstanceRow) -> str:
+    """The best way its KV can be read, and how many others there are; else why there is none."""
+    if row.kv:
+        return row.kv[0] + (f" +{len(row.kv) - 1}" if len(row.kv) > 1 else "")
+    refusal = row.kv_refusal if len(row.kv_refusal) <= REFUSAL_CELLS else row.kv_refusal[: REFUSAL_CELLS - 1] + "…"
+    return f"- {refusal}".rstrip()
 
 
 def _services(rows: list[ServiceRow]) -> Table:

@@ -61,7 +61,10 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "scheduler_cls": f"{_PACKAGE}.scheduler.SnapshotAsyncScheduler",
-        "additional_config": {SNAPSHOT_PATH: str(snapshot_path), **kv_settings(config, socket_path())},
+        "additional_config": {
+            SNAPSHOT_PATH: str(snapshot_path),
+            **kv_settings(config, socket_path(config.migration.socket_folder)),
+        },
     }
     if config.enforce_eager is not None:
         arguments["enforce_eager"] = config.enforce_eager
@@ -94,9 +97,9 @@ def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
     return {kv_words.SETTINGS: msgspec.json.encode(settings).decode(), SEGMENTS: migration.segments}
 
 
-def socket_path() -> str:
+def socket_path(socket_folder: str = "") -> str:
     """Where an engine's ranks hand out their KV, ``{rank}`` to be filled in."""
-    folder = Path(tempfile.gettempdir())
+    folder = Path(socket_folder or tempfile.gettempdir())
     for left in folder.glob(f"{_SOCKET_PREFIX}*"):
         _remove_if_dead(left)
     return str(folder / f"{_SOCKET_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{{rank}}")
