@@ -77,24 +77,21 @@ class Engine:
         self.engine.add_request(f"bench-{self._names}-{time.time_ns()}", {"prompt_token_ids": prompt}, sampling)
 
     def run(self) -> Any:
-        """Steps until one ends."""
+        """Steps until the one request that is there ends."""
         while True:
             for output in self.engine.step():
                 if output.finished:
                     return output
 
     def _churn(self) -> None:
-        """Others come and go."""
+        """Others come and go, so many at once."""
         rng = random.Random(0)
-        waiting = 0
-        for _ in range(CHURN):
-            self.add(_prompt(rng.randint(32, 500), rng.random()), tokens=rng.randint(2, 60))
-            waiting += 1
-            if waiting == CHURN_AT_ONCE:
-                self.run()
-                waiting -= 1
-        for _ in range(waiting):
-            self.run()
+        left, running = CHURN, 0
+        while left or running:
+            while left and running < CHURN_AT_ONCE:
+                self.add(_prompt(rng.randint(32, 500), rng.random()), tokens=rng.randint(2, 60))
+                left, running = left - 1, running + 1
+            running -= sum(output.finished for output in self.engine.step())
 
 
 def _model(tokens_max: int) -> dict[str, Any]:
