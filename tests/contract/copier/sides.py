@@ -15,10 +15,13 @@ from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy import nixl_agent, verbs_device
 from millrace.kvcopy.copier import Copier
 from millrace.kvcopy.cross_memory import CrossMemoryCopier
+from millrace.kvcopy.cuda import CudaCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier
 from millrace.kvcopy.shared_memory import SharedMemoryCopier
 from millrace.kvcopy.verbs_copier import VerbsCopier
+
+from tests.contract.copier import fake_gpu
 
 #: What connects in the background is ready when ``connect`` returns; only a failing test waits so long, seconds.
 PATIENCE_S = 30.0
@@ -64,9 +67,23 @@ def verbs(folder: Path, name: str) -> tuple[Bytes, Copier]:
     return memory, VerbsCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
 
 
+def cuda(folder: Path, name: str) -> tuple[Bytes, Copier]:
+    """On a stand-in for the GPU: what runs is all but the compiled module (native/kvcopy/tests/cuda_test.cpp)."""
+    memory = np.zeros(REGION_BYTES, dtype=np.uint8)
+    made = CudaCopier(
+        address=memory.ctypes.data,
+        region_bytes=REGION_BYTES,
+        device=0,
+        socket=folder / f"{name}.sock",
+        runtime=fake_gpu,
+    )
+    return memory, made
+
+
 MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
     CopierKind.SHARED_MEMORY: shared_memory,
     CopierKind.CROSS_MEMORY: cross_memory,
+    CopierKind.CUDA: cuda,
     CopierKind.NIXL: nixl,
     CopierKind.VERBS: verbs,
 }

@@ -1,0 +1,13 @@
+# millrace_native.kvcopy_cuda, where a CUDA toolkit (12.8 or later) with the static runtime is there; nowhere needed.
+option(MILLRACE_CUDA "Build the CUDA copier where a toolkit is found" ON)
+if(MILLRACE_CUDA)
+  find_package(CUDAToolkit 12.8 QUIET)
+  if(TARGET CUDA::cudart_static)
+    nanobind_add_module(kvcopy_cuda NB_STATIC kvcopy/cuda/kvcopy_cuda.cpp kvcopy/cuda/cuda_copy.cpp)
+    target_include_directories(kvcopy_cuda PRIVATE kvcopy/cuda)
+    target_link_libraries(kvcopy_cuda PRIVATE CUDA::cudart_static)
+    millrace_module(kvcopy_cuda)
+  else()
+    message(STATUS "no CUDA toolkit with a static runtime: the CUDA copier is not built")
+  endif()
+endif()
