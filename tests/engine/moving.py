@@ -249,8 +249,8 @@ def settled(pair: Pair) -> None:
 
 
 def recomputed(engine: BenchEngine, since: int) -> int | None:
-    """Prompt tokens that an engine computed in the steps it told after so many events; None where the snapshot of a step
-    was overwritten by the next one's before the worker came to read it.
+    """Prompt tokens that an engine computed in the steps it told after so many events; None where a step's snapshot was
+    overwritten by the next one's before the worker came to read it.
     """
     steps = [event for event in engine.events[since:] if isinstance(event, EngineStepped)]
     if any(event.snapshot is None or event.snapshot.step != event.step for event in steps):

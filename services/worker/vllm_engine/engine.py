@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import vllm
@@ -362,6 +363,13 @@ class VllmEngine:
         llm = self._llm
         await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
         self._snapshots.close()
+        self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
+        """Removes those that the engine was not given the time to remove."""
+        for rank in self._endpoint.ranks if self._endpoint is not None else ():
+            if rank.socket:
+                Path(rank.socket).unlink(missing_ok=True)
 
 
 def _sentence(error: BaseException) -> str:
