@@ -32,7 +32,9 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         queued_max: Asked ones that wait; beyond it they are refused TOO_MANY.
         targets_max: Targets tried for one migration, where the asker names none.
         rounds_max: Rounds of copying while the source decodes; then it freezes, whatever is left.
-        pull_bytes_max: Copied with one pull: one must end well within a lease.
+        pull_bytes_first: Copied with the first pull. Later ones are as large as what took a quarter of a lease so far:
+            a pull must end well within one.
+        pull_bytes_max: Copied with any pull.
         growth_blocks: Blocks reserved at the target beyond those that the sequence has.
         lease_ms: How long the source pins blocks after each renewal.
         freeze_ms: How long the source stands still at most before it goes on by itself: the pause that a client sees
@@ -49,7 +51,8 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queued_max: int = 256
     targets_max: int = 3
     rounds_max: int = 8
-    pull_bytes_max: int = 64 * 1024 * 1024
+    pull_bytes_first: int = 16 * 1024 * 1024
+    pull_bytes_max: int = 1024 * 1024 * 1024
     growth_blocks: int = 4
     lease_ms: int = 2_000
     freeze_ms: int = 250

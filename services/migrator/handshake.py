@@ -49,6 +49,9 @@ ELSEWHERE = frozenset(
 #: The source may say something else a little later.
 LATER = frozenset({KvRefusal.NOT_RUNNING, KvRefusal.TOO_MANY})
 
+#: A pull shall take this part of a lease.
+LEASE_SHARE = 4
+
 #: How often the source is told that its lease is over.
 ENDS_MAX = 2
 
@@ -206,8 +209,11 @@ class Handshake:
 
     def _next_round(self, out: Outgoing, now_ns: int) -> list[Effect]:
         assert out.leased is not None
-        leased = out.leased
-        known_to = leased.from_block + len(leased.blocks)
+        known_to = out.leased.from_block + len(out.leased.blocks)
+        if out.from_block < out.round_to:
+            return self._pull(out, now_ns)  # the rest of this round
+        out.rounds += out.pulls > 0
+        out.round_to = known_to
         rounds_max = self._desk.limits.rounds_max if out.mode is MigrationMode.LIVE else 0
         new_blocks = max(0, known_to - out.from_block)
         if freeze_now(new_blocks=new_blocks, rounds=out.rounds, rounds_max=rounds_max):
@@ -221,16 +227,18 @@ class Handshake:
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.LEASE_LOST, "the lease was over before the round began"), now_ns)
         out.pulls += 1
+        out.pull_asked_ns = now_ns
         subject, body = self._desk.subjects.migrate(out.target, "pull"), wording.pull_of(out, limits, read_ms=read_ms)
         return self._ask(out, Step.PULLING, subject, body, left_ns)
 
     def _on_pulled(self, out: Outgoing, body: BlocksPulled, now_ns: int) -> list[Effect]:
-        assert out.leased is not None
         out.from_block += body.blocks
         out.bytes += body.bytes
         out.descriptors += body.descriptors
         out.copier = body.copier or out.copier
-        out.rounds += out.from_block >= out.leased.from_block + len(out.leased.blocks)
+        # As much as takes a quarter of a lease, at the speed of this one, messages included.
+        lease_ns, took_ns = self._desk.limits.lease_ms * MS, max(1, now_ns - out.pull_asked_ns)
+        out.pull_bytes = max(1, body.bytes * lease_ns // (LEASE_SHARE * took_ns))
         fields = {"round": body.round, "blocks": body.blocks, "bytes": body.bytes, "descriptors": body.descriptors}
         out.events.append(("pulled", now_ns, fields | {"took_ms": body.duration_ns / 1e6}))
         return self._lease(out, Step.RENEWING, now_ns)

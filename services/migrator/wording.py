@@ -70,7 +70,8 @@ def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int) -> PullBlock
     assert out.leased is not None
     assert out.endpoint is not None
     first = out.from_block - out.leased.from_block
-    last = first + max(1, limits.pull_bytes_max // max(1, out.endpoint.block_bytes))
+    bytes_max = min(out.pull_bytes or limits.pull_bytes_first, limits.pull_bytes_max)
+    last = first + max(1, bytes_max // max(1, out.endpoint.block_bytes))
     return PullBlocks(
         migration=out.migration,
         round=out.pulls,

@@ -108,6 +108,24 @@ def test_a_large_round_is_read_in_several_pulls() -> None:
     assert len(rig.workers["b"].read) > body.rounds
 
 
+def test_pulls_grow_to_what_a_quarter_of_a_lease_can_copy() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_first=2_000, lease_ms=400))
+    rig.workers["b"].pull_ns = 40 * MS
+    rig.decode("a", prompt=80)
+    body = rig.migrate(target="b")
+    sizes = [last - first for first, last in rig.workers["b"].read]
+    assert body.outcome is MigrationOutcome.MOVED
+    assert sizes[:2] == [2, 4], "two blocks took 40 of 100 ms"
+
+
+def test_rounds_end_where_copying_is_slower_than_decoding() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_max=1_000, rounds_max=3))
+    rig.workers["b"].pull_ns = 19 * MS  # a block is full every 20 ms
+    rig.decode("a", prompt=20)
+    body = rig.migrate(target="b", run_ms=20_000)
+    assert (body.outcome, body.rounds) == (MigrationOutcome.MOVED, 3)
+
+
 def test_checksums_travel_with_their_blocks() -> None:
     rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_max=3_000))
     rig.decode("a")
@@ -329,7 +347,8 @@ def test_a_fourth_one_is_refused_by_the_target() -> None:
     rig.decode("b", "q.0")
     body = rig.migrate("q.0", "b", target="c", run_ms=100)
     assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.TOO_MANY)
-    rig.run(6_000)
+    rig.workers["c"].pull_ns = 5 * MS
+    rig.run(3_000)
     assert len(rig.workers["c"].sequences) == 3
 
 
