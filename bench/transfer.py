@@ -164,14 +164,12 @@ def _print_vllm(engines: subprocess.Popen[str], lengths: list[int]) -> None:
 
 
 def _vllm_row(figure: dict[str, Any]) -> str:
-    if not figure.get("transfer_duration"):
+    if not figure["transfers"]:
         return f"{'':40} {figure['tokens']:6} no transfer: {figure}"
-    moved_bytes, pieces = sum(figure["bytes_transferred"]), sum(figure["num_descriptors"])
-    post, done = sum(figure["post_duration"]) * 1e3, sum(figure["transfer_duration"]) * 1e3
     wrong = "" if figure["same_first_token"] else "  WRONG TOKEN"
     return (
-        f"{f'blocks of {BLOCK_TOKENS} tokens':40} {figure['tokens']:6} {moved_bytes / 2**20:6.1f} {pieces:8} {'':8} "
-        f"{post:17.2f} {done:17.2f} {figure['wall_ms']:17.2f}{wrong}"
+        f"{f'blocks of {BLOCK_TOKENS} tokens':40} {figure['tokens']:6} {figure['bytes'] / 2**20:6.1f} {figure['pieces']:8} "
+        f"{'':8} {figure['post_ms']:17.2f} {figure['done_ms']:17.2f} {figure['wall_ms']:17.2f}{wrong}"
     )
 
 
