@@ -167,8 +167,9 @@ def _vllm_row(figure: dict[str, Any]) -> str:
     if not figure["transfers"]:
         return f"{'':40} {figure['tokens']:6} no transfer: {figure}"
     wrong = "" if figure["same_first_token"] else "  WRONG TOKEN"
+    name = f"blocks of {BLOCK_TOKENS} tokens"
     return (
-        f"{f'blocks of {BLOCK_TOKENS} tokens':40} {figure['tokens']:6} {figure['bytes'] / 2**20:6.1f} {figure['pieces']:8} "
+        f"{name:40} {figure['tokens']:6} {figure['bytes'] / 2**20:6.1f} {figure['pieces']:8} "
         f"{'':8} {figure['post_ms']:17.2f} {figure['done_ms']:17.2f} {figure['wall_ms']:17.2f}{wrong}"
     )
 
