@@ -79,6 +79,7 @@ class Harness:
 
     Attributes:
         events: In order.
+        prefix: Of the names that it gives.
         promises_seeds: Whether sampling at temperature 1 with a seed is repeatable and can be continued.
     """
 
@@ -89,6 +90,7 @@ class Harness:
         self.results: dict[str, Result] = {}
         self.given: dict[str, EngineSequence] = {}
         self.info: EngineInfo
+        self.prefix = "r"
         self._serial = 0
 
     def hear(self, event: EngineEvent) -> None:
@@ -105,7 +107,7 @@ class Harness:
     def add(self, prompt: list[int], *, output: list[int] | None = None, priority: int = 0, **sampling: Any) -> str:
         """Adds a sequence; greedy where ``temperature`` is not given. Returns its id."""
         self._serial += 1
-        name = f"r{self._serial}.0"
+        name = f"{self.prefix}{self._serial}.0"
         self.add_as(name, prompt, output=output, priority=priority, **sampling)
         return name
 
@@ -421,6 +423,7 @@ class Pair:
     def __init__(self, source: Harness, target: Harness, *, compares: bool = True) -> None:
         self.source = source
         self.target = target
+        source.prefix, target.prefix = "s", "t"  # what comes from there is told from what was here
         self.compares = compares
 
     def both(self) -> tuple[Harness, Harness]:

@@ -26,7 +26,15 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.kv import KvHandover, KvRefusal
 
-from tests.contract.engine.harness import BLOCK_SIZE, BLOCKS_TOTAL, MAX_SEQUENCES, VOCABULARY, Harness, Pair
+from tests.contract.engine.harness import (
+    BLOCK_SIZE,
+    BLOCKS_TOTAL,
+    MAX_SEQUENCES,
+    VOCABULARY,
+    Harness,
+    Pair,
+    without_sampling_noise,
+)
 
 SERIAL = itertools.count()
 MIGRATIONS = (f"m{number}" for number in itertools.count())
@@ -496,6 +504,28 @@ def test_the_state_of_sampling_moves_along(pair: Pair, sampling: dict[str, Any])
     name = decoding(pair.source, **sampling)
     move = Move(pair.source, pair.target, name).prepare().round().stop().commit()
     assert move.tokens() == unmoved(pair.source, pair.source.given[name])
+
+
+def test_log_probabilities_go_on_as_if_it_had_never_moved(pair: Pair) -> None:
+    name = decoding(pair.source, logprobs=2, max_tokens=40)
+    move = Move(pair.source, pair.target, name).prepare().round().stop().commit()
+    pair.target.finish(name)
+    twin = pair.source.add(pair.source.given[name].prompt_token_ids, logprobs=2, max_tokens=40, ignore_eos=True)
+    unmoved_entries = without_sampling_noise(pair.source.finish(twin).logprobs)
+    here = without_sampling_noise(pair.source.results[name].logprobs)
+    there = without_sampling_noise(pair.target.results[name].logprobs)
+    assert len(here) == len(move.stopped.output_token_ids)
+    assert here + there == unmoved_entries
+
+
+def test_a_moved_sequence_that_is_preempted_says_what_it_would_have_said(pair: Pair) -> None:
+    others = [decoding(pair.target, 90, tokens=1) for _ in range(4)]
+    name = decoding(pair.source)
+    move = Move(pair.source, pair.target, name).prepare(4).round().stop().commit()
+    assert move.tokens() == unmoved(pair.source, pair.source.given[name])
+    assert pair.target.results[name].outputs[-1].preemptions > 0
+    for other in others:
+        assert pair.target.finish(other).token_ids == unmoved(pair.source, pair.target.given[other])
 
 
 def test_a_sequence_moves_there_and_back_again(pair: Pair) -> None:
