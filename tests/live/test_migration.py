@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 
@@ -111,6 +113,17 @@ async def test_an_instance_is_emptied_and_stays_in_service(rig: UpRig) -> None:
     expect_identical(await load, expected)
     assert rig.totals()["instances_ready"] == INSTANCES
     await expect_empty(rig)
+
+
+async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_computed_anew(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LONG)
+    before = await rig.metric("millrace_ingress_continuations_total")
+    load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
+    await asyncio.sleep(0.6)
+    os.kill(rig.pids("worker-0.json")[0], signal.SIGTERM)
+    expect_identical(await load, expected)
+    assert await rig.metric("millrace_ingress_continuations_total") == before
+    await rig.well(INSTANCES)
 
 
 async def test_a_drained_instance_moves_its_work_stays_away_and_comes_back_when_asked(rig: UpRig) -> None:
