@@ -41,7 +41,7 @@ class UsedEngine:
             prompt = self._rng.randint(1, 2 * self._mean)
             blocks: list[int] = []
             self.extend(blocks, prompt)
-            self._neighbours.append((blocks, prompt + self._rng.randint(1, self._mean)))
+            self._neighbours.append((blocks, prompt + self._rng.randint(1, 1 + prompt // 4)))
             return prompt
         index = self._rng.randrange(NEIGHBOURS)
         blocks, end = self._neighbours[index]
