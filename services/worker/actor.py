@@ -305,7 +305,8 @@ class WorkerActor:
         """
         self.reporter.bus_up = True
         self._ingresses.all_seen(now_ns)
-        return [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._desk.repeat()]
+        told = [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._desk.repeat()]
+        return told + self._draining.on_reconnected(now_ns)
 
     # --- for people and checkers
 

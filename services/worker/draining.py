@@ -62,6 +62,10 @@ class Draining:
             effects += self._evacuate(limit_ms)
         return effects
 
+    def on_reconnected(self, now_ns: int) -> list[Effect]:
+        """The bus is back: whoever was not asked to move things away is asked now, for the time that is left."""
+        return self._evacuate((self._until_ns - now_ns) // _MS) if self._until_ns is not None else []
+
     def _evacuate(self, limit_ms: int) -> list[Effect]:
         """Asks the migrator, once, to move everything to wherever there is room."""
         if not self._evacuates or self._asked or not self._desk.ledger.live or limit_ms <= 0:

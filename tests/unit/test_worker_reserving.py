@@ -529,7 +529,10 @@ def test_an_empty_worker_or_one_without_a_bus_asks_nobody() -> None:
     cut = bench()
     cut.running()
     cut.say(BusDisconnected())
-    assert not only(cut.say(DrainWorker()), Request)
+    assert not only(cut.say(DrainWorker(limit_ms=5000)), Request)
+    (request,) = only(cut.say(BusReconnected(), after_ms=2000), Request)
+    assert request.body == EvacuateInstance(limit_ms=3000)
+    assert not only(cut.say(BusReconnected()), Request)
 
 
 @pytest.mark.parametrize(

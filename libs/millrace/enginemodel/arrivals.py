@@ -89,7 +89,7 @@ class Arrivals:
         if fresh + pool.unreferenced(hits) > pool.free:
             return _denied(command, KvRefusal.NO_BLOCKS, f"{fresh} blocks wanted, {pool.free} free")
         pool.share(hits)
-        reservation = Reservation(command, hits, pool.take(fresh))
+        reservation = Reservation(command, hits, pool.take(fresh, after=hits[-1] if hits else -1))
         self._reservations[command.migration] = reservation
         self._scheduler.aside[command.migration] = reservation.blocks
         return KvRoomReserved(migration=command.migration, matched_blocks=len(hits), copier=CopierKind.MODELLED)
