@@ -179,7 +179,8 @@ class Departures:
             if out.outcome is None:
                 out.outcome, (out.refusal, out.detail) = MigrationOutcome.ABORTED, refused
                 effects += self._handshake.abort_target(out, refused)
-            if not out.released:
+            # While a target may be reading, its source stays as it is; it goes on by its own deadline.
+            if not out.released and out.step is not Step.COMMITTING:
                 subject = self._desk.subjects.engine(out.source, "end")
                 effects.append(say(subject, wording.end_of(out), out.sequence, out.span))
             del self._open[out.migration]

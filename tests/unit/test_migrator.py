@@ -423,6 +423,19 @@ def test_a_stopping_migrator_lets_every_source_go_on_and_answers_who_waits() -> 
     assert "a" in rig.stopped
 
 
+def test_a_migrator_that_stops_amid_a_commit_leaves_the_source_standing_while_the_target_reads() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.lose = lambda sender, body: isinstance(body, MigrationCommitted)
+    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.run(10)
+    assert rig.published(MigrationCommitted)
+    rig.stop("a")
+    rig.run(100)
+    assert not rig.published(EndLease), "its own deadline lets it go on"
+    assert len(rig.answers) == 1
+
+
 def test_spans_of_both_sides_are_one_tree() -> None:
     rig = Rig("a", "b")
     rig.decode("a")

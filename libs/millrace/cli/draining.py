@@ -20,6 +20,7 @@ from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated
 from millrace.contracts.provisioner import (
     InstanceStarting,
     InstanceStopping,
+    ProvisionRefusal,
     ProvisionRefused,
     StartInstance,
     StopInstance,
