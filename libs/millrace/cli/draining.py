@@ -81,6 +81,10 @@ async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace
     if isinstance(answer, InstanceStopping):
         print(f"it drains and will stay away; `millrace drain {arguments.instance} --back` starts it again")
         return
+    if isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.SHARED_PROCESS:
+        raise CliError(
+            f"{answer.detail}, so it cannot go alone; --keep empties it, `millrace up --processes N` splits them"
+        )
     print(
         f"{arguments.host} does not keep it ({_why(answer)}): the worker is asked; what started it may start it again"
     )
