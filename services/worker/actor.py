@@ -139,6 +139,7 @@ class WorkerActor:
         self._ingresses = Ingresses()
         self._subjects = subjects
         self._limits = limits
+        self._movable = migration.enabled
 
     @property
     def name(self) -> str:
@@ -153,7 +154,14 @@ class WorkerActor:
             *self._on_register(now_ns),
             *self._on_tick(now_ns),
             *self.reporter.on_timer(now_ns, 0),
+            *self._immobility(),
         ]
+
+    def _immobility(self) -> list[Effect]:
+        """One line where sequences cannot be moved though they should be."""
+        if self.info.kv is not None or not self.info.kv_refusal or not self._movable:
+            return []
+        return [Log(level="warning", event="moves_nothing", fields={"why": self.info.kv_refusal})]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """Takes one message; once drained, the last one's effects end with Stop."""

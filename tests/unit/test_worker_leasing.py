@@ -563,5 +563,8 @@ def test_a_draining_worker_still_gives_leases_and_leaves_when_all_have_moved() -
 def test_the_record_says_where_kv_lies_or_why_it_does_not_move() -> None:
     (put,) = only(Bench(info=MOVING).first, PutKey)
     assert (put.value.kv, put.value.kv_refusal) == (KV, "")
-    (put,) = only(Bench(info=msgspec.structs.replace(INFO, kv_refusal="off")).first, PutKey)
-    assert (put.value.kv, put.value.kv_refusal) == (None, "off")
+    still = Bench(info=msgspec.structs.replace(INFO, kv_refusal="its self-test failed"))
+    (put,) = only(still.first, PutKey)
+    assert (put.value.kv, put.value.kv_refusal) == (None, "its self-test failed")
+    assert [line.fields for line in only(still.first, Log)] == [{"why": "its self-test failed"}]
+    assert not only(Bench(info=MOVING).first, Log)
