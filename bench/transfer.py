@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,16 +143,22 @@ def _measure(cases: list[Moved], end: End, repeats: int) -> Figures:
 def _engines(port: int, lengths: list[int]) -> Iterator[subprocess.Popen[str]]:
     """The pair of vLLM, with every prompt computed and kept."""
     words = [sys.executable, "-m", "bench.transfers.nixl_connector", "decode", str(port), *map(str, lengths)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engines:
+    # A session of their own, so that both can be stopped: their NIXL threads poll all the time, and would take the
+    # processor from what is measured before their turn.
+    engines = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
         _next(engines, "prefilled")
-        try:
-            yield engines
-        finally:
-            engines.communicate(timeout=60)
+        os.killpg(engines.pid, signal.SIGSTOP)
+        yield engines
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(engines.pid, signal.SIGCONT)
+        engines.communicate(timeout=60)
 
 
 def _print_vllm(engines: subprocess.Popen[str], lengths: list[int]) -> None:
     assert engines.stdin is not None
+    os.killpg(engines.pid, signal.SIGCONT)
     print("measure", file=engines.stdin, flush=True)
     _next(engines, "figure ")  # the first one introduces them to each other
     print(
