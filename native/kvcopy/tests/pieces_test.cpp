@@ -56,6 +56,20 @@ TEST(reading_a_process_gives_what_copying_gives) {
     }
 }
 
+TEST(long_pieces_arrive_whole_at_any_alignment_and_length) {
+    const std::vector<std::uint8_t> source = numbered(BYTES);
+    for (std::int64_t length = 1000; length < 1300; length += 7) {
+        for (std::int64_t start = 0; start < 130; start += 13) {
+            std::vector<std::uint8_t> target(source.size());
+            const std::vector<std::int64_t> from{length % 50}, to{start}, lengths{length};
+            copy_pieces({from, to, lengths, BYTES, BYTES}, {0, 0}, source.data(), target.data(), BYTES);
+            const auto expected = source.begin() + from[0];
+            EXPECT(std::equal(expected, expected + length, target.begin() + start));
+            EXPECT(BYTES - std::count(target.begin(), target.end(), 0) == length);
+        }
+    }
+}
+
 TEST(a_step_copies_as_many_bytes_as_it_may) {
     const Scattered scattered;
     const std::vector<std::uint8_t> source = numbered(BYTES);
