@@ -119,6 +119,8 @@ def test_a_frozen_sequence_keeps_its_place_in_the_batch() -> None:
     a.freeze("s0", "m")
     world.run(20)
     assert not a.said("waits")
+    shown = [entry.sequence for entry in a.model.snapshot(world.simulation.now_ns).running]
+    assert sorted(shown) == [f"s{index}" for index in range(6)]
     a.end("m", moved=True)
     world.run(5)
     assert a.said("waits")

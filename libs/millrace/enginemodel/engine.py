@@ -364,7 +364,7 @@ class ModelledEngine:
         return EngineSnapshot(
             step=self._step,
             at_ns=now_ns,
-            running=statuses([*scheduler.running, *scheduler.frozen]) + self.moves.expected(),
+            running=statuses(scheduler.running) + self.moves.standing(),
             waiting=statuses(scheduler.waiting),
             blocks_free=scheduler.pool.free,
             blocks_total=scheduler.pool.blocks_total,

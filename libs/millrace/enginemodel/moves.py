@@ -57,13 +57,18 @@ class KvMoves:
         sequence.scheduled_ns = now_ns
         return self.arrivals.adopt(sequence, source.handover)
 
-    def expected(self) -> list[SequenceStatus]:
-        """What a snapshot says of those that come: nothing of them waits to be computed."""
+    def standing(self) -> list[SequenceStatus]:
+        """What a snapshot says of those that have a place and are in no step: the frozen, and those that come, of
+        which nothing waits to be computed.
+        """
+        if not self._scheduler.frozen and not self.coming:
+            return []
         running = SequenceState.RUNNING
-        return [
+        coming = [
             msgspec.structs.replace(status, state=running, computed_tokens=status.prompt_tokens + status.output_tokens)
             for status in statuses(self.coming.values())
         ]
+        return statuses(self._scheduler.frozen) + coming
 
     def accounting(self) -> KvAccounting:
         """Where every block is. O(blocks held)."""
