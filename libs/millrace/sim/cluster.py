@@ -17,16 +17,20 @@ from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig
 from millrace.actor.engine import EngineInfo
 from millrace.contracts.catalog import Role
+from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
+from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.network import modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 from millrace.policies.dispatch.loading import load_policy
 from millrace.sim.clients import Clients
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
+from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.links import LinkModel
 from millrace.sim.oracle import Oracle
 from millrace.sim.process import Handlers, SimActor, SimProcess
@@ -39,6 +43,10 @@ from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
 from services.ingress.text import Vocabulary as TextVocabulary
+from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
+from services.migrator.actor import MigratorActor
+from services.migrator.config import MigratorConfig
+from services.migrator.metrics import MigratorMetrics
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
@@ -60,6 +68,22 @@ _EOS = 256  # behind the 256 bytes
 Build = Callable[[str, int], Actor]
 
 
+class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How running sequences move between the workers of a cluster.
+
+    Attributes:
+        verify: Whether checksums travel with the blocks. Without them a wrong read is a wrong token.
+        roles: Of workers, by name or pattern.
+        bytes_per_s: Of each worker's link, in each direction.
+        latency_ns: Before the first byte of each read.
+    """
+
+    verify: bool = True
+    roles: dict[str, InstanceRole] = {}
+    bytes_per_s: float = 12.5e9
+    latency_ns: int = 30_000
+
+
 class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     """How large a cluster is and what its engines are like.
 
@@ -68,6 +92,7 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
             them to its fallback.
         restart_ns: A process that ended is started again after a time between these.
         call_timeout_s: Deadline of every call.
+        migration: A migrator for each worker, and how KV travels; None for neither.
     """
 
     ingresses: int = 2
@@ -85,6 +110,7 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     calls_open_max: int = 200
     call_timeout_s: float = 60.0
     restart_ns: tuple[int, int] = (300 * MILLISECOND, 1500 * MILLISECOND)
+    migration: MigrationShape | None = None
 
 
 def byte_vocabulary() -> TextVocabulary:
@@ -103,6 +129,7 @@ class SimulatedCluster:
     Attributes:
         clients: Submit calls here; they judge what comes.
         engines: Engine of each worker's present incarnation.
+        network: Carries KV between them; None without migrators.
         restarts: How often the supervisor started something again.
     """
 
@@ -111,6 +138,10 @@ class SimulatedCluster:
         self.shape = shape
         self.subjects = Subjects(CLUSTER)
         self.engines: dict[str, SimulatedEngine] = {}
+        self.network: SimKvNetwork | None = None
+        if shape.migration is not None:
+            wire = shape.migration
+            self.network = SimKvNetwork(self.simulation, bytes_per_s=wire.bytes_per_s, latency_ns=wire.latency_ns)
         self.restarts = 0
         self._text = TextModel(byte_vocabulary(), frozenset({_EOS}))
         self.clients = Clients(Oracle(self._engine, self._text.vocabulary))
@@ -127,6 +158,11 @@ class SimulatedCluster:
     @property
     def workers(self) -> list[SimActor]:
         return self._roles[Role.WORKER]
+
+    @property
+    def migrators(self) -> list[SimActor]:
+        """In the order of the workers."""
+        return self._roles.get(Role.MIGRATOR, [])
 
     def of_role(self, role: Role) -> list[SimActor]:
         """Actors of one role."""
@@ -150,13 +186,15 @@ class SimulatedCluster:
             add(Role.WORKER, f"w{index}", self._worker, WORKER_ACCEPTS)
         for index in range(shape.ingresses):
             add(Role.INGRESS, f"ingress-{index}", self._ingress, INGRESS_ACCEPTS)
+        for index in range(shape.workers if shape.migration else 0):
+            add(Role.MIGRATOR, f"migrator-w{index}", self._migrator, MIGRATOR_ACCEPTS)
 
     def _add(self, role: Role, name: str, build: Build, accepts: tuple[type[Body], ...]) -> None:
         handlers: Callable[[SimProcess], Handlers] | None = None
         if role is Role.INGRESS:
             handlers = self.clients.handlers
         elif role is Role.WORKER:
-            handlers = simulated_engines(lambda _process: self._engine(), self.engines)
+            handlers = simulated_engines(self._engine_of, self.engines, self.network)
         actor = self.simulation.add(
             lambda incarnation: build(name, incarnation),
             node=name,
@@ -168,7 +206,18 @@ class SimulatedCluster:
     # The services, as their __main__ builds them
 
     def _coordinator(self, name: str, incarnation: int) -> CoordinatorActor:
-        return CoordinatorActor(name=name, cluster=CLUSTER, incarnation=incarnation)
+        roles = self.shape.migration.roles if self.shape.migration else {}
+        return CoordinatorActor(name=name, cluster=CLUSTER, incarnation=incarnation, roles=roles)
+
+    def _migrator(self, name: str, incarnation: int) -> MigratorActor:
+        return MigratorActor(
+            config=MigratorConfig(
+                name=name, instances=[name.removeprefix("migrator-")], bus=BusConfig(cluster=CLUSTER)
+            ),
+            incarnation=incarnation,
+            rng=Random(f"{name}-{incarnation}"),
+            metrics=MigratorMetrics(CollectorRegistry()),
+        )
 
     def _tagger(self, name: str, incarnation: int) -> TaggerActor:
         return TaggerActor(name=name, cluster=CLUSTER, incarnation=incarnation)
@@ -197,6 +246,7 @@ class SimulatedCluster:
                 block_size=parameters.block_size,
                 blocks_total=parameters.blocks_total,
                 step_time=MODEL,
+                kv=self._endpoint(name, incarnation),
             ),
             subjects=self.subjects,
             limits=WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500),
@@ -219,10 +269,20 @@ class SimulatedCluster:
             policy=load_policy(self.shape.policy),
         )
 
-    def _engine(self) -> ModelledEngine:
+    def _endpoint(self, name: str, incarnation: int) -> KvEndpoint | None:
+        if self.shape.migration is None:
+            return None
+        return modelled_endpoint(self.shape.engine, key=f"{name}/{incarnation}", model=MODEL)
+
+    def _engine_of(self, process: SimProcess) -> ModelledEngine:
+        engine = self._engine(self._endpoint(process.name, process.incarnation))
+        engine.moves.leases.verify = self.shape.migration is None or self.shape.migration.verify
+        return engine
+
+    def _engine(self, kv: KvEndpoint | None = None) -> ModelledEngine:
         vocabulary = Vocabulary(size=_EOS + 1, eos_token_id=_EOS)
         return ModelledEngine(
-            self.shape.engine, self.shape.step_time, vocabulary=vocabulary, lengths=self.shape.lengths
+            self.shape.engine, self.shape.step_time, vocabulary=vocabulary, lengths=self.shape.lengths, kv=kv
         )
 
     # The supervisor

@@ -8,6 +8,7 @@ from random import Random
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested
 from millrace.sim.cluster import SimulatedCluster
+from millrace.sim.kv_network import KvFaults
 from millrace.sim.links import LinkModel
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 
@@ -40,6 +41,8 @@ class FaultPlan:
             (4, self._spoil_link),
             (2, self._restart_bus),
             (predictors, self._kill_predictor),
+            (6 if cluster.network else 0, self._kill_migrator),
+            (4 if cluster.network else 0, self._spoil_reads),
         ]
 
     def schedule(self, begin_ns: int, end_ns: int) -> None:
@@ -52,6 +55,7 @@ class FaultPlan:
     def heal(self) -> None:
         """The network is whole again; the supervisor restarts what is down."""
         self._heal_bus()
+        self._heal_reads()
         for node in self._cluster.nodes():
             self._faults.heal(node)
             self._faults.change_link(node, LinkModel(jitter_ns=50_000))
@@ -76,6 +80,27 @@ class FaultPlan:
 
     def _kill_predictor(self) -> str:
         return self._kill(Role.PREDICTOR)
+
+    def _kill_migrator(self) -> str:
+        return self._kill(Role.MIGRATOR)
+
+    def _spoil_reads(self) -> str:
+        network, shape = self._cluster.network, self._cluster.shape.migration
+        assert network is not None
+        assert shape is not None
+        torn = self._rng.choice((0.0, 0.1)) if shape.verify else 0.0  # nothing but a checksum can tell
+        network.faults = KvFaults(
+            stall=self._rng.choice((0.0, 0.1)),
+            torn=torn,
+            failed=self._rng.choice((0.0, 0.2)),
+            late=self._rng.choice((0.0, 0.3)),
+        )
+        self._sim.after(self._rng.randrange(SECOND, 4 * SECOND), self._heal_reads)
+        return f"reads: {network.faults}"
+
+    def _heal_reads(self) -> None:
+        if self._cluster.network is not None:
+            self._cluster.network.faults = KvFaults()
 
     def _kill_coordinator(self) -> str:
         return self._kill(Role.COORDINATOR)

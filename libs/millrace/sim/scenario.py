@@ -20,6 +20,7 @@ from millrace.sim.checkers.queues import BoundedQueues
 from millrace.sim.cluster import MODEL, ClusterShape, SimulatedCluster
 from millrace.sim.fault_plan import FaultPlan
 from millrace.sim.links import LinkModel
+from millrace.sim.migrations import MigrationLoad
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, SimulationFailed
 from services.ingress.calls import Call, CallKind
 
@@ -53,6 +54,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         virtual_s: Virtual time that passed.
+        migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
     """
 
     seed: int
@@ -63,6 +65,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[str]
     restarts: int
     epochs_max: int
+    migrations: dict[str, int] = {}
 
 
 class Scenario:
@@ -80,6 +83,7 @@ class Scenario:
         self._load_ends_ns = 0
         self._plan = FaultPlan(self.cluster, Random(f"{seed}/faults"))
         self._with_faults = faults
+        self.migrations = MigrationLoad(self.cluster, Random(f"{seed}/migrations"))
         shape = self.cluster.shape
         bounds = {"live": shape.engine.max_sequences + shape.queue_max, "calls_open": shape.calls_open_max}
         for checker in (
@@ -88,6 +92,7 @@ class Scenario:
             NoMessageAfterStop(),
             TimeNeverGoesBack(),
             BoundedQueues(bounds),
+            self.migrations,
         ):
             self._sim.check_with(checker)
 
@@ -110,6 +115,7 @@ class Scenario:
         sim.run_for(WARM_NS)
         self._load_ends_ns = sim.now_ns + LOAD_NS
         self._arrive()
+        self.migrations.begin(self._load_ends_ns)
         if self._with_faults:
             self._plan.schedule(SECOND // 2, FAULTS_NS)
         sim.run_for(FAULTS_NS + SECOND)
@@ -193,7 +199,7 @@ class Scenario:
             scheduler = self.cluster.engines[actor.name].engine.scheduler
             if scheduler.has_work() or scheduler.pool.free != scheduler.pool.blocks_total:
                 return False
-        return True
+        return self.migrations.is_quiet()
 
     def _whats_left(self) -> str:
         workers = {actor.name: actor.actor.snapshot() for actor in self.cluster.workers if actor.process is not None}
@@ -220,5 +226,6 @@ class Scenario:
             outcomes=self.cluster.clients.outcomes(),
             faults=self._plan.done,
             restarts=self.cluster.restarts,
+            migrations=self.migrations.ended,
             epochs_max=max((epoch for _sequence, epoch in self.ownership.owners), default=0),
         )

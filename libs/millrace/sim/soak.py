@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterator
 
 from millrace.policies.dispatch import DISPATCH_POLICIES
-from millrace.sim.cluster import ClusterShape
+from millrace.sim.cluster import ClusterShape, MigrationShape
+from millrace.sim.migrations import migration_for
 from millrace.sim.runtime_sim import SimulationFailed
 from millrace.sim.scenario import Report, Scenario
 
@@ -21,26 +22,28 @@ from millrace.sim.scenario import Report, Scenario
 PREDICTORS = 2
 
 
-def shape_for(policy: str) -> ClusterShape:
+def shape_for(policy: str, migration: MigrationShape | None = None) -> ClusterShape:
     """The cluster of a soak with this dispatch policy."""
     asks = DISPATCH_POLICIES[policy].ask is not None
-    return ClusterShape(policy=policy, predictors=PREDICTORS if asks else 0)
+    return ClusterShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
 
 
-def run_seed(seed: int, policy: str = ClusterShape().policy) -> Report | str:
+def run_seed(seed: int, policy: str = ClusterShape().policy, *, migrations: bool = False) -> Report | str:
     """The report of a seed, or why it failed."""
     try:
-        return Scenario(seed, shape=shape_for(policy)).run()
+        return Scenario(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
     except SimulationFailed as failure:
         return str(failure)
 
 
-def _run(work: tuple[int, str]) -> tuple[int, Report | str]:
-    return work[0], run_seed(*work)
+def _run(work: tuple[int, str, bool]) -> tuple[int, Report | str]:
+    seed, policy, migrations = work
+    return seed, run_seed(seed, policy, migrations=migrations)
 
 
-def _results(seeds: range, policy: str, jobs: int) -> Iterator[tuple[int, Report | str]]:
-    work = [(seed, policy) for seed in seeds]
+def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, Report | str]]:
+    jobs = options.jobs
+    work = [(seed, options.policy, options.migrations) for seed in seeds]
     if jobs == 1:
         yield from map(_run, work)
         return
@@ -56,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", choices=sorted(DISPATCH_POLICIES), default=ClusterShape().policy, help="dispatch policy"
     )
+    parser.add_argument("--migrations", action="store_true", help="sequences move all the time")
     parser.add_argument("--verbose", action="store_true", help="say what each seed did")
 
 
@@ -66,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
     failed: list[int] = []
     outcomes: dict[str, int] = {}
     handled = 0
-    for seed, result in _results(range(options.first, options.first + options.seeds), options.policy, options.jobs):
+    migrations: dict[str, int] = {}
+    for seed, result in _results(range(options.first, options.first + options.seeds), options):
         if isinstance(result, str):
             failed.append(seed)
             say(f"FAILED {result}\n")
@@ -74,10 +79,14 @@ def run(options: argparse.Namespace) -> int:
         handled += result.handled
         for outcome, count in result.outcomes.items():
             outcomes[outcome] = outcomes.get(outcome, 0) + count
+        for outcome, count in result.migrations.items():
+            migrations[outcome] = migrations.get(outcome, 0) + count
         if options.verbose:
             say(f"seed {seed} {result.trace_hash:016x} {result.outcomes} {result.faults}\n")
     wall_s = time.monotonic() - began
     say(f"{options.seeds} seeds in {wall_s:.0f} s, {handled:,} messages, outcomes {dict(sorted(outcomes.items()))}\n")
+    if options.migrations:
+        say(f"migrations {dict(sorted(migrations.items()))}\n")
     say(f"failed: {failed if failed else 'none'}\n")
     return 1 if failed else 0
 

@@ -1,0 +1,118 @@
+"""Migrations for the soak: sequences that somebody wants moved all the time, and what must hold when they do.
+
+A seed draws whether checksums travel and which roles the workers have; then sequences move at random: one, several at
+once, all of an instance; to a named target or to wherever there is room; now and then one that is not there. Together
+with the other checkers (one owner per epoch, exact tokens, one outcome) this one holds: no engine decodes from blocks
+that were not the sequence's when they were read, whether or not checksums travel, and in the end no lease, reservation
+or migration is left anywhere.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from millrace.actor.effects import Effect, Publish
+from millrace.contracts.message import Message
+from millrace.contracts.migration import EvacuateInstance, MigrateSequence, MigrationFinished, MigrationMode
+from millrace.contracts.plan import InstanceRole
+from millrace.sim.checkers import Checker
+from millrace.sim.process import SimProcess
+from millrace.sim.runtime_sim import MILLISECOND, Simulation
+
+if TYPE_CHECKING:
+    from millrace.sim.cluster import MigrationShape, SimulatedCluster
+
+#: Somebody wants something moved so often, on average, per second.
+ASKS_PER_S = 12.0
+
+#: Roles that a seed may give to the workers; the first is drawn more often than the others.
+ROLES: tuple[dict[str, InstanceRole], ...] = (
+    {},
+    {},
+    {"w0": InstanceRole.PREFILL, "w1": InstanceRole.DECODE},
+    {"w0": InstanceRole.PREFILL, "w*": InstanceRole.DECODE},
+)
+
+
+def migration_for(seed: int) -> MigrationShape:
+    """What a seed's cluster is like where sequences move."""
+    from millrace.sim.cluster import MigrationShape
+
+    rng = Random(f"{seed}/migration shape")
+    return MigrationShape(
+        verify=rng.random() < 0.5,
+        roles=rng.choice(ROLES),
+        bytes_per_s=rng.choice((50e3, 2e6, 12.5e9)) * 1e3,
+        latency_ns=rng.choice((10_000, 300_000, 5_000_000)),
+    )
+
+
+class MigrationLoad(Checker):
+    """Asks for migrations, and looks on.
+
+    Attributes:
+        ended: Outcome, with the refusal where there was one -> how many migrations ended so.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, rng: Random) -> None:
+        self.ended: dict[str, int] = {}
+        self._cluster = cluster
+        self._rng = rng
+        self._until_ns = 0
+
+    def begin(self, until_ns: int) -> None:
+        """Asks from now on; does nothing in a cluster without migrators."""
+        self._until_ns = until_ns
+        if self._cluster.network is not None:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        simulation = self._cluster.simulation
+        if simulation.now_ns >= self._until_ns:
+            return
+        self._ask()
+        simulation.after(int(self._rng.expovariate(ASKS_PER_S) * 1000) * MILLISECOND, self._arrive)
+
+    def _ask(self) -> None:
+        rng, cluster = self._rng, self._cluster
+        source = rng.choice(cluster.workers)
+        if rng.random() < 0.03:
+            self._tell(source.name, "evacuate", EvacuateInstance(limit_ms=rng.choice((200, 3_000))))
+            return
+        running = list(source.actor.snapshot()["sequences"]) if source.process is not None else []
+        wanted = rng.sample(running, min(len(running), rng.choice((1, 1, 1, 2, 6)))) or ["nobody.0"]
+        mode = rng.choice((None, None, None, None, MigrationMode.STOP_AND_COPY, MigrationMode.RECOMPUTE))
+        for sequence in wanted:
+            target = rng.choice(("", *(worker.name for worker in cluster.workers)))
+            self._tell(source.name, "start", MigrateSequence(sequence=sequence, target=target, mode=mode))
+
+    def _tell(self, instance: str, verb: str, body: MigrateSequence | EvacuateInstance) -> None:
+        subject = self._cluster.subjects.migrate(instance, verb)
+        self._cluster.simulation.publish(subject, body, sender="somebody")
+
+    # What must hold
+
+    def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Publish) and isinstance(effect.body, MigrationFinished):
+                body = effect.body
+                how = f"{body.outcome} {body.refusal}" if body.refusal else str(body.outcome)
+                self.ended[how] = self.ended.get(how, 0) + 1
+
+    def on_interval(self, simulation: Simulation) -> None:
+        if self._cluster.network is not None:
+            for name, engine in self._cluster.engines.items():
+                poisoned = engine.engine.moves.arrivals.poisoned
+                assert not poisoned, f"{name} decoded {poisoned} from what was not their KV"
+
+    def is_quiet(self) -> bool:
+        """Whether no lease, reservation or migration is left."""
+        for worker in self._cluster.workers:
+            moves = self._cluster.engines[worker.name].engine.moves
+            if len(moves.leases) or len(moves.arrivals):
+                return False
+        if self._cluster.network is None:
+            return True
+        migrators = self._cluster.migrators
+        return all(m.process is not None and not any(m.actor.snapshot()[k] for k in ("out", "in")) for m in migrators)
