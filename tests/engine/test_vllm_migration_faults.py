@@ -236,8 +236,15 @@ def test_a_pull_without_reservation_or_outside_it_is_denied(pair: Pair) -> None:
     _denied(ask(pair.target, command), KvRefusal.INVALID)
     journey = begin(pair, prompt_of(150, salt=11), LONG, at=5)
     journey.lease()
+    _denied(journey.reserve(blocks=-1), KvRefusal.INVALID)
     journey.reserve(blocks=2)
     _denied(journey.pull(), KvRefusal.INVALID)
+    _denied(
+        ask(pair.target, msgspec.structs.replace(command, migration=journey.migration, from_block=-1)),
+        KvRefusal.INVALID,
+    )
+    huge = msgspec.structs.replace(command, migration=journey.migration, blocks=[1 << 63])
+    _denied(ask(pair.target, huge), KvRefusal.COPY_FAILED)
     journey.unreserve()
     pair.source.cancel(journey.name)
     settled(pair)
@@ -341,6 +348,7 @@ def test_a_pull_goes_on_while_the_target_decodes_and_after_it_has_stopped(pair: 
         ({"blocks": [1 << 30] * 4}, 23),
         ({"migration": "another"}, 24),
         ({"from_block": 9, "blocks": []}, 25),
+        ({"computed_tokens": -5}, 26),
     ],
 )
 def test_a_tail_that_cannot_be_read_is_computed(pair: Pair, change: dict[str, object], salt: int) -> None:
@@ -353,13 +361,13 @@ def test_a_tail_that_cannot_be_read_is_computed(pair: Pair, change: dict[str, ob
     assert journey.stopped is not None
     missing = journey.stopped.computed_tokens > journey.have * journey.block_tokens
     computed = recomputed(pair.target, since)
-    assert computed is None or bool(computed) == (missing or "migration" in change)
+    assert computed is None or bool(computed) == (missing or bool({"migration", "computed_tokens"} & change.keys()))
     journey.unreserve()
     settled(pair)
 
 
 def test_a_reservation_is_for_its_sequence_only(pair: Pair) -> None:
-    journey = _pulled(pair, 26)
+    journey = _pulled(pair, 31)
     journey.freeze()
     journey.prompt = [*journey.prompt[:-1], 249 if journey.prompt[-1] != 249 else 248]
     since = len(pair.target.events)

@@ -24,6 +24,10 @@ class Unplaceable(Exception):
     """The cache cannot be read from outside; the message says why."""
 
 
+#: What a peer that is gone, or that says nonsense, may cause: block ids beyond any region, malformed handles.
+_EXPECTED = (CopierError, Unplaceable, ValueError, OverflowError, OSError, msgspec.MsgspecError)
+
+
 def planes(kv_cache_config: Any, layout: str) -> list[KvPlane]:
     """One plane per layer, K and V of a block together, in the order of layers; one for all where blocks come first.
 
@@ -167,5 +171,5 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
     """
     try:
         return "", work()
-    except (CopierError, Unplaceable, ValueError) as error:
+    except _EXPECTED as error:
         return str(error) or type(error).__name__, None

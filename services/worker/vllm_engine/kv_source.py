@@ -141,7 +141,7 @@ class Leases:
         table = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         tokens = settled_tokens(request)
         count = -(-tokens // self._block_tokens) if tail else tokens // self._block_tokens
-        return [block.block_id for block in table.get(request.request_id, ())[from_block:count]]
+        return [block.block_id for block in table.get(request.request_id, ())[max(0, from_block) : count]]
 
     def summing(self, blocks: list[int], ranks: Ranks) -> Summing:
         """Checksums of these, where they are verified."""

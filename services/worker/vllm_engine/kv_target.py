@@ -87,6 +87,8 @@ class Reservations:
         """Takes free blocks, the prefix's own among them."""
         if command.migration in self._held:
             return denied(command, KvRefusal.INVALID, "reserved already")
+        if command.blocks < 1:
+            return denied(command, KvRefusal.INVALID, f"{command.blocks} blocks wanted")
         if len(self._scheduler.running) >= self._scheduler.max_num_active_reqs:
             return denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
         prefix = self._cached_prefix(command.token_ids) if match_prefix else []
@@ -126,7 +128,7 @@ class Reservations:
             return denied(command, KvRefusal.INVALID, "no such reservation")
         if held.reading is not None:
             return denied(command, KvRefusal.INVALID, "it is read into already")
-        if command.from_block + len(command.blocks) > len(held.blocks):
+        if not 0 <= command.from_block <= len(held.blocks) - len(command.blocks):
             return denied(command, KvRefusal.INVALID, f"only {len(held.blocks)} positions are reserved")
         held.reading = Reading(self, held, command, ranks)
         return held.reading
@@ -161,7 +163,7 @@ class Reservations:
             return
         tokens = 0
         if self._is_for(held, request):
-            tokens = min(arrival.handover.computed_tokens, request.num_tokens - 1)
+            tokens = max(0, min(arrival.handover.computed_tokens, request.num_tokens - 1))
             self._read_rest(held, arrival, -(-tokens // self._block_tokens), ranks)
             tokens = min(tokens, held.good_prefix() * self._block_tokens)
         if tokens:
