@@ -124,6 +124,9 @@ class Handshake:
                 return self._owner.rest(out, refused, now_ns)
         if out.step is Step.PREPARING and refused[0] in ELSEWHERE:
             return self._try_elsewhere(out, refused, now_ns)
+        if out.step is Step.COMMITTING and refused[0] is KvRefusal.INVALID:
+            # A target's migrator that has restarted does not know whether its worker reads: the freeze ends by itself.
+            out.released = True
         return self.fail(out, refused, now_ns)
 
     # lease
@@ -139,12 +142,17 @@ class Handshake:
             return self.fail(out, (KvRefusal.INVALID, "the lease does not tell the submission"), now_ns)
         if not out.span:  # one that was tried elsewhere before has its own already
             out.traceparent, out.span = traceparent, spans.below(traceparent, self._desk.rng)
+        self._note_lease(out, now_ns)
         out.epoch, out.leased, out.submission, out.endpoint = body.epoch, body, body.submission, body.endpoint
         out.events.append(("leased", now_ns, {"blocks": len(body.blocks), "epoch": body.epoch}))
         if out.wanted:
             out.target = out.wanted
             return self._allot(out, now_ns)
         return self._choose(out, now_ns)
+
+    def _note_lease(self, out: Outgoing, now_ns: int) -> None:
+        """How long its engine took to answer: about as long as it will take to stop."""
+        out.slow_ns = max(out.slow_ns, now_ns - (out.lease_until_ns - self._desk.limits.lease_ms * MS))
 
     # target
 
@@ -195,13 +203,14 @@ class Handshake:
         out.events.append(("epoch allotted", now_ns, {"epoch": body.epoch}))
         if out.mode is MigrationMode.RECOMPUTE:
             return self._freeze(out, now_ns)
-        out.asked_target = True
+        out.asked_target, out.target_asked_ns = True, now_ns
         limits, subject = self._desk.limits, self._desk.subjects.migrate(out.target, "prepare")
         return self._ask(out, Step.PREPARING, subject, wording.prepare_of(out, limits), limits.answer_ms * MS)
 
     def _on_prepared(self, out: Outgoing, body: MigrationPrepared, now_ns: int) -> list[Effect]:
         out.matched_blocks, out.copier = body.matched_blocks, body.copier
         out.from_block = body.matched_blocks
+        out.slow_ns = max(out.slow_ns, now_ns - out.target_asked_ns)
         out.events.append(("prepared", now_ns, {"matched_blocks": body.matched_blocks, "copier": body.copier}))
         return self._next_round(out, now_ns)
 
@@ -223,11 +232,13 @@ class Handshake:
     def _pull(self, out: Outgoing, now_ns: int) -> list[Effect]:
         limits = self._desk.limits
         left_ns = out.lease_until_ns - now_ns
+        if out.step is not Step.RENEWING and left_ns < limits.lease_ms * MS // 2:
+            return self._lease(out, Step.RENEWING, now_ns)  # slow answers took the rest of it
         read_ms = left_ns // MS - limits.margin_ms
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.LEASE_LOST, "the lease was over before the round began"), now_ns)
         out.pulls += 1
-        out.pull_asked_ns = now_ns
+        out.target_asked_ns = now_ns
         subject, body = self._desk.subjects.migrate(out.target, "pull"), wording.pull_of(out, limits, read_ms=read_ms)
         return self._ask(out, Step.PULLING, subject, body, left_ns)
 
@@ -237,7 +248,7 @@ class Handshake:
         out.descriptors += body.descriptors
         out.copier = body.copier or out.copier
         # As much as takes a quarter of a lease, at the speed of this one, messages included.
-        lease_ns, took_ns = self._desk.limits.lease_ms * MS, max(1, now_ns - out.pull_asked_ns)
+        lease_ns, took_ns = self._desk.limits.lease_ms * MS, max(1, now_ns - out.target_asked_ns)
         out.pull_bytes = max(1, body.bytes * lease_ns // (LEASE_SHARE * took_ns))
         fields = {"round": body.round, "blocks": body.blocks, "bytes": body.bytes, "descriptors": body.descriptors}
         out.events.append(("pulled", now_ns, fields | {"took_ms": body.duration_ns / 1e6}))
@@ -245,6 +256,7 @@ class Handshake:
 
     def _on_renewed(self, out: Outgoing, body: KvLeased, now_ns: int) -> list[Effect]:
         out.leased = body
+        self._note_lease(out, now_ns)
         return self._next_round(out, now_ns)
 
     # freeze and commit

@@ -436,6 +436,45 @@ def test_a_migrator_that_stops_amid_a_commit_leaves_the_source_standing_while_th
     assert len(rig.answers) == 1
 
 
+def test_a_restarted_target_that_knows_nothing_of_a_commit_leaves_the_source_standing() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    fresh = Rig("a", "b").migrators["b"]
+
+    def restarted(_sender: str, body: Body) -> bool:
+        if isinstance(body, CommitMigration):
+            rig.migrators["b"] = fresh
+        return False
+
+    rig.lose = restarted
+    body = rig.migrate(target="b")
+    assert (body.outcome, body.refusal) == (MigrationOutcome.ABORTED, KvRefusal.INVALID)
+    assert not rig.published(EndLease), "the worker may have it and read: the source goes on at its own deadline"
+
+
+def test_a_lease_that_slow_answers_used_up_is_renewed_before_anything_is_read() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(lease_ms=500))
+    rig.workers["b"].slow_ns = 400 * MS
+    rig.decode("a")
+    body = rig.migrate(target="b", run_ms=8_000)
+    assert body.outcome is MigrationOutcome.MOVED
+    asked = [type(each).__name__ for sender, each in rig.said if sender == "a" and isinstance(each, HANDSHAKE)]
+    assert asked[:5] == ["LeaseKv", "AllotEpoch", "PrepareMigration", "LeaseKv", "PullBlocks"]
+
+
+def test_engines_in_long_steps_get_longer_freezes_up_to_the_bound() -> None:
+    freezes = []
+    for slow_ms in (0, 300, 900):
+        rig = Rig("a", "b", limits=MigratorLimits(lease_ms=5_000))
+        rig.workers["a"].slow_ns = rig.workers["b"].slow_ns = slow_ms * MS
+        rig.decode("a", prompt=4)
+        assert rig.migrate(target="b", run_ms=15_000).outcome is MigrationOutcome.MOVED
+        freezes.append(rig.published(FreezeSequence)[0].freeze_ms)
+    assert freezes[0] == 250
+    assert 850 <= freezes[1] <= 870
+    assert freezes[2] == 2_000
+
+
 def test_spans_of_both_sides_are_one_tree() -> None:
     rig = Rig("a", "b")
     rig.decode("a")
