@@ -44,9 +44,6 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
         logprobs: One entry per token where asked for, else None.
         cached_tokens: Prompt tokens found in the prefix cache; sent with the epoch's first chunk, else None.
         detail: A sentence with FinishReason.ERROR.
-        brought: Output tokens that came with the sequence when it was handed over in this epoch; told with every chunk
-            of such an epoch, so that whoever missed its beginning can tell where the new owner's tokens begin. None
-            in any other epoch.
     """
 
     sequence: str
@@ -57,7 +54,6 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
     detail: str = ""
-    brought: int | None = None
 
 
 class TokensGenerated(Body, frozen=True, kw_only=True, tag="TokensGenerated/1"):
