@@ -38,8 +38,9 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         growth_blocks: Blocks reserved at the target beyond those that the sequence has.
         lease_ms: How long the source pins blocks after each renewal.
         freeze_ms: How long the source stands still at most before it goes on by itself: the pause that a client sees
-            where the target dies in just that moment.
-        copy_freeze_ms: The same for ``stop_and_copy`` and ``recompute``, which do more meanwhile.
+            where the target dies in just that moment. Longer, by twice what the slowest answer took so far, where
+            engines are in long steps: they answer between steps, and so does a freeze.
+        copy_freeze_ms: The same for ``stop_and_copy`` and ``recompute``, which do more meanwhile; no freeze is longer.
         reserve_ms: How long the target keeps blocks reserved without news.
         answer_ms: For a worker, a migrator or an ingress to answer what needs no copying.
         margin_ms: A deadline of the source is told to the target as so much earlier: messages take time.
@@ -58,7 +59,7 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     freeze_ms: int = 250
     copy_freeze_ms: int = 2_000
     reserve_ms: int = 2_000
-    answer_ms: int = 500
+    answer_ms: int = 1_000
     margin_ms: int = 20
     retry_ms: int = 50
 

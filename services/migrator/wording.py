@@ -84,7 +84,9 @@ def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int) -> PullBlock
 
 def freeze_ms_of(out: Outgoing, limits: MigratorLimits) -> int:
     """How long the source may stand still."""
-    return limits.freeze_ms if out.mode is MigrationMode.LIVE else limits.copy_freeze_ms
+    if out.mode is not MigrationMode.LIVE:
+        return limits.copy_freeze_ms
+    return min(limits.copy_freeze_ms, limits.freeze_ms + 2 * (out.slow_ns // 1_000_000))
 
 
 def freeze_of(out: Outgoing, limits: MigratorLimits) -> FreezeSequence:

@@ -122,6 +122,7 @@ class FakeWorker:
         self.draining = False
         self.read: list[tuple[int, int]] = []  # (from, to) positions
         self.pull_ns = 2 * MS
+        self.slow_ns = 0  # an answer waits for the end of a step
         self.matched = 0
 
     def answer(self, body: Body, now_ns: int) -> Body | None:
@@ -454,7 +455,7 @@ class Rig:
 
     def _ask_worker(self, worker: FakeWorker, message: Message) -> None:
         answer = worker.answer(message.body, self.now_ns)
-        took_ns = worker.pull_ns if isinstance(message.body, PullKv) else HOP_NS
+        took_ns = worker.pull_ns if isinstance(message.body, PullKv) else HOP_NS + worker.slow_ns
         if answer is not None:
             self._reply_later(message, answer, took_ns)
 
