@@ -1,4 +1,4 @@
-"""Compiled from native/kvcopy/verbs where libibverbs is; a connection's parts and who closes what stand in the headers."""
+"""Compiled from native/kvcopy/verbs where libibverbs is; what a connection consists of stands in the headers."""
 
 import numpy as np
 import numpy.typing as npt
