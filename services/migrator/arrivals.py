@@ -118,6 +118,7 @@ class Arrivals:
             blocks=body.blocks,
             read_ms=body.read_ms,
             checksums=body.checksums,
+            until_ns=body.until_ns,
         )
         timeout_ns = (body.read_ms + self._desk.limits.margin_ms) * MS
         return [CancelTimer(name=_timer(into)), *self._ask(into, "pull", pull, timeout_ns)]
@@ -160,7 +161,10 @@ class Arrivals:
         match into.stage, body:
             case Stage.RESERVING, KvReserved():
                 prepared = MigrationPrepared(
-                    migration=migration, matched_blocks=body.matched_blocks, copier=str(body.copier)
+                    migration=migration,
+                    matched_blocks=body.matched_blocks,
+                    copier=str(body.copier),
+                    at_ns=body.at_ns,
                 )
                 into.prepared = prepared
                 into.events.append(("reserved", now_ns, {"matched_blocks": body.matched_blocks}))
@@ -264,6 +268,7 @@ def submission_of(prepare: PrepareMigration, commit: CommitMigration) -> SubmitS
         computed_tokens=commit.computed_tokens,
         read_ms=commit.read_ms,
         checksums=commit.checksums,
+        until_ns=commit.until_ns,
     )
     return msgspec.structs.replace(
         prepare.submission,
@@ -282,6 +287,7 @@ def _pulled(into: Incoming, body: KvPulled) -> BlocksPulled:
         descriptors=body.descriptors,
         duration_ns=body.duration_ns,
         copier=str(body.copier),
+        at_ns=body.at_ns,
     )
 
 

@@ -43,7 +43,8 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         copy_freeze_ms: The same for ``stop_and_copy`` and ``recompute``, which do more meanwhile; no freeze is longer.
         reserve_ms: How long the target keeps blocks reserved without news.
         answer_ms: For a worker, a migrator or an ingress to answer what needs no copying.
-        margin_ms: A deadline of the source is told to the target as so much earlier: messages take time.
+        margin_ms: A deadline of the source is told to the target as so much earlier: the clocks of the three hosts may
+            run at speeds that differ a little.
         retry_ms: Pause before a sequence that cannot move yet, or found no room, is tried again.
     """
 

@@ -210,6 +210,8 @@ class Handshake:
     def _on_prepared(self, out: Outgoing, body: MigrationPrepared, now_ns: int) -> list[Effect]:
         out.matched_blocks, out.copier = body.matched_blocks, body.copier
         out.from_block = body.matched_blocks
+        out.ahead_ns = None  # another target's clock would say nothing
+        wording.note_clock(out, body.at_ns, now_ns)
         out.slow_ns = max(out.slow_ns, now_ns - out.target_asked_ns)
         out.events.append(("prepared", now_ns, {"matched_blocks": body.matched_blocks, "copier": body.copier}))
         return self._next_round(out, now_ns)
@@ -234,19 +236,21 @@ class Handshake:
         left_ns = out.lease_until_ns - now_ns
         if out.step is not Step.RENEWING and left_ns < limits.lease_ms * MS // 2:
             return self._lease(out, Step.RENEWING, now_ns)  # slow answers took the rest of it
-        read_ms = left_ns // MS - limits.margin_ms
+        ends_ns = out.lease_until_ns - limits.margin_ms * MS
+        read_ms = (ends_ns - now_ns) // MS
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.LEASE_LOST, "the lease was over before the round began"), now_ns)
         out.pulls += 1
         out.target_asked_ns = now_ns
-        subject, body = self._desk.subjects.migrate(out.target, "pull"), wording.pull_of(out, limits, read_ms=read_ms)
-        return self._ask(out, Step.PULLING, subject, body, left_ns)
+        body = wording.pull_of(out, limits, read_ms=read_ms, until_ns=wording.until_of(out, ends_ns))
+        return self._ask(out, Step.PULLING, self._desk.subjects.migrate(out.target, "pull"), body, left_ns)
 
     def _on_pulled(self, out: Outgoing, body: BlocksPulled, now_ns: int) -> list[Effect]:
         out.from_block += body.blocks
         out.bytes += body.bytes
         out.descriptors += body.descriptors
         out.copier = body.copier or out.copier
+        wording.note_clock(out, body.at_ns, now_ns)
         # As much as takes a quarter of a lease, at the speed of this one, messages included.
         lease_ns, took_ns = self._desk.limits.lease_ms * MS, max(1, now_ns - out.target_asked_ns)
         out.pull_bytes = max(1, body.bytes * lease_ns // (LEASE_SHARE * took_ns))
@@ -273,12 +277,14 @@ class Handshake:
         out.stopped_ns = min(now_ns, max(out.freeze_asked_ns, body.frozen_ns))
         out.events.append(("frozen", now_ns, {"output_tokens": len(body.output_token_ids), "blocks": len(body.blocks)}))
         left_ns = out.freeze_until_ns - now_ns
-        read_ms = left_ns // MS - self._desk.limits.margin_ms
+        ends_ns = out.freeze_until_ns - self._desk.limits.margin_ms * MS
+        read_ms = (ends_ns - now_ns) // MS
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.UNANSWERED, "the source stood still too late"), now_ns)
         recompute, subjects = out.mode is MigrationMode.RECOMPUTE, self._desk.subjects
         subject = subjects.engine(out.target, "submit") if recompute else subjects.migrate(out.target, "commit")
-        return self._ask(out, Step.COMMITTING, subject, wording.commit_of(out, read_ms=read_ms), left_ns)
+        commit = wording.commit_of(out, read_ms=read_ms, until_ns=wording.until_of(out, ends_ns))
+        return self._ask(out, Step.COMMITTING, subject, commit, left_ns)
 
     def _on_committed(self, out: Outgoing, now_ns: int) -> list[Effect]:
         out.committed_ns, out.outcome = now_ns, MigrationOutcome.MOVED

@@ -59,6 +59,7 @@ class Outgoing:
             for the target's part in decoding it.
         lease_until_ns, freeze_until_ns: By our clock from the moment of asking, so never later than the source's.
         from_block: First position that the target does not have.
+        ahead_ns: By how much the clock of the target's worker is ahead of ours, at least; None where it does not say.
         slow_ns: What the slowest answer of an engine took so far, copying apart.
         pull_bytes: As much as the next pull may copy; 0 before the first.
         round_to: Where the present round ends: what was full when it began, whatever is decoded meanwhile.
@@ -97,6 +98,7 @@ class Outgoing:
     copier: str = ""
     pulls: int = 0
     target_asked_ns: int = 0
+    ahead_ns: int | None = None
     slow_ns: int = 0
     pull_bytes: int = 0
     round_to: int = 0

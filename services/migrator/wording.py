@@ -65,7 +65,23 @@ def prepare_of(out: Outgoing, limits: MigratorLimits) -> PrepareMigration:
     )
 
 
-def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int) -> PullBlocks:
+def note_clock(out: Outgoing, at_ns: int, now_ns: int) -> None:
+    """The clock of the target's worker showed ``at_ns`` when it answered, and that answer came now. It took some
+    time, so that clock is ahead of ours by the difference at least. The answer that took least says most.
+    """
+    if at_ns:
+        least_ns = at_ns - now_ns
+        out.ahead_ns = least_ns if out.ahead_ns is None else max(out.ahead_ns, least_ns)
+
+
+def until_of(out: Outgoing, deadline_ns: int) -> int:
+    """A deadline of ours by the clock of the target's worker: never too late, however its clock is set and however
+    long messages take. 0 where it did not say what its clock shows.
+    """
+    return 0 if out.ahead_ns is None else deadline_ns + out.ahead_ns
+
+
+def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int, until_ns: int) -> PullBlocks:
     """The next round, or as much of it as one pull may copy."""
     assert out.leased is not None
     assert out.endpoint is not None
@@ -79,6 +95,7 @@ def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int) -> PullBlock
         blocks=out.leased.blocks[first:last],
         read_ms=read_ms,
         checksums=[rank[first:last] for rank in out.leased.checksums],
+        until_ns=until_ns,
     )
 
 
@@ -100,7 +117,7 @@ def freeze_of(out: Outgoing, limits: MigratorLimits) -> FreezeSequence:
     )
 
 
-def commit_of(out: Outgoing, *, read_ms: int) -> Body:
+def commit_of(out: Outgoing, *, read_ms: int, until_ns: int) -> Body:
     """Everything that the target still needs; for its worker itself where no KV travels."""
     assert out.frozen is not None
     frozen = out.frozen
@@ -123,6 +140,7 @@ def commit_of(out: Outgoing, *, read_ms: int) -> Body:
         read_ms=read_ms,
         checksums=frozen.checksums,
         logprobs=frozen.logprobs,
+        until_ns=until_ns,
     )
 
 

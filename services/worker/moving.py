@@ -59,7 +59,7 @@ class Moving:
             case SequenceStopped():
                 return self._leasing.stopped(body, now_ns)
             case KvRoomReserved():
-                return self.reserving.reserved(body)
+                return self.reserving.reserved(body, now_ns)
             case KvBlocksRead():
                 return self.reserving.read(body, now_ns)
             case KvDenied(migration=migration) if migration in self._leasing:

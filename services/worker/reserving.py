@@ -24,7 +24,7 @@ from millrace.actor.engine import (
     ReserveInEngine,
     UnreserveInEngine,
 )
-from millrace.contracts.kv import KvHandover, KvRefusal
+from millrace.contracts.kv import KvHandover, KvRefusal, read_until_ns
 from millrace.contracts.leases import KvPulled, KvRefused, KvReserved, PullKv, ReserveKv, UnreserveKv
 from millrace.contracts.worker import SubmitSequence
 
@@ -129,7 +129,7 @@ class Reserving:
             no = refused(body.migration, KvRefusal.INVALID, "blocks and checksums do not fit together")
             return self._refuse(reservation.sequence, reply_to, no)
         if not body.blocks and reservation.granted is not None:
-            nothing = _nothing_pulled(body, reservation.granted)
+            nothing = _nothing_pulled(body, reservation.granted, now_ns)
             return [self._renew(reservation, now_ns), *answer(reply_to, reservation.sequence, nothing)]
         if reservation.last is not None and is_repeat(reservation.last[0], body):
             return [self._renew(reservation, now_ns), *answer(reply_to, reservation.sequence, reservation.last[1])]
@@ -180,7 +180,8 @@ class Reserving:
                 return []
 
     def _read_until_ns(self, body: PullKv, asked: Asked) -> int:
-        return asked.at_ns + min(max(0, body.read_ms), self._config.lease_ms_max) * _MS
+        read_ms = min(body.read_ms, self._config.lease_ms_max)
+        return read_until_ns(asked.at_ns, read_ms=read_ms, until_ns=body.until_ns)
 
     def _refuse(self, sequence: str, reply_to: str, body: KvRefused) -> list[Effect]:
         self._desk.figures.kv_refused[body.reason] += 1
@@ -188,14 +189,14 @@ class Reserving:
 
     # The engine's answers
 
-    def reserved(self, body: KvRoomReserved) -> list[Effect]:
+    def reserved(self, body: KvRoomReserved, now_ns: int) -> list[Effect]:
         """There is room."""
         reservation = self._reservations.get(body.migration)
         if reservation is None or not _asks(reservation, ReserveKv):
             return []
         self._desk.figures.reservations += 1
         reservation.granted = KvReserved(
-            migration=body.migration, matched_blocks=body.matched_blocks, copier=body.copier
+            migration=body.migration, matched_blocks=body.matched_blocks, copier=body.copier, at_ns=now_ns
         )
         told = reservation.questions.answer(reservation.sequence, reservation.granted)
         return told + self._next(reservation)
@@ -210,7 +211,7 @@ class Reserving:
         assert isinstance(first.body, PullKv)
         self._desk.figures.pulls += 1
         self._desk.figures.pulled_bytes += body.bytes
-        pulled = KvPulled(**{name: getattr(body, name) for name in KvPulled.__struct_fields__})
+        pulled = KvPulled(**{name: getattr(body, name) for name in KvBlocksRead.__struct_fields__}, at_ns=now_ns)
         reservation.last = (first.body, pulled)
         told = reservation.questions.answer(reservation.sequence, pulled)
         return [self._renew(reservation, now_ns), *told, *self._next(reservation)]
@@ -284,7 +285,7 @@ def _asks(reservation: Reservation, kind: type[msgspec.Struct]) -> bool:
     return first is not None and isinstance(first.body, kind)
 
 
-def _nothing_pulled(body: PullKv, granted: KvReserved) -> KvPulled:
+def _nothing_pulled(body: PullKv, granted: KvReserved, now_ns: int) -> KvPulled:
     """The answer to a pull of no block, which only renews."""
     return KvPulled(
         migration=body.migration,
@@ -294,4 +295,5 @@ def _nothing_pulled(body: PullKv, granted: KvReserved) -> KvPulled:
         descriptors=0,
         duration_ns=0,
         copier=granted.copier,
+        at_ns=now_ns,
     )

@@ -123,6 +123,7 @@ class FakeWorker:
         self.read: list[tuple[int, int]] = []  # (from, to) positions
         self.pull_ns = 2 * MS
         self.slow_ns = 0  # an answer waits for the end of a step
+        self.clock_ns: int | None = 0  # by how much its clock is ahead; None: it does not say
         self.matched = 0
 
     def answer(self, body: Body, now_ns: int) -> Body | None:
@@ -141,10 +142,11 @@ class FakeWorker:
             case ReserveKv():
                 self.reserved[body.migration] = body.blocks
                 copier = CopierKind.MODELLED
-                return KvReserved(migration=body.migration, matched_blocks=self.matched, copier=copier)
+                at_ns = self._shown(now_ns)
+                return KvReserved(migration=body.migration, matched_blocks=self.matched, copier=copier, at_ns=at_ns)
             case PullKv():
                 self.read.append((body.from_block, body.from_block + len(body.blocks)))
-                return _pulled(body, self.pull_ns)
+                return _pulled(body, self.pull_ns, self._shown(now_ns))
             case SubmitSequence():
                 self.reserved.pop(body.handover.migration if body.handover else "", None)
                 self.sequences[body.sequence] = FakeSequence(body, now_ns)
@@ -152,6 +154,9 @@ class FakeWorker:
             case UnreserveKv():
                 self.reserved.pop(body.migration, None)
         return None
+
+    def _shown(self, now_ns: int) -> int:
+        return 0 if self.clock_ns is None else now_ns + self.clock_ns
 
     def _lease(self, body: LeaseKv, now_ns: int) -> Body:
         held = self.sequences.get(body.sequence)
@@ -239,7 +244,7 @@ class FakeWorker:
         )
 
 
-def _pulled(body: PullKv, duration_ns: int) -> KvPulled:
+def _pulled(body: PullKv, duration_ns: int, at_ns: int) -> KvPulled:
     return KvPulled(
         migration=body.migration,
         from_block=body.from_block,
@@ -248,6 +253,7 @@ def _pulled(body: PullKv, duration_ns: int) -> KvPulled:
         descriptors=1,
         duration_ns=duration_ns,
         copier=CopierKind.MODELLED,
+        at_ns=at_ns,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import (
@@ -491,3 +493,52 @@ def test_a_message_for_nobody_here_is_answered() -> None:
     rig.ask("a", CancelSequence(sequence="r.0", epoch=1))
     rig.run(1)
     assert isinstance(rig.answers[0], ErrorReply)
+
+
+def told_at(rig: Rig) -> list[tuple[int, Body]]:
+    """What is said from now on, and when; nothing of it is lost."""
+    said: list[tuple[int, Body]] = []
+    rig.lose = lambda _sender, body: bool(said.append((rig.now_ns, body)))  # type: ignore[func-returns-value]
+    return said
+
+
+def first(said: list[tuple[int, Body]], kind: type[Body]) -> Any:
+    """When it was first said, and what."""
+    return next((at_ns, body) for at_ns, body in said if type(body) is kind)
+
+
+@pytest.mark.parametrize("clock_ms", [0, 86_400_000, -3_000])
+def test_deadlines_are_told_by_the_clock_of_the_targets_worker_and_never_too_late(clock_ms: int) -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].clock_ns = clock_ms * MS
+    rig.decode("a")
+    said = told_at(rig)
+    assert rig.migrate(target="b").outcome is MigrationOutcome.MOVED
+    for asked, kept_ms, told in ((LeaseKv, 2_000, PullBlocks), (FreezeSequence, 250, CommitMigration)):
+        latest_ns = first(said, asked)[0] + (kept_ms - MigratorLimits().margin_ms) * MS
+        by_our_clock_ns = first(said, told)[1].until_ns - clock_ms * MS
+        assert latest_ns - 1 * MS < by_our_clock_ns < latest_ns, "earlier by what the answer took"
+    assert first(said, PullKv)[1].until_ns == first(said, PullBlocks)[1].until_ns
+    assert first(said, SubmitSequence)[1].handover.until_ns == first(said, CommitMigration)[1].until_ns
+
+
+def test_a_slow_answer_makes_the_deadline_earlier_until_a_faster_one_is_heard() -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].slow_ns = 300 * MS
+    rig.decode("a")
+    said = told_at(rig)
+    assert rig.migrate(target="b").outcome is MigrationOutcome.MOVED
+    (leased_ns, lease), (_, pull) = first(said, LeaseKv), first(said, PullBlocks)
+    assert pull.until_ns - leased_ns < (lease.lease_ms - MigratorLimits().margin_ms - 300) * MS
+    (frozen_ns, freeze), (_, commit) = first(said, FreezeSequence), first(said, CommitMigration)
+    assert commit.until_ns - frozen_ns > (freeze.freeze_ms - MigratorLimits().margin_ms - 5) * MS
+
+
+def test_a_target_that_does_not_tell_its_clock_is_told_no_deadline_by_it() -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].clock_ns = None
+    rig.decode("a")
+    assert rig.migrate(target="b").outcome is MigrationOutcome.MOVED
+    told = [*rig.published(PullBlocks), *rig.published(CommitMigration)]
+    assert {body.until_ns for body in told} == {0}
+    assert all(body.read_ms > 0 for body in told)

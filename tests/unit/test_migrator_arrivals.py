@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Publish, Reply, Request, StartTimer
@@ -127,8 +128,31 @@ class Target:
 
 def pulled(first: int = 0) -> KvPulled:
     return KvPulled(
-        migration="m1", from_block=first, blocks=2, bytes=20, descriptors=1, duration_ns=5, copier=CopierKind.MODELLED
+        migration="m1",
+        from_block=first,
+        blocks=2,
+        bytes=20,
+        descriptors=1,
+        duration_ns=5,
+        copier=CopierKind.MODELLED,
+        at_ns=77,
     )
+
+
+def test_the_workers_clock_is_told_to_the_source_and_the_deadlines_by_it_to_the_worker() -> None:
+    target = Target()
+    target.ask(prepare(), "prepare")
+    target.answer(KvReserved(migration="m1", matched_blocks=0, copier=CopierKind.MODELLED, at_ns=66))
+    assert target.last().at_ns == 66
+    target.ask(msgspec.structs.replace(pull(), until_ns=1_066), "pull")
+    assert target.asked[-1].body.until_ns == 1_066  # type: ignore[attr-defined]
+    target.answer(pulled())
+    assert target.last().at_ns == 77
+    target.ask(msgspec.structs.replace(commit(), until_ns=277), "commit")
+    submitted = target.asked[-1].body
+    assert isinstance(submitted, SubmitSequence)
+    assert submitted.handover is not None
+    assert submitted.handover.until_ns == 277
 
 
 def test_a_reservation_is_asked_for_the_whole_sequence() -> None:

@@ -147,7 +147,7 @@ def test_a_reservation_is_asked_of_the_engine_and_answered_when_it_is_made() -> 
     assert only(asked, StartTimer) == [StartTimer(name="reserve/m1", at_ns=made.now + 2000 * MS)]
     assert not only(asked, Reply)
     (reply,) = only(made.say(room()), Reply)
-    assert reply.body == KvReserved(migration="m1", matched_blocks=1, copier=CopierKind.MODELLED)
+    assert reply.body == KvReserved(migration="m1", matched_blocks=1, copier=CopierKind.MODELLED, at_ns=made.now)
     assert (reply.to, made.actor.figures.reservations) == ("t", 1)
 
 
@@ -267,6 +267,24 @@ def test_a_pull_reads_until_its_deadline_and_renews_the_reservation() -> None:
     assert (body.blocks, body.bytes, body.descriptors, body.copier) == (2, 2048, 1, CopierKind.MODELLED)
     assert (made.actor.figures.pulls, made.actor.figures.pulled_bytes) == (1, 2048)
     assert not only(due(made, 1999), UnreserveInEngine)
+
+
+@pytest.mark.parametrize(("until_ms", "reads_ms"), [(100, 100), (-1, -1), (900, 500)])
+def test_a_pull_reads_no_longer_than_to_the_time_told_by_its_own_clock(until_ms: int, reads_ms: int) -> None:
+    made = reserved()
+    effects = made.say(pull(until_ns=made.now + until_ms * MS), reply_to="t")
+    assert only(effects, PullIntoEngine)[0].until_ns == made.now + reads_ms * MS
+
+
+def test_answers_of_the_target_show_its_clock() -> None:
+    made = bench()
+    made.say(reserve(), reply_to="t")
+    assert bodies(made.say(room(), after_ms=7), KvReserved)[0].at_ns == made.now
+    made.say(pull(), reply_to="t", after_ms=3)
+    shown = bodies(made.say(read(), after_ms=20), KvPulled)[0].at_ns
+    assert shown == made.now
+    assert bodies(made.say(pull(), reply_to="t", after_ms=40), KvPulled)[0].at_ns == shown, "an earlier one is early"
+    assert bodies(made.say(pull(2, blocks=[], checksums=[[]]), reply_to="t"), KvPulled)[0].at_ns == made.now
 
 
 def test_a_repeated_pull_gets_the_same_answer_and_is_read_once() -> None:

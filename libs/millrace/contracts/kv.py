@@ -12,6 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
+_MS = 1_000_000
+
 
 class CopierKind(StrEnum):
     """How KV bytes travel between two engines."""
@@ -97,6 +99,8 @@ class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
         checksums: Per rank, one per block of ``blocks`` (CRC-32C over its planes in order); empty where not verified.
         computed_tokens: Tokens whose KV the source has: all but the last one, as a rule.
         read_ms: The source keeps the sequence frozen for so long from the asking on; a read that ends later is void.
+        until_ns: And so is one that ends after this, by the clock of the target's worker; 0 where none is given. See
+            ``read_until_ns``.
     """
 
     migration: str
@@ -106,6 +110,24 @@ class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     read_ms: int
     checksums: list[list[int]] = []
+    until_ns: int = 0
+
+
+def read_until_ns(received_ns: int, *, read_ms: int, until_ns: int) -> int:
+    """When a read must have ended to count, unix ns by the reader's clock.
+
+    ``read_ms`` alone is too late by as long as the question was under way. ``until_ns`` is not: the source's migrator
+    made it from what the reader's own clock showed when it answered before (MigrationPrepared.at_ns). The reader is the
+    target's worker with its engine, two processes of one host. Where the engine's clock differs from the worker's, by
+    a step of the host's clock since the worker began, ``until_ns`` is early or late by as much, and ``read_ms`` still
+    bounds it.
+
+    Args:
+        received_ns: When the question came.
+        until_ns: 0 for none.
+    """
+    by_span_ns = received_ns + max(0, read_ms) * _MS
+    return min(by_span_ns, until_ns) if until_ns else by_span_ns
 
 
 class KvRefusal(StrEnum):

@@ -144,11 +144,14 @@ class KvReserved(Body, frozen=True, kw_only=True, tag="KvReserved/1"):
     Attributes:
         matched_blocks: Positions below this are in the target's prefix cache, and pinned.
         copier: What will carry the rest.
+        at_ns: What the worker's clock showed when its engine had answered, unix ns; 0 where it does not say. A repeated
+            answer shows the first one's.
     """
 
     migration: str
     matched_blocks: int
     copier: CopierKind
+    at_ns: int = 0
 
 
 class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
@@ -158,6 +161,7 @@ class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
     Attributes:
         blocks, checksums: As in KvLeased.
         read_ms: The lease holds for so long from the asking on; a read that ends later is void.
+        until_ns: As in KvHandover.
     """
 
     migration: str
@@ -165,6 +169,7 @@ class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
     blocks: list[int]
     read_ms: int
     checksums: list[list[int]] = []
+    until_ns: int = 0
 
 
 class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):
@@ -173,6 +178,7 @@ class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):
     Attributes:
         descriptors: Pieces that the transfer consisted of.
         duration_ns: From the first byte to the last.
+        at_ns: As in KvReserved.
     """
 
     migration: str
@@ -182,6 +188,7 @@ class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):
     descriptors: int
     duration_ns: int
     copier: CopierKind
+    at_ns: int = 0
 
 
 class UnreserveKv(Body, frozen=True, kw_only=True, tag="UnreserveKv/1"):

@@ -198,11 +198,14 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/1"
 
 
 class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/1"):
-    """There is room. ``matched_blocks`` and ``copier`` as in KvReserved."""
+    """There is room. ``matched_blocks``, ``copier`` and ``at_ns`` as in KvReserved. The time is that of the worker,
+    which will read, and not the migrator's: so it does not matter how their clocks differ.
+    """
 
     migration: str
     matched_blocks: int
     copier: str
+    at_ns: int = 0
 
 
 class PullBlocks(Body, frozen=True, kw_only=True, tag="PullBlocks/1"):
@@ -216,6 +219,7 @@ class PullBlocks(Body, frozen=True, kw_only=True, tag="PullBlocks/1"):
     blocks: list[int]
     read_ms: int
     checksums: list[list[int]] = []
+    until_ns: int = 0
 
 
 class BlocksPulled(Body, frozen=True, kw_only=True, tag="BlocksPulled/1"):
@@ -228,6 +232,7 @@ class BlocksPulled(Body, frozen=True, kw_only=True, tag="BlocksPulled/1"):
     descriptors: int
     duration_ns: int
     copier: str
+    at_ns: int = 0
 
 
 class CommitMigration(Body, frozen=True, kw_only=True, tag="CommitMigration/1"):
@@ -237,6 +242,7 @@ class CommitMigration(Body, frozen=True, kw_only=True, tag="CommitMigration/1"):
     Attributes:
         output_token_ids, logprobs, blocks, checksums, computed_tokens, from_block: As in SequenceFrozen.
         read_ms: The source stays frozen for so long.
+        until_ns: As in KvHandover.
     """
 
     migration: str
@@ -247,6 +253,7 @@ class CommitMigration(Body, frozen=True, kw_only=True, tag="CommitMigration/1"):
     read_ms: int
     checksums: list[list[int]] = []
     logprobs: list[TokenLogprobs] | None = None
+    until_ns: int = 0
 
 
 class MigrationCommitted(Body, frozen=True, kw_only=True, tag="MigrationCommitted/1"):

@@ -21,12 +21,10 @@ from millrace.actor.engine import (
     SequenceStopped,
     UnreserveInEngine,
 )
-from millrace.contracts.kv import CopierKind, KvRefusal
+from millrace.contracts.kv import CopierKind, KvRefusal, read_until_ns
 from millrace.enginemodel.arrivals import Reservation
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvNetwork, KvRead, KvReadEnded
-
-_MS = 1_000_000
 
 
 class Clock(Protocol):
@@ -178,7 +176,8 @@ class Transfers:
         checksums = [rank[last - handover.from_block :][: len(blocks)] for rank in handover.checksums]
         over = partial(self._last_read, source, arrived)
         if blocks:
-            until_ns = self._clock.now_ns() + handover.read_ms * _MS
+            now_ns = self._clock.now_ns()
+            until_ns = read_until_ns(now_ns, read_ms=handover.read_ms, until_ns=handover.until_ns)
             self._begin(self._read_of(reservation, last, blocks, checksums), last, until_ns, over)
         else:
             self._clock.at(0, partial(over, KvReadEnded()))

@@ -6,6 +6,7 @@ from typing import Any
 
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.kv import read_until_ns
 from millrace.contracts.worker import Sampling, StructuredOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import FinishReason as VllmFinishReason
@@ -35,8 +36,9 @@ def sampling_params(sequence: EngineSequence, arrived_ns: int = 0) -> SamplingPa
     if sequence.expected_output_tokens is not None:
         arguments[EXPECTED_TOKENS] = sequence.expected_output_tokens
     if sequence.handover is not None:
-        until_ns = arrived_ns + sequence.handover.read_ms * 1_000_000
-        arguments[ARRIVAL] = encode(Arrival(handover=sequence.handover, until_ns=until_ns))
+        handover = sequence.handover
+        until_ns = read_until_ns(arrived_ns, read_ms=handover.read_ms, until_ns=handover.until_ns)
+        arguments[ARRIVAL] = encode(Arrival(handover=handover, until_ns=until_ns))
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
