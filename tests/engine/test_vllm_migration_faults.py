@@ -349,6 +349,7 @@ def test_a_pull_goes_on_while_the_target_decodes_and_after_it_has_stopped(pair: 
         ({"migration": "another"}, 24),
         ({"from_block": 9, "blocks": []}, 25),
         ({"computed_tokens": -5}, 26),
+        ({"until_ns": 1}, 27),
     ],
 )
 def test_a_tail_that_cannot_be_read_is_computed(pair: Pair, change: dict[str, object], salt: int) -> None:

@@ -573,9 +573,10 @@ def test_last_blocks_with_other_bytes_are_computed_again(pair: Pair) -> None:
     assert move.tokens() == unmoved(pair.source, pair.source.given[name])
 
 
-def test_last_blocks_that_come_too_late_are_computed_again(pair: Pair) -> None:
+@pytest.mark.parametrize("ended", [{"read_ms": 0}, {"until_ns": 1}])
+def test_last_blocks_that_come_too_late_are_computed_again(pair: Pair, ended: dict[str, int]) -> None:
     name = decoding(pair.source)
-    move = Move(pair.source, pair.target, name).prepare().round().stop().commit(read_ms=0)
+    move = Move(pair.source, pair.target, name).prepare().round().stop().commit(**ended)
     assert move.tokens() == unmoved(pair.source, pair.source.given[name])
 
 
