@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
                 raise CliError(f"--{option} is for scenarios: name one with --scenario FILE.")
         arguments.seeds = 20 if arguments.seeds is None else arguments.seeds
         return soak.run(arguments)
+    if arguments.migrations:
+        raise CliError("--migrations is for random load and faults: in a scenario say --set migration.on=true.")
     from millrace.sim.runtime_sim import SimulationFailed
     from millrace.sim.scenarios.reading import ScenarioError
     from millrace.workloads.shape import WorkloadError

@@ -11,6 +11,7 @@ from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig
 from millrace.actor.engine import EngineInfo
 from millrace.contracts.catalog import Role
+from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
@@ -27,6 +28,7 @@ from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 from millrace.sim.scenarios import lengths_known, observer
 from millrace.sim.scenarios.clients import CountingClients
 from millrace.sim.scenarios.lengths_known import KnowingTagger
+from millrace.sim.scenarios.migration import PREFIX
 from millrace.sim.scenarios.observer import Observer, Sample
 from millrace.sim.scenarios.spec import Group, ScenarioSpec
 from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
@@ -42,6 +44,7 @@ from services.ingress.config import (
 )
 from services.ingress.metrics import IngressMetrics
 from services.ingress.state import TextModel
+from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
@@ -77,6 +80,7 @@ class Fleet:
         samples: The engines, looked at now and then.
         metrics: Of all ingresses, in all incarnations.
         engines: Engine of each instance's present incarnation.
+        network: Carries KV between them; None where nothing moves.
     """
 
     def __init__(self, spec: ScenarioSpec, *, step_times: StepTimes, truth: Callable[[str], int]) -> None:
@@ -97,6 +101,7 @@ class Fleet:
         self.begin_ns = self.simulation.now_ns + WARM_NS
         self.clients = CountingClients()
         self.engines: dict[str, SimulatedEngine] = {}
+        self.network = spec.migration.network(self.simulation)
         self.restarts = 0
         self._policy = load_policy(spec.dispatch.policy)
         self._truth = truth
@@ -105,7 +110,7 @@ class Fleet:
         self._groups: dict[str, Group] = {}
         self._roles: dict[Role, list[SimActor]] = {}
         self._down: set[str] = set()
-        self.observer = Observer(name="observer", cluster=CLUSTER, begin_ns=self.begin_ns)
+        self.observer = Observer(name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, migrations=spec.migration.on)
         self.samples: list[Sample] = []
         self.metrics: list[IngressMetrics] = []
         self._build()
@@ -138,12 +143,17 @@ class Fleet:
             for index in range(cluster.predictors):
                 self._add(Role.PREDICTOR, f"predictor-{index}", self._predictor, PREDICTOR_ACCEPTS)
         for group in cluster.groups:
-            for index in range(group.instances):
-                name = f"{group.name}-{index:0{len(str(group.instances - 1))}}"
-                self._groups[name] = group
-                self._add(Role.WORKER, name, self._worker, WORKER_ACCEPTS, self._engine_handlers)
+            for name in group.names():
+                self._add_instance(name, group)
         for index in range(cluster.ingresses):
             self._add(Role.INGRESS, f"ingress-{index}", self._ingress, INGRESS_ACCEPTS, self.clients.handlers)
+
+    def _add_instance(self, name: str, group: Group) -> SimActor:
+        self._groups[name] = group
+        worker = self._add(Role.WORKER, name, self._worker, WORKER_ACCEPTS, self._engine_handlers)
+        if self.spec.migration.on:
+            self._add(Role.MIGRATOR, PREFIX + name, self._migrator, MIGRATOR_ACCEPTS)
+        return worker
 
     def _add(
         self,
@@ -152,19 +162,28 @@ class Fleet:
         build: Callable[[str, int], Actor],
         accepts: tuple[type[Body], ...],
         handlers: Callable[[SimProcess], Handlers] | None = None,
-    ) -> None:
+    ) -> SimActor:
         actor = self.simulation.add(
             lambda incarnation: build(name, incarnation), node=name, accepts=accepts, handlers=handlers
         )
         self._roles.setdefault(role, []).append(actor)
         if role is Role.WORKER:
             self.simulation.faults.change_link(name, self._worker_link)
+        return actor
 
     # The services, as their __main__ builds them
 
     def _coordinator(self, name: str, incarnation: int) -> Actor:
-        provisioning = self.spec.provisioning.config()
-        return CoordinatorActor(name=name, cluster=CLUSTER, incarnation=incarnation, provisioning=provisioning)
+        return CoordinatorActor(
+            name=name,
+            cluster=CLUSTER,
+            incarnation=incarnation,
+            provisioning=self.spec.provisioning.config(),
+            roles=self.spec.migration.instance_roles(self.spec.instances()),
+        )
+
+    def _migrator(self, name: str, incarnation: int) -> Actor:
+        return self.spec.migration.migrator(name, incarnation, cluster=CLUSTER, seed=self.spec.seed)
 
     def _tagger(self, name: str, incarnation: int) -> Actor:
         return TaggerActor(name=name, cluster=CLUSTER, incarnation=incarnation)
@@ -198,7 +217,7 @@ class Fleet:
         group, intervals = self._groups[name], self.spec.intervals
         return WorkerActor(
             identity=Identity(instance=name, incarnation=incarnation, model=MODEL),
-            info=_info(group),
+            info=_info(group, self._endpoint(name, incarnation)),
             subjects=self.subjects,
             limits=WorkerLimits(
                 queue_max=self.spec.cluster.queue_max,
@@ -218,12 +237,17 @@ class Fleet:
                 self._models[_set_name(group)],
                 output_length=self._output_length,
                 tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
+                kv=self._endpoint(process.name, process.incarnation),
             ),
             snapshot_interval_ns=min(intervals.status_ms, intervals.summary_ms) * MILLISECOND,
             run_ns_max=intervals.run_ms * MILLISECOND,
+            network=self.network,
         )
         self.engines[process.name] = engine
         return engine.handlers()
+
+    def _endpoint(self, name: str, incarnation: int) -> KvEndpoint | None:
+        return self.spec.migration.endpoint(self._groups[name].engine, key=f"{name}/{incarnation}", model=MODEL)
 
     def _output_length(self, sequence: str) -> int:
         return self._truth(sequence.rpartition(".")[0])
@@ -266,21 +290,17 @@ class Fleet:
     def _provisioned(self) -> SimulatedHost:
         """What adds instances like those of the first group, and stops any; workers are its to restart."""
         workers = {actor.name: actor for actor in self._roles[Role.WORKER]}
-        group, provisioning = self.spec.cluster.groups[0], self.spec.provisioning
-        first = group.instances
         shape = HostShape(
             cluster=CLUSTER,
             model=MODEL,
             running=tuple(workers),
-            spares=tuple(f"{group.name}-{first + index}" for index in range(provisioning.spares(len(workers)))),
-            cold_start_ns=int(provisioning.cold_start_s * SECOND),
+            spares=self.spec.spares(),
+            cold_start_ns=int(self.spec.provisioning.cold_start_s * SECOND),
         )
         return SimulatedHost(self.simulation, shape, workers=workers, add_worker=self._add_worker)
 
     def _add_worker(self, name: str) -> SimActor:
-        self._groups[name] = self.spec.cluster.groups[0]
-        self._add(Role.WORKER, name, self._worker, WORKER_ACCEPTS, self._engine_handlers)
-        return self._roles[Role.WORKER][-1]
+        return self._add_instance(name, self.spec.cluster.groups[0])
 
     def _watch(self) -> None:
         """Says who died, and starts it again after a while."""
@@ -331,10 +351,10 @@ def _step_time(group: Group, step_times: StepTimes) -> StepTimeModel:
     return model if group.speed == 1.0 else ScaledStepTime(model=model, factor=1 / group.speed)
 
 
-def _info(group: Group) -> EngineInfo:
+def _info(group: Group, kv: KvEndpoint | None) -> EngineInfo:
     engine = group.engine
     shared = {name: getattr(engine, name) for name in EngineInfo.__struct_fields__ if hasattr(engine, name)}
-    return msgspec.convert(
+    info = msgspec.convert(
         {
             **shared,
             "engine": "modelled",
@@ -345,3 +365,4 @@ def _info(group: Group) -> EngineInfo:
         },
         EngineInfo,
     )
+    return msgspec.structs.replace(info, kv=kv)

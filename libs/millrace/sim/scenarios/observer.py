@@ -1,4 +1,4 @@
-"""What watches a scenario: an actor that listens to outcomes as `millrace tap` does, and keeps them as figures."""
+"""What watches a scenario: an actor that hears how requests and migrations ended, as `millrace tap` does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import msgspec
 
 from millrace.actor.effects import Effect, Subscribe
 from millrace.contracts.message import Message
+from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.subjects import Subjects
 
-ACCEPTS = (RequestFinished,)
+ACCEPTS = (RequestFinished, MigrationFinished)
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -40,6 +41,27 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     instance: str
 
 
+class Migration(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One migration that ended, as its migrator told it (see MigrationFinished). Times in ns.
+
+    Attributes:
+        at_ns: When it was heard, from the beginning of the workload.
+        outcome: With the refusal behind it where there was one.
+        tokens: Length when it was frozen; 0 where it was not.
+    """
+
+    at_ns: int
+    outcome: str
+    reason: str
+    source: str
+    target: str
+    tokens: int
+    bytes: int
+    rounds: int
+    frozen_ns: int
+    duration_ns: int
+
+
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One instance at one time."""
 
@@ -54,22 +76,31 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Observer:
-    """Owns the records of requests. ``begin_ns``: beginning of the workload, unix ns of virtual time."""
+    """Owns the records of requests and migrations."""
 
-    def __init__(self, *, name: str, cluster: str, begin_ns: int) -> None:
+    def __init__(self, *, name: str, cluster: str, begin_ns: int, migrations: bool = False) -> None:
+        """Args:
+        begin_ns: Beginning of the workload, unix ns of virtual time.
+        migrations: Whether any are to be heard. A subscription for nothing would change trace hashes.
+        """
         self.name = name
         self.finished: list[Finished] = []
+        self.migrations: list[Migration] = []
         self._subjects = Subjects(cluster)
         self._begin_ns = begin_ns
+        self._hears_migrations = migrations
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens to outcomes of every model."""
-        return [Subscribe(subject=self._subjects.outcomes())]
+        """Listens to outcomes and migrations of every model."""
+        subjects = [self._subjects.outcomes()] + ([self._subjects.migrations()] if self._hears_migrations else [])
+        return [Subscribe(subject=subject) for subject in subjects]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """Keeps what it hears; says nothing."""
         if isinstance(message.body, RequestFinished):
             self._on_finished(message.body)
+        elif isinstance(message.body, MigrationFinished):
+            self.migrations.append(_migration(message.body, now_ns - self._begin_ns))
         return []
 
     def _on_finished(self, body: RequestFinished) -> None:
@@ -93,11 +124,26 @@ class Observer:
 
     def snapshot(self) -> dict[str, Any]:
         """How much was kept."""
-        return {"name": self.name, "finished": len(self.finished)}
+        return {"name": self.name, "finished": len(self.finished), "migrations": len(self.migrations)}
 
     def check_invariants(self) -> None:
         """Every request ends once."""
         assert len({record.number for record in self.finished}) == len(self.finished)
+
+
+def _migration(body: MigrationFinished, at_ns: int) -> Migration:
+    return Migration(
+        at_ns,
+        f"{body.outcome} {body.refusal}" if body.refusal else str(body.outcome),
+        str(body.reason),
+        body.source,
+        body.target,
+        body.tokens,
+        body.bytes,
+        body.rounds,
+        body.frozen_ns,
+        body.duration_ns,
+    )
 
 
 def _offset(predicted_ns: int | None, body: RequestFinished) -> int:

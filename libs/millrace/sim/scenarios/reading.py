@@ -131,4 +131,5 @@ def _complaint(spec: ScenarioSpec) -> str:
             and min(spec.intervals.status_ms, spec.intervals.summary_ms, spec.intervals.sample_ms) >= 1
         ),
     }
-    return next((complaint for complaint, holds in bounds.items() if not holds), "")
+    complaint = next((complaint for complaint, holds in bounds.items() if not holds), "")
+    return complaint or spec.migration.complaint(spec.instances())

@@ -14,7 +14,7 @@ import msgspec
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from millrace.sim.scenarios.fleet import MODEL, Fleet, StepTimes
 from millrace.sim.scenarios.load import arrivals, call_of
-from millrace.sim.scenarios.observer import Finished, Sample
+from millrace.sim.scenarios.observer import Finished, Migration, Sample
 from millrace.sim.scenarios.spec import FaultSpec, ScenarioSpec
 from millrace.workloads.shape import Arrival
 
@@ -56,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     engine_steps: int
     finished: list[Finished]
     samples: list[Sample]
+    migrations: list[Migration] = []
 
 
 def run_scenario(
@@ -166,6 +167,7 @@ class _Run:
             engine_steps=sum(engine.engine.steps for engine in fleet.engines.values()),
             finished=fleet.observer.finished,
             samples=fleet.samples,
+            migrations=fleet.observer.migrations,
         )
 
 

@@ -1,4 +1,4 @@
-"""A scenario's results as files: summary.json, requests.npz, timeline.npz, scenario.json, and the pictures."""
+"""A scenario's results as files: summary.json, requests.npz, timeline.npz, scenario.json, pictures; migrations.npz."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.sim.scenarios.observer import Finished, Sample
+from millrace.sim.scenarios.observer import Finished, Migration, Sample
 from millrace.sim.scenarios.running import Outcome
 from millrace.sim.scenarios.statistics import Summary
 
@@ -26,8 +26,13 @@ def save(outcome: Outcome, summary: Summary, folder: Path) -> None:
     (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     np.savez_compressed(folder / "requests.npz", **columns(outcome.finished, Finished))
     np.savez_compressed(folder / "timeline.npz", **columns(outcome.samples, Sample))
+    if outcome.migrations:
+        np.savez_compressed(folder / "migrations.npz", **columns(outcome.migrations, Migration))
 
 
-def columns(records: Sequence[Finished] | Sequence[Sample], kind: type[Finished] | type[Sample]) -> dict[str, Any]:
+def columns(
+    records: Sequence[Finished] | Sequence[Sample] | Sequence[Migration],
+    kind: type[Finished] | type[Sample] | type[Migration],
+) -> dict[str, Any]:
     """Records as one array per field."""
     return {name: np.array([getattr(record, name) for record in records]) for name in kind.__struct_fields__}

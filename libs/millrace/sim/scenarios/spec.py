@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.sim.provisioning import ProvisioningSpec
+from millrace.sim.scenarios.migration import MigrationSpec
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 from services.predictor.config import OutrunRule
@@ -29,6 +30,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step_time: str = "a100-llama-3-8b"
     speed: float = 1.0
     engine: EngineParameters = EngineParameters()
+
+    def names(self) -> tuple[str, ...]:
+        """Of its instances."""
+        return tuple(f"{self.name}-{index:0{len(str(self.instances - 1))}}" for index in range(self.instances))
 
 
 class PredictorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -230,6 +235,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cluster: ClusterSpec = ClusterSpec()
     dispatch: DispatchSpec = DispatchSpec()
     provisioning: ProvisioningSpec = ProvisioningSpec()
+    migration: MigrationSpec = MigrationSpec()
     workload: WorkloadSpec = WorkloadSpec()
     prediction: PredictionSpec = PredictionSpec()
     network: NetworkSpec = NetworkSpec()
@@ -237,3 +243,21 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slo: SloSpec = SloSpec()
     intervals: IntervalSpec = IntervalSpec()
     output: OutputSpec = OutputSpec()
+
+    def spares(self) -> tuple[str, ...]:
+        """Names of the instances that provisioning may add, like the first group's.
+
+        Raises:
+            ConfigError: no such strategy, or its parameters are wrong.
+        """
+        if not self.provisioning.on:
+            return ()
+        group = self.cluster.groups[0]
+        running = sum(group.instances for group in self.cluster.groups)
+        return tuple(f"{group.name}-{group.instances + index}" for index in range(self.provisioning.spares(running)))
+
+    def instances(self) -> dict[str, tuple[str, ...]]:
+        """Names of all instances by group, spares included."""
+        names = {group.name: group.names() for group in self.cluster.groups}
+        first = self.cluster.groups[0].name
+        return {**names, first: names[first] + self.spares()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from millrace.contracts.migration import MigrationOutcome
 from millrace.policies.dispatch.loading import policy_name
 from millrace.sim.scenarios.observer import Finished, Sample
 from millrace.sim.scenarios.running import Outcome
@@ -26,6 +28,10 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     p90: float
     p99: float
     largest: float
+
+
+#: Where there is nothing.
+NO_SPREAD = Spread(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan, largest=math.nan)
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +61,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         goodput_per_s: The same per second.
         prefix_share: Prompt tokens found in prefix caches.
         imbalance: Coefficient of variation of tokens over instances.
+        migrations: How many ended how, the refusal behind the outcome; those of the warm-up too.
+        frozen_s: Of those that moved: from the freeze to the word that the target has the sequence.
     """
 
     name: str
@@ -82,6 +90,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     virtual_s: float
     asked_per_s: float = math.nan
+    migrations: dict[str, int] = {}
+    frozen_s: Spread = NO_SPREAD
 
 
 def summarise(outcome: Outcome) -> Summary:
@@ -119,6 +129,8 @@ def summarise(outcome: Outcome) -> Summary:
         wall_s=outcome.wall_s,
         virtual_s=outcome.virtual_s,
         asked_per_s=float(getattr(spec.workload.arrivals, "rate_per_s", math.nan)),
+        migrations=dict(sorted(Counter(migration.outcome for migration in outcome.migrations).items())),
+        frozen_s=spread(m.frozen_ns / _NS for m in outcome.migrations if m.outcome == MigrationOutcome.MOVED),
     )
 
 
@@ -126,7 +138,7 @@ def spread(values: Iterable[float]) -> Spread:
     """Mean and percentiles."""
     known = np.fromiter(values, dtype=np.float64)
     if not known.size:
-        return Spread(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan, largest=math.nan)
+        return NO_SPREAD
     p50, p90, p99 = (float(value) for value in np.percentile(known, (50, 90, 99)))
     return Spread(mean=float(known.mean()), p50=p50, p90=p90, p99=p99, largest=float(known.max()))
 

@@ -17,11 +17,14 @@ def run_tables(outcome: Outcome, summary: Summary) -> Group:
     table = Table(title=f"{summary.name}: {summary.policy}", title_justify="left")
     for column in ("", "mean", "p50", "p90", "p99", "max"):
         table.add_column(column, justify="left" if not column else "right")
-    for name, values, scale in (
+    rows = [
         ("TTFT, s", summary.ttft_s, 1.0),
         ("TPOT, ms", summary.tpot_s, 1000.0),
         ("end to end, s", summary.e2e_s, 1.0),
-    ):
+    ]
+    if summary.migrations:
+        rows.append(("frozen, ms", summary.frozen_s, 1000.0))
+    for name, values, scale in rows:
         table.add_row(name, *_cells(values, scale))
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(outcome, summary):
@@ -69,6 +72,8 @@ def _facts(outcome: Outcome, summary: Summary) -> list[tuple[str, str]]:
         facts.append(("prefix hits", f"{summary.prefix_share:.1%}"))
     if summary.continuations:
         facts.append(("continuations", str(summary.continuations)))
+    if summary.migrations:
+        facts.append(("migrations", ", ".join(f"{count:,} {how}" for how, count in summary.migrations.items())))
     for name, errors in (("TTFT error", summary.ttft_error), ("e2e error", summary.e2e_error)):
         if errors.count:
             facts.append((name, _error(errors)))

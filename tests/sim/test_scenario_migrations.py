@@ -1,0 +1,85 @@
+"""Scenarios whose sequences move: prefill and decode split, its speed, and what faults do to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.sim.scenarios.reading import scenario_of, with_settings
+from millrace.sim.scenarios.running import Outcome, run_scenario
+from millrace.sim.scenarios.saving import save
+from millrace.sim.scenarios.statistics import summarise
+
+ENGINE = {"max_model_len": 4096, "blocks_total": 2000, "max_sequences": 32, "token_budget": 2048}
+SPLIT: dict[str, Any] = {
+    "seed": 5,
+    "cluster": {
+        "groups": [
+            {"name": name, "instances": 2, "step_time": "made-up", "engine": {**ENGINE, "prefix_caching": False}}
+            for name in ("front", "back")
+        ]
+    },
+    "migration": {"on": True, "roles": {"front": "prefill", "back": "decode"}},
+    "intervals": {"status_ms": 20, "summary_ms": 25},
+    "workload": {
+        "count": 80,
+        "arrivals": {"kind": "poisson", "rate_per_s": 8.0},
+        "lengths": {"kind": "log_normal", "prompt_mean": 900, "output_mean": 60, "prompt_max": 3000, "output_max": 300},
+    },
+}
+
+
+def step_times(_name: str) -> LinearStepTime:
+    return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
+
+
+def run(*settings: str, **tables: Any) -> Outcome:
+    return run_scenario(scenario_of(with_settings({**SPLIT, **tables}, settings)), step_times=step_times)
+
+
+def test_requests_prefill_at_the_front_and_end_at_the_back() -> None:
+    outcome = run()
+    summary = summarise(outcome)
+    assert summary.served == 80
+    assert summary.continuations == 0
+    long_lived = [record for record in outcome.finished if record.output_tokens > 20]
+    assert {record.instance[:5] for record in long_lived} == {"back-"}
+    assert all(m.source.startswith("front") and m.target.startswith("back") for m in outcome.migrations)
+    assert summary.migrations["moved"] >= len(long_lived)
+    assert 0 < summary.frozen_s.largest < 0.1
+
+
+def test_the_same_seed_gives_the_same_migrations() -> None:
+    first, again = run(), run()
+    assert first.migrations == again.migrations
+    assert first.trace_hash == again.trace_hash
+
+
+def test_off_nothing_moves_whatever_else_the_table_says() -> None:
+    off = run("migration.on=false")
+    assert not off.migrations
+    assert off.trace_hash == run("migration={}").trace_hash
+    assert {record.instance[:5] for record in off.finished} == {"front", "back-"}
+
+
+def test_a_slower_link_takes_longer_and_stops_nobody_for_longer() -> None:
+    fast, slow = (run(f"migration.bandwidth_gbps={gbps}") for gbps in (400, 5))
+    last = [max(m.duration_ns for m in outcome.migrations if m.outcome == "moved") for outcome in (fast, slow)]
+    assert last[1] > 3 * last[0]
+    assert summarise(slow).frozen_s.p50 < 0.02
+    assert summarise(slow).served == 80
+
+
+def test_who_dies_in_a_split_cluster_loses_no_request(tmp_path) -> None:
+    faults = [
+        {"at_s": 1.5, "kind": "kill", "target": "migrator-front-0"},
+        {"at_s": 3.0, "kind": "kill", "target": "back-0"},
+        {"at_s": 5.0, "kind": "kill", "target": "front-1"},
+        {"at_s": 7.0, "kind": "partition", "target": "migrator-back-1", "duration_s": 1.0},
+    ]
+    outcome = run(faults=faults)
+    summary = summarise(outcome)
+    assert summary.served == 80
+    assert summary.continuations > 0
+    save(outcome, summary, tmp_path)
+    assert (tmp_path / "migrations.npz").stat().st_size > 500

@@ -1,0 +1,156 @@
+"""Scenarios whose sequences move: what is refused by name, who gets which role, what is heard and told."""
+
+from __future__ import annotations
+
+import argparse
+from io import StringIO
+
+import msgspec
+import pytest
+from millrace.actor.effects import Subscribe
+from millrace.cli import sim
+from millrace.cli.errors import CliError
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.message import Message
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.plan import InstanceRole
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.sim.scenarios.migration import MigrationSpec
+from millrace.sim.scenarios.observer import Observer
+from millrace.sim.scenarios.reading import ScenarioError, scenario_of
+from millrace.sim.scenarios.running import Outcome
+from millrace.sim.scenarios.spec import Group
+from millrace.sim.scenarios.statistics import summarise
+from millrace.sim.scenarios.tables import run_tables
+from rich.console import Console
+
+GROUPS = {"cluster": {"groups": [{"name": "front", "instances": 2}, {"name": "back", "instances": 11}]}}
+
+FINISHED = MigrationFinished(
+    migration="m1",
+    sequence="r1.0",
+    model="modelled",
+    source="front-0",
+    target="back-00",
+    outcome=MigrationOutcome.MOVED,
+    reason=MigrationReason.HANDOFF,
+    epoch=2,
+    tokens=300,
+    bytes=4096,
+    rounds=1,
+    frozen_ns=2_000_000,
+    duration_ns=9_000_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("migration", "complaint"),
+    [
+        ({"bandwith_gbps": 100}, "bandwith_gbps"),
+        ({"bandwidth_gbps": 0}, "bandwidth_gbps must be above 0"),
+        ({"latency_us": -1.0}, "latency_us not negative"),
+        ({"token_bytes": 0}, "token_bytes at least 1"),
+        ({"roles": {"front": "prefil"}}, "prefil"),
+        ({"roles": {"middle": "decode"}}, "migration.roles: 'middle' is neither a group nor an instance"),
+        ({"roles": {"back-0": "decode"}}, "'back-0' is neither"),
+        ({"target": {"policy": "far"}}, "migration.target.policy: 'far' is none of"),
+        ({"limits": {"freeze_ms": 0}}, "freeze_ms must be at least 1"),
+        ({"limits": {"freez_ms": 9}}, "freez_ms"),
+        ({"mode": "by_mail"}, "by_mail"),
+    ],
+)
+def test_what_is_wrong_with_migration_is_named(migration: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ScenarioError, match=complaint):
+        scenario_of({**GROUPS, "migration": migration})
+
+
+def test_a_role_of_a_group_is_that_of_its_instances_and_an_instance_may_have_its_own() -> None:
+    roles = {"back-03": "both", "front": "prefill", "back": "decode"}
+    spec = scenario_of({**GROUPS, "migration": {"on": True, "roles": roles}})
+    told = spec.migration.instance_roles(spec.instances())
+    assert told["front-0"] is told["front-1"] is InstanceRole.PREFILL
+    assert told["back-00"] is told["back-10"] is InstanceRole.DECODE
+    assert told["back-03"] is InstanceRole.BOTH
+    assert len(told) == 13
+
+
+def test_instances_that_provisioning_may_add_get_the_role_of_their_group() -> None:
+    provisioning = {"strategy": "relief", "parameters": {"instances_max": 15}}
+    spec = scenario_of(
+        {**GROUPS, "migration": {"on": True, "roles": {"front": "prefill"}}, "provisioning": provisioning}
+    )
+    assert sorted(spec.migration.instance_roles(spec.instances())) == ["front-0", "front-1", "front-2", "front-3"]
+
+
+def test_off_nobody_has_a_role_or_kv_that_others_may_read() -> None:
+    spec = MigrationSpec(roles={"gpu": InstanceRole.PREFILL})
+    assert spec.instance_roles({"gpu": ("gpu-0",)}) == {}
+    assert spec.endpoint(EngineParameters(), key="gpu-0/1", model="m") is None
+
+
+def test_a_block_is_as_large_as_its_tokens() -> None:
+    endpoint = MigrationSpec(on=True, token_bytes=1000).endpoint(
+        EngineParameters(block_size=32), key="gpu-0/1", model="m"
+    )
+    assert endpoint is not None
+    assert endpoint.block_bytes == 32_000
+
+
+def test_names_of_instances_sort_as_they_are_counted() -> None:
+    assert Group(name="a", instances=1).names() == ("a-0",)
+    assert Group(name="a", instances=12).names()[::11] == ("a-00", "a-11")
+
+
+# What is heard and told
+
+
+def observer(*, migrations: bool) -> Observer:
+    return Observer(name="observer", cluster="c", begin_ns=1_000, migrations=migrations)
+
+
+def test_migrations_are_listened_to_only_where_there_are_any() -> None:
+    def heard(watching: Observer) -> list[str]:
+        return [effect.subject for effect in watching.start(0) if isinstance(effect, Subscribe)]
+
+    assert [subject.split(".")[-2] for subject in heard(observer(migrations=True))] == ["outcome", "migration"]
+    assert len(heard(observer(migrations=False))) == 1
+
+
+def test_migrations_are_told_by_outcome_and_frozen_time_of_those_that_moved() -> None:
+    watching = observer(migrations=True)
+    refused = msgspec.structs.replace(
+        FINISHED, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_BLOCKS, frozen_ns=0
+    )
+    for body in (FINISHED, refused, FINISHED):
+        watching.handle(Message(body), 5_000)
+    assert watching.snapshot()["migrations"] == 3
+    outcome = Outcome(
+        spec=scenario_of({}),
+        trace_hash=0,
+        messages=0,
+        wall_s=0.0,
+        virtual_s=1.0,
+        outcomes={},
+        details={},
+        fallbacks=0,
+        engine_steps=0,
+        finished=[],
+        samples=[],
+        migrations=watching.migrations,
+    )
+    summary = summarise(outcome)
+    assert summary.migrations == {"moved": 2, "refused no_blocks": 1}
+    assert summary.frozen_s.p50 == summary.frozen_s.largest == 0.002
+
+    printed = StringIO()
+    Console(width=120, file=printed).print(run_tables(outcome, summary))
+    text = printed.getvalue()
+    assert "frozen, ms" in text
+    assert "2 moved, 1 refused no_blocks" in text
+
+
+def test_random_migrations_are_refused_with_a_scenario() -> None:
+    parser = argparse.ArgumentParser()
+    sim.add_arguments(parser)
+    with pytest.raises(CliError, match=r"--set migration\.on=true"):
+        sim.run(parser.parse_args(["--scenario", "any.toml", "--migrations"]))
