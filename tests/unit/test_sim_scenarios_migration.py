@@ -24,6 +24,9 @@ from millrace.sim.scenarios.statistics import summarise
 from millrace.sim.scenarios.tables import run_tables
 from rich.console import Console
 
+from services.migrator.config import MigratorLimits
+from services.worker.config import MigrationConfig
+
 GROUPS = {"cluster": {"groups": [{"name": "front", "instances": 2}, {"name": "back", "instances": 11}]}}
 
 FINISHED = MigrationFinished(
@@ -86,6 +89,12 @@ def test_off_nobody_has_a_role_or_kv_that_others_may_read() -> None:
     spec = MigrationSpec(roles={"gpu": InstanceRole.PREFILL})
     assert spec.instance_roles({"gpu": ("gpu-0",)}) == {}
     assert spec.endpoint(EngineParameters(), key="gpu-0/1", model="m") is None
+
+
+def test_workers_allow_what_the_migrators_limits_ask_for() -> None:
+    told = MigrationSpec(limits=MigratorLimits(out_max=8, freeze_ms=5_000, copy_freeze_ms=100)).worker_bounds()
+    assert (told.leases_max, told.freeze_ms_max) == (8, 5_000)
+    assert MigrationSpec().worker_bounds() == MigrationConfig()
 
 
 def test_a_block_is_as_large_as_its_tokens() -> None:

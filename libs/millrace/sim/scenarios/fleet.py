@@ -226,6 +226,7 @@ class Fleet:
                 report_interval_max_ms=REPORT_MS_MAX,
             ),
             rng=Random(f"{self.spec.seed}/{name}/{incarnation}"),
+            migration=self.spec.migration.worker_bounds(),
         )
 
     def _engine_handlers(self, process: SimProcess) -> Handlers:

@@ -20,6 +20,7 @@ from millrace.sim.runtime_sim import MICROSECOND, Simulation
 from services.migrator.actor import MigratorActor
 from services.migrator.config import MigratorConfig, MigratorLimits, TargetConfig, target_policy
 from services.migrator.metrics import MigratorMetrics
+from services.worker.config import MigrationConfig
 
 #: A migrator is called so, with its instance behind it.
 PREFIX = "migrator-"
@@ -80,6 +81,17 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def endpoint(self, engine: EngineParameters, *, key: str, model: str) -> KvEndpoint | None:
         """Where an engine's KV lies; None where nothing moves."""
         return modelled_endpoint(engine, key=key, model=model, token_bytes=self.token_bytes) if self.on else None
+
+    def worker_bounds(self) -> MigrationConfig:
+        """For the workers: their own bounds, or what the migrators' limits ask for where that is more."""
+        bounds, limits = MigrationConfig(), self.limits
+        return MigrationConfig(
+            leases_max=max(bounds.leases_max, limits.out_max),
+            reservations_max=max(bounds.reservations_max, limits.in_max),
+            lease_ms_max=max(bounds.lease_ms_max, limits.lease_ms),
+            freeze_ms_max=max(bounds.freeze_ms_max, limits.freeze_ms, limits.copy_freeze_ms),
+            reserve_ms_max=max(bounds.reserve_ms_max, limits.reserve_ms),
+        )
 
     def migrator(self, name: str, incarnation: int, *, cluster: str, seed: int) -> MigratorActor:
         """The migrator of the instance that its name ends with."""
