@@ -209,6 +209,7 @@ class Handshake:
 
     def _on_prepared(self, out: Outgoing, body: MigrationPrepared, now_ns: int) -> list[Effect]:
         out.matched_blocks, out.copier = body.matched_blocks, body.copier
+        out.reserved_blocks = wording.blocks_of(out, self._desk.limits)
         out.from_block = body.matched_blocks
         out.ahead_ns = None  # another target's clock would say nothing
         wording.note_clock(out, body.at_ns, now_ns)
@@ -220,7 +221,8 @@ class Handshake:
 
     def _next_round(self, out: Outgoing, now_ns: int) -> list[Effect]:
         assert out.leased is not None
-        known_to = out.leased.from_block + len(out.leased.blocks)
+        # What has outgrown the reservation travels with the tail, for which the target takes what room it has then.
+        known_to = min(out.leased.from_block + len(out.leased.blocks), out.reserved_blocks)
         if out.from_block < out.round_to:
             return self._pull(out, now_ns)  # the rest of this round
         out.rounds += out.pulls > 0

@@ -59,6 +59,7 @@ class Outgoing:
             for the target's part in decoding it.
         lease_until_ns, freeze_until_ns: By our clock from the moment of asking, so never later than the source's.
         from_block: First position that the target does not have.
+        reserved_blocks: Positions below this have room at the target.
         ahead_ns: By how much the clock of the target's worker is ahead of ours, at least; None where it does not say.
         slow_ns: What the slowest answer of an engine took so far, copying apart.
         pull_bytes: As much as the next pull may copy; 0 before the first.
@@ -95,6 +96,7 @@ class Outgoing:
     target_span: str = ""
     from_block: int = 0
     matched_blocks: int = 0
+    reserved_blocks: int = 0
     copier: str = ""
     pulls: int = 0
     target_asked_ns: int = 0

@@ -88,6 +88,7 @@ def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int, until_ns: in
     first = out.from_block - out.leased.from_block
     bytes_max = min(out.pull_bytes or limits.pull_bytes_first, limits.pull_bytes_max)
     last = first + max(1, bytes_max // max(1, out.endpoint.block_bytes))
+    last = min(last, out.round_to - out.leased.from_block)
     return PullBlocks(
         migration=out.migration,
         round=out.pulls,

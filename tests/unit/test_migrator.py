@@ -121,11 +121,24 @@ def test_pulls_grow_to_what_a_quarter_of_a_lease_can_copy() -> None:
 
 
 def test_rounds_end_where_copying_is_slower_than_decoding() -> None:
-    rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_max=1_000, rounds_max=3))
+    rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_max=1_000, rounds_max=3, growth_blocks=50))
     rig.workers["b"].pull_ns = 19 * MS  # a block is full every 20 ms
     rig.decode("a", prompt=20)
     body = rig.migrate(target="b", run_ms=20_000)
     assert (body.outcome, body.rounds) == (MigrationOutcome.MOVED, 3)
+
+
+def test_what_outgrows_the_reservation_travels_with_the_tail() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(pull_bytes_max=2_000, growth_blocks=2))
+    rig.workers["b"].pull_ns = 30 * MS  # a block is full every 20 ms: many are, before the copying has caught up
+    rig.decode("a", prompt=80)
+    body = rig.migrate(target="b", run_ms=20_000)
+    room = rig.published(ReserveKv)[0].blocks
+    assert body.outcome is MigrationOutcome.MOVED
+    assert max(last for _, last in rig.workers["b"].read) == room
+    handover = rig.published(SubmitSequence)[0].handover
+    assert handover.from_block == room
+    assert len(handover.blocks) > 1, "the rest is more than a partial block"
 
 
 def test_checksums_travel_with_their_blocks() -> None:
