@@ -40,7 +40,7 @@ SERIAL = itertools.count()
 MIGRATIONS = (f"m{number}" for number in itertools.count())
 SECOND = 1_000_000_000
 READ_MS = 5_000
-LONG = 250
+LONG = 180
 
 
 def prompt(length: int) -> list[int]:
