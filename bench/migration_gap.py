@@ -2,8 +2,8 @@
 
 Two engines under `millrace up`, streams over HTTP. For each context length and load, streams with prompts of their own
 are moved once each, by a request on NATS, in each mode in turn. The *gap* is the longest interval between two events of
-the stream from the request to 50 ms after its answer; beside it the usual interval of the same stream. The *others* run
-all the time on both engines: their intervals inside migrations against those outside.
+the stream of which any part lies between the request and 50 ms after its answer; beside it the usual interval of the
+same stream. The *others* run all the time on both engines: their intervals inside migrations against those outside.
 """
 
 from __future__ import annotations

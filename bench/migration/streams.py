@@ -39,9 +39,9 @@ class TimedStream:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def intervals(self, since: float, until: float) -> list[float]:
-        """Seconds between neighbouring events of which the later one lies in the window."""
+        """Seconds between neighbouring events, where any part of that time lies in the window."""
         pairs = zip(self.times, self.times[1:], strict=False)
-        return [later - earlier for earlier, later in pairs if since <= later <= until]
+        return [later - earlier for earlier, later in pairs if since <= later and earlier <= until]
 
 
 async def play(client: httpx.AsyncClient, rig: UpRig, stream: TimedStream, **fields: Any) -> TimedStream:

@@ -162,6 +162,6 @@ async def test_a_damaged_model_file_costs_a_log_line_and_no_answer(
         tagger.start()
         assert (await ingress.ask("Hello")).source == "unknown"
         async with asyncio.timeout(PATIENCE_S):  # it answers before it has read its files
-            while "lengths_problem" not in tagger.log.read_text():
-                await asyncio.sleep(0.05)  # noqa: ASYNC110 - another process writes it
+            while "lengths_problem" not in tagger.log.read_text():  # noqa: ASYNC110 another process writes it
+                await asyncio.sleep(0.05)
     assert tagger.log.read_text().count("lengths_problem") == 1
