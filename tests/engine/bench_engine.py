@@ -6,11 +6,13 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from millrace.actor.engine import (
     EngineEvent,
     EngineFailed,
@@ -110,12 +112,16 @@ class BenchEngine:
         self.loop.run_until_complete(cancel())
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Runs the loop until the condition holds; fails after PATIENCE_S."""
+        """Runs the loop until the condition holds; fails after PATIENCE_S, and at once where the engine failed."""
+        process = self.engine._llm.engine_core.resources.engine_manager.processes[0]  # type: ignore[union-attr]
 
         async def wait() -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                while not condition():  # noqa: ASYNC110 - the condition is over what any event may change
-                    await asyncio.sleep(0.002)
+            waited = time.monotonic() + PATIENCE_S
+            while not condition():
+                assert not self.failures(), self.failures()
+                if time.monotonic() > waited:
+                    pytest.fail(f"engine {process.pid} (ended: {process.exitcode}) said last: {self.events[-3:]}")
+                await asyncio.sleep(0.002)
 
         self.loop.run_until_complete(wait())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -143,6 +145,37 @@ def test_a_torn_snapshot_is_not_read(buffer: Path, offset: int, damage: bytes) -
     assert reader.read_new() is None
     writer.write(b"whole again")
     assert reader.read_new() == b"whole again"
+
+
+_WRITE_ON = """
+import sys
+from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
+writer = SnapshotWriter(sys.argv[1])
+number = 0
+print(flush=True)
+while True:
+    number += 1
+    writer.write(b"%d." % number * 20)
+"""
+
+
+def test_a_reader_beside_a_writer_sees_whole_snapshots_that_only_get_newer(buffer: Path) -> None:
+    reader, last, seen = SnapshotReader(buffer), 0, 0
+    with subprocess.Popen([sys.executable, "-c", _WRITE_ON, str(buffer)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        try:
+            while seen < 2_000:
+                payload = reader.read_new()
+                if payload is None:
+                    continue
+                numbers = payload.split(b".")[:-1]
+                assert len(numbers) == 20, payload
+                assert len(set(numbers)) == 1, payload
+                assert int(numbers[0]) > last
+                last, seen = int(numbers[0]), seen + 1
+        finally:
+            writer.kill()
 
 
 # --- names, figures, configuration

@@ -3,19 +3,18 @@
 One writer, any number of readers, no waiting on either side. Layout of the file:
 
     0   u64  sequence: odd while a write is under way
-    8   u32  length of the payload, bytes
-    12  u32  CRC-32 of the payload
+    8   u64  CRC-32 of the payload << 32 | length of the payload, bytes
     16  payload
 
 A reader that meets a write under way, or a torn one (the checksum tells, also where the processor reorders stores),
-gets nothing and asks again with the next step.
+gets nothing and asks again with the next step. Both words are written whole: ``struct.pack_into`` would zero its
+place first and then write byte by byte, and a header of zeros is the right one of an empty payload.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import struct
 import tempfile
 import zlib
 from pathlib import Path
@@ -23,8 +22,7 @@ from pathlib import Path
 #: Room for some 10,000 sequences at 100 bytes each.
 SIZE = 1 << 20
 _PREFIX = "millrace-snapshot-"
-_HEADER = struct.Struct("<QII")
-_SEQUENCE = struct.Struct("<Q")
+_HEADER_BYTES = 16
 #: Memory where there is such a file system, a plain file otherwise.
 _FOLDERS = ("/dev/shm", tempfile.gettempdir())
 
@@ -56,17 +54,19 @@ class SnapshotWriter:
     def __init__(self, path: Path | str) -> None:
         with Path(path).open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
+        self._words = memoryview(self._map).cast("Q")
         self._sequence = 0
 
     def write(self, payload: bytes) -> bool:
         """Replaces the snapshot; False where it does not fit, and the old one stays."""
         length = len(payload)
-        if length > SIZE - _HEADER.size:
+        if length > SIZE - _HEADER_BYTES:
             return False
-        _SEQUENCE.pack_into(self._map, 0, self._sequence + 1)
-        self._map[_HEADER.size : _HEADER.size + length] = payload
+        self._words[0] = self._sequence + 1
+        self._map[_HEADER_BYTES : _HEADER_BYTES + length] = payload
+        self._words[1] = zlib.crc32(payload) << 32 | length
         self._sequence += 2
-        _HEADER.pack_into(self._map, 0, self._sequence, length, zlib.crc32(payload))
+        self._words[0] = self._sequence
         return True
 
 
@@ -76,19 +76,24 @@ class SnapshotReader:
     def __init__(self, path: Path | str) -> None:
         with Path(path).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
+        self._words = memoryview(self._map).cast("Q")
         self._seen = 0
 
     def read_new(self) -> bytes | None:
         """The snapshot, if there is a whole one that was not read before."""
-        sequence, length, checksum = _HEADER.unpack_from(self._map, 0)
-        if sequence % 2 or sequence == self._seen or length > SIZE - _HEADER.size:
+        sequence = self._words[0]
+        if sequence % 2 or sequence <= self._seen:
             return None
-        payload = self._map[_HEADER.size : _HEADER.size + length]
-        if zlib.crc32(payload) != checksum:
+        checksum, length = divmod(self._words[1], 1 << 32)
+        if length > SIZE - _HEADER_BYTES:
+            return None
+        payload = self._map[_HEADER_BYTES : _HEADER_BYTES + length]
+        if zlib.crc32(payload) != checksum or self._words[0] != sequence:
             return None
         self._seen = sequence
         return payload
 
     def close(self) -> None:
         """Ends the mapping. Idempotent."""
+        self._words.release()
         self._map.close()
