@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from millrace.cli.errors import CliError
+from millrace.cli.errors import CliError, UsageError
 from millrace.cli.verbs import VERBS, Verb
 
 _EPILOG = "`millrace VERB --help` explains a verb. Without options a verb means the cluster that runs here."
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(verb, words[1:])
     except CliError as error:
         print(f"millrace {verb.name}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

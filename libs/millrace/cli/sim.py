@@ -22,18 +22,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from millrace.cli.errors import CliError
+from millrace.cli.errors import CliError, UsageError
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim import soak
 
 #: Characters of a line where no terminal says how many there are.
 COLUMNS = 140
 
+#: Seeds of random load and faults where nobody says how many.
+SEEDS = 20
+
+#: Options of one kind of run only; of random ones with what says the same in a scenario.
+_ONLY_SCENARIO = ("set", "sweep", "output")
+_ONLY_RANDOM = {
+    "policy": "--set dispatch.policy=NAME",
+    "first": "--set seed=N",
+    "migrations": "--set migration.on=true",
+    "verbose": "--output FOLDER, which writes what became of each request",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options."""
     soak.add_arguments(parser)
-    parser.set_defaults(seeds=None)
+    # None where it was not given: what a scenario would ignore is refused by its name.
+    parser.set_defaults(seeds=None, first=None, policy=None)
     group = parser.add_argument_group("scenarios from files")
     group.add_argument("--scenario", type=Path, metavar="FILE", help="the scenario, TOML")
     group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of it")
@@ -45,14 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the scenario, or the seeds."""
+    _refuse_ignored(arguments)
     if arguments.scenario is None:
-        for option in ("set", "sweep", "output"):
-            if getattr(arguments, option):
-                raise CliError(f"--{option} is for scenarios: name one with --scenario FILE.")
-        arguments.seeds = 20 if arguments.seeds is None else arguments.seeds
+        arguments.seeds = arguments.seeds or SEEDS
+        arguments.first = arguments.first or 0
+        arguments.policy = arguments.policy or soak.POLICY
         return soak.run(arguments)
-    if arguments.migrations:
-        raise CliError("--migrations is for random load and faults: in a scenario say --set migration.on=true.")
     from millrace.sim.runtime_sim import SimulationFailed
     from millrace.sim.scenarios.reading import ScenarioError
     from millrace.workloads.shape import WorkloadError
@@ -63,6 +74,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise CliError(str(error)) from None
     except SimulationFailed as error:
         raise CliError(f"the simulation failed, which is a bug: {error}") from None
+
+
+def _refuse_ignored(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for what was given and would do nothing."""
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, is {arguments.seeds}.")
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, is {arguments.jobs}.")
+    if arguments.scenario is None:
+        for option in _ONLY_SCENARIO:
+            if getattr(arguments, option):
+                raise UsageError(f"--{option} is for scenarios: name one with --scenario FILE.")
+        return
+    for option, instead in _ONLY_RANDOM.items():
+        given = getattr(arguments, option)
+        if given is not None and given is not False:
+            raise UsageError(f"--{option} is for random load and faults: with --scenario say {instead}.")
 
 
 def folders_of(scenario: Path) -> tuple[Path, ...]:

@@ -21,6 +21,9 @@ from millrace.sim.scenario import Report, Scenario
 #: Predictors of a cluster whose policy asks them: two, so that one can die while the other answers.
 PREDICTORS = 2
 
+#: Dispatch policy where nobody names one.
+POLICY = ClusterShape().policy
+
 
 def shape_for(policy: str, migration: MigrationShape | None = None) -> ClusterShape:
     """The cluster of a soak with this dispatch policy."""
@@ -28,7 +31,7 @@ def shape_for(policy: str, migration: MigrationShape | None = None) -> ClusterSh
     return ClusterShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
 
 
-def run_seed(seed: int, policy: str = ClusterShape().policy, *, migrations: bool = False) -> Report | str:
+def run_seed(seed: int, policy: str = POLICY, *, migrations: bool = False) -> Report | str:
     """The report of a seed, or why it failed."""
     try:
         return Scenario(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
@@ -56,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=500, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--policy", choices=sorted(DISPATCH_POLICIES), default=ClusterShape().policy, help="dispatch policy"
-    )
+    parser.add_argument("--policy", choices=sorted(DISPATCH_POLICIES), default=POLICY, help="dispatch policy")
     parser.add_argument("--migrations", action="store_true", help="sequences move all the time")
     parser.add_argument("--verbose", action="store_true", help="say what each seed did")
 
