@@ -19,7 +19,7 @@ SCHEMA = (
     '{"type":"object","properties":{"name":{"type":"string","maxLength":12},"tags":{"type":"array",'
     '"items":{"enum":["x","yy"]},"minItems":1,"maxItems":3}},"required":["name","tags"],"additionalProperties":false}'
 )
-GREEDY = Sampling(max_tokens=130, temperature=0.0, ignore_eos=True)
+GREEDY = Sampling(max_tokens=220, temperature=0.0, ignore_eos=True)
 #: Name, prompt's length, sampling, output tokens at which it moves.
 CASES: list[tuple[str, int, Sampling, int]] = [
     ("one_token", 8, GREEDY, 1),
