@@ -38,7 +38,7 @@ def main() -> int:
     if note:
         print(note)
     rows = run_all([job for label, spec in specs.items() for job in chosen.variations(label, RATE, spec)], chosen)
-    print(f"{chosen.requests:,} requests at {arguments.rate:g}/s, threshold {arguments.threshold:g} s, no scaling in")
+    print(f"{chosen.told}; {arguments.rate:g}/s, threshold {arguments.threshold:g} s, no scaling in")
     print(_table(list(specs), rows))
     print("Block: relief P99 89.2 s, 627 over 70 s; preempt P99 71.2 s, 129 over 70 s")
     return 0

@@ -25,7 +25,7 @@ from bench.block.pictures import draw
 from bench.block.rows import Row
 from bench.block.runs import Capacity, Options, add_options, capacities, options, run_all
 from bench.block.scenarios import FRESH, POLICIES, data_folder, policy_settings, scenario, stand_in
-from bench.block.tables import figure, latency_table, table
+from bench.block.tables import GAIN_HEADS, figure, gains, latency_table, table
 
 RATES = (24.0, 28.0, 30.0, 32.0)
 TTFT_S = 3.0
@@ -73,6 +73,7 @@ def main() -> int:
     chosen = options(arguments)
     parts = arguments.parts or ["grid", "capacity", "table2"]
     base = _specs([], ["forecast"], chosen)["forecast"]
+    print(chosen.told)
     bound = _foundations(base)
     if "grid" in parts:
         specs = _specs([], arguments.policies, chosen)
@@ -132,22 +133,15 @@ def _grid(specs: dict[str, ScenarioSpec], rates: Sequence[float], chosen: Option
 
 def _gains(rows: Sequence[Row], rates: Sequence[float]) -> None:
     """What the paper says of QPS 32, for each rate; those of TTFT are read as mean and P99 of Block, then of Block*."""
-    values = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99", "throughput")
     paper = ("-88.1", "-78.6", "-19.9", "-3.6", "+4.4"), ("-23.6", "-10.8", "-12.6", "-0.8", "+2.5")
     lines = [["Block's paper at 32: Block", *paper[0]], ["Block's paper at 32: Block*", *paper[1]]]
     for rate in rates:
+        at = [row for row in rows if row.rate == rate]
         for name in ("forecast", "forecast*"):
-            ours = [row for row in rows if row.label == name and row.rate == rate]
-            theirs = {row.seed: row for row in rows if row.label == "Llumnix- (code)" and row.rate == rate}
-            pairs = [(row, theirs[row.seed]) for row in ours if row.seed in theirs]
-            if pairs:
-                cells = [
-                    figure([100 * (getattr(a, value) / getattr(b, value) - 1) for a, b in pairs], places=1)
-                    for value in values
-                ]
+            if cells := gains(at, name, "Llumnix- (code)"):
                 lines.append([f"{name} at {rate:g}", *cells])
     print("\nAgainst Llumnix- (code), %, paired by seed")
-    print(table(["", "TTFT mean", "TTFT p99", "e2e mean", "e2e p99", "req/s"], lines))
+    print(table(["", *GAIN_HEADS], lines))
 
 
 def _check(rows: Sequence[Row], bound: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+from millrace.contracts.migration import MigrationOutcome
 from millrace.sim.scenarios.observer import Sample
 from millrace.sim.scenarios.running import Outcome
 from millrace.sim.scenarios.spec import ScenarioSpec
@@ -26,7 +27,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         slow: Requests whose end-to-end time is above SLOW_S.
         instance_s: Sum over instances of the time from their first to their last word while requests were open.
         instances: How many there were at most.
-        e2e_error, e2e_bias, ttft_error: Of the forecasts at placement; nan without.
+        e2e_error, e2e_bias, ttft_error: Of the forecasts at placement; None without.
+        goodput: Share of all requests that completed within the scenario's SLO.
+        moved, frozen_p50: Migrations that ended well, and how long a sequence stood still for one; None without.
     """
 
     label: str
@@ -55,6 +58,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ttft_error: float | None
     trace_hash: str
     wall_s: float
+    goodput: float | None = None
+    tpot_mean: float | None = None
+    tpot_p99: float | None = None
+    moved: int = 0
+    frozen_p50: float | None = None
 
 
 def row_of(label: str, rate: float, outcome: Outcome) -> Row:
@@ -91,6 +99,11 @@ def row_of(label: str, rate: float, outcome: Outcome) -> Row:
         ttft_error=summary.ttft_error.absolute if predicted else None,
         trace_hash=summary.trace_hash,
         wall_s=outcome.wall_s,
+        goodput=summary.goodput,
+        tpot_mean=summary.tpot_s.mean,
+        tpot_p99=summary.tpot_s.p99,
+        moved=summary.migrations.get(MigrationOutcome.MOVED, 0),
+        frozen_p50=summary.frozen_s.p50 if summary.migrations else None,
     )
 
 

@@ -59,3 +59,23 @@ def latency_table(labels: Sequence[str], rows: Sequence[Row]) -> str:
         cells = [figure([value(row) for row in own], places=places) for _, value, places in LATENCIES]
         lines.append([label, *cells, figure(errors, places=1)])
     return table(["", *(head for head, _, _ in LATENCIES), "e2e error %"], lines)
+
+
+#: What is compared by ``gains``, in the order of its columns.
+GAINS = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99", "throughput")
+GAIN_HEADS = ("TTFT mean", "TTFT p99", "e2e mean", "e2e p99", "req/s")
+
+
+def gains(rows: Sequence[Row], label: str, baseline: str) -> list[str]:
+    """By how many percent one label's figures differ from another's, paired by seed; empty where no seed has both."""
+    theirs = {row.seed: row for row in rows if row.label == baseline}
+    pairs = [(row, theirs[row.seed]) for row in rows if row.label == label and row.seed in theirs]
+    if not pairs:
+        return []
+    return [figure([100 * (getattr(a, value) / getattr(b, value) - 1) for a, b in pairs], places=1) for value in GAINS]
+
+
+def gains_table(rows: Sequence[Row], labels: Sequence[str], baseline: str) -> str:
+    """A line per label that shares seeds with the baseline."""
+    lines = [[label, *cells] for label in labels if label != baseline and (cells := gains(rows, label, baseline))]
+    return table([f"% against {baseline}", *GAIN_HEADS], lines)

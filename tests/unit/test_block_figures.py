@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 
 import msgspec
@@ -16,9 +17,9 @@ from millrace.workloads.shape import RequestShape
 from bench.block.bound import fluid_bound, resident_tokens
 from bench.block.noise import BLOCK_SIGMA, quality
 from bench.block.rows import Row, Store, key_of
-from bench.block.runs import Job, Options, capacities
+from bench.block.runs import OUT_OF_TIME, Job, Options, add_options, capacities, options, run_all
 from bench.block.scenarios import POLICIES, policy_settings
-from bench.block.tables import confidence, figure, latency_table, table
+from bench.block.tables import confidence, figure, gains, gains_table, latency_table, table
 
 SHAPES = [RequestShape(200, 300), RequestShape(600, 100), RequestShape(50, 700)]
 
@@ -103,3 +104,37 @@ def test_tables_have_a_line_per_label_and_means_over_its_seeds():
     assert len(lines) == 3
     assert "3.00 ±" in lines[1]
     assert table(["", "x"], [["long name", "1"]]).splitlines()[1] == "long name  1"
+
+
+def test_gains_are_paired_by_seed_and_leave_out_seeds_that_only_one_has():
+    first, second = cluster(), msgspec.structs.replace(cluster(), seed=1)
+    rows = [row(first, "slow", 1.0, ttft_p99=4.0), row(second, "slow", 1.0, ttft_p99=8.0)]
+    rows.append(row(second, "quick", 1.0, ttft_p99=6.0))
+    assert gains(rows, "quick", "slow") == ["0.0", "-25.0", "0.0", "0.0", "0.0"]
+    assert gains(rows, "quick", "unknown") == []
+    assert gains_table(rows, ["slow", "quick"], "slow").count("\n") == 1
+
+
+def test_a_figure_whose_time_is_up_begins_no_run_and_says_so_by_its_status():
+    spec = cluster()
+    store = Store(None)
+    store.put(row(spec, "kept", 1.0, ttft_p99=1.0))
+    chosen = Options(requests=1, seeds=1, cores=1, store=store, until_s=0.0)
+    assert [each.label for each in run_all([Job(label="again", rate=1.0, spec=spec)], chosen)] == ["again"]
+    missing = Job(label="missing", rate=1.0, spec=msgspec.structs.replace(spec, seed=1))
+    with pytest.raises(SystemExit) as stopped:
+        run_all([missing], chosen)
+    assert stopped.value.code == OUT_OF_TIME
+
+
+def test_a_figure_that_may_be_cut_off_must_keep_its_runs():
+    parser = argparse.ArgumentParser()
+    add_options(parser, requests=1, seeds=1)
+    with pytest.raises(SystemExit, match="needs --rows"):
+        options(parser.parse_args(["--stop-after", "5"]))
+
+
+def test_tables_say_how_many_requests_and_seeds_they_are_of():
+    chosen = Options(requests=3000, seeds=5, cores=1, store=Store(None))
+    assert chosen.told == "3,000 requests a run, seeds 0 to 4, ± a 95 % t-interval over them"
+    assert msgspec.structs.replace(chosen, seeds=1).told.endswith("seed 0 alone")
