@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.errors import ConfigError
 from millrace.contracts.catalog import Role
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 
@@ -59,6 +60,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         migrators: Whether running sequences can move between instances.
         migrator: Further fields of MigratorConfig, by name.
         worker: Further fields of WorkerConfig, by name.
+        workers: The same for single workers, by the name of the worker and laid over ``worker``: unequal engines.
         ingress: Further fields of IngressConfig, by name.
         coordinator: Further fields of CoordinatorConfig, by name.
     """
@@ -87,6 +89,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     migrators: bool = True
     migrator: dict[str, Any] = msgspec.field(default_factory=dict)
     worker: dict[str, Any] = msgspec.field(default_factory=dict)
+    workers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     ingress: dict[str, Any] = msgspec.field(default_factory=dict)
     provision: str = ""
     instances_max: int = 0
@@ -119,7 +122,11 @@ class Layout:
         self._metrics_ports = iter(range(options.metrics_port, options.metrics_port + 1000))
 
     def plan(self) -> SupervisorConfig:
-        """Decides every process and prepares its files."""
+        """Decides every process and prepares its files.
+
+        Raises:
+            ConfigError: settings are for a worker that there is not.
+        """
         options = self.options
         nats = self._nats()
         children = [
@@ -143,8 +150,14 @@ class Layout:
             ingress_url=f"http://{_reachable(options.host)}:{options.port}",
             model=options.model,
         )
+        self._refuse_unknown_workers([spec.name for spec in [*children, *config.spares] if spec.role == "worker"])
         self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
         return config
+
+    def _refuse_unknown_workers(self, names: list[str]) -> None:
+        for name in self.options.workers:
+            if name not in names:
+                raise ConfigError(f"--worker-set {name}: no such worker; there are {', '.join(names)}")
 
     def write(self) -> Path:
         """Writes every file, readable by the owner only (they hold passwords); returns the supervisor's
@@ -276,9 +289,16 @@ class Layout:
 
     def _named_step_times(self) -> list[str]:
         """What workers were told to say of their step times."""
-        modelled = self.options.worker.get("modelled")
-        own = modelled.get("coefficients", "") if isinstance(modelled, dict) else ""
-        return [str(self.options.worker.get("step_time", "")), str(own)]
+        told = [self.options.worker, *self.options.workers.values()]
+        modelled = [fields["modelled"] for fields in told if isinstance(fields.get("modelled"), dict)]
+        own = [str(fields.get("coefficients", "")) for fields in modelled]
+        return [*(str(fields.get("step_time", "")) for fields in told), *own]
+
+    def _worker_file(self, name: str, fields: dict[str, Any]) -> Path:
+        """A worker's configuration: what all are told, and over it what this one is."""
+        options = self.options
+        told = merged(merged(fields, options.worker), options.workers.get(name, {}))
+        return self._config_file(Role.WORKER, name, told)
 
     def _workers(self) -> list[ChildSpec]:
         if self.options.engine == "vllm":
@@ -306,7 +326,7 @@ class Layout:
             "engine_cores": [core],
             "step_time": STEP_TIMES.get(Path(options.model_path).name, ""),
         }
-        path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
+        path = self._worker_file(name, fields)
         return ChildSpec(
             name=name,
             role="worker",
@@ -346,7 +366,7 @@ class Layout:
             "instances": share,
         }
         names = instance_names(name, share)
-        path = self._config_file(Role.WORKER, name, merged(fields, options.worker))
+        path = self._worker_file(name, fields)
         command = [sys.executable, "-m", "services.worker", "--config", str(path)]
         return ChildSpec(name=name, role="worker", command=command, presences=names, stop_order=2)
 

@@ -11,6 +11,7 @@ import pytest
 from millrace.cli.__main__ import main
 from millrace.cli.cluster import add_connection_options, find_folder, resolve_connection
 from millrace.cli.errors import CliError
+from millrace.cli.up import worker_settings
 from millrace.cli.verbs import VERBS
 
 
@@ -135,3 +136,18 @@ def test_the_key_file_may_be_named_before_or_after_the_action(
         assert main(["keys", *(where + action if before else action + where)]) == 0
     _, listed = capsys.readouterr().out.splitlines()
     assert listed == "alice  60 requests per minute"
+
+
+def test_workers_are_configured_together_and_by_name() -> None:
+    words = ['{"seed": 1, "step_time": "a=b"}', 'worker-1={"max_num_seqs": 3}', 'worker-1={"kv_blocks": 9}']
+    assert worker_settings(words) == {
+        "worker": {"seed": 1, "step_time": "a=b"},
+        "workers": {"worker-1": {"max_num_seqs": 3, "kv_blocks": 9}},
+    }
+    assert worker_settings([]) == {"worker": {}, "workers": {}}
+
+
+@pytest.mark.parametrize("word", ["[1]", "worker-1=[1]", "worker-1=", "worker-1", "{"])
+def test_settings_of_workers_that_are_no_object_are_refused(word: str) -> None:
+    with pytest.raises(CliError, match="--worker-set"):
+        worker_settings([word])

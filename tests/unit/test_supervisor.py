@@ -218,6 +218,25 @@ def test_predictors_read_the_step_times_that_workers_were_told_to_name(tmp_path:
     assert config["step_times"] == {"own.toml": str(Path("own.toml").absolute())}
 
 
+def test_a_worker_that_is_named_gets_settings_of_its_own_over_those_of_all(tmp_path: Path) -> None:
+    told: dict[str, Any] = {"worker": {"max_num_seqs": 16, "migration": {"verify": True}}}
+    told["workers"] = {"worker-1": {"max_num_seqs": 3, "step_time": "slow.toml", "migration": {"leases_max": 1}}}
+    layout = Layout(msgspec.convert({"directory": str(tmp_path), "engine": "vllm", "cores": [0, 1], **told}, UpOptions))
+    layout.plan()
+    layout.write()
+    first, second = (msgspec.json.decode((tmp_path / "run" / f"worker-{n}.json").read_bytes()) for n in (0, 1))
+    assert (first["max_num_seqs"], second["max_num_seqs"]) == (16, 3)
+    assert (first["migration"], second["migration"]) == ({"verify": True}, {"verify": True, "leases_max": 1})
+    predictor = msgspec.json.decode((tmp_path / "run" / "predictor-0.json").read_bytes())
+    assert list(predictor["step_times"]) == ["slow.toml"]
+
+
+def test_settings_of_a_worker_that_there_is_not_are_refused_with_the_names_that_there_are() -> None:
+    options = msgspec.convert({"engine": "modelled", "instances": 2, "workers": {"worker-1": {}}}, UpOptions)
+    with pytest.raises(ConfigError, match=r"worker-1: no such worker; there are worker-0$"):
+        Layout(options).plan()
+
+
 def test_files_with_passwords_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     layout = Layout(UpOptions(directory=str(tmp_path), engine="modelled", instances=2))
     layout.plan()

@@ -13,7 +13,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from millrace.cli.errors import CliError
 from millrace.contracts.plan import InstanceRole
@@ -46,7 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dir", default=os.environ.get("MILLRACE_DIR", ".millrace"), help="folder of the cluster's files")
     add("--roles", default="", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
     add("--no-migrators", action="store_true", help="running sequences stay where they are")
-    add("--worker-set", metavar="JSON", default="{}", help="further fields of each worker's configuration")
+    add(
+        "--worker-set",
+        metavar="[NAME=]JSON",
+        action="append",
+        default=[],
+        help="further fields of each worker's configuration, or of the one named (worker-0=...); may be repeated",
+    )
     add("--ingress-set", metavar="JSON", default="{}", help="further fields of each ingress's configuration")
     add("--migrator-set", metavar="JSON", default="{}", help="further fields of each migrator's configuration")
     add("--coordinator-set", metavar="JSON", default="{}", help="further fields of the coordinator's configuration")
@@ -75,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not
         "log_level": arguments.log_level,
         "migrators": not arguments.no_migrators,
         "migrator": _table(arguments.migrator_set, "--migrator-set"),
-        "worker": _table(arguments.worker_set, "--worker-set"),
+        **worker_settings(arguments.worker_set),
         "ingress": _table(arguments.ingress_set, "--ingress-set"),
         "provision": "" if arguments.provision == "none" else arguments.provision,
         "instances_max": arguments.instances_max,
@@ -132,6 +140,23 @@ def _roles(text: str) -> dict[str, object]:
             raise CliError(f"--roles: {part.strip()!r} is not INSTANCE=ROLE with a role of {known}")
         roles[instance] = role
     return {"roles": roles}
+
+
+def worker_settings(words: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What the supervisor is told of workers: ``worker`` for all of them, ``workers`` by name. Of two words
+    about the same the later field wins.
+
+    Raises:
+        CliError: neither JSON nor NAME=JSON, or no object.
+    """
+    every: dict[str, Any] = {}
+    single: dict[str, dict[str, Any]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        named = bool(equals) and not word.lstrip().startswith(("{", "["))
+        told = single.setdefault(name.strip(), {}) if named else every
+        told.update(_table(text if named else word, f"--worker-set {name.strip()}" if named else "--worker-set"))
+    return {"worker": every, "workers": single}
 
 
 def _table(text: str, option: str) -> dict[str, object]:
