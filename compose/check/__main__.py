@@ -3,8 +3,8 @@
     ./task test:compose [--model DIR] [--base IMAGE]
 
 Needs promtool, and a running docker engine or root and dockerd; then one of our own is started and ended. Where no
-image registry is in reach the base image and Prometheus are made from Debian's packages, and the images that cannot be
-made (Grafana, Jaeger, the OpenTelemetry collector) are left out, which the run says.
+image registry is in reach the base image and Prometheus are made from Debian's packages, a receiver of spans stands in
+for the OpenTelemetry collector (collector.py), and Grafana and Jaeger are left out, which the run says.
 """
 
 from __future__ import annotations
@@ -24,17 +24,27 @@ from pathlib import Path
 
 from compose.check.calls import ROOT, Failed, call, say, wait
 from compose.check.deployment import Container, Deployment, is_healthy
-from compose.check.engine import USUAL_BASE, base_image, docker_engine, prometheus_image, registry_in_reach
+from compose.check.engine import (
+    MADE_COLLECTOR,
+    USUAL_BASE,
+    base_image,
+    collector_image,
+    docker_engine,
+    prometheus_image,
+    registry_in_reach,
+)
 from compose.check.metrics import Prometheus, counter_of, panels, promtool, refuse_junk
+from compose.check.moves import CONTINUATIONS, Moves
+from compose.check.operator import Operator
 from compose.check.streams import Api, Streams, ready, try_refusals
 
 WORKERS = ("worker-0", "worker-1", "migrator-0", "migrator-1")
 SERVICES = ("nats", "tagger", "predictor", "coordinator", "ingress", *WORKERS, "prometheus")
-OTHERS = ("otel-collector", "jaeger", "grafana")
+COLLECTOR = "otel-collector"
+OTHERS = ("jaeger", "grafana")
 SCRAPED = 8
 #: Importing vLLM takes five seconds on an idle machine and minutes where twenty processes share two cores.
 START_SECONDS_MAX = 420
-CONTINUATIONS = "millrace_ingress_continuations_total"
 
 
 def main() -> int:
@@ -71,22 +81,24 @@ def _run(arguments: argparse.Namespace, work: Path) -> None:
     images = {"MILLRACE_CONTROL_IMAGE": "millrace-control:check", "MILLRACE_WORKER_IMAGE": "millrace-worker:check"}
     environment = os.environ | ports | images | {"BASE_IMAGE": base, "COMPOSE_PROJECT_NAME": "millrace-check"}
     if not reached:
-        environment["PROMETHEUS_IMAGE"] = prometheus_image(base, work)
-        say(f"no image registry: LEFT OUT are {', '.join(OTHERS)}; Prometheus is Debian's")
+        environment |= {"PROMETHEUS_IMAGE": prometheus_image(base, work), "OTEL_COLLECTOR_IMAGE": MADE_COLLECTOR}
+        say(f"no image registry: LEFT OUT are {', '.join(OTHERS)}; Prometheus is Debian's, the collector a stand-in")
     model = _readable_copy(arguments.model, work)
     keys = work / "keys.toml"
     api = Api(f"http://127.0.0.1:{ports['MILLRACE_PORT']}", _key(keys, "check"), _key(keys, "limited", 1))
-    options = ["--cpus", "2", "--model", str(model), "--keys", str(keys), *([] if reached else ["--no-traces"])]
-    deployment = Deployment(work / "cpu", environment, options)
+    deployment = Deployment(work / "cpu", environment, ["--cpus", "2", "--model", str(model), "--keys", str(keys)])
     say(f"images on {base} (the first build installs vLLM)")
     began = time.monotonic()
-    deployment.compose("build", "--quiet", "ingress", "worker-0", build=True)
+    for service in ("ingress", "worker-0"):  # one after the other: what both begin with is built once
+        deployment.compose("build", "--quiet", service, build=True)
+    if not reached:
+        collector_image(images["MILLRACE_CONTROL_IMAGE"], work)
     say(f"images built in {time.monotonic() - began:.0f} s")
     for tensor_parallel in (1, 2):
         _gpu_reservations(work, environment, model, tensor_parallel)
     with deployment.torn_down_after():
         try:
-            _break_and_look(deployment, api, ports, OTHERS if reached else ())
+            _break_and_look(deployment, api, ports, work=work, stands_in=not reached)
         except BaseException:
             print(deployment.logs()[-12000:], file=sys.stderr)
             raise
@@ -107,23 +119,28 @@ def _gpu_reservations(work: Path, environment: dict[str, str], model: Path, tens
     say(f"GPU reservations of 2 workers with TP {tensor_parallel}: as docker inspect shows them")
 
 
-def _break_and_look(deployment: Deployment, api: Api, ports: dict[str, str], others: tuple[str, ...]) -> None:
+def _break_and_look(deployment: Deployment, api: Api, ports: dict[str, str], *, work: Path, stands_in: bool) -> None:
     prometheus = Prometheus(f"http://127.0.0.1:{ports['MILLRACE_PROMETHEUS_PORT']}")
+    nats_port = int(ports["MILLRACE_NATS_PORT"])
     began = time.monotonic()
-    deployment.compose("up", "-d", "--no-build", *SERVICES, *others)
+    deployment.compose("up", "-d", "--no-build", *SERVICES, COLLECTOR, *(() if stands_in else OTHERS))
     wait("the API", START_SECONDS_MAX, lambda: ready(api))
     say(f"up: the API is ready after {time.monotonic() - began:.0f} s")
     _all_healthy(deployment)
     _confined(deployment, (*SERVICES, "buckets"))
     undisturbed = _undisturbed(api)
+    operator = Operator(deployment, nats_port)
+    moves = Moves(deployment, api, operator=operator, prometheus=prometheus, work=work)
+    moves.prepare()
+    moves.there_and_back(traces=stands_in)
+    moves.drained_and_stopped()
     # A worker imports vLLM when it comes back, the slowest step here: meanwhile the others are killed.
-    first = _worker_death(deployment, api, "worker-0", undisturbed)
     _control_death(deployment, api, undisturbed)
-    _nats_death(deployment, api, int(ports["MILLRACE_NATS_PORT"]), undisturbed)
-    _wait_back(first)
-    second = _worker_death(deployment, api, "worker-1", undisturbed)
-    _wait_back(second)
-    _panels(deployment, api, ports["MILLRACE_NATS_PORT"], prometheus)
+    _nats_death(deployment, api, nats_port, undisturbed)
+    moves.back(START_SECONDS_MAX)
+    for name in ("worker-0", "worker-1"):
+        _wait_back(_worker_death(deployment, api, name, undisturbed))
+    _panels(deployment, api, nats_port, prometheus)
     _ingress_death(deployment, api)
     _all_healthy(deployment)
     say("every container of ours is healthy")
@@ -207,7 +224,7 @@ def _greets(port: int) -> bool:
         return False
 
 
-def _panels(deployment: Deployment, api: Api, nats_port: str, prometheus: Prometheus) -> None:
+def _panels(deployment: Deployment, api: Api, nats_port: int, prometheus: Prometheus) -> None:
     # Two panels count refusals, so there must be some: requests, and bytes that are no message.
     try_refusals(api)
     passwords = json.loads((deployment.folder / "passwords.json").read_text())

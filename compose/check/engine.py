@@ -15,6 +15,7 @@ from compose.check.calls import BUILD_SECONDS_MAX, COMPOSE, Failed, call, say, s
 USUAL_BASE = "python:3.11-slim-bookworm"
 MADE_BASE = "millrace-base:bookworm"
 MADE_PROMETHEUS = "millrace-prometheus:check"
+MADE_COLLECTOR = "millrace-collector:check"
 
 
 @contextlib.contextmanager
@@ -90,3 +91,19 @@ def prometheus_image(base: str, work: Path) -> str:
     (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
     call(["docker", "build", "-q", "-t", MADE_PROMETHEUS, folder], limit_s=BUILD_SECONDS_MAX)
     return MADE_PROMETHEUS
+
+
+def collector_image(control: str, work: Path) -> str:
+    """A receiver of spans (collector.py) on the control image."""
+    folder = work / "collector"
+    folder.mkdir()
+    shutil.copyfile(Path(__file__).parent / "collector.py", folder / "collector.py")
+    (folder / "collector.py").chmod(0o644)
+    lines = [
+        f"FROM {control}",
+        "COPY collector.py /opt/millrace/",
+        'ENTRYPOINT ["python", "/opt/millrace/collector.py"]',
+    ]
+    (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
+    call(["docker", "build", "-q", "-t", MADE_COLLECTOR, folder], limit_s=BUILD_SECONDS_MAX)
+    return MADE_COLLECTOR

@@ -17,7 +17,7 @@ import nats
 from compose.check.calls import COMPOSE, Failed, call, wait
 
 #: Grafana's own would be shorter; the check wants what happened in the last minutes in view.
-RATE_INTERVAL = "10m"
+RATE_INTERVAL = "30m"
 
 
 def promtool() -> str:
@@ -52,7 +52,7 @@ def refuse_junk(server: str, password: str, subject: str) -> None:
 
 
 def counter_of(page_url: str, name: str) -> float:
-    """Sum of a counter's samples on a service's own metrics page."""
+    """Sum of a counter's samples on a service's own metrics page; a name with all its labels is one sample."""
     with urllib.request.urlopen(page_url, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))

@@ -14,6 +14,8 @@ from compose.check.calls import Failed, wait
 
 #: Long enough that a container dies in the middle on a fast machine, and ends within a minute on a slow one.
 TOKENS = 900
+#: Where a stream must outlive several runs of the command line.
+MANY_TOKENS = 3600
 PROMPTS = (
     "Count from 100 to 480.",
     "Count down from 400 to 20.",
@@ -32,24 +34,26 @@ class Api(NamedTuple):
 
 
 class Stream(threading.Thread):
-    """One greedy request of TOKENS tokens.
+    """One greedy request of so many tokens.
 
     Attributes:
+        request: Its id, as the API tells it.
         pieces: Text as it came.
         error: Why it ended badly; empty if it did not.
         gap_s: Longest time between two pieces.
         usage: What the last event said.
     """
 
-    def __init__(self, api: str, key: str, prompt: str) -> None:
+    def __init__(self, api: Api, prompt: str, tokens: int) -> None:
         super().__init__(daemon=True)
+        self.request = ""
         self.pieces: list[str] = []
         self.error = ""
         self.gap_s = 0.0
         self.usage: dict[str, Any] = {}
         self._api = api
-        self._key = key
         self._prompt = prompt
+        self._tokens = tokens
 
     @property
     def text(self) -> str:
@@ -61,6 +65,7 @@ class Stream(threading.Thread):
         try:
             last = time.monotonic()
             for event in self._events():
+                self.request = event["id"]
                 for choice in event["choices"]:
                     if choice["delta"].get("content"):
                         self.gap_s = max(self.gap_s, time.monotonic() - last) if self.pieces else 0.0
@@ -77,11 +82,11 @@ class Stream(threading.Thread):
             "stream_options": {"include_usage": True},
             "temperature": 0,
             "ignore_eos": True,
-            "max_tokens": TOKENS,
+            "max_tokens": self._tokens,
             "messages": [{"role": "user", "content": self._prompt}],
         }
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
-        request = urllib.request.Request(f"{self._api}/v1/chat/completions", json.dumps(body).encode(), headers)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._api.key}"}
+        request = urllib.request.Request(f"{self._api.url}/v1/chat/completions", json.dumps(body).encode(), headers)
         done = False
         with urllib.request.urlopen(request, timeout=60) as answer:
             for line in answer:
@@ -99,8 +104,9 @@ class Stream(threading.Thread):
 class Streams:
     """All prompts at once."""
 
-    def __init__(self, api: Api) -> None:
-        self._streams = [Stream(api.url, api.key, prompt) for prompt in PROMPTS]
+    def __init__(self, api: Api, tokens: int = TOKENS) -> None:
+        self._tokens = tokens
+        self._streams = [Stream(api, prompt, tokens) for prompt in PROMPTS]
         for stream in self._streams:
             stream.start()
 
@@ -125,9 +131,14 @@ class Streams:
             stream.join(max(0.0, deadline - time.monotonic()))
             if stream.is_alive() or stream.error:
                 raise Failed(f"a stream failed after {len(stream.pieces)} pieces: {stream.error or 'too slow'}")
-            if stream.usage.get("completion_tokens") != TOKENS:
-                raise Failed(f"{TOKENS} tokens were asked for, usage says {stream.usage}")
+            if stream.usage.get("completion_tokens") != self._tokens:
+                raise Failed(f"{self._tokens} tokens were asked for, usage says {stream.usage}")
         return [stream.text for stream in self._streams]
+
+    @property
+    def requests(self) -> list[str]:
+        """Ids of those that have begun."""
+        return [stream.request for stream in self._streams]
 
     @property
     def gap_s(self) -> float:

@@ -88,6 +88,25 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
+        "Moving running requests",
+        (
+            Panel(
+                "Migrations by outcome",
+                "ops",
+                (("{{outcome}} {{refusal}}", _rate("millrace_migrator_migrations_total", "outcome, refusal")),),
+            ),
+            Panel("Time without a token around a migration", "s", _quantiles("millrace_ingress_migration_gap_seconds")),
+            Panel("Whole migrations", "s", _quantiles("millrace_migrator_duration_seconds")),
+            Panel("Copied by copier", "Bps", (("{{copier}}", _rate("millrace_migrator_bytes_total", "copier")),)),
+            Panel(
+                "Under way",
+                "short",
+                (("{{instance}} {{direction}}", "millrace_migrator_in_flight"),),
+            ),
+            Panel("Evacuated", "ops", (("{{result}}", _rate("millrace_migrator_evacuated_total", "result")),)),
+        ),
+    ),
+    (
         "The bus and the processes",
         (
             Panel("Messages handled", "ops", (("{{actor}}", _rate("millrace_actor_handled_total", "actor")),)),

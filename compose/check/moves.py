@@ -1,0 +1,206 @@
+"""Running requests are moved between containers: by an operator, and by the stop of a worker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from millrace.cli.trace_reading import attribute, request_of, spans_of
+from millrace.cli.trace_tree import build, draw
+from millrace.telemetry.spans import SpanLine
+
+from compose.check.calls import Failed, call, say, wait
+from compose.check.deployment import Deployment, is_healthy
+from compose.check.metrics import Prometheus, counter_of
+from compose.check.operator import Operator
+from compose.check.streams import MANY_TOKENS, Api, Streams
+
+CONTINUATIONS = "millrace_ingress_continuations_total"
+MOVED = 'millrace_ingress_migrations_total{outcome="moved"}'
+#: What containers that share a volume of sockets can use. They have no process ids in common.
+COPIER = "shared_memory"
+#: What is said to others in a migration that succeeds; answers go to the asker alone, and are not heard.
+CONVERSATION = (
+    "MigrateSequence",
+    "LeaseKv",
+    "AllotEpoch",
+    "PrepareMigration",
+    "ReserveKv",
+    "FreezeSequence",
+    "CommitMigration",
+    "SequenceMoved",
+    "EndLease",
+    "MigrationFinished",
+)
+#: Whole runs of the check have shown some 100 lines of a tree; this many are enough to see one.
+TREE_LINES = 24
+
+
+class Moves:
+    """Moves requests of one deployment and compares what clients see with an undisturbed run.
+
+    Args:
+        deployment: A running one with two workers.
+        api: Its API.
+        operator: Who asks.
+        prometheus: That scrapes it.
+        work: A folder for what was heard.
+    """
+
+    def __init__(
+        self, deployment: Deployment, api: Api, *, operator: Operator, prometheus: Prometheus, work: Path
+    ) -> None:
+        self._deployment = deployment
+        self._api = api
+        self._operator = operator
+        self._prometheus = prometheus
+        self._work = work
+        self._undisturbed: list[str] = []
+
+    def prepare(self) -> None:
+        """The texts that every later run must give."""
+        streams = Streams(self._api, MANY_TOKENS)
+        self._undisturbed = streams.texts()
+        say(f"{len(self._undisturbed)} streams of {MANY_TOKENS} tokens: longest pause {streams.gap_s:.2f} s")
+
+    def there_and_back(self, *, traces: bool) -> None:
+        """An operator moves two running requests to the other worker and back; tap and trace tell of it."""
+        before, heard = self._counts(), self._work / "tap.txt"
+        with self._operator.listening(heard):
+            streams = self._speaking()
+            requests = streams.requests[:2]
+            told = [line for _ in range(2) for line in self._operator.move(requests)]
+            self._unchanged(streams, "two of them moved")
+            wait("tap to hear of every move", 30, lambda: heard.read_text().count(" MigrationFinished ") >= len(told))
+        if wrong := [line for line in told if f" by {COPIER}," not in line]:
+            raise Failed(f"not moved by {COPIER}: {wrong[0]}")
+        self._none_continued(before, moved_min=len(told))
+        for line in told:
+            say(f"migrate: {line}")
+        say(f"{len(told)} moves between two containers, texts identical, longest pause {streams.gap_s:.3f} s")
+        show_conversation(heard.read_text().splitlines(), request_of(requests[0]))
+        if traces:
+            self._one_tree(requests[0])
+        self._no_block_left()
+
+    def drained_and_stopped(self) -> None:
+        """Every request leaves one worker by `millrace drain`, then the other one by `docker stop`; it starts again."""
+        before = self._counts()
+        streams = self._speaking()
+        say(f"drain: {self._operator.run('drain', 'worker-1', '--keep')}")
+        container = self._deployment.inspect("worker-0")["Id"]
+        began = time.monotonic()
+        call(["docker", "stop", container])
+        took_s = time.monotonic() - began
+        self._unchanged(streams, "worker-0 was stopped")
+        evacuated = self._evacuated()
+        self._none_continued(before, moved_min=evacuated["moved"])
+        say(
+            f"docker stop of worker-0: gone after {took_s:.1f} s, {evacuated['moved']} requests moved, none continued, "
+            f"texts identical, longest pause {streams.gap_s:.3f} s"
+        )
+        self._one_socket()
+        self._deployment.compose("start", "worker-0")
+
+    def back(self, limit_s: float) -> None:
+        """Until the stopped worker serves again, and nothing that moved has left a block anywhere."""
+        wait("worker-0 to be back", limit_s, lambda: is_healthy(self._deployment.inspect("worker-0")))
+        self._no_block_left()
+
+    def _speaking(self) -> Streams:
+        streams = Streams(self._api, MANY_TOKENS)
+        streams.wait_until_all_speak()
+        return streams
+
+    def _unchanged(self, streams: Streams, when: str) -> None:
+        for text, wanted in zip(streams.texts(), self._undisturbed, strict=True):
+            if text != wanted:
+                raise Failed(f"a text changed when {when}:\n{wanted!r}\n{text!r}")
+
+    def _counts(self) -> tuple[float, float]:
+        page = f"{self._api.url}/metrics"
+        return counter_of(page, CONTINUATIONS), counter_of(page, MOVED)
+
+    def _none_continued(self, before: tuple[float, float], *, moved_min: int) -> None:
+        continued, moved = (now - then for now, then in zip(self._counts(), before, strict=True))
+        if continued or moved < moved_min:
+            raise Failed(f"ingress counts {moved:.0f} moves, not {moved_min}, and {continued:.0f} continuations")
+
+    def _evacuated(self) -> dict[str, Any]:
+        """What the stopped worker said of its end."""
+        state = self._deployment.inspect("worker-0")["State"]
+        if state["Running"] or state["ExitCode"]:
+            raise Failed(f"worker-0 did not end in order: {state}")
+        logs = self._deployment.compose("logs", "--no-color", "--no-log-prefix", "worker-0")
+        said = [json.loads(line) for line in logs.splitlines() if line.startswith("{")]
+        ends = [line for line in said if line.get("event") in ("evacuated", "not_evacuated")]
+        if not ends or ends[-1]["event"] != "evacuated" or ends[-1]["left"] or not ends[-1]["moved"]:
+            raise Failed(f"worker-0 was not evacuated: {ends or 'it says nothing of that'}")
+        found: dict[str, Any] = ends[-1]
+        return found
+
+    def _one_socket(self) -> None:
+        """An engine that ends takes its socket with it; the one that is left has its own."""
+        sockets = self._deployment.compose("exec", "-T", "worker-1", "ls", "/kv").split()
+        if len(sockets) != 1:
+            raise Failed(f"one engine runs, and the shared folder holds {sockets}")
+
+    def _no_block_left(self) -> None:
+        query = "millrace_worker_blocks_total - millrace_worker_blocks_free"
+        wait("every block to be free on both workers", 60, lambda: self._prometheus.query(query) == [0.0, 0.0])
+        say("no block is in use on either worker")
+
+    def _one_tree(self, request: str) -> None:
+        folder = self._work / "traces"
+        folder.mkdir(exist_ok=True)
+
+        def trouble() -> str:
+            spans = self._deployment.compose("exec", "-T", "otel-collector", "sh", "-c", "cat /tmp/traces/*.jsonl")
+            (folder / "collector.jsonl").write_text(spans)
+            return what_is_wrong(spans_of(folder, request_of(request)))
+
+        try:
+            wait("spans", 60, lambda: not trouble())
+        except Failed:
+            raise Failed(f"no whole trace of {request} in the collector: {trouble()}") from None
+        spans = spans_of(folder, request_of(request))
+        services = sorted({span.instance for span in spans})
+        say(f"trace: one tree of {len(spans)} spans from {', '.join(services)}")
+        for line in draw(spans, width=160)[:TREE_LINES]:
+            say(f"  {line}")
+
+
+def what_is_wrong(spans: Sequence[SpanLine]) -> str:
+    """Why these are not one tree in which a sequence moves there and back; empty where they are."""
+    roots = build(list(spans))
+    if len(roots) != 1:
+        return f"{len(roots)} roots: {[root.span.name for root in roots]}"
+    moved = [span for span in spans if span.name == "migration" and attribute(span, "outcome") == "moved"]
+    targets = {span.parent for span in spans if span.name == "migration.target"}
+    ways = [(attribute(span, "source"), attribute(span, "target")) for span in moved]
+    if len(ways) < 2 or ways[0] != ways[-1][::-1] or not targets >= {span.span for span in moved}:
+        return f"migrations {ways}, of which {len(targets)} were recorded by their targets"
+    if not all(span.events for span in moved):
+        return "a migration without events of its rounds"
+    return ""
+
+
+def show_conversation(lines: Sequence[str], request: str) -> None:
+    """Shows the first migration of a request as tap heard it.
+
+    Raises:
+        Failed: a part of it was not heard.
+    """
+    finished = [line for line in lines if " MigrationFinished " in line and request in line]
+    if not finished:
+        raise Failed(f"tap heard no end of a migration of {request}")
+    name = finished[0][finished[0].index("~") :].split()[0]
+    asked = [line for line in lines if " MigrateSequence " in line and request in line][:1]
+    said = asked + [line for line in lines if name in line]
+    if silent := [kind for kind in CONVERSATION if not any(f" {kind} " in line for line in said)]:
+        raise Failed(f"tap heard no {', '.join(silent)} of {name}:\n" + "\n".join(said))
+    for line in said:
+        say(f"tap: {line}")
