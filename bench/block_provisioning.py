@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--threshold", type=float, default=SLOW_S, help="s (default %(default)s)")
     parser.add_argument("--cold-start", type=float, nargs="+", default=[30.0, 2.0], help="s (default %(default)s)")
     parser.add_argument("--most", type=int, default=MOST, help="instances there may be (default %(default)s)")
+    parser.add_argument("--static", type=int, nargs="*", default=[FIRST, MOST], help="fixed sizes (default 6 and 10)")
     arguments = parser.parse_args()
     chosen = options(arguments)
     specs = dict(_specs(arguments, chosen))
@@ -52,7 +53,7 @@ def _specs(arguments: argparse.Namespace, chosen: Options) -> Iterator[tuple[str
         f"workload.count={chosen.requests}",
         f"workload.arrivals.rate_per_s={arguments.rate}",
     ]
-    for instances in (FIRST, arguments.most):
+    for instances in arguments.static:
         yield f"static {instances}", scenario("block", [*settings, f"cluster.groups.0.instances={instances}"])
     for cold_start_s in arguments.cold_start:
         for strategy in ("relief", "preempt"):
