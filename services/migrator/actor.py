@@ -43,7 +43,7 @@ from millrace.contracts.migration import (
     PrepareMigration,
     PullBlocks,
 )
-from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
 
 from services.migrator.arrivals import Arrivals
@@ -79,6 +79,7 @@ class MigratorActor:
         """Raises ConfigError where the target policy is none. ``rng`` gives names of migrations and span ids."""
         self.name = config.name
         self._subjects = Subjects(config.bus.cluster)
+        self._limits = config.limits
         self._incarnation = incarnation
         policy, parameters = target_policy(config.target)
         self._surroundings = Surroundings(self._subjects)
@@ -121,7 +122,7 @@ class MigratorActor:
                 return self._clearing.on_snapshot(post, body, now_ns) if post is not None else []
             case KeyChanged() as body:
                 self._surroundings.on_key(body)
-                return self._listen(now_ns) if body.bucket == "plan" else []
+                return self._listen(now_ns) if body.bucket == "plan" else self._on_record(body.value)
             case ServicePresence() as body:
                 self._surroundings.on_presence(body)
                 return []
@@ -131,6 +132,20 @@ class MigratorActor:
                 return self._on_stop(now_ns)
             case _:
                 return self._on_asked(message, now_ns)
+
+    def _on_record(self, record: Any) -> list[Effect]:
+        """Says once where a worker of ours lets its sequences stand still for less than we are set to ask."""
+        kv = record.kv if isinstance(record, InstanceRecord) else None
+        post = self._posts.get(subject_token(record.instance)) if kv is not None else None
+        if kv is None or post is None or kv.freeze_ms_max == post.freeze_ms_max:
+            return []
+        post.freeze_ms_max = kv.freeze_ms_max
+        limits = self._limits
+        if not kv.freeze_ms_max or max(limits.freeze_ms, limits.copy_freeze_ms) <= kv.freeze_ms_max:
+            return []
+        fields = {name: getattr(limits, name) for name in ("copy_freeze_ms", "freeze_ms")}
+        fields |= {"instance": post.instance, "freeze_ms_max": kv.freeze_ms_max}
+        return [Log(level="warning", event="freezes_shortened", fields=fields)]
 
     def _on_asked(self, message: Message, now_ns: int) -> list[Effect]:
         """What concerns one instance, by the subject that it came on: ``migrate.<instance>.<verb>``."""

@@ -40,7 +40,8 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         freeze_ms: How long the source stands still at most before it goes on by itself: the pause that a client sees
             where the target dies in just that moment. Longer, by twice what the slowest answer took so far, where
             engines are in long steps: they answer between steps, and so does a freeze.
-        copy_freeze_ms: The same for ``stop_and_copy`` and ``recompute``, which do more meanwhile; no freeze is longer.
+        copy_freeze_ms: The same for ``stop_and_copy`` and ``recompute``, which do more meanwhile; no freeze is longer,
+            nor than the worker's own ``freeze_ms_max``: it goes on then, whatever its migrator believes.
         reserve_ms: How long the target keeps blocks reserved without news.
         answer_ms: For a worker, a migrator or an ingress to answer what needs no copying.
         margin_ms: A deadline of the source is told to the target as so much earlier: the clocks of the three hosts may

@@ -237,6 +237,7 @@ class Post:
         heard_ns: When the snapshot came.
         evacuation: None while nobody asked for one.
         rests: Sequences that are left alone for a while: they found no room, or have just left.
+        freeze_ms_max: As its worker registered; 0 where it does not say.
     """
 
     instance: str
@@ -244,6 +245,7 @@ class Post:
     heard_ns: int = 0
     evacuation: Evacuation | None = None
     rests: dict[str, Rest] = field(default_factory=dict)
+    freeze_ms_max: int = 0
 
     def sequences(self) -> list[SequenceStatus]:
         """Those of the last snapshot: running ones first."""

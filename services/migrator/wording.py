@@ -101,10 +101,13 @@ def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int, until_ns: in
 
 
 def freeze_ms_of(out: Outgoing, limits: MigratorLimits) -> int:
-    """How long the source may stand still."""
-    if out.mode is not MigrationMode.LIVE:
-        return limits.copy_freeze_ms
-    return min(limits.copy_freeze_ms, limits.freeze_ms + 2 * (out.slow_ns // 1_000_000))
+    """How long the source may stand still; never longer than its worker lets it, which would go on unnoticed."""
+    assert out.endpoint is not None
+    bound = out.endpoint.freeze_ms_max or limits.copy_freeze_ms
+    wanted = limits.copy_freeze_ms
+    if out.mode is MigrationMode.LIVE:
+        wanted = min(wanted, limits.freeze_ms + 2 * (out.slow_ns // 1_000_000))
+    return min(wanted, bound)
 
 
 def freeze_of(out: Outgoing, limits: MigratorLimits) -> FreezeSequence:

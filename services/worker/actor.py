@@ -38,6 +38,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 from millrace.actor.effects import Effect, Log, StartTimer, Subscribe
 from millrace.actor.engine import (
     CancelInEngine,
@@ -126,7 +127,7 @@ class WorkerActor:
         migration: MigrationConfig = _DEFAULTS,
     ) -> None:
         self.identity = identity
-        self.info = info
+        self.info = info = _with_bounds(info, migration)
         self._desk = Desk(identity=identity, info=info, subjects=subjects, limits=limits, rng=rng)
         self.ledger = self._desk.ledger
         self.figures = self._desk.figures
@@ -338,3 +339,11 @@ class WorkerActor:
         self.reporter.check(self.ledger)
         self._moving.check()
         assert self.ledger.live <= self._intake.live_max, "queue bound"
+
+
+def _with_bounds(info: EngineInfo, migration: MigrationConfig) -> EngineInfo:
+    """Whoever asks for a freeze must know how long one lasts at most: it stands with the rest of the endpoint."""
+    if info.kv is None:
+        return info
+    kv = msgspec.structs.replace(info.kv, freeze_ms_max=migration.freeze_ms_max)
+    return msgspec.structs.replace(info, kv=kv)

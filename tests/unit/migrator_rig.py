@@ -100,6 +100,7 @@ class FakeSequence:
         self.submission = submission
         self.since_ns = now_ns
         self.frozen: list[int] | None = None
+        self.thaws_ns = 0
 
     def outputs(self, now_ns: int) -> list[int]:
         if self.frozen is not None:
@@ -125,8 +126,10 @@ class FakeWorker:
         self.slow_ns = 0  # an answer waits for the end of a step
         self.clock_ns: int | None = 0  # by how much its clock is ahead; None: it does not say
         self.matched = 0
+        self.freeze_ms_max = 0  # 0: it neither tells nor keeps one
 
     def answer(self, body: Body, now_ns: int) -> Body | None:
+        self._thaw(now_ns)
         refusal = self.refuse.get(type(body))
         if refusal is not None:
             if isinstance(body, SubmitSequence):
@@ -178,7 +181,7 @@ class FakeWorker:
             computed_tokens=prompt + len(outputs) - 1,
             checksums=[list(range(body.from_block, full))],
             submission=msgspec.structs.replace(held.submission, output_token_ids=outputs) if first else None,
-            endpoint=endpoint() if first else None,
+            endpoint=endpoint(freeze_ms_max=self.freeze_ms_max) if first else None,
         )
 
     def _freeze(self, body: FreezeSequence, now_ns: int) -> Body:
@@ -186,6 +189,7 @@ class FakeWorker:
         if held is None or body.migration not in self.leases:
             return KvRefused(migration=body.migration, reason=KvRefusal.LEASE_LOST)
         held.frozen = held.outputs(now_ns)
+        held.thaws_ns = now_ns + min(body.freeze_ms, self.freeze_ms_max or body.freeze_ms) * MS
         tokens = len(held.submission.prompt_token_ids) + len(held.frozen)
         return SequenceFrozen(
             migration=body.migration,
@@ -201,13 +205,23 @@ class FakeWorker:
     def _end(self, body: EndLease, now_ns: int) -> Body:
         held, leased = self.sequences.get(body.sequence), body.migration in self.leases
         self.leases.discard(body.migration)
-        if held is not None and body.moved:
+        if held is not None and body.moved and (leased or not self.freeze_ms_max):
             del self.sequences[body.sequence]
         elif held is not None and held.frozen is not None:
-            self.sequences[body.sequence] = FakeSequence(
-                msgspec.structs.replace(held.submission, output_token_ids=held.frozen), now_ns
-            )
+            self._go_on(body.sequence, held, now_ns)
         return LeaseEnded(migration=body.migration, held=leased and held is not None)
+
+    def _thaw(self, now_ns: int) -> None:
+        """Whoever has stood still for as long as it may goes on, and its lease is over."""
+        for name, held in list(self.sequences.items()):
+            if held.frozen is not None and self.freeze_ms_max and now_ns >= held.thaws_ns:
+                self.leases.clear()
+                self._go_on(name, held, held.thaws_ns)
+
+    def _go_on(self, name: str, held: FakeSequence, since_ns: int) -> None:
+        assert held.frozen is not None
+        submission = msgspec.structs.replace(held.submission, output_token_ids=held.frozen)
+        self.sequences[name] = FakeSequence(submission, since_ns)
 
     def summary(self, now_ns: int) -> InstanceSummary:
         return InstanceSummary(

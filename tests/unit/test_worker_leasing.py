@@ -44,6 +44,7 @@ from services.worker.config import MigrationConfig
 from tests.unit.worker_rig import INFO, MS, TRACE, Bench, bodies, chunks, only, out, submit
 
 KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
+TOLD = msgspec.structs.replace(KV, freeze_ms_max=MigrationConfig().freeze_ms_max)
 MOVING = msgspec.structs.replace(INFO, kv=KV)
 NAMES = ["r1.0", "r2.0", "r3.0"]
 
@@ -140,7 +141,7 @@ def test_a_lease_is_asked_of_the_engine_and_answered_when_it_is_taken() -> None:
     assert (reply.to, reply.request) == ("s", "r1")
     assert isinstance(reply.body, KvLeased)
     assert (reply.body.blocks, reply.body.checksums, reply.body.computed_tokens) == ([5, 6], [[50, 60]], 5)
-    assert (reply.body.epoch, reply.body.endpoint) == (0, KV)
+    assert (reply.body.epoch, reply.body.endpoint) == (0, TOLD)
 
 
 def test_the_first_answer_tells_the_submission_with_every_token_so_far() -> None:
@@ -562,7 +563,7 @@ def test_a_draining_worker_still_gives_leases_and_leaves_when_all_have_moved() -
 
 def test_the_record_says_where_kv_lies_or_why_it_does_not_move() -> None:
     (put,) = only(Bench(info=MOVING).first, PutKey)
-    assert (put.value.kv, put.value.kv_refusal) == (KV, "")
+    assert (put.value.kv, put.value.kv_refusal) == (TOLD, "")
     still = Bench(info=msgspec.structs.replace(INFO, kv_refusal="its self-test failed"))
     (put,) = only(still.first, PutKey)
     assert (put.value.kv, put.value.kv_refusal) == (None, "its self-test failed")

@@ -74,6 +74,7 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         block_bytes: Bytes of one block over all planes and ranks.
         blocks: Block ids are below this.
         segments: Whether the allocator prefers contiguous runs.
+        freeze_ms_max: No freeze of its sequences is longer, whatever is asked for; 0 where it does not say.
     """
 
     fingerprint: str
@@ -84,6 +85,7 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: list[KvRank] = []
     machine: str = ""
     segments: bool = False
+    freeze_ms_max: int = 0
 
 
 class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
