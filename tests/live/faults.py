@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from bench.up_cluster import Streamed, UpRig, offer, prompt_text, stream
 
 RATE = 20.0
 PROMPTS = 8
+#: Longest wait for anything that must come about, seconds.
+PATIENCE_S = 60.0
 
 
 async def undisturbed(rig: UpRig, **fields: Any) -> dict[int, tuple[str, str, int]]:
@@ -33,6 +36,17 @@ async def under_fire(
         await asyncio.sleep(seconds / (shots + 1))
         shoot()
     return await load
+
+
+async def told(rig: UpRig, **totals: int) -> None:
+    """Waits until `status` sums up to these."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        seen = await asyncio.to_thread(rig.totals)
+        if all(seen.get(name) == count for name, count in totals.items()):
+            return
+        assert time.monotonic() < deadline, rig.cli("status")
+        await asyncio.sleep(0.05)
 
 
 def expect_identical(results: list[tuple[int, Streamed]], expected: dict[int, tuple[str, str, int]]) -> None:

@@ -79,6 +79,11 @@ class Mover:
                     return instance, there[0]
             await asyncio.sleep(0.02)
 
+    async def seen(self, count: int) -> None:
+        """Waits until so many sequences decode."""
+        while sum(map(len, self._running.values())) < count:  # noqa: ASYNC110 - the bus fills it
+            await asyncio.sleep(0.02)
+
     def outcomes(self) -> dict[str, int]:
         """How often each outcome and refusal came."""
         counts: dict[str, int] = {}

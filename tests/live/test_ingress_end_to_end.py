@@ -114,7 +114,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_open(cluster: LocalCluster,
         else:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post("/v1/completions", json=body, timeout=0.3)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while metric(cluster, "millrace_http_gone_total") <= before or metric(cluster, "millrace_ingress_sequences_open"):
         assert time.monotonic() < until, "still open"
         await asyncio.sleep(0.05)
@@ -157,7 +157,7 @@ def test_ingresses_share_a_port_and_the_others_go_on_when_one_is_killed(tmp_path
             assert answer.json()["usage"]["completion_tokens"] == 5
         cluster.start_ingress(0)
         cluster.wait_ready()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while len(answered_by(cluster)) < 2:
             assert time.monotonic() < until, "the new process never answered"
 

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -17,7 +16,7 @@ import pytest
 from millrace.contracts.migration import MigrationMode, MigrationOutcome, MigrationReason
 
 from bench.up_cluster import UpRig, offer, prompt_text, stream
-from tests.live.faults import expect_identical, kill, under_fire, undisturbed
+from tests.live.faults import expect_identical, kill, told, under_fire, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 
@@ -45,10 +44,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
 
 async def expect_empty(rig: UpRig) -> None:
     """Nothing runs and no block is in use anywhere."""
-    deadline = time.monotonic() + 15
-    while any(rig.totals().get(name) != 0 for name in ("running", "waiting", "blocks_used")):
-        assert time.monotonic() < deadline, rig.cli("status")
-        await asyncio.sleep(0.2)
+    await told(rig, running=0, waiting=0, blocks_used=0)
 
 
 async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRig) -> None:
@@ -106,8 +102,9 @@ async def test_streams_that_move_go_on_after_nats_was_killed(rig: UpRig) -> None
 
 async def test_an_instance_is_emptied_and_stays_in_service(rig: UpRig) -> None:
     expected = await undisturbed(rig, **LONG)
-    load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
-    await asyncio.sleep(0.6)
+    async with Mover(rig, modes=()) as onlooker:
+        load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
+        await onlooker.seen(9)
     said = await asyncio.to_thread(rig.cli, "drain", "worker-1", "--keep")
     assert re.search(r"worker-1: [3-9] moved, \d+ attempts failed, 0 left", said), said
     expect_identical(await load, expected)
@@ -118,8 +115,9 @@ async def test_an_instance_is_emptied_and_stays_in_service(rig: UpRig) -> None:
 async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_computed_anew(rig: UpRig) -> None:
     expected = await undisturbed(rig, **LONG)
     before = await rig.metric("millrace_ingress_continuations_total")
-    load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
-    await asyncio.sleep(0.6)
+    async with Mover(rig, modes=()) as onlooker:
+        load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
+        await onlooker.seen(9)
     os.kill(rig.pids("worker-0.json")[0], signal.SIGTERM)
     expect_identical(await load, expected)
     assert await rig.metric("millrace_ingress_continuations_total") == before
@@ -130,7 +128,7 @@ async def test_a_drained_instance_moves_its_work_stays_away_and_comes_back_when_
     expected = await undisturbed(rig, **LONG)
     async with Mover(rig, modes=()) as onlooker:
         load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
-        await asyncio.sleep(0.6)
+        await onlooker.seen(9)
         said = await asyncio.to_thread(rig.cli, "drain", "worker-2", "--limit", "8")
         assert "worker-2 is gone" in said, said
         assert not rig.pids("worker-2.json")

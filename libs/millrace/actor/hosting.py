@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig, TelemetryConfig, load_config
 from millrace.actor.effects import Effect
 from millrace.actor.errors import BusError, ConfigError
+from millrace.actor.loop import run_to_end
 from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.message import Body
@@ -82,7 +82,7 @@ def host(
     parser.add_argument("--config", required=True, help="TOML or JSON file")
     try:
         config = load_config(kind, parser.parse_args().config)
-        return asyncio.run(_serve(role, config, accepts, build, shell_of(config) if shell_of is not None else None))
+        return run_to_end(_serve(role, config, accepts, build, shell_of(config) if shell_of is not None else None))
     except (ConfigError, BusError) as error:
         print(f"{role}: {error}", file=sys.stderr)  # noqa: T201  # before there is a logger
         return 1
