@@ -110,11 +110,12 @@ def main() -> int:
     parts: dict[str, Callable[[Options], None]] = {
         "traces": _traces,
         "bursts": _bursts,
-        "mixed": _mixed,
+        "mixed": lambda chosen: _mixed(chosen, arguments.rates),
         "noise": _noise,
         "age": _age,
     }
     parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    parser.add_argument("--rates", nargs="+", type=float, default=MIXED_RATES, help="of the part mixed, requests/s")
     arguments = parser.parse_args()
     chosen = options(arguments)
     print(chosen.told)
@@ -162,9 +163,9 @@ def _bursts(chosen: Options) -> None:
         _print(f"Testbed, {BURST_RATE:g} requests/s, gamma arrivals with cv {cv:g}", run_all(jobs, chosen))
 
 
-def _mixed(chosen: Options) -> None:
+def _mixed(chosen: Options, rates: Sequence[float]) -> None:
     rows: list[Row] = []
-    for rate in MIXED_RATES:
+    for rate in rates:
         jobs = [
             job
             for policy in MIXED_POLICIES
