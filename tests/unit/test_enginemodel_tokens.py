@@ -10,21 +10,47 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import coefficient_names, load_coefficients
 from millrace.enginemodel.steptime import LinearStepTime
 from millrace.enginemodel.stream import modelled_logprobs
-from millrace.enginemodel.tokens import CHUNK, OutputLengths, Vocabulary, stream_chunk, stream_key
+from millrace.enginemodel.tokens import (
+    OutputLengths,
+    Vocabulary,
+    kv_digest,
+    next_token,
+    seed_salt,
+    stream_key,
+    tokens_after,
+)
 
 TABLE = Vocabulary().table()
 
 
-def test_tokens_depend_on_prompt_and_seed_alone() -> None:
+def test_lengths_depend_on_prompt_and_seed_alone() -> None:
     key = stream_key([1, 2, 3], None)
     assert key == stream_key([1, 2, 3], None)
     assert len({key, stream_key([1, 2], None), stream_key([1, 2, 3], 0), stream_key([1, 2, 3], -1)}) == 4
-    assert stream_chunk(key, 0, TABLE) == stream_chunk(key, 0, TABLE) != stream_chunk(key, 1, TABLE)
-    assert len(stream_chunk(key, 5, TABLE)) == CHUNK
+
+
+def test_a_digest_does_not_depend_on_how_tokens_are_cut_and_does_on_their_order() -> None:
+    whole = kv_digest([5, 6, 7, 8])
+    assert kv_digest([7, 8], kv_digest([5, 6])) == kv_digest([8], kv_digest([5, 6, 7])) == whole
+    assert len({whole, kv_digest([7, 8, 5, 6]), kv_digest([5, 6, 7]), kv_digest([5, 6, 7, 8, 0])}) == 4
+
+
+def test_each_token_follows_from_all_before_it_and_from_the_seed() -> None:
+    said = tokens_after([1, 2, 3], 200, table=TABLE)
+    assert said == tokens_after([1, 2, 3], 200, table=TABLE)
+    assert said[50:] == tokens_after([1, 2, 3, *said[:50]], 150, table=TABLE)
+    others = [
+        tokens_after([1, 2, 3], 200, salt=seed_salt(0), table=TABLE),
+        tokens_after([1, 2, 3], 200, salt=seed_salt(-1), table=TABLE),
+        tokens_after([1, 3, 2], 200, table=TABLE),
+    ]
+    for other in others:
+        assert sum(mine == theirs for mine, theirs in zip(said, other, strict=True)) < 40
+    assert next_token(kv_digest([1]), 0, TABLE) in TABLE
 
 
 def test_text_is_letters_with_a_space_now_and_then() -> None:
-    text = "".join(chr(token) for chunk in range(40) for token in stream_chunk(b"key", chunk, TABLE))
+    text = "".join(chr(token) for chunk in range(40) for token in tokens_after([chunk], 64, table=TABLE))
     assert set(text) == set("abcdefghijklmnopqrstuvwxyz ")
     assert 0.12 < text.count(" ") / len(text) < 0.21
 

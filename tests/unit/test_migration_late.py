@@ -21,7 +21,7 @@ from millrace.contracts.worker import Sampling, SubmitSequence
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.tokens import OutputLengths, Vocabulary, stream_chunk, stream_key
+from millrace.enginemodel.tokens import OutputLengths, Vocabulary, tokens_after
 from millrace.sim.checkers import Checker
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
 from millrace.sim.kv_network import SimKvNetwork
@@ -200,8 +200,7 @@ def late_commit(target: type[WorkerActor]) -> World:
 
 
 def right_tokens() -> list[int]:
-    key, table = stream_key(PROMPT, None), Vocabulary().table()
-    return [stream_chunk(key, index // 64, table)[index % 64] for index in range(150)]
+    return tokens_after(PROMPT, 150, table=Vocabulary().table())
 
 
 def test_a_commit_that_comes_after_its_source_went_on_reads_nothing_that_is_decoded_from() -> None:

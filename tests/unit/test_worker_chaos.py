@@ -31,7 +31,7 @@ from millrace.contracts.worker import CancelSequence, Sampling, SequenceAccepted
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.tokens import OutputLengths, Vocabulary, stream_chunk, stream_key
+from millrace.enginemodel.tokens import OutputLengths, Vocabulary, tokens_after
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
 from millrace.sim.kv_network import KvFaults, SimKvNetwork
 from millrace.sim.links import LinkModel
@@ -96,8 +96,7 @@ class Madman:
 
     def _check(self, sequence: str, first: int, token_ids: list[int]) -> None:
         given = self.given[sequence]
-        key, table = stream_key(given.prompt_token_ids, None), Vocabulary().table()
-        right = [stream_chunk(key, index // 64, table)[index % 64] for index in range(first, first + len(token_ids))]
+        right = tokens_after(given.prompt_token_ids, first + len(token_ids), table=Vocabulary().table())[first:]
         if right != token_ids:
             self.wrong.append(f"{sequence} from {first}")
 

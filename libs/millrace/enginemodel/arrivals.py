@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from millrace.actor.engine import KvDenied, KvRoomReserved, ReserveInEngine
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
 from millrace.enginemodel.scheduler import Scheduler
@@ -18,10 +16,9 @@ class Reservation:
         endpoint: Of the source.
         matched: Positions below this came out of the prefix index.
         good: Positions whose KV is there: matched, or read without an error that was seen.
-        torn: Those of ``good`` that hold something else after all: a read went wrong and nobody noticed.
     """
 
-    __slots__ = ("blocks", "endpoint", "good", "matched", "migration", "sequence", "torn")
+    __slots__ = ("blocks", "endpoint", "good", "matched", "migration", "sequence")
 
     def __init__(self, command: ReserveInEngine, hits: list[int], fresh: list[int]) -> None:
         self.migration = command.migration
@@ -30,7 +27,6 @@ class Reservation:
         self.blocks = hits + fresh
         self.matched = len(hits)
         self.good = set(range(len(hits)))
-        self.torn: set[int] = set()
 
     def covers(self, from_block: int, count: int) -> bool:
         """Whether these positions are in its room, past what was matched."""
@@ -40,12 +36,9 @@ class Reservation:
         """A read into these positions begins."""
         self.good.difference_update(range(from_block, from_block + count))
 
-    def filled(self, from_block: int, count: int, torn: Iterable[int] = ()) -> None:
+    def filled(self, from_block: int, count: int) -> None:
         """A read into these positions ended well, as far as anybody saw."""
-        positions = range(from_block, from_block + count)
-        self.good.update(positions)
-        self.torn.difference_update(positions)
-        self.torn.update(torn)
+        self.good.update(range(from_block, from_block + count))
 
     def known_tokens(self, computed: int, block_size: int) -> int:
         """Tokens, at most ``computed``, whose KV is there without a gap."""
@@ -56,21 +49,21 @@ class Reservation:
 
 
 class Arrivals:
-    """Room of one engine set aside for sequences to come, by migration. Knows no time: whoever asked ends it.
-
-    Attributes:
-        poisoned: Sequences that decoded from something else than their own KV, for checkers: always none, unless
-            nobody compares checksums.
-    """
+    """Room of one engine set aside for sequences to come, by migration. Knows no time: whoever asked ends it."""
 
     def __init__(self, scheduler: Scheduler, endpoint: KvEndpoint | None) -> None:
         self._scheduler = scheduler
         self._endpoint = endpoint
         self._reservations: dict[str, Reservation] = {}
-        self.poisoned: list[str] = []
 
     def __len__(self) -> int:
         return len(self._reservations)
+
+    @property
+    def poisoned(self) -> list[str]:
+        """Sequences that decoded from something else than their own KV, for checkers (contents.py)."""
+        contents = self._scheduler.contents
+        return [] if contents is None else contents.poisoned
 
     def get(self, migration: str) -> Reservation | None:
         """The reservation; None where there is none."""
@@ -134,11 +127,7 @@ class Arrivals:
         kept = reservation.blocks[: -(-sequence.total // block_size)]
         pool.release(reservation.blocks[len(kept) :])
         computed = reservation.known_tokens(min(handover.computed_tokens, sequence.total - 1), block_size)
-        torn = any(position * block_size < computed for position in reservation.torn)
         self._scheduler.adopt(sequence, kept, computed=computed, named=min(reservation.matched, len(kept)))
-        if torn:
-            self.poisoned.append(sequence.sequence)
-            sequence.poison()
         return computed
 
     def check_invariants(self) -> None:
@@ -146,7 +135,7 @@ class Arrivals:
         mine = {migration: reservation.blocks for migration, reservation in self._reservations.items()}
         assert mine == self._scheduler.aside, "set aside, but not reserved"
         for reservation in self._reservations.values():
-            assert reservation.torn <= reservation.good <= set(range(len(reservation.blocks)))
+            assert reservation.good <= set(range(len(reservation.blocks)))
 
 
 def _denied(command: ReserveInEngine, reason: KvRefusal, detail: str) -> KvDenied:

@@ -36,7 +36,11 @@ class ModelledEngine:
 
     Attributes:
         moves: What of its KV other engines may read, and what it reads of theirs.
+        noise: What sequences are sampled with that have no seed and a temperature: another one makes other tokens.
+        content_matters: Whether its tokens depend on what is in its KV blocks.
     """
+
+    content_matters = True
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class ModelledEngine:
         self.parameters = parameters
         self.scheduler = Scheduler(parameters)
         self.cost = step_time.cost(parameters)
+        self.noise = 0
         self._remainder_fs = 0  # of the last step's end, below a nanosecond
         self.moves = KvMoves(self.scheduler, self._progress, kv)
         self._vocabulary = vocabulary
@@ -136,6 +141,7 @@ class ModelledEngine:
             table=self._table,
             lengths=self._lengths,
             max_model_len=self.parameters.max_model_len,
+            noise=self.noise,
         )
 
     def _refusal(self, source: EngineSequence) -> str | None:

@@ -10,6 +10,7 @@ from millrace.actor.engine import EngineSequence
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.status import SequenceState, SequenceStatus
 from millrace.enginemodel.arrivals import Arrivals
+from millrace.enginemodel.contents import KvContent, KvContents
 from millrace.enginemodel.leases import Leases, Progress
 from millrace.enginemodel.network import endpoint_key
 from millrace.enginemodel.scheduler import Scheduler
@@ -44,6 +45,20 @@ class KvMoves:
         self.arrivals = Arrivals(scheduler, endpoint)
         self.coming: dict[str, ModelledSequence] = {}
         self._scheduler = scheduler
+
+    def keep_contents(self, contents: KvContents) -> None:
+        """From now on, before the first sequence, tokens depend on what is in the blocks."""
+        self._scheduler.contents = contents
+
+    def look(self, blocks: list[int]) -> list[KvContent]:
+        """What is in these blocks now; empty where contents are not kept. O(blocks without a name)."""
+        contents, scheduler = self._scheduler.contents, self._scheduler
+        return [] if contents is None else contents.look(blocks, (*scheduler.running, *scheduler.frozen))
+
+    def wrote(self, blocks: list[int], contents: list[KvContent]) -> None:
+        """A read brought this into these blocks."""
+        if self._scheduler.contents is not None and contents:
+            self._scheduler.contents.put(blocks, contents)
 
     def expect(self, sequence: ModelledSequence) -> None:
         """A sequence comes as soon as its last blocks are there."""

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank, KvRefusal
+from millrace.enginemodel.contents import KvContent
 from millrace.enginemodel.parameters import EngineParameters
 
 #: Key of KvRank.handles under which a modelled engine says who it is.
@@ -55,12 +56,12 @@ class KvReadEnded(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         refusal: None where it succeeded, checksums included.
-        torn: Indices into ``blocks`` whose bytes are not what was leased, though nobody noticed: only a model knows.
+        contents: What was in each of ``blocks``; empty where the network cannot look into the source.
     """
 
     refusal: KvRefusal | None = None
     detail: str = ""
-    torn: list[int] = []
+    contents: list[KvContent] = []
 
 
 class KvNetwork(Protocol):

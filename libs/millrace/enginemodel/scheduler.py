@@ -15,6 +15,8 @@ block; running, frozen and set aside are never more than ``max_sequences``; no s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from millrace.contracts.status import SequenceState
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
@@ -23,6 +25,9 @@ from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.kvcache.pool import BlockPool
 from millrace.kvcache.segment_pool import SegmentPool
 
+if TYPE_CHECKING:
+    from millrace.enginemodel.contents import KvContents
+
 
 class Scheduler:
     """Sole owner of the running list, the waiting queue and the block pool of one engine.
@@ -30,6 +35,7 @@ class Scheduler:
     Attributes:
         frozen: Sequences that stand still, with the index in ``running`` that each had.
         aside: Blocks for sequences to come, by migration.
+        contents: What is in the blocks; None where nobody looks.
     """
 
     def __init__(self, parameters: EngineParameters) -> None:
@@ -41,6 +47,7 @@ class Scheduler:
         self.preemptions = 0
         self.frozen: dict[ScheduledSequence, int] = {}
         self.aside: dict[str, list[int]] = {}
+        self.contents: KvContents | None = None
 
     def add(self, sequence: ScheduledSequence) -> None:
         """Puts a new sequence into the waiting queue."""
@@ -119,6 +126,8 @@ class Scheduler:
         sequence.named_blocks = named
         sequence.computed = computed
         sequence.hit_tokens = min(computed, sequence.prompt_tokens)
+        if self.contents is not None:
+            self.contents.found(sequence, computed)
         self._name_blocks(sequence, computed)
 
     # Runs of decode steps (runs.py)
@@ -321,6 +330,8 @@ class Scheduler:
         sequence.computed = computed
         if sequence.hit_tokens is None:
             sequence.hit_tokens = min(computed, sequence.prompt_tokens)
+        if self.contents is not None:
+            self.contents.found(sequence, computed)
 
     # Blocks
 
@@ -340,9 +351,13 @@ class Scheduler:
         block_size = self.parameters.block_size
         for index in range(sequence.named_blocks, tokens // block_size):
             self.pool.name(sequence.blocks[index], sequence.block_hash(index, block_size))
+            if self.contents is not None:
+                self.contents.filled(sequence, index)
             sequence.named_blocks = index + 1
 
     def _release(self, sequence: ScheduledSequence) -> None:
+        if self.contents is not None:
+            self.contents.left(sequence)
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.slots = 0

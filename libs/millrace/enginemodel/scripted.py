@@ -70,9 +70,6 @@ class ScriptedSequence(ModelledSequence):
     def output_token_ids(self) -> list[int]:
         return [TOKEN] * (self.total - self.prompt_tokens)
 
-    def poison(self) -> None:
-        """Content means nothing here."""
-
     def next_token(self) -> int:
         return TOKEN
 
@@ -84,6 +81,8 @@ class ScriptedSequence(ModelledSequence):
 
 class ScriptedEngine(ModelledEngine):
     """A modelled engine whose sequences end where ``output_length`` says."""
+
+    content_matters = False
 
     def __init__(
         self, parameters: EngineParameters, step_time: StepTimeModel, *, output_length: OutputLength, **options: Any

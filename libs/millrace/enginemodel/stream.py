@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from zlib import crc32
 
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.enginemodel.sequence import ScheduledSequence
-from millrace.enginemodel.tokens import CHUNK, OutputLengths, Vocabulary, stream_chunk, stream_key
+from millrace.enginemodel.tokens import (
+    MIX,
+    ROOT,
+    WORD_BYTES,
+    OutputLengths,
+    Vocabulary,
+    kv_words,
+    seed_salt,
+    stream_key,
+)
 
 
 class ModelledSequence(ScheduledSequence):
-    """A scheduled sequence with its stream of tokens.
+    """A scheduled sequence with its stream of tokens: each follows from the KV that is in its blocks.
 
     Attributes:
+        found: Tokens whose KV it found when it was admitted; it computed all behind them.
+        found_digest: Of the KV that it found.
+        borders: Digests at the ends of its full blocks; may lag behind until they are needed.
         check_at: ``total`` from which on the end must be checked after each token; until then no token can end it.
         scheduled_ns: When it first entered a batch; 0 before.
         announced: Whether an output told ``scheduled_ns`` and the cached tokens.
@@ -23,19 +36,23 @@ class ModelledSequence(ScheduledSequence):
     """
 
     __slots__ = (
-        "_buffer",
-        "_chunk",
+        "_digest",
+        "_digested",
         "_eos_index",
         "_eos_token_id",
         "_key",
+        "_salt",
         "_stops",
         "_stops_from",
         "_table",
         "_total_limit",
         "announced",
+        "borders",
         "check_at",
         "counts_only",
         "expected_output_tokens",
+        "found",
+        "found_digest",
         "logprobs",
         "scheduled_ns",
         "told",
@@ -49,7 +66,9 @@ class ModelledSequence(ScheduledSequence):
         table: list[int],
         lengths: OutputLengths,
         max_model_len: int,
+        noise: int = 0,
     ) -> None:
+        """Args: noise: of the engine, for sequences that are sampled without a seed."""
         sampling = source.sampling
         super().__init__(
             source.sequence,
@@ -67,8 +86,9 @@ class ModelledSequence(ScheduledSequence):
         self.counts_only = False
         self._table = table
         self._key = stream_key(source.prompt_token_ids, sampling.seed)
-        self._buffer: list[int] = []
-        self._chunk = -1
+        unseeded = sampling.seed is None and sampling.temperature > 0
+        self._salt = noise if unseeded else seed_salt(sampling.seed)
+        self.begin_on(ROOT, 0, [])
         self._stops = frozenset(sampling.stop_token_ids)
         self._stops_from = sampling.min_tokens
         self._eos_token_id = vocabulary.eos_token_id
@@ -79,11 +99,35 @@ class ModelledSequence(ScheduledSequence):
         ends_at = min(self.prompt_tokens + self._eos_index + 1, self._total_limit)
         self.check_at = 0 if self._stops else ends_at
 
+    def begin_on(self, digest: int, tokens: int, borders: list[int]) -> None:
+        """It goes on behind KV of its first ``tokens``, which has this digest, and these at the ends of full blocks."""
+        self.found, self.found_digest, self.borders = tokens, digest, borders
+        self._digest, self._digested = digest, tokens
+
+    def append(self, token_id: int) -> None:
+        if self._digested == self.total:
+            self._digest = crc32(token_id.to_bytes(WORD_BYTES, "little"), self._digest)
+            self._digested += 1
+        self.token_ids.append(token_id)
+        self.total += 1
+
     def extend(self, steps: int) -> None:
-        """Samples and appends so many tokens, none of which can end it."""
+        """Samples and appends so many tokens, none of which can end it or is a stop token."""
+        table, salt, digest, token_ids = self._table, self._salt, self._digest_now(), self.token_ids
         for _ in range(steps):
-            self.token_ids.append(self.next_token())
-            self.total += 1
+            token = table[((digest ^ salt) * MIX >> 40) & 255]
+            token_ids.append(token)
+            digest = crc32(token.to_bytes(WORD_BYTES, "little"), digest)
+        self.total += steps
+        self._digest, self._digested = digest, self.total
+
+    def _digest_now(self) -> int:
+        """Digest of the KV of all its tokens: what it found, and what it computed behind that."""
+        missing = self.total - self._digested
+        if missing:
+            self._digest = crc32(kv_words(self.token_ids[-missing:]), self._digest)
+            self._digested = self.total
+        return self._digest
 
     def untold(self) -> list[int]:
         """Tokens that no output told; from now on they count as told."""
@@ -96,19 +140,11 @@ class ModelledSequence(ScheduledSequence):
         index = self.total - self.prompt_tokens
         if index == self._eos_index:
             return self._eos_token_id
-        chunk = index // CHUNK
-        if chunk != self._chunk:
-            self._chunk = chunk
-            self._buffer = stream_chunk(self._key, chunk, self._table)
-        token = self._buffer[index % CHUNK]
+        digest = self._digest if self._digested == self.total else self._digest_now()
+        token = self._table[((digest ^ self._salt) * MIX >> 40) & 255]  # tokens.next_token
         if index < self._stops_from and token in self._stops:
             return self._unstopping(token)
         return token
-
-    def poison(self) -> None:
-        """Its KV is not its own: from now on it says other tokens, as a real model would."""
-        self._key = hashlib.blake2b(self._key, digest_size=16, person=b"poisoned").digest()
-        self._chunk = -1
 
     def _unstopping(self, token: int) -> int:
         """A neighbour of ``token`` that is no stop token: min_tokens forbids those. The same token if all are."""

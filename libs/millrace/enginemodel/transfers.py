@@ -23,6 +23,7 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.kv import CopierKind, KvRefusal, read_until_ns
 from millrace.enginemodel.arrivals import Reservation
+from millrace.enginemodel.contents import NOTHING
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvNetwork, KvRead, KvReadEnded
 
@@ -151,8 +152,8 @@ class Transfers:
     def _filled(self, reading: _Reading, ended: KvReadEnded) -> None:
         reservation = self._engine.moves.arrivals.get(reading.read.migration)
         if reservation is not None:
-            torn = [reading.first + index for index in ended.torn]
-            reservation.filled(reading.first, len(reading.read.blocks), torn)
+            reservation.filled(reading.first, len(reading.read.blocks))
+            self._engine.moves.wrote(reading.read.into, ended.contents)
 
     # Arrivals
 
@@ -209,6 +210,7 @@ class Transfers:
         reservation = self._engine.moves.arrivals.get(read.migration)
         assert reservation is not None
         reservation.overwritten(first, len(read.blocks))
+        self._engine.moves.wrote(read.into, [NOTHING] * len(read.into))
         reading = _Reading(read, first, self._clock.now_ns(), over)
         self._reading[read.migration] = reading
         reading.cancel = self.network.begin(read, partial(self._ended, reading, until_ns))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.sim.oracle import ExpectedChoice, Oracle
+from millrace.sim.oracle import ExpectedChoice, History, Oracle
 from services.ingress.calls import (
     AcceptCall,
     Call,
@@ -30,6 +30,7 @@ class Exchange(msgspec.Struct):
     """One call as its client sees it.
 
     Attributes:
+        histories: Of the choices of a call whose text is not known beforehand, only its length.
         outcome: Empty while it is open; ``completed``, ``refused:<kind>``, ``failed:<kind>``, ``abandoned`` or
             ``connection lost``.
     """
@@ -41,6 +42,7 @@ class Exchange(msgspec.Struct):
     texts: list[str]
     tokens: list[int]
     finished: list[str]
+    histories: list[History]
     accepted: bool = False
     outcome: str = ""
     ended_ns: int = 0
@@ -74,6 +76,7 @@ class Clients:
             texts=["" for _ in expected],
             tokens=[0 for _ in expected],
             finished=["" for _ in expected],
+            histories=self._oracle.histories(call),
         )
         process.deliver(CallSubmitted(call=call), traceparent=call.traceparent)
 
@@ -121,7 +124,12 @@ class Clients:
             exchange.finished[index] = delta.finish_reason
             want = exchange.expected[index]
             got = exchange.texts[index]
-            assert want.text.startswith(got), f"{effect.request} choice {index}: {got!r} is no start of {want.text!r}"
+            if exchange.histories:
+                strange = exchange.histories[index].take(delta.text)
+                assert not strange, f"{effect.request} choice {index}: {strange!r} follows from nothing in {got!r}"
+            else:
+                said = f"{effect.request} choice {index}: {got!r} is no start of {want.text!r}"
+                assert want.text.startswith(got), said
             assert exchange.tokens[index] <= want.tokens, f"{effect.request} choice {index}: too many tokens"
 
     def _on_complete(self, effect: CompleteCall) -> None:
@@ -131,7 +139,15 @@ class Clients:
             ExpectedChoice(text, tokens, finish)
             for text, tokens, finish in zip(exchange.texts, exchange.tokens, exchange.finished, strict=True)
         ]
-        assert got == exchange.expected, f"{effect.request}: {got} instead of {exchange.expected}"
+        expected = exchange.expected
+        if exchange.histories:
+            assert [len(choice.text) for choice in got] == [len(choice.text) for choice in expected], (
+                f"{got} {expected}"
+            )
+            expected = [
+                msgspec.structs.replace(choice, text=seen.text) for choice, seen in zip(expected, got, strict=True)
+            ]
+        assert got == expected, f"{effect.request}: {got} instead of {expected}"
         usage = effect.usage
         assert usage.completion_tokens == sum(choice.tokens for choice in got), f"{effect.request}: {usage}"
         assert usage.prompt_tokens == sum(map(len, exchange.call.prompts)), f"{effect.request}: {usage}"

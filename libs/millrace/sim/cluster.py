@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from string import ascii_lowercase
+from zlib import crc32
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -123,6 +125,14 @@ def byte_vocabulary() -> TextVocabulary:
     return TextVocabulary(tokenizer)
 
 
+def _words(vocabulary: TextVocabulary) -> Vocabulary:
+    """What engines say: letters and spaces, so that each token is a character that a client can tell from others."""
+    ids = {vocabulary.piece_text(token): token for token in range(_EOS)}
+    return Vocabulary(
+        size=_EOS + 1, eos_token_id=_EOS, letters=tuple(ids[letter] for letter in ascii_lowercase), spaces=(ids[" "],)
+    )
+
+
 class SimulatedCluster:
     """Composition root.
 
@@ -144,7 +154,9 @@ class SimulatedCluster:
             self.network = SimKvNetwork(self.simulation, bytes_per_s=wire.bytes_per_s, latency_ns=wire.latency_ns)
         self.restarts = 0
         self._text = TextModel(byte_vocabulary(), frozenset({_EOS}))
-        self.clients = Clients(Oracle(self._engine, self._text.vocabulary))
+        self._words = _words(self._text.vocabulary)
+        self._oracle = Oracle(self._engine, self._text.vocabulary, self._words)
+        self.clients = Clients(self._oracle)
         self._rng = Random(f"{seed}/supervisor")
         self._down: set[str] = set()
         self._roles: dict[Role, list[SimActor]] = {}
@@ -277,12 +289,13 @@ class SimulatedCluster:
     def _engine_of(self, process: SimProcess) -> ModelledEngine:
         engine = self._engine(self._endpoint(process.name, process.incarnation))
         engine.moves.leases.verify = self.shape.migration is None or self.shape.migration.verify
+        engine.noise = crc32(f"{process.name}/{process.incarnation}".encode())
+        self._oracle.noises.append(engine.noise)
         return engine
 
     def _engine(self, kv: KvEndpoint | None = None) -> ModelledEngine:
-        vocabulary = Vocabulary(size=_EOS + 1, eos_token_id=_EOS)
         return ModelledEngine(
-            self.shape.engine, self.shape.step_time, vocabulary=vocabulary, lengths=self.shape.lengths, kv=kv
+            self.shape.engine, self.shape.step_time, vocabulary=self._words, lengths=self.shape.lengths, kv=kv
         )
 
     # The supervisor

@@ -6,7 +6,8 @@
 Each host sends and receives at ``bytes_per_s`` in each direction; a transfer gets the lesser of its equal shares at
 both ends, and transfers within a host share ``local_bytes_per_s``. At the end of a read the network looks into the
 source: blocks whose content is not what it was when they were leased fail their checksums; where none were told, such a
-read is accepted, and noted in ``violations``.
+read is accepted, and noted in ``violations``. What is in the blocks then is what the target gets, right or wrong, and
+decodes from (enginemodel/contents.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from random import Random
 import msgspec
 
 from millrace.contracts.kv import KvRefusal
+from millrace.enginemodel.contents import NOTHING, KvContents
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvRead, KvReadEnded, endpoint_key
 from millrace.sim.process import SimProcess
@@ -127,6 +129,8 @@ class SimKvNetwork:
         endpoint = engine.moves.endpoint
         if endpoint is None:
             return None
+        if engine.content_matters and engine.scheduler.contents is None:
+            engine.moves.keep_contents(KvContents(engine.parameters.block_size))
         side = _Side(endpoint_key(endpoint), endpoint.machine or process.node.name, process, engine)
         self._sides[side.key] = side
         return SimKvPort(self, side)
@@ -235,8 +239,10 @@ class SimKvNetwork:
             _end(transfer.target, transfer.done, KvReadEnded(refusal=KvRefusal.COPY_FAILED, detail="checksum"))
             return
         self._accept(transfer, stale)
-        torn = [index for index, block in enumerate(read.blocks) if block in stale or index == transfer.torn]
-        _end(transfer.target, transfer.done, KvReadEnded(torn=torn))
+        contents = source.engine.moves.look(read.blocks)
+        if contents and transfer.torn is not None:
+            contents[transfer.torn] = NOTHING
+        _end(transfer.target, transfer.done, KvReadEnded(contents=contents))
 
     def _differs(self, transfer: _Transfer) -> bool:
         if transfer.torn is not None:

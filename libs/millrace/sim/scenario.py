@@ -69,11 +69,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario:
-    """Runs one seed. ``faults`` False gives the same load undisturbed; ``rate`` 0 draws one of RATES."""
+    """Runs one seed. ``faults`` False gives the same load undisturbed; ``rate`` 0 draws one of RATES; ``cluster`` is
+    what builds it.
+    """
 
-    def __init__(self, seed: int, *, shape: ClusterShape | None = None, faults: bool = True, rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        shape: ClusterShape | None = None,
+        faults: bool = True,
+        rate: float = 0.0,
+        cluster: type[SimulatedCluster] = SimulatedCluster,
+    ) -> None:
         self.seed = seed
-        self.cluster = SimulatedCluster(seed, shape or ClusterShape(), link=HEALTHY)
+        self.cluster = cluster(seed, shape or ClusterShape(), link=HEALTHY)
         self.ownership = SingleOwnership()
         self.outcomes = OneOutcome()
         self._sim = self.cluster.simulation
@@ -155,7 +165,7 @@ class Scenario:
         stop = [chr(rng.randrange(97, 123)) + chr(rng.randrange(97, 123))] if rng.random() < 0.3 else []
         sampling = Sampling(
             max_tokens=rng.choice((1, 5, 30, 120)),
-            temperature=0.0,
+            temperature=0.0 if stop else rng.choice((0.0, 0.8)),  # what is sampled may stop anywhere
             seed=rng.choice((None, rng.getrandbits(32))),
         )
         return Call(

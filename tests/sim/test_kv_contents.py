@@ -1,0 +1,191 @@
+"""What the simulation would see if a part of the migration were wrong: each of these breaks one thing in engines or
+ingress that are otherwise as they are, and clients must see wrong tokens.
+
+The checker that looks into engines is told nothing here: what counts is what a client gets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.effects import Effect
+from millrace.actor.engine import KvDenied, KvLeaseTaken, SequenceStopped
+from millrace.contracts.kv import KvHandover
+from millrace.contracts.message import Message
+from millrace.contracts.migration import SequenceMoved
+from millrace.enginemodel.arrivals import Arrivals
+from millrace.enginemodel.contents import KvContent, KvContents
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.leases import Leases
+from millrace.enginemodel.stream import ModelledSequence
+from millrace.sim.cluster import MigrationShape, SimulatedCluster
+from millrace.sim.kv_network import KvFaults
+from millrace.sim.process import SimProcess
+from millrace.sim.runtime_sim import MILLISECOND, SimulationFailed
+from millrace.sim.scenario import Report, Scenario
+from millrace.sim.soak import shape_for
+
+from services.ingress.actor import IngressActor
+
+#: What clients say of wrong tokens (sim/clients.py).
+WRONG_TOKENS = "is no start of|follows from nothing|instead of"
+
+
+class Unwatched(KvContents):
+    """Tells no checker that a sequence found something else than its KV."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self.poisoned = deque(maxlen=0)  # type: ignore[assignment]
+
+
+class NextDoor(Unwatched):
+    """Reads write each block where the next one belongs."""
+
+    def put(self, blocks: Sequence[int], contents: Sequence[KvContent]) -> None:
+        super().put([*blocks[1:], *blocks[:1]], contents)
+
+
+class Unchained(Unwatched):
+    """Reads bring the right blocks in the wrong order."""
+
+    def put(self, blocks: Sequence[int], contents: Sequence[KvContent]) -> None:
+        super().put(blocks, contents[::-1])
+
+
+class OneTooEarly(Leases):
+    """A freeze tells the blocks from one before the first one on, and so leaves out the last, half-full one."""
+
+    def _stopped(self, lease: Any, now_ns: int) -> SequenceStopped | KvDenied | None:
+        answer = super()._stopped(lease, now_ns)
+        if isinstance(answer, SequenceStopped) and answer.from_block and answer.blocks:
+            before = lease.sequence.blocks[answer.from_block - 1]
+            return msgspec.structs.replace(answer, blocks=[before, *answer.blocks[:-1]])
+        return answer
+
+
+class HalfFull(Leases):
+    """A lease tells the half-full block as well, which is then never read again."""
+
+    def lease(self, command: Any, sequence: Any) -> KvLeaseTaken | KvDenied:
+        answer = super().lease(command, sequence)
+        if isinstance(answer, KvLeaseTaken):
+            size = self._scheduler.parameters.block_size
+            blocks = sequence.blocks[: -(-answer.computed_tokens // size)][command.from_block :]
+            self._note(command.migration, blocks)
+            return msgspec.structs.replace(answer, blocks=blocks)
+        return answer
+
+
+class GoesOn(Leases):
+    """A source that says that it stands still, and does not."""
+
+    def _stopped(self, lease: Any, now_ns: int) -> SequenceStopped | KvDenied | None:
+        answer = super()._stopped(lease, now_ns)
+        if isinstance(answer, SequenceStopped):
+            self._scheduler.thaw(lease.sequence)
+        return answer
+
+
+class Trusting(Arrivals):
+    """Decodes from all blocks that the source computed, whether or not their reads ended well."""
+
+    def adopt(self, sequence: ModelledSequence, handover: KvHandover) -> int:
+        reservation = self._reservations[handover.migration]
+        reservation.good.update(range(len(reservation.blocks)))
+        return super().adopt(sequence, handover)
+
+
+class Gullible(IngressActor):
+    """Lets a target have a sequence though its source has gone on since."""
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        body = message.body
+        sequence = self.state.sequences.get(body.sequence) if isinstance(body, SequenceMoved) else None
+        if sequence is not None:
+            believed = msgspec.structs.replace(body, first_index=max(body.first_index, len(sequence.log)))
+            message = msgspec.structs.replace(message, body=believed)
+        return super().handle(message, now_ns)
+
+
+def keeps(kind: type[KvContents]) -> Callable[[ModelledEngine], None]:
+    return lambda engine: engine.moves.keep_contents(kind(engine.parameters.block_size))
+
+
+def leases(kind: type[Leases]) -> Callable[[ModelledEngine], None]:
+    def change(engine: ModelledEngine) -> None:
+        keeps(Unwatched)(engine)
+        engine.moves.leases = kind(engine.scheduler, engine._progress)
+        engine.moves.leases.verify = False
+
+    return change
+
+
+def trusting(engine: ModelledEngine) -> None:
+    keeps(Unwatched)(engine)
+    engine.moves.arrivals = Trusting(engine.scheduler, engine.moves.endpoint)
+
+
+def cluster(change: Callable[[ModelledEngine], None]) -> type[SimulatedCluster]:
+    class Changed(SimulatedCluster):
+        def _engine_of(self, process: SimProcess) -> ModelledEngine:
+            engine = super()._engine_of(process)
+            change(engine)
+            return engine
+
+    return Changed
+
+
+def run(kind: type[SimulatedCluster], *, reads: KvFaults | None = None, latency_ns: int = 30_000) -> Report:
+    shape = shape_for("join_shortest_queue", MigrationShape(verify=False, latency_ns=latency_ns))
+    scenario = Scenario(3, shape=shape, faults=False, rate=12.0, cluster=kind)
+    assert scenario.cluster.network is not None
+    scenario.cluster.network.faults = reads or KvFaults()
+    return scenario.run()
+
+
+def test_unchanged_engines_give_the_right_tokens() -> None:
+    assert run(cluster(keeps(Unwatched))).migrations["moved"] > 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(keeps(NextDoor), id="the target writes blocks next door"),
+        pytest.param(keeps(Unchained), id="the target writes blocks in the wrong order"),
+        pytest.param(leases(OneTooEarly), id="the freeze leaves out the last block"),
+        pytest.param(leases(HalfFull), id="a block that fills after its round is not read again"),
+    ],
+)
+def test_a_wrong_block_gives_wrong_tokens(change: Callable[[ModelledEngine], None]) -> None:
+    with pytest.raises(SimulationFailed, match=WRONG_TOKENS):
+        run(cluster(change))
+
+
+def test_blocks_whose_read_failed_give_wrong_tokens_where_the_target_decodes_from_them() -> None:
+    with pytest.raises(SimulationFailed, match=WRONG_TOKENS):
+        run(cluster(trusting), reads=KvFaults(failed=0.5))
+
+
+#: The last blocks take so long that a source that goes on decodes a few tokens meanwhile.
+LATENCY_NS = 30 * MILLISECOND
+
+
+def test_ingress_keeps_to_one_history_where_a_frozen_source_goes_on() -> None:
+    outcomes = run(cluster(leases(GoesOn)), latency_ns=LATENCY_NS).outcomes
+    assert outcomes["completed"] > 50
+
+
+def test_tokens_of_another_history_are_seen_where_ingress_mistakes_the_owner() -> None:
+    class Mistaken(cluster(leases(GoesOn))):  # type: ignore[misc]
+        def _ingress(self, name: str, incarnation: int) -> IngressActor:
+            actor = super()._ingress(name, incarnation)
+            actor.__class__ = Gullible
+            return actor
+
+    with pytest.raises(SimulationFailed, match="follows from nothing"):
+        run(Mistaken, latency_ns=LATENCY_NS)
