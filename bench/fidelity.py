@@ -2,6 +2,8 @@
 
 Runs the stated load of ``python -m bench live_policies``, or reads what that kept (``--recordings FOLDER``). Step times
 and message times are fitted to every other slice of two seconds, latencies are compared on requests of the others.
+Each two policies are compared on the requests that both served: both worlds must tell them apart, and alike.
+``--unequal`` runs two engines that differ much, on which policies do too.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from bench.live.pairs import Key, keyed, pair_lines, pairs
 from bench.live.recording import Figures, Recording, figures, read_all, write
 from bench.live.replay import EngineFit, Transit, fits, fitted_on, replay, scenario, transit
-from bench.live.statistics import FIGURES, Errors, Spread, discordant, e2e_errors, ordered, spread
+from bench.live.statistics import FIGURES, Errors, Spread, e2e_errors, ordered, spread
 from bench.live.tables import by_policy
 from bench.live_policies import add_options, run
 
@@ -29,6 +32,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         live, simulated: By name of figure, s.
+        live_requests, simulated_requests: What these are made of.
         simulated_error: Of the simulated predictors' own forecasts; the count is 0 where nobody was asked.
     """
 
@@ -36,6 +40,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     live: dict[str, Spread]
     simulated: dict[str, Spread]
+    live_requests: dict[Key, Figures]
+    simulated_requests: dict[Key, Figures]
     live_error: Errors
     simulated_error: Errors
 
@@ -52,7 +58,9 @@ def main() -> int:
         recordings = read_all(options.recordings) if options.recordings else run(options)
         for recording in recordings if options.keep else ():
             write(recording, options.keep)
-        chosen = [recording for recording in recordings if recording.load.kind in options.kinds.split(",")]
+        chosen = [
+            recording for recording in recordings if recording.load.kind in (options.kinds or "stated").split(",")
+        ]
         for kind in sorted({recording.load.kind for recording in chosen}):
             _report(kind, [recording for recording in chosen if recording.load.kind == kind])
     except ValueError as error:
@@ -71,25 +79,29 @@ def _report(kind: str, recordings: Sequence[Recording]) -> None:
     )
     compared = [compare(policy, runs, fitted, way) for policy, runs in by_policy(recordings).items()]
     print("\n".join([_head(), *(line for each in compared for line in _rows(each))]))
+    print("pairs on the same requests: first minus second in ms [95 % interval]; told apart where 0 lies outside")
     for name in FIGURES:
         print("\n".join(_orders(name, compared)))
 
 
 def compare(policy: str, runs: Sequence[Recording], fitted: dict[str, EngineFit], way: Transit) -> Compared:
     """A policy's runs in both worlds."""
-    live: list[Figures] = []
-    simulated: list[Figures] = []
+    real: dict[Key, Figures] = {}
+    modelled: dict[Key, Figures] = {}
     for recording in runs:
         with tempfile.TemporaryDirectory() as folder:
             spec = scenario(recording, fitted=fitted, way=way, folder=Path(folder))
             again = replay(spec, Path(folder))
-        live += _compared(recording, figures(recording))
-        simulated += _compared(recording, again)
+        real |= keyed(recording, _compared(recording, figures(recording)), simulated=False)
+        modelled |= keyed(recording, _compared(recording, again), simulated=True)
+    live, simulated = list(real.values()), list(modelled.values())
     return Compared(
         policy=policy,
         count=len(simulated),
         live={name: spread(map(of, live)) for name, of in FIGURES.items()},
         simulated={name: spread(map(of, simulated)) for name, of in FIGURES.items()},
+        live_requests=real,
+        simulated_requests=modelled,
         live_error=e2e_errors(live),
         simulated_error=e2e_errors(simulated),
     )
@@ -132,18 +144,14 @@ def _rows(each: Compared) -> list[str]:
 
 
 def _orders(name: str, compared: Sequence[Compared]) -> list[str]:
+    """Whole orders, and each pair of policies."""
+    live = {each.policy: each.live_requests for each in compared}
+    simulated = {each.policy: each.simulated_requests for each in compared}
     lines = []
-    for part in ("mean", "p99"):
-        live = {each.policy: getattr(each.live[name], part) for each in compared}
-        simulated = {each.policy: getattr(each.simulated[name], part) for each in compared}
-        halves = {each.policy: getattr(each.live[name], f"{part}_half") for each in compared}
-        if any(math.isnan(value) for value in (*live.values(), *simulated.values())):
-            continue
-        against = discordant(live, simulated, halves)
-        same = "the same order" if ordered(live) == ordered(simulated) else "another order"
-        found = ", ".join(f"{a} and {b}" for a, b in against) or "none"
-        lines.append(
-            f"  {name} {part}: {same}; live {' < '.join(ordered(live))}; simulated {' < '.join(ordered(simulated))}; "
-            f"pairs that the live run tells apart and the simulation has the other way: {found}"
-        )
+    for part, told in pairs(live, simulated, name).items():
+        lines += pair_lines(name, part, told)
+        for world, spreads in (("live", [e.live for e in compared]), ("simulated", [e.simulated for e in compared])):
+            values = {e.policy: getattr(s[name], part) for e, s in zip(compared, spreads, strict=True)}
+            if not any(math.isnan(value) for value in values.values()):
+                lines.append(f"    {world}: {' < '.join(ordered(values))}")
     return lines

@@ -3,7 +3,8 @@
 Starts `millrace up` with one ingress per policy, measures what the two engines can serve, and plays the same requests
 at the same times to each policy in turn. ``stated``: lengths are known beforehand. ``tagged``: the model ends when it
 likes and the tagger guesses. Latencies are ingress's own, from the arrival of the request. ``--keep FOLDER`` keeps the
-recordings for ``python -m bench fidelity --recordings FOLDER``.
+recordings for ``python -m bench fidelity --recordings FOLDER``. ``--unequal``: one engine much smaller than the other,
+and a load (stated lengths) on which policies differ; ``--rehearse SEEDS`` asks the simulation first whether they will.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from bench.live import unequal
+from bench.live.pairs import Key, keyed
 from bench.live.plan import Load
-from bench.live.recording import Recording, read_all, write
-from bench.live.runs import Campaign, record
+from bench.live.recording import Figures, Recording, read_all, write
+from bench.live.rehearse import capacity_per_s, rehearsal_lines, rehearsed, simulated
+from bench.live.runs import Campaign, load_of, record
 from bench.live.tables import campaign_table
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
@@ -28,8 +35,14 @@ def main() -> int:
     add_options(parser)
     parser.add_argument("--recordings", type=Path, help="print the figures of these instead of running")
     parser.add_argument("--keep", type=Path, help="keep the recordings here")
+    parser.add_argument(
+        "--rehearse", type=int, default=0, metavar="SEEDS", help="in simulation alone, on unequal engines"
+    )
     options = parser.parse_args()
     try:
+        if options.rehearse:
+            print("\n".join(rehearsal(options)))
+            return 0
         recordings = read_all(options.recordings) if options.recordings else run(options)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -41,36 +54,69 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a run."""
-    parser.add_argument("--model", default="millrace-mini", help="a model of models/")
-    parser.add_argument("--engine", choices=["vllm", "modelled"], default="vllm", help="modelled: to try the rig")
-    parser.add_argument("--policies", default=",".join(POLICIES))
-    parser.add_argument("--kinds", default="stated,tagged")
-    parser.add_argument("--count", type=int, default=500, help="requests per run")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--utilisation", type=float, default=0.7, help="share of the measured capacity offered")
-    parser.add_argument("--rate", type=float, default=0.0, help="requests per second instead")
-    parser.add_argument("--cv", type=float, default=1.5, help="of the pauses between arrivals; 1 is Poisson")
-    parser.add_argument("--output-mean", type=float, default=80.0, help="of stated lengths, tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    """Options of a run. Those without a default have another one with ``--unequal`` (bench/live/unequal.py)."""
+    add = parser.add_argument
+    add("--model", default="millrace-mini", help="a model of models/")
+    add("--engine", choices=["vllm", "modelled"], default="vllm", help="modelled: to try the rig")
+    add("--unequal", action="store_true", help="two engines that differ, few long outputs among short ones, bursts")
+    add("--policies")
+    add("--kinds")
+    add("--count", type=int, help="requests per run")
+    add("--rounds", type=int)
+    add("--utilisation", type=float, help="share of the measured capacity offered")
+    add("--rate", type=float, default=0.0, help="requests per second instead")
+    add("--cv", type=float, help="of the pauses between arrivals; 1 is Poisson")
+    add("--output-mean", type=float, help="of stated lengths, tokens")
+    add("--seed", type=int, default=0)
+
+
+def campaign_of(options: argparse.Namespace) -> Campaign:
+    """What the options ask for."""
+    uneven = bool(options.unequal)
+    base = unequal.LOAD if uneven else Load(kind="stated", count=0, rate_per_s=1.0)
+    load = msgspec.structs.replace(
+        base,
+        cv=base.cv if options.cv is None else options.cv,
+        output_mean=options.output_mean or base.output_mean,
+        seed=100 * options.seed,
+    )
+    policies = options.policies or ",".join(unequal.POLICIES if uneven else POLICIES)
+    kinds: list[Any] = (options.kinds or ("stated" if uneven else "stated,tagged")).split(",")
+    return Campaign(
+        policies=tuple(policies.split(",")),
+        kinds=tuple(kinds),
+        count=options.count or (unequal.COUNT if uneven else 500),
+        rounds=options.rounds or (unequal.ROUNDS if uneven else 1),
+        utilisation=options.utilisation or (unequal.UTILISATION if uneven else 0.7),
+        rate_per_s=options.rate,
+        load=load,
+        workers=tuple(each.settings(options.engine) for each in unequal.LIMITS) if uneven else ({}, {}),
+        flood_at_once=64 if uneven else 40,
+    )
 
 
 def run(options: argparse.Namespace) -> list[Recording]:
     """Starts a cluster and plays everything to it."""
-    load = Load(
-        kind="stated", count=0, rate_per_s=1.0, cv=options.cv, output_mean=options.output_mean, seed=100 * options.seed
-    )
-    campaign = Campaign(
-        policies=tuple(options.policies.split(",")),
-        kinds=tuple(options.kinds.split(",")),
-        count=options.count,
-        rounds=options.rounds,
-        utilisation=options.utilisation,
-        rate_per_s=options.rate,
-        load=load,
-    )
-    print(f"{options.engine}, {options.model}, two engines, seed {options.seed}, {options.rounds} x {options.count}")
+    campaign = campaign_of(options)
+    engines = "two unequal engines" if options.unequal else "two engines"
+    print(f"{options.engine}, {options.model}, {engines}, seed {options.seed}, {campaign.rounds} x {campaign.count}")
     with tempfile.TemporaryDirectory() as folder:
         return record(
             Path(folder) / "cluster", model_path=MODELS / options.model, engine=options.engine, campaign=campaign
         )
+
+
+def rehearsal(options: argparse.Namespace) -> list[str]:
+    """The campaign on unequal engines in simulation: as many rounds as there are seeds, all policies, all pairs."""
+    options.unequal = True
+    campaign = campaign_of(options)
+    records = [limits.record(f"worker-{index}") for index, limits in enumerate(unequal.LIMITS)]
+    capacity = capacity_per_s(records, campaign.load)
+    loads = [load_of(campaign, "stated", number, capacity) for number in range(options.rehearse)]
+    done: dict[str, dict[Key, Figures]] = {}
+    for policy in campaign.policies:
+        for number, load in enumerate(loads):
+            recording = rehearsed(load, policy=policy, records=records, number=number)
+            done.setdefault(policy, {}).update(keyed(recording, simulated(recording), simulated=True))
+    offered = f"{campaign.count} requests at {loads[0].rate_per_s:.1f}/s ({campaign.utilisation:.0%} of a full batch's)"
+    return [f"simulated: {offered}, rounds {len(loads)}", *rehearsal_lines(done)]

@@ -18,6 +18,9 @@ Kind = Literal["stated", "tagged"]
 #: Bound of an output that the model ends itself, tokens.
 TAGGED_MAX = 512
 
+#: Standard deviation of the logarithm of the long outputs' lengths.
+LONG_SIGMA = 0.15
+
 #: Prompts are drawn until one is held out from training; one in eight is.
 DRAWS_MAX = 1_000
 
@@ -30,6 +33,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         rate_per_s: Mean arrivals per second.
         cv: Standard deviation of the pauses over their mean; 1 is Poisson.
         output_mean, output_sigma, output_max: Log-normal lengths of stated outputs, tokens.
+        long_share, long_mean: This share of them are of another kind, log-normal too, around ``long_mean`` tokens with
+            LONG_SIGMA; 0 for none.
     """
 
     kind: Kind
@@ -39,7 +44,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     output_mean: float = 80.0
     output_sigma: float = 0.9
     output_max: int = 512
+    long_share: float = 0.0
+    long_mean: float = 0.0
     seed: int = 0
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of an output, where none is cut."""
+        return (1 - self.long_share) * self.output_mean + self.long_share * self.long_mean
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,5 +104,8 @@ def _prompt(rng: Random) -> str:
 
 
 def _length(rng: Random, load: Load) -> int:
-    mu = math.log(load.output_mean) - load.output_sigma**2 / 2
-    return max(2, min(load.output_max, round(math.exp(mu + load.output_sigma * rng.gauss(0.0, 1.0)))))
+    mean, sigma = load.output_mean, load.output_sigma
+    if load.long_share and rng.random() < load.long_share:
+        mean, sigma = load.long_mean, LONG_SIGMA
+    mu = math.log(mean) - sigma**2 / 2
+    return max(2, min(load.output_max, round(math.exp(mu + sigma * rng.gauss(0.0, 1.0)))))

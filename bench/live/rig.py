@@ -1,4 +1,4 @@
-"""Two real engines with one ingress per policy, so that policies take turns on the same engines within seconds."""
+"""Real engines with one ingress per policy, so that policies take turns on the same engines within seconds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from bench.up_cluster import UpRig, free_port
 
@@ -28,9 +29,22 @@ class PolicyRig:
         ports: Of the APIs, by policy.
     """
 
-    def __init__(self, folder: Path, *, model_path: Path, engine: str, policies: Sequence[str], instances: int) -> None:
-        extra = ["--policy", policies[0], "--trace-sample", "0"]
-        self.up = UpRig(folder, model_path=model_path, engine=engine, instances=instances, extra=extra)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model_path: Path,
+        engine: str,
+        policies: Sequence[str],
+        workers: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Args:
+        workers: What each worker is told beside what `millrace up` tells it: fields of WorkerConfig.
+        """
+        extra = ["--policy", policies[0], "--trace-sample", "0", *worker_words(workers)]
+        if engine == "modelled":
+            extra += ["--processes", str(len(workers))]  # so that each has settings of its own
+        self.up = UpRig(folder, model_path=model_path, engine=engine, instances=len(workers), extra=extra)
         self.model = self.up.model
         self.ports = {policies[0]: self.up.port}
         self._further = list(policies[1:])
@@ -88,6 +102,12 @@ class PolicyRig:
             except subprocess.TimeoutExpired:
                 process.kill()
         self.up.stop()
+
+
+def worker_words(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options of `millrace up` that tell each worker its own."""
+    told = [f"worker-{index}={json.dumps(fields)}" for index, fields in enumerate(workers) if fields]
+    return [word for each in told for word in ("--worker-set", each)]
 
 
 class MachineWatch:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ class Campaign(msgspec.Struct, frozen=True, kw_only=True):
         rounds: Repetitions, each with arrivals and prompts of its own.
         utilisation: Share of the measured capacity that is offered.
         rate_per_s: Offered instead, where it is not 0.
+        workers: What each worker is told of its own, fields of WorkerConfig; one per engine.
     """
 
     policies: tuple[str, ...]
@@ -39,6 +41,7 @@ class Campaign(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
     rate_per_s: float
     load: Load
+    workers: tuple[dict[str, Any], ...] = ({}, {})
     flood_count: int = 300
     flood_at_once: int = 40
 
@@ -110,5 +113,6 @@ async def one(
 
 def record(folder: Path, *, model_path: Path, engine: str, campaign: Campaign) -> list[Recording]:
     """Starts a cluster in ``folder`` and runs the campaign on it."""
-    with PolicyRig(folder, model_path=model_path, engine=engine, policies=campaign.policies, instances=2) as rig:
+    policies, workers = campaign.policies, campaign.workers
+    with PolicyRig(folder, model_path=model_path, engine=engine, policies=policies, workers=workers) as rig:
         return asyncio.run(run_all(rig, campaign, lambda text: print(f"  {text}", flush=True)))

@@ -132,17 +132,3 @@ def ranks(decisions: Iterable[DecisionMade], figures: Sequence[Figures]) -> Rank
 def ordered(values: dict[str, float]) -> list[str]:
     """Names from the least value on."""
     return sorted(values, key=lambda name: (values[name], name))
-
-
-def discordant(one: dict[str, float], other: dict[str, float], halves: dict[str, float]) -> list[tuple[str, str]]:
-    """Pairs that two worlds put in opposite orders.
-
-    Only pairs that the first world tells apart, by more than both half widths of its intervals together, count.
-    """
-    names = sorted(one)
-    return [
-        (a, b)
-        for index, a in enumerate(names)
-        for b in names[index + 1 :]
-        if abs(one[a] - one[b]) > math.hypot(halves[a], halves[b]) and (one[a] - one[b]) * (other[a] - other[b]) < 0
-    ]

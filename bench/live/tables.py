@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from millrace.contracts.status import InstanceRecord
+
 from bench.live.recording import Figures, Recording, figures
 from bench.live.reforecast import reforecast
 from bench.live.statistics import FIGURES, Errors, e2e_errors, length_errors, ranks, spread, ttft_errors
@@ -55,7 +57,13 @@ def _engines(group: Sequence[Recording]) -> str:
     records = group[0].instances
     names = sorted({f"{record.engine} {record.engine_version} as {record.step_time or '?'}" for record in records})
     seeds = sorted({recording.load.seed for recording in group})
-    return f"{len(records)} x {', '.join(names)}, seeds {', '.join(map(str, seeds))}"
+    return f"{len(records)} x {', '.join(names)}{_limits(records)}, seeds {', '.join(map(str, seeds))}"
+
+
+def _limits(records: Sequence[InstanceRecord]) -> str:
+    """What unequal engines may hold."""
+    told = [f"{record.max_sequences} sequences and {record.blocks_total} blocks" for record in records]
+    return f" ({', '.join(told)})" if len(set(told)) > 1 else ""
 
 
 def every(runs: Sequence[Recording]) -> list[Figures]:

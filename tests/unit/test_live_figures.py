@@ -19,7 +19,7 @@ from bench.live.plan import Load, planned
 from bench.live.recording import Figures, Recording, figures
 from bench.live.replay import fits, fitted_on, trace_rows, transit
 from bench.live.runs import Campaign, order
-from bench.live.statistics import discordant, errors, ordered, ranks, spread
+from bench.live.statistics import errors, ordered, ranks, spread
 from bench.live.step_fit import bias, fit, windows
 from models.training.tasks import held_out
 
@@ -217,11 +217,8 @@ def test_ranks_tell_how_often_the_best_predicted_was_chosen_and_whether_it_kept_
     assert told.gap == pytest.approx((1.0 - 0.5) / 2)
 
 
-def test_only_pairs_that_one_world_tells_apart_can_be_in_the_wrong_order() -> None:
-    live, halves = {"a": 1.0, "b": 1.05, "c": 2.0}, {"a": 0.1, "b": 0.1, "c": 0.1}
-    simulated = {"a": 1.2, "b": 1.1, "c": 1.15}
-    assert ordered(live) == ["a", "b", "c"]
-    assert discordant(live, simulated, halves) == [("a", "c")]
+def test_an_order_begins_with_the_least_value() -> None:
+    assert ordered({"b": 1.0, "c": 0.5, "a": 1.0}) == ["c", "a", "b"]
 
 
 def test_predictions_count_from_the_placement() -> None:
