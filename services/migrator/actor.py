@@ -88,7 +88,8 @@ class MigratorActor:
         self._arrivals = Arrivals(desk)
         self._clearing = Clearing(desk, self._departures)
         self._posts = {subject_token(name): Post(instance=name) for name in config.instances}
-        metrics.in_flight = self._gauges
+        self._heard_ns = 0
+        metrics.in_flight, metrics.frozen, metrics.resting = self._gauges, self._frozen, self._resting
 
     def start(self, now_ns: int) -> list[Effect]:
         """Listens to its instances' inboxes, watches who there is, begins to tick."""
@@ -103,6 +104,7 @@ class MigratorActor:
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
+        self._heard_ns = now_ns
         effects = self._dispatch(message, now_ns)
         while self._departures.finished:  # what has ended makes room for what waits
             effects += self._after_finished(now_ns)
@@ -180,19 +182,8 @@ class MigratorActor:
         effects: list[Effect] = []
         ended, self._departures.finished = self._departures.finished, []
         for body in ended:
-            fields = {
-                "migration": body.migration,
-                "sequence": body.sequence,
-                "target": body.target,
-                "outcome": str(body.outcome),
-                "refusal": str(body.refusal or ""),
-                "detail": body.detail,
-                "frozen_ms": body.frozen_ns / 1e6,
-                "rounds": body.rounds,
-            }
-            effects.append(Log(level="info", event="migration_finished", fields=fields))
             post = self._posts[subject_token(body.source)]
-            self._clearing.on_finished(post, body, now_ns)
+            effects += self._clearing.on_finished(post, body, now_ns)
             effects += self._clearing.go_on(post, now_ns)
         return effects
 
@@ -244,6 +235,15 @@ class MigratorActor:
             rows.append((post.instance, "in", self._arrivals.busy(post.instance)))
             rows.append((post.instance, "queued", len(self._departures.of(post.instance)) - out))
         return rows
+
+    def _frozen(self) -> list[tuple[str, int]]:
+        return [
+            (post.instance, sum(out.stands_still for out in self._departures.of(post.instance)))
+            for post in self._posts.values()
+        ]
+
+    def _resting(self) -> list[tuple[str, int]]:
+        return [(post.instance, post.backoff.resting(self._heard_ns)) for post in self._posts.values()]
 
     def snapshot(self) -> dict[str, Any]:
         """State for people and checkers."""

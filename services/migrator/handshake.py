@@ -27,7 +27,7 @@ from millrace.contracts.migration import (
     MigrationReason,
 )
 from millrace.contracts.worker import SequenceAccepted
-from millrace.policies.migration import Wish, freeze_now
+from millrace.policies.migration import TargetQuestion, Wish, freeze_now
 
 from services.migrator import judging, spans, wording
 from services.migrator.desk import MS, OUT, Ask, Desk, ask, refusal_of, say
@@ -157,18 +157,10 @@ class Handshake:
     # target
 
     def _choose(self, out: Outgoing, now_ns: int) -> list[Effect]:
-        desk, around = self._desk, self._desk.surroundings
-        source = around.record(out.source)
-        if source is None:
+        desk = self._desk
+        question = self._question(out, now_ns)
+        if question is None:
             return self.fail(out, (KvRefusal.UNABLE, f"{out.source} is not registered any more"), now_ns)
-        recompute = out.mode is MigrationMode.RECOMPUTE
-        wish = Wish(
-            source=source,
-            blocks=wording.blocks_of(out, desk.limits),
-            recompute=recompute,
-            excluded=frozenset(out.excluded),
-        )
-        question = around.question(out.sequence, wish, now_ns, handoff=out.reason is MigrationReason.HANDOFF)
         decision = desk.policy.decide(question, desk.parameters, now_ns, desk.rng)
         if decision.chosen is None:
             notes = ", ".join(f"{score.name}: {score.note}" for score in decision.scores)
@@ -177,11 +169,27 @@ class Handshake:
         out.events.append(("target chosen", now_ns, {"target": out.target, "why": decision.reason}))
         return self._allot(out, now_ns)
 
+    def _question(self, out: Outgoing, now_ns: int) -> TargetQuestion | None:
+        """What the target policy is asked; None where the source is gone."""
+        around = self._desk.surroundings
+        source = around.record(out.source)
+        if source is None:
+            return None
+        wish = Wish(
+            source=source,
+            blocks=wording.blocks_of(out, self._desk.limits),
+            recompute=out.mode is MigrationMode.RECOMPUTE,
+            excluded=frozenset(out.excluded),
+        )
+        return around.question(out.sequence, wish, now_ns, handoff=out.reason is MigrationReason.HANDOFF)
+
     def _try_elsewhere(self, out: Outgoing, refused: Refused, now_ns: int) -> list[Effect]:
         out.excluded.add(out.target)
         effects = self.abort_target(out, refused)
         out.events.append(("target refused", now_ns, {"target": out.target, "why": str(refused[0])}))
-        if out.wanted or len(out.excluded) >= self._desk.limits.targets_max:
+        others = None if out.wanted else self._question(out, now_ns)
+        # Where nobody else could take it the source is not leased once more to find that out.
+        if others is None or not others.candidates or len(out.excluded) >= self._desk.limits.targets_max:
             return effects + self.fail(out, refused, now_ns)
         return [*effects, *self._owner.rename(out), *self._lease(out, Step.LEASING, now_ns)]
 

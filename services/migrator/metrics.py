@@ -56,7 +56,11 @@ class MigratorMetrics(Collector):
         rounds: Before the freeze, of migrations that moved.
         bytes, descriptors: Copied in rounds, by copier.
         evacuated: Sequences of evacuations, by ``moved`` and ``failed``.
+        handoff_pauses: Times that an instance stopped handing off for a while, by the refusal that it met.
+        handoff_pauses_cut: Those that ended early, because room was heard of.
         in_flight: Yields (instance, direction, count) for gauges.
+        frozen: Yields (instance, count): sequences that stand still for a target to take them.
+        resting: Yields (instance, count): sequences whose handoff is tried again later.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -65,10 +69,14 @@ class MigratorMetrics(Collector):
         self.bytes: Counter[str] = Counter()
         self.descriptors: Counter[str] = Counter()
         self.evacuated: Counter[str] = Counter()
+        self.handoff_pauses: Counter[str] = Counter()
+        self.handoff_pauses_cut = 0
         self.gap = Histogram(GAP_S)
         self.duration = Histogram(DURATION_S)
         self.rounds = 0
         self.in_flight: Callable[[], Iterable[tuple[str, str, int]]] = list
+        self.frozen: Callable[[], Iterable[tuple[str, int]]] = list
+        self.resting: Callable[[], Iterable[tuple[str, int]]] = list
         if registry is not None:
             registry.register(self)
 
@@ -95,6 +103,11 @@ class MigratorMetrics(Collector):
         yield CounterMetricFamily(
             "millrace_migrator_rounds", "Rounds before the freeze, of migrations that moved.", value=self.rounds
         )
+        yield CounterMetricFamily(
+            "millrace_migrator_handoff_pauses_cut",
+            "Pauses of handoffs that ended early, because room was heard of.",
+            value=self.handoff_pauses_cut,
+        )
         flying = GaugeMetricFamily(
             "millrace_migrator_in_flight",
             "Migrations under way, and those that wait.",
@@ -103,6 +116,17 @@ class MigratorMetrics(Collector):
         for instance, direction, count in self.in_flight():
             flying.add_metric([instance, direction], count)
         yield flying
+        yield from self._by_instance()
+
+    def _by_instance(self) -> Iterator[Metric]:
+        for name, text, rows in (
+            ("frozen", "Sequences that stand still now, for a target to take them.", self.frozen()),
+            ("handoffs_resting", "Sequences whose handoff nobody took, to be tried again later.", self.resting()),
+        ):
+            family = GaugeMetricFamily(f"millrace_migrator_{name}", text, labels=["instance"])
+            for instance, count in rows:
+                family.add_metric([instance], count)
+            yield family
 
     def _counters(self) -> Iterator[Metric]:
         finished = CounterMetricFamily(
@@ -118,6 +142,12 @@ class MigratorMetrics(Collector):
             ("bytes", "Bytes copied in rounds, by copier.", "copier", self.bytes),
             ("descriptors", "Pieces copied in rounds, by copier.", "copier", self.descriptors),
             ("evacuated", "Sequences of evacuations, by how their migrations ended.", "result", self.evacuated),
+            (
+                "handoff_pauses",
+                "Times that an instance stopped handing off for a while, by the refusal that it met.",
+                "refusal",
+                self.handoff_pauses,
+            ),
         ):
             family = CounterMetricFamily(f"millrace_migrator_{name}", text, labels=[label])
             for value, count in counts.items():

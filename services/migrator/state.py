@@ -20,6 +20,8 @@ from millrace.contracts.migration import (
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
 
+from services.migrator.backoff import Backoff
+
 
 class Step(StrEnum):
     """Where a migration away stands: what it waits for."""
@@ -124,6 +126,11 @@ class Outgoing:
         return self.step not in IDLE_STEPS
 
     @property
+    def stands_still(self) -> bool:
+        """Whether its source was told to decode no further and may still wait for what becomes of it."""
+        return self.step is Step.COMMITTING
+
+    @property
     def frozen_ns(self) -> int:
         """How long no token was decoded; 0 where it never came so far."""
         return max(1, self.committed_ns - self.stopped_ns) if self.committed_ns else 0
@@ -221,14 +228,6 @@ class Evacuation:
     attempts: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Rest:
-    """A sequence is left alone until a time; ``moved``: because it has just left."""
-
-    until_ns: int
-    moved: bool
-
-
 @dataclass
 class Post:
     """One instance of ours.
@@ -236,7 +235,7 @@ class Post:
     Attributes:
         heard_ns: When the snapshot came.
         evacuation: None while nobody asked for one.
-        rests: Sequences that are left alone for a while: they found no room, or have just left.
+        backoff: Sequences that are left alone for a while: they found no room, or have just left.
         freeze_ms_max: As its worker registered; 0 where it does not say.
     """
 
@@ -244,7 +243,7 @@ class Post:
     snapshot: StatusSnapshot | None = None
     heard_ns: int = 0
     evacuation: Evacuation | None = None
-    rests: dict[str, Rest] = field(default_factory=dict)
+    backoff: Backoff = field(default_factory=Backoff)
     freeze_ms_max: int = 0
 
     def sequences(self) -> list[SequenceStatus]:

@@ -27,6 +27,9 @@ SUSPECT_NS = 1_500 * _MS
 #: Blocks promised to a target are counted for this long after the end: until its summaries show them.
 PROMISE_NS = 300 * _MS
 
+#: A wish for so many blocks asks who could take a sequence at all, however little room there is.
+NO_MATTER = -(10**9)
+
 #: Bounds of the state.
 INSTANCES_MAX, MODELS_MAX = 4_096, 256
 
@@ -103,13 +106,23 @@ class Surroundings:
             sequence=sequence, blocks=wish.blocks, candidates=candidates, handoff=handoff, filtered=filtered
         )
 
-    def room(self, source: str, now_ns: int) -> int:
-        """Blocks of the largest sequence that anybody could take, as far as was heard; -1 where nobody could."""
+    def rooms(self, source: str, now_ns: int) -> list[int]:
+        """Idle blocks of each instance that could take a sequence, as far as was heard; the most first."""
+        record = self.record(source)
+        if record is None:
+            return []
+        candidates = self.question("", Wish(source=record, blocks=0), now_ns, handoff=False).candidates
+        return sorted((target.idle_after(0) for target in candidates), reverse=True)
+
+    def shown(self, source: str, now_ns: int) -> int:
+        """Idle blocks of the instance that has most of them, by its summary alone: what this migrator has promised
+        comes and goes with its own asking and says nothing of who left. -1 where nobody could take anything.
+        """
         record = self.record(source)
         if record is None:
             return -1
-        candidates = self.question("", Wish(source=record, blocks=0), now_ns, handoff=False).candidates
-        return max((target.idle_after(0) for target in candidates), default=-1)
+        candidates = self.question("", Wish(source=record, blocks=NO_MATTER), now_ns, handoff=False).candidates
+        return max((target.blocks_free for target in candidates), default=-1)
 
     def _neighbour(self, token: str, record: InstanceRecord, now_ns: int) -> Neighbour:
         at_ns, summary = self._summaries.get(token, (0, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from millrace.actor.effects import Log
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv
 from millrace.contracts.message import Body
 from millrace.contracts.migration import (
@@ -178,3 +179,18 @@ def finished(out: Outgoing, model: str, now_ns: int) -> MigrationFinished:
         duration_ns=now_ns - (out.started_ns or now_ns),
         mode=out.mode,
     )
+
+
+def finished_line(body: MigrationFinished) -> Log:
+    """The same for the log."""
+    fields = {
+        "migration": body.migration,
+        "sequence": body.sequence,
+        "target": body.target,
+        "outcome": str(body.outcome),
+        "refusal": str(body.refusal or ""),
+        "detail": body.detail,
+        "frozen_ms": body.frozen_ns / 1e6,
+        "rounds": body.rounds,
+    }
+    return Log(level="info", event="migration_finished", fields=fields)
