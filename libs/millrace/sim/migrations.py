@@ -10,18 +10,28 @@ or migration is left anywhere.
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.message import Message
 from millrace.contracts.migration import EvacuateInstance, MigrateSequence, MigrationFinished, MigrationMode
 from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.sim.checkers import Checker
-from millrace.sim.process import SimProcess
+from millrace.sim.checkers.pauses import JITTERS, BoundedPauses, PauseBounds
+from millrace.sim.links import LinkModel
+from millrace.sim.process import SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
+from services.ingress.config import IngressConfig
+from services.ingress.times import Times
+from services.migrator.config import MigratorLimits
+from services.worker.config import MigrationConfig
 
 if TYPE_CHECKING:
-    from millrace.sim.cluster import MigrationShape, SimulatedCluster
+    from collections.abc import Callable
+
+    from millrace.sim.cluster import ClusterShape, MigrationShape, SimulatedCluster
 
 #: Somebody wants something moved so often, on average, per second.
 ASKS_PER_S = 12.0
@@ -46,6 +56,44 @@ def migration_for(seed: int) -> MigrationShape:
         bytes_per_s=rng.choice((50e3, 2e6, 12.5e9)) * 1e3,
         latency_ns=rng.choice((10_000, 300_000, 5_000_000)),
     )
+
+
+def pause_bounds(shape: ClusterShape, link: LinkModel) -> PauseBounds:
+    """How long a client may wait where sequences move: from the configurations of all who take part."""
+    assert shape.migration is not None
+    engine, limits, times = shape.engine, MigratorLimits(), Times.of(IngressConfig(name="any"))
+    budget, tokens = engine.token_budget, engine.max_sequences * engine.max_model_len
+    fullest = BatchComposition(decodes=engine.max_sequences, prefill_tokens=budget, context_tokens=tokens)
+    step_ns = shape.step_time.duration_ns(fullest)
+    freeze_ns = MigrationConfig().freeze_ms_max * MILLISECOND
+    elsewhere_ns = times.silence + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
+    return PauseBounds(
+        message=2 * (link.delay_ns + JITTERS * link.jitter_ns),
+        step=step_ns,
+        recompute=-(-tokens // (budget - engine.max_sequences)) * step_ns,
+        latency=shape.migration.latency_ns,
+        bytes_per_s=shape.migration.bytes_per_s / max(limits.out_max, limits.in_max),
+        block_bytes=engine.block_size * TOKEN_BYTES,
+        freeze_max=freeze_ns,
+        harm=freeze_ns + limits.lease_ms * MILLISECOND + elsewhere_ns,
+    )
+
+
+def watch_pauses(cluster: SimulatedCluster, link: LinkModel, disturbed: Callable[[], bool]) -> BoundedPauses:
+    """The checker of a cluster that has migrators."""
+
+    def ingresses() -> dict[str, Any]:
+        return {actor.name: _state(actor) for actor in cluster.ingresses if actor.process is not None}
+
+    def engines() -> dict[str, Any]:
+        here = [actor.name for actor in cluster.workers if actor.process is not None]
+        return {name: cluster.engines[name].engine for name in here}
+
+    return BoundedPauses(pause_bounds(cluster.shape, link), ingresses=ingresses, engines=engines, disturbed=disturbed)
+
+
+def _state(actor: SimActor) -> Any:
+    return actor.actor.state  # type: ignore[attr-defined]
 
 
 class MigrationLoad(Checker):

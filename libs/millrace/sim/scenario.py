@@ -16,11 +16,12 @@ from millrace.contracts.worker import Sampling
 from millrace.sim.checkers.order import NoMessageAfterStop, TimeNeverGoesBack
 from millrace.sim.checkers.outcomes import OneOutcome
 from millrace.sim.checkers.ownership import SingleOwnership
+from millrace.sim.checkers.pauses import BoundedPauses
 from millrace.sim.checkers.queues import BoundedQueues
 from millrace.sim.cluster import MODEL, ClusterShape, SimulatedCluster
 from millrace.sim.fault_plan import FaultPlan
 from millrace.sim.links import LinkModel
-from millrace.sim.migrations import MigrationLoad
+from millrace.sim.migrations import MigrationLoad, watch_pauses
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, SimulationFailed
 from services.ingress.calls import Call, CallKind
 
@@ -94,6 +95,10 @@ class Scenario:
         self._plan = FaultPlan(self.cluster, Random(f"{seed}/faults"))
         self._with_faults = faults
         self.migrations = MigrationLoad(self.cluster, Random(f"{seed}/migrations"))
+        self.pauses: BoundedPauses | None = None
+        if self.cluster.network is not None:
+            self.pauses = watch_pauses(self.cluster, HEALTHY, disturbed=lambda: bool(self._plan.done))
+            self._sim.check_with(self.pauses)
         shape = self.cluster.shape
         bounds = {"live": shape.engine.max_sequences + shape.queue_max, "calls_open": shape.calls_open_max}
         for checker in (
