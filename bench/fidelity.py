@@ -17,11 +17,13 @@ from pathlib import Path
 
 import msgspec
 
+from bench.live.halves import fitted_on
 from bench.live.pairs import Key, keyed, pair_lines, pairs
 from bench.live.recording import Figures, Recording, figures, read_all, write
-from bench.live.replay import EngineFit, Transit, fits, fitted_on, replay, scenario, transit
+from bench.live.replay import EngineFit, fits, replay, scenario
 from bench.live.statistics import FIGURES, Errors, Spread, e2e_errors, ordered, spread
 from bench.live.tables import by_policy
+from bench.live.transit import Transit, transit
 from bench.live_policies import add_options, run
 
 _MS = 1000.0
@@ -74,8 +76,8 @@ def _report(kind: str, recordings: Sequence[Recording]) -> None:
     print(f"{kind} lengths; fitted to every other slice of two seconds, held against the others:")
     print("\n".join(_fit_line(each) for each in fitted.values()))
     print(
-        f"  a message takes {2 * way.hop_least:.0f} us at least, {2 * way.hop_mean:.0f} us on average; to or from an "
-        f"engine {way.worker_least:.0f} and {way.worker_mean:.0f} us more"
+        f"  a message takes {2 * way.hop_least:.0f} us at least, {2 * way.hop_mean:.0f} us on average; to a worker "
+        f"{way.there:.0f}, from it into a batch {way.into:.0f}, from a step's end to ingress {way.back:.0f}"
     )
     compared = [compare(policy, runs, fitted, way) for policy, runs in by_policy(recordings).items()]
     print("\n".join([_head(), *(line for each in compared for line in _rows(each))]))
@@ -91,7 +93,7 @@ def compare(policy: str, runs: Sequence[Recording], fitted: dict[str, EngineFit]
     for recording in runs:
         with tempfile.TemporaryDirectory() as folder:
             spec = scenario(recording, fitted=fitted, way=way, folder=Path(folder))
-            again = replay(spec, Path(folder))
+            again = replay(spec, Path(folder), fitted=fitted)
         real |= keyed(recording, _compared(recording, figures(recording)), simulated=False)
         modelled |= keyed(recording, _compared(recording, again), simulated=True)
     live, simulated = list(real.values()), list(modelled.values())
@@ -115,10 +117,11 @@ def _compared(recording: Recording, done: Sequence[Figures]) -> list[Figures]:
 
 
 def _fit_line(fitted: EngineFit) -> str:
-    model = fitted.model
+    model = fitted.model.linear
     return (
         f"  {fitted.instance}: step = {model.fixed / 1e6:.2f} ms + {model.per_decode / 1e3:.0f} us a decode + "
         f"{model.per_prefill_token / 1e3:.0f} us a prompt token + {model.per_context_token:.0f} ns a token of context "
+        f"+ {fitted.model.per_prompted_step / 1e6:.2f} ms with a prompt "
         f"({fitted.windows} windows; the other half: sums {fitted.sums:.3f}, mean |error| {fitted.error:.1%})"
     )
 

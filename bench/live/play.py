@@ -51,7 +51,7 @@ class _Exchange(asyncio.Protocol):
         if not played.ttft_s:
             self._head += data
             # The first event carries the role alone.
-            if self._head.count(b'"content":"') - self._head.count(b'"content":""') > 0 or b"finish_reason" in data:
+            if self._head.count(b'"content":"') - self._head.count(b'"content":""') > 0 or b'"finish_reason":"' in data:
                 played.ttft_s = time.perf_counter() - self._began_s
                 known = _ID.search(self._head)
                 played.request = known.group(1).decode() if known else ""

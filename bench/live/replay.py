@@ -8,31 +8,22 @@ simulation then says is compared on the requests that arrived in the other slice
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
-from millrace.enginemodel.steptime import LinearStepTime
 from millrace.sim.scenarios.observer import Finished
 from millrace.sim.scenarios.reading import scenario_of
 from millrace.sim.scenarios.running import run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
 
+from bench.live.halves import fitted_on
 from bench.live.recording import Figures, Recording
-from bench.live.step_fit import Window, bias, fit, windows
+from bench.live.step_fit import EngineStepTime, Window, bias, fit, windows
+from bench.live.transit import Transit
 from services.predictor.state import parameters_of
-
-#: Fitted and compared slices of a run take turns: a machine that gets slower does not tell the halves apart.
-SLICE_NS = 2_000_000_000
-
-#: Of a message: to the bus and from it.
-HOPS = 2
-
-#: One hop where no placement tells.
-HOP_US = 100.0
 
 
 class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,24 +34,10 @@ class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     instance: str
-    model: LinearStepTime
+    model: EngineStepTime
     windows: int
     sums: float
     error: float
-
-
-class Transit(msgspec.Struct, frozen=True, kw_only=True):
-    """How long messages take, µs: the least (5th percentile), and on average.
-
-    Attributes:
-        hop_least, hop_mean: One hop, half of a message between services that run on any core.
-        worker_least, worker_mean: What the hop to a worker takes on top, which shares its core with an engine.
-    """
-
-    hop_least: float
-    hop_mean: float
-    worker_least: float
-    worker_mean: float
 
 
 def engine_windows(recording: Recording) -> dict[str, list[Window]]:
@@ -68,11 +45,6 @@ def engine_windows(recording: Recording) -> dict[str, list[Window]]:
     outputs = {f"{o.request}.{i}": tokens for o in recording.outcomes for i, tokens in enumerate(o.output_tokens)}
     names = [record.instance for record in recording.instances]
     return {name: windows((s for s in recording.snapshots if s.instance == name), outputs) for name in names}
-
-
-def fitted_on(recording: Recording, at_ns: int) -> bool:
-    """Whether this time belongs to the half of the run that is fitted: every other slice of it."""
-    return (at_ns - recording.began_ns) // SLICE_NS % 2 == 0
 
 
 def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
@@ -99,34 +71,6 @@ def _fitted(name: str, step_time: str, rows: Sequence[Window], others: Sequence[
     return EngineFit(instance=name, model=model, windows=len(rows), sums=sums, error=error)
 
 
-def transit(recordings: Sequence[Recording]) -> Transit:
-    """Ways in the halves that are fitted.
-
-    A placement to which the predictors were asked comes two messages after the arrival; a sequence is at its engine
-    one message after its placement.
-    """
-    asked_us, placed_us = [], []
-    for recording in recordings:
-        early = [o for o in recording.outcomes if o.placed_ns and fitted_on(recording, o.arrival_ns)]
-        asked = {d.request for d in recording.decisions if d.forecasts and not d.fallback}
-        reached: dict[str, int] = {}
-        for snapshot in recording.snapshots:
-            for entry in (*snapshot.running, *snapshot.waiting):
-                reached.setdefault(entry.sequence.rpartition(".")[0], entry.arrival_ns)
-        asked_us += [(o.placed_ns - o.arrival_ns) / 1e3 for o in early if o.request in asked]
-        placed_us += [(reached[o.request] - o.placed_ns) / 1e3 for o in early if reached.get(o.request, 0) > 0]
-    hop_least, hop_mean = (value / (2 * HOPS) for value in _least_and_mean(asked_us, 2 * HOPS * HOP_US))
-    least, mean = _least_and_mean(placed_us, HOPS * hop_mean)
-    worker = max(0.0, least - HOPS * hop_least), max(0.0, mean - HOPS * hop_mean)
-    return Transit(hop_least=hop_least, hop_mean=hop_mean, worker_least=worker[0], worker_mean=worker[1])
-
-
-def _least_and_mean(times_us: Sequence[float], otherwise_us: float) -> tuple[float, float]:
-    if not times_us:
-        return otherwise_us, otherwise_us
-    return max(0.0, float(np.percentile(times_us, 5))), max(0.0, float(np.mean(times_us)))
-
-
 def trace_rows(recording: Recording) -> str:
     """Arrivals and lengths in the form of Azure's traces, which scenarios read."""
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
@@ -142,7 +86,7 @@ def scenario(recording: Recording, *, fitted: dict[str, EngineFit], way: Transit
     """The run as a scenario; its files are written to ``folder``."""
     trace = folder / "arrivals.csv"
     trace.write_text(trace_rows(recording))
-    groups = [_group(recording, each, folder) for each in fitted.values()]
+    groups = [_group(recording, each) for each in fitted.values()]
     table: dict[str, Any] = {
         "name": f"{recording.load.kind} {recording.policy}",
         "seed": recording.round,
@@ -167,29 +111,19 @@ def scenario(recording: Recording, *, fitted: dict[str, EngineFit], way: Transit
     return scenario_of(table)
 
 
-def _group(recording: Recording, fitted: EngineFit, folder: Path) -> dict[str, Any]:
+def _group(recording: Recording, fitted: EngineFit) -> dict[str, Any]:
     record = next(record for record in recording.instances if record.instance == fitted.instance)
-    path = folder / f"{fitted.instance}.toml"
-    values = {name: getattr(fitted.model, name) for name in _COEFFICIENTS}
-    provenance = 'model = "recorded run"\nhardware = "its machine"\nsource = "bench.live.replay"\n'
-    path.write_text(
-        "".join(f"{name} = {value}\n" for name, value in values.items())
-        + f'\n[provenance]\n{provenance}error = "windows {fitted.error:.1%}"\n'
-    )
     return {
         "name": fitted.instance,
         "instances": 1,
-        "step_time": str(path),
+        "step_time": fitted.instance,
         "engine": msgspec.to_builtins(parameters_of(record)),
     }
 
 
-_COEFFICIENTS = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work")
-
-
-def replay(spec: ScenarioSpec, folder: Path) -> list[Figures]:
+def replay(spec: ScenarioSpec, folder: Path, *, fitted: Mapping[str, EngineFit]) -> list[Figures]:
     """Runs it; requests in order of arrival. ``folder``: where its files are."""
-    outcome = run_scenario(spec, step_times=load_step_time, folders=(folder,))
+    outcome = run_scenario(spec, step_times=lambda name: fitted[name].model, folders=(folder,))
     done = sorted((f for f in outcome.finished if f.outcome == "completed"), key=lambda f: f.arrival_ns)
     return [_figures(finished) for finished in done]
 

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
 from millrace.enginemodel.steptime import LinearStepTime
 from scipy.optimize import nnls
 
@@ -26,6 +28,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         decodes, prefill_tokens, context_tokens, prefill_work: Sums over the steps, as in BatchComposition.
+        prompted: Steps that computed any prompt; prompts, where these were fewer than steps.
     """
 
     at_ns: int
@@ -35,11 +38,27 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int
     context_tokens: float
     prefill_work: float
+    prompted: int
 
     @property
     def features(self) -> tuple[float, ...]:
         """In the order of a linear set's coefficients."""
-        return (self.steps, self.decodes, self.prefill_tokens, self.context_tokens, self.prefill_work)
+        return (self.steps, self.decodes, self.prefill_tokens, self.context_tokens, self.prefill_work, self.prompted)
+
+
+class EngineStepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A linear set, and what a step costs more in which any prompt is computed, ns.
+
+    Short prompts show it: with some twenty tokens each, a batch that is put together anew costs more than the tokens.
+    """
+
+    linear: LinearStepTime
+    per_prompted_step: float = 0.0
+
+    def cost(self, parameters: EngineParameters) -> StepCost:
+        """In integers."""
+        curve = CostCurve(starts=(0,), values_fs=(round(self.per_prompted_step * FS_PER_NS),), slopes_fs=(0,))
+        return msgspec.structs.replace(self.linear.cost(parameters), prefill_work=(curve,))
 
 
 def windows(snapshots: Iterable[StatusSnapshot], outputs: Mapping[str, int]) -> list[Window]:
@@ -67,12 +86,13 @@ def _window(before: StatusSnapshot, later: StatusSnapshot, outputs: Mapping[str,
     if not stayed or before.preemptions != later.preemptions or before.incarnation != later.incarnation:
         return None
     decodes = context = 0.0
-    prefill_tokens, work = 0, 0.0
+    prefill_tokens, work, prompts = 0, 0.0, 0
     for entry in later.running:
         first = held.pop(entry.sequence, None)
         began = 0 if first is None else first.computed_tokens
         prefilled = max(0, min(entry.computed_tokens, entry.prompt_tokens) - min(began, entry.prompt_tokens))
         prefill_tokens += prefilled
+        prompts += prefilled > 0
         work += prefilled * (min(began, entry.prompt_tokens) + prefilled / 2)
         context += entry.prompt_tokens if prefilled else 0
         many = _decoded(first, entry.output_tokens)
@@ -96,6 +116,7 @@ def _window(before: StatusSnapshot, later: StatusSnapshot, outputs: Mapping[str,
         prefill_tokens=prefill_tokens,
         context_tokens=context,
         prefill_work=work,
+        prompted=min(prompts, steps),
     )
 
 
@@ -105,12 +126,13 @@ def _decoded(first: SequenceStatus | None, output_tokens: int) -> int:
     return output_tokens - before - (1 if before == 0 and output_tokens > 0 else 0)
 
 
-def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> LinearStepTime:
+def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> EngineStepTime:
     """Least squares on the windows' whole times: the sum of all steps comes out right, late ones included.
 
     Args:
-        base: A set measured on an engine that has its core to itself. With it there are three unknowns in place of
-            five: a factor on the set, and what each step and each decode costs besides, where the core is shared.
+        base: A set measured on an engine that has its core to itself. With it there are four unknowns in place of
+            six: a factor on the set, and what each step, each decode and each step with a prompt costs besides, where
+            the core is shared.
 
     Raises:
         ValueError: there are too few.
@@ -118,7 +140,8 @@ def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> LinearSte
     if len(rows) < WINDOWS_MIN:
         raise ValueError(f"{len(rows)} windows between snapshots are too few for step times; {WINDOWS_MIN} are needed")
     features, walls = _matrix(rows)
-    basis = np.eye(len(_COSTS)) if base is None else np.stack([_values(base), *np.eye(len(_COSTS))[:2]])
+    own = np.eye(features.shape[1])
+    basis = own if base is None else np.stack([_values(EngineStepTime(linear=base)), own[0], own[1], own[-1]])
     # Each window weighs by its length: a pause of the machine counts as it is, and does not turn the others' slopes.
     weights = 1 / np.sqrt(walls)
     weighted = (features @ basis.T) * weights[:, None]
@@ -126,25 +149,27 @@ def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> LinearSte
     norms[norms == 0] = 1.0
     solution = (nnls(weighted / norms, walls * weights)[0] / norms) @ basis
     solution *= walls.sum() / max(1.0, float((features @ solution).sum()))
-    fixed, decode, prefill, context, work = (float(value) for value in solution)
-    return LinearStepTime(
+    fixed, decode, prefill, context, work, prompted = (float(value) for value in solution)
+    linear = LinearStepTime(
         fixed=fixed, per_decode=decode, per_prefill_token=prefill, per_context_token=context, per_prefill_work=work
     )
+    return EngineStepTime(linear=linear, per_prompted_step=prompted)
 
 
-def bias(model: LinearStepTime, rows: Sequence[Window]) -> tuple[float, float]:
+def bias(model: EngineStepTime, rows: Sequence[Window]) -> tuple[float, float]:
     """Of windows that were not fitted: the sum of predicted over the sum of measured times, and mean |error|."""
     features, walls = _matrix(rows)
     told = features @ _values(model)
     return float(told.sum() / walls.sum()), float((np.abs(told - walls) / walls).mean())
 
 
-#: Coefficients in the order of a window's features.
+#: Coefficients in the order of a window's features; the cost of a step with a prompt comes after them.
 _COSTS = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work")
 
 
-def _values(model: LinearStepTime) -> npt.NDArray[np.float64]:
-    return np.array([getattr(model, name) for name in _COSTS], dtype=np.float64)
+def _values(model: EngineStepTime) -> npt.NDArray[np.float64]:
+    costs = [getattr(model.linear, name) for name in _COSTS]
+    return np.array([*costs, model.per_prompted_step], dtype=np.float64)
 
 
 def _matrix(rows: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

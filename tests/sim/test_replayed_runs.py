@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from bench.live.recording import figures, read, read_all, write
-from bench.live.replay import fits, replay, scenario, transit
+from bench.live.replay import fits, replay, scenario
 from bench.live.statistics import e2e_errors
+from bench.live.transit import transit
 from tests.unit.test_live_figures import recorded
 
 
 def test_a_replay_has_the_latencies_of_the_run(tmp_path: Path) -> None:
     recording = recorded(300)
-    spec = scenario(recording, fitted=fits([recording]), way=transit([recording]), folder=tmp_path)
-    again = replay(spec, tmp_path)
+    fitted = fits([recording])
+    spec = scenario(recording, fitted=fitted, way=transit([recording]), folder=tmp_path)
+    again = replay(spec, tmp_path, fitted=fitted)
     real = figures(recording)
     assert [figure.output_tokens for figure in again] == [figure.output_tokens for figure in real]
     assert np.mean([f.e2e_s for f in again]) == pytest.approx(np.mean([f.e2e_s for f in real]), rel=0.1)
@@ -25,8 +27,9 @@ def test_a_replay_has_the_latencies_of_the_run(tmp_path: Path) -> None:
 
 def test_forecasts_of_a_replay_know_stated_lengths(tmp_path: Path) -> None:
     recording = msgspec.structs.replace(recorded(300), policy="forecast")
-    spec = scenario(recording, fitted=fits([recording]), way=transit([recording]), folder=tmp_path)
-    told = e2e_errors(replay(spec, tmp_path))
+    fitted = fits([recording])
+    spec = scenario(recording, fitted=fitted, way=transit([recording]), folder=tmp_path)
+    told = e2e_errors(replay(spec, tmp_path, fitted=fitted))
     assert spec.workload.stated
     assert told.count >= 290
     assert told.median < 0.2

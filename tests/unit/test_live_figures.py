@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.observers import DecisionMade, Forecast, RequestFinished
-from millrace.contracts.status import InstanceRecord, StatusSnapshot
+from millrace.contracts.status import BatchComposition, InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.scripted import ScriptedEngine
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
 
+from bench.live.halves import fitted_on
 from bench.live.plan import Load, planned
 from bench.live.recording import Figures, Recording, figures
-from bench.live.replay import fits, fitted_on, trace_rows, transit
+from bench.live.replay import fits, trace_rows
 from bench.live.runs import Campaign, order
 from bench.live.statistics import errors, ordered, ranks, spread
-from bench.live.step_fit import bias, fit, windows
+from bench.live.step_fit import EngineStepTime, bias, fit, windows
+from bench.live.transit import INTO_MIN, transit
 from models.training.tasks import held_out
 
 MS = 1_000_000
@@ -41,13 +44,13 @@ RECORD = InstanceRecord(
 )
 
 
-def run_of_an_engine(count: int) -> tuple[list[StatusSnapshot], list[RequestFinished]]:
+def run_of_an_engine(count: int, pace: StepTimeModel = TRUTH) -> tuple[list[StatusSnapshot], list[RequestFinished]]:
     """An engine that follows TRUTH and is looked at every 20 ms, and what became of its requests."""
     rng = Random(5)
     lengths = {f"r{n}.0": rng.randrange(2, 80) for n in range(count)}
     prompts = {f"r{n}.0": [n] * rng.randrange(5, 200) for n in range(count)}
     arrivals = sorted((rng.randrange(0, count * 30) * MS, n) for n in range(count))
-    engine = ScriptedEngine(PARAMETERS, TRUTH, output_length=lengths.__getitem__)
+    engine = ScriptedEngine(PARAMETERS, pace, output_length=lengths.__getitem__)
     snapshots, outcomes, first = [], [], {}
     now_ns = told_ns = 0
     while arrivals or engine.scheduler.running or engine.scheduler.waiting:
@@ -154,8 +157,15 @@ def test_step_times_come_back_out_of_snapshots_that_skip_most_steps() -> None:
     sums, error = bias(fitted, found[half:])
     assert sums == pytest.approx(1.0, abs=0.03)
     assert error < 0.1
-    assert fitted.fixed == pytest.approx(TRUTH.fixed, rel=0.15)
-    assert fitted.per_decode == pytest.approx(TRUTH.per_decode, rel=0.25)
+    assert fitted.linear.fixed == pytest.approx(TRUTH.fixed, rel=0.15)
+    assert fitted.linear.per_decode == pytest.approx(TRUTH.per_decode, rel=0.25)
+
+
+def test_what_a_step_with_a_prompt_costs_besides_its_tokens_comes_out_too() -> None:
+    snapshots, outcomes = run_of_an_engine(300, EngineStepTime(linear=TRUTH, per_prompted_step=2e6))
+    found = windows(snapshots, {f"{o.request}.0": sum(o.output_tokens) for o in outcomes})
+    assert fit(found).per_prompted_step == pytest.approx(2e6, rel=0.3)
+    assert fit(found, TRUTH).per_prompted_step == pytest.approx(2e6, rel=0.3)
 
 
 def test_time_in_which_an_engine_may_have_been_idle_is_no_window() -> None:
@@ -236,6 +246,50 @@ def test_arrivals_lengths_ways_and_step_times_are_taken_out_of_a_recorded_run() 
     assert rows[1].endswith(f",{first.prompt_tokens},{sum(first.output_tokens)}")
     assert 60 < sum(fitted_on(recording, o.arrival_ns) for o in recording.outcomes) < 140
     way = transit([recording])
-    assert 2 * way.hop_mean + way.worker_mean == pytest.approx(500.0)
+    assert way.there == pytest.approx(500.0)
     fitted = fits([recording])
     assert fitted["w0"].sums == pytest.approx(1.0, abs=0.05)
+
+
+def moment(at_ms: int, step: int, held: dict[str, tuple[float, int]]) -> StatusSnapshot:
+    """A snapshot at the end of a step; ``held``: when each sequence came to the worker, ms, and its output tokens."""
+    running = [
+        SequenceStatus(
+            sequence=f"{request}.0",
+            state=SequenceState.RUNNING,
+            prompt_tokens=4,
+            computed_tokens=4 + tokens,
+            output_tokens=tokens,
+            max_tokens=99,
+            blocks=1,
+            arrival_ns=round(came_ms * MS),
+        )
+        for request, (came_ms, tokens) in held.items()
+    ]
+    state: dict[str, Any] = {"running": running, "waiting": [], "blocks_free": 9, "blocks_total": 9, "preemptions": 0}
+    state |= {"step_duration_ns": 0, "batch": BatchComposition()}
+    return StatusSnapshot(instance="w0", incarnation=5, model="m", step=step, at_ns=at_ms * MS, **state)
+
+
+def test_the_way_into_a_batch_is_told_by_those_who_came_too_late_for_it() -> None:
+    """Every 4 s a batch begins; of two sequences on their way to it the one that came 2.2 ms before is late."""
+    snapshots, outcomes = [], []
+    for number in range(INTO_MIN):
+        at_ms, step, early, late, old = 4_000 * (number + 1), 10 * number, f"e{number}", f"l{number}", f"o{number}"
+        came = {old: (at_ms - 90, 1), early: (at_ms - 3.2, 1), late: (at_ms - 2.2, 1)}
+        snapshots += [
+            moment(at_ms, step + 1, {old: came[old]}),
+            moment(at_ms + 20, step + 2, {name: came[name] for name in (old, early)}),
+            moment(at_ms + 40, step + 3, came),
+        ]
+        outcomes += [outcome(f"{name}.0", round((ms - 2) * MS), at_ms * MS, 4, 9) for name, (ms, _) in came.items()]
+    recording = msgspec.structs.replace(recorded(1), snapshots=snapshots, outcomes=outcomes)
+    assert transit([recording]).into == pytest.approx(3_000.0)
+
+
+def test_a_first_token_that_was_seen_in_its_step_tells_the_way_back() -> None:
+    ended = [outcome(f"r{n}.0", n * MS, 90 * MS, 4, 9) for n in range(0, 900, 30)]
+    seen = [moment(n + 2, n, {f"r{n}": (n + 1, 1)}) for n in range(0, 900, 30)]
+    way = transit([msgspec.structs.replace(recorded(1), snapshots=seen, outcomes=ended)])
+    assert (way.there, way.back) == pytest.approx((500.0, 3_000.0))
+    assert way.worker_mean == pytest.approx((500.0 + 3_000.0) / 2 - 2 * way.hop_mean)

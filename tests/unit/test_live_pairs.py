@@ -16,8 +16,10 @@ from bench.live.pairs import Difference, Key, Pair, Verdict, differences, keyed,
 from bench.live.plan import Load, planned
 from bench.live.recording import Figures
 from bench.live.rehearse import capacity_per_s, rehearsal_lines, rehearsed, simulated
-from bench.live.replay import EngineFit, Transit, scenario
+from bench.live.replay import EngineFit, replay, scenario
 from bench.live.rig import worker_words
+from bench.live.step_fit import EngineStepTime
+from bench.live.transit import Transit
 from bench.live_policies import add_options, campaign_of
 from services.predictor.state import parameters_of
 from services.worker.config import WorkerConfig
@@ -152,17 +154,19 @@ def test_each_worker_is_told_its_own_and_one_without_settings_nothing() -> None:
 
 def test_a_replay_has_the_limits_and_step_times_of_each_engine(tmp_path: Path) -> None:
     recording = rehearsed(LOAD, policy="round_robin", records=RECORDS, number=0)
+    fast, slow = (EngineStepTime(linear=LinearStepTime(fixed=fixed)) for fixed in (1e6, 2e7))
     fitted = {
-        record.instance: EngineFit(
-            instance=record.instance, model=LinearStepTime(fixed=fixed), windows=0, sums=1.0, error=0.0
-        )
-        for record, fixed in zip(RECORDS, (1e6, 2e6), strict=True)
+        record.instance: EngineFit(instance=record.instance, model=model, windows=0, sums=1.0, error=0.0)
+        for record, model in zip(RECORDS, (fast, slow), strict=True)
     }
     way = Transit(hop_least=1.0, hop_mean=2.0, worker_least=0.0, worker_mean=0.0)
-    groups = scenario(recording, fitted=fitted, way=way, folder=tmp_path).cluster.groups
-    assert [group.engine for group in groups] == [parameters_of(record) for record in RECORDS]
-    assert groups[0].engine != groups[1].engine
-    assert ["fixed = 1000000.0" in Path(group.step_time).read_text() for group in groups] == [True, False]
+    spec = scenario(recording, fitted=fitted, way=way, folder=tmp_path)
+    assert [group.engine for group in spec.cluster.groups] == [parameters_of(record) for record in RECORDS]
+    assert spec.cluster.groups[0].engine != spec.cluster.groups[1].engine
+    done = replay(spec, tmp_path, fitted=fitted)
+    paces = {name: min(f.tpot_s for f in done if f.instance.startswith(name)) for name in fitted}
+    assert paces["worker-0"] == pytest.approx(0.001, rel=0.1)
+    assert paces["worker-1"] == pytest.approx(0.020, rel=0.1)
 
 
 def test_a_rehearsal_of_unequal_engines_tells_a_blind_policy_from_one_that_looks() -> None:
