@@ -107,6 +107,62 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
+        "Migrations",
+        (
+            Panel(
+                "Migrations by outcome",
+                "ops",
+                (("{{outcome}}", _rate("millrace_migrator_migrations_total", "outcome")),),
+            ),
+            Panel("Gap: no token while moving", "s", _quantiles("millrace_migrator_gap_seconds")),
+            Panel("Whole migration", "s", _quantiles("millrace_migrator_duration_seconds")),
+            Panel("Copied, by copier", "Bps", (("{{copier}}", _rate("millrace_migrator_bytes_total", "copier")),)),
+            Panel(
+                "Descriptors, by copier",
+                "ops",
+                (("{{copier}}", _rate("millrace_migrator_descriptors_total", "copier")),),
+            ),
+            Panel(
+                "Rounds of a migration that moved",
+                "short",
+                (
+                    (
+                        "mean",
+                        _rate("millrace_migrator_rounds_total")
+                        + " / "
+                        + _rate('millrace_migrator_migrations_total{outcome="moved"}'),
+                    ),
+                ),
+            ),
+            Panel(
+                "Not moved, by reason",
+                "ops",
+                (
+                    (
+                        "{{outcome}} {{refusal}}",
+                        _rate('millrace_migrator_migrations_total{outcome!="moved"}', "outcome, refusal"),
+                    ),
+                ),
+            ),
+            Panel(
+                "Under way now",
+                "short",
+                (
+                    ("{{instance}} {{direction}}", "millrace_migrator_in_flight"),
+                    ("{{instance}} frozen", "millrace_migrator_frozen"),
+                ),
+            ),
+            Panel(
+                "Handoffs that nobody takes",
+                "short",
+                (
+                    ("{{instance}} resting", "millrace_migrator_handoffs_resting"),
+                    ("pauses/s {{refusal}}", _rate("millrace_migrator_handoff_pauses_total", "refusal")),
+                ),
+            ),
+        ),
+    ),
+    (
         "The bus and the processes",
         (
             Panel("Messages handled", "ops", (("{{actor}}", _rate("millrace_actor_handled_total", "actor")),)),
