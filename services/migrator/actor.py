@@ -43,7 +43,14 @@ from millrace.contracts.migration import (
     PrepareMigration,
     PullBlocks,
 )
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
+from millrace.contracts.status import (
+    InstanceMigrations,
+    InstanceRecord,
+    InstanceSummary,
+    PresenceState,
+    ServicePresence,
+    StatusSnapshot,
+)
 from millrace.contracts.subjects import Subjects, subject_token
 
 from services.migrator.arrivals import Arrivals
@@ -57,6 +64,9 @@ from services.migrator.surroundings import Surroundings
 
 #: Heartbeat, and how often what is over is forgotten.
 TICK_NS = 1_000 * MS
+
+#: Migrations told of with a heartbeat: one of a screen's height, and some 3 KB.
+TOLD_MAX = 32
 
 #: Wire types that a migrator takes.
 ACCEPTS: tuple[type[Body], ...] = (
@@ -220,12 +230,26 @@ class MigratorActor:
         return [*effects, self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
 
     def _presence(self, now_ns: int, state: PresenceState) -> Publish:
+        under_way = sorted((out for out in self._departures if out.busy), key=lambda out: out.started_ns)
         body = ServicePresence(
-            role=Role.MIGRATOR, name=self.name, incarnation=self._incarnation, at_ns=now_ns, state=state
+            role=Role.MIGRATOR,
+            name=self.name,
+            incarnation=self._incarnation,
+            at_ns=now_ns,
+            state=state,
+            moving=[row for post in self._posts.values() if (row := self._moving(post, now_ns)) is not None],
+            migrations=[out.status() for out in under_way[:TOLD_MAX]],
         )
         return Publish(subject=self._subjects.presence(Role.MIGRATOR, self.name), body=body)
 
     # for people and checkers
+
+    def _moving(self, post: Post, now_ns: int) -> InstanceMigrations | None:
+        """What moves from and to one instance; None where nothing does."""
+        name, leaving = post.instance, self._departures.busy(post.instance)
+        waiting = len(self._departures.of(name)) - leaving + post.backoff.resting(now_ns)
+        counts = (leaving, self._arrivals.busy(name), waiting)
+        return InstanceMigrations(name, *counts) if any(counts) else None
 
     def _gauges(self) -> list[tuple[str, str, int]]:
         rows: list[tuple[str, str, int]] = []

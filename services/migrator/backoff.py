@@ -137,8 +137,8 @@ class Backoff:
         return rest is not None and rest.moved and now_ns < rest.until_ns
 
     def resting(self, now_ns: int) -> int:
-        """Sequences that are left alone because nobody took them."""
-        return sum(not rest.moved and now_ns < rest.until_ns for rest in self.rests.values())
+        """Sequences that nobody took and that are, or will be, tried again."""
+        return sum(not rest.moved and (rest.refusals > 0 or now_ns < rest.until_ns) for rest in self.rests.values())
 
     def moved(self, sequence: str, now_ns: int) -> None:
         """It has left; where one found room others may."""

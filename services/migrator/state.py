@@ -17,7 +17,7 @@ from millrace.contracts.migration import (
     MigrationReason,
     PrepareMigration,
 )
-from millrace.contracts.status import SequenceStatus, StatusSnapshot
+from millrace.contracts.status import MigrationStatus, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
 
 from services.migrator.backoff import Backoff
@@ -124,6 +124,18 @@ class Outgoing:
     def busy(self) -> bool:
         """Whether it takes a slot."""
         return self.step not in IDLE_STEPS
+
+    def status(self) -> MigrationStatus:
+        """For people, with the migrator's heartbeat."""
+        return MigrationStatus(
+            sequence=self.sequence,
+            source=self.source,
+            target=self.target or self.wanted,
+            step=str(self.step),
+            round=self.rounds,
+            began_ns=self.started_ns or self.asked_ns,
+            bytes=self.bytes,
+        )
 
     @property
     def stands_still(self) -> bool:

@@ -80,6 +80,31 @@ async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_bloc
     await expect_empty(rig)
 
 
+async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    async with Mover(rig):
+        load = asyncio.create_task(offer(rig, rate=12, count=120, prompts=8, **LENGTH))
+        # A heartbeat a second says what is under way at that moment; with six asked for at once something is, mostly.
+        while not load.done():
+            report = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))
+            if report["migrations"]:
+                break
+        else:
+            pytest.fail(f"no migration was ever told: {report}")
+        expect_identical(await load, expected)
+    for row in report["migrations"]:
+        assert row["source"] in {"worker-0", "worker-1", "worker-2"}
+        assert row["target"] in {"", "worker-0", "worker-1", "worker-2"}
+        assert row["step"]
+        assert 0 <= row["age_s"] < 20
+    leaving = {row["instance"]: row["leaving"] for row in report["instances"]}
+    assert report["totals"]["migrations"] == sum(leaving.values()) >= len(report["migrations"])
+    assert {row["source"] for row in report["migrations"]} <= {name for name, count in leaving.items() if count}
+    await expect_empty(rig)
+    afterwards = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))
+    assert afterwards["migrations"] == []
+
+
 @pytest.mark.parametrize("victim", ["migrator-0.json", "migrator-1.json", "worker-0.json", "worker-1.json"])
 async def test_whoever_dies_amid_migrations_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
     expected = await undisturbed(rig, **LENGTH)

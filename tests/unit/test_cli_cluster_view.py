@@ -4,11 +4,18 @@ import io
 
 import msgspec
 import pytest
-from millrace.cli.cluster_view import GONE_NS, SUSPECT_NS, ClusterView, InstanceRow
-from millrace.cli.status_table import cluster_tables, span
+from millrace.cli.cluster_view import GONE_NS, SILENT_NS, SUSPECT_NS, ClusterView, InstanceRow
+from millrace.cli.status_table import MIGRATIONS_SHOWN, binary_size, cluster_tables, span
 from millrace.contracts.kv import CopierKind, KvEndpoint
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.status import (
+    InstanceMigrations,
+    InstanceRecord,
+    InstanceSummary,
+    MigrationStatus,
+    PresenceState,
+    ServicePresence,
+)
 from rich.console import Console
 
 S = 1_000_000_000
@@ -224,3 +231,101 @@ def test_nothing_is_cut_off_at_any_width(width: int) -> None:
     assert [line.split()[0] for line in text.splitlines() if line.startswith("worker-")] == [
         f"worker-{index}" for index in range(5)
     ]
+
+
+# migrations under way
+
+
+def migration(sequence: str = "r1.0", *, began: int = T0 - S, **changes: object) -> MigrationStatus:
+    fields: dict[str, object] = {"source": "w0", "target": "w1", "step": "pulling", "round": 2, "bytes": 3_500_000}
+    return MigrationStatus(sequence=sequence, began_ns=began, **(fields | changes))  # type: ignore[arg-type]
+
+
+def moving(*rows: InstanceMigrations, migrations: list[MigrationStatus], name: str = "migrator-0") -> ServicePresence:
+    return presence("migrator", name, moving=list(rows), migrations=migrations)
+
+
+def two_that_move() -> ClusterView:
+    """w0 sends two sequences to w1, whose own migrator counts them; one of w0's waits."""
+    view = ClusterView()
+    for name in ("w0", "w1", "w2"):
+        view.hear(summary(name), T0)
+    told = [migration("r2.0", step="leasing", target=""), migration("r1.0", began=T0 - 3 * S)]
+    view.hear(moving(InstanceMigrations("w0", 2, 0, 1), migrations=told), T0)
+    view.hear(moving(InstanceMigrations("w1", 0, 2, 0), migrations=[], name="migrator-1"), T0)
+    return view
+
+
+def test_each_instance_says_how_many_leave_arrive_and_wait_to() -> None:
+    view = two_that_move()
+    rows = [(row.instance, row.leaving, row.arriving, row.leave_later) for row in view.instances(T0)]
+    assert rows == [("w0", 2, 0, 1), ("w1", 0, 2, 0), ("w2", 0, 0, 0)]
+    assert view.totals(view.instances(T0)).migrations == 2
+
+
+def test_migrations_are_told_oldest_first_and_grow_older_while_nothing_is_heard() -> None:
+    rows = two_that_move().migrations(T0 + S // 2)
+    assert [(row.sequence, row.age_s) for row in rows] == [("r1.0", 3.5), ("r2.0", 1.5)]
+    assert (rows[0].source, rows[0].target, rows[0].step, rows[0].round, rows[0].bytes) == (
+        "w0",
+        "w1",
+        "pulling",
+        2,
+        3_500_000,
+    )
+
+
+def test_what_a_migrator_said_counts_until_it_says_something_else_leaves_or_falls_silent() -> None:
+    view = two_that_move()
+    assert not view.migrations(T0 + SILENT_NS + 1)
+    view.hear(moving(migrations=[]), T0 + S)
+    assert not view.migrations(T0 + S)
+    assert [row.leaving for row in view.instances(T0 + S)] == [0, 0, 0]
+    view = two_that_move()
+    view.hear(presence("migrator", "migrator-0", PresenceState.LEAVING), T0 + S)
+    assert not view.migrations(T0 + S)
+
+
+def test_the_tables_show_what_moves_and_only_where_something_does() -> None:
+    text = drawn(two_that_move())
+    assert "moving 2" in text
+    assert "2 out, 1 later" in text
+    assert "2 in" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("r1.0")]
+    assert line.split() == ["r1.0", "w0", "w1", "pulling", "2", "3.3", "MiB", "3.0s"]
+    (line,) = [line for line in text.splitlines() if line.startswith("r2.0")]
+    assert line.split()[2] == "?"
+    still = ClusterView()
+    still.hear(summary(), T0)
+    still.hear(moving(migrations=[]), T0)
+    assert "moving" not in drawn(still)
+    assert "migration " not in drawn(still)
+
+
+def test_a_long_list_of_migrations_is_bounded_and_counted() -> None:
+    view = ClusterView()
+    view.hear(summary(), T0)
+    view.hear(moving(migrations=[migration(f"r{n:02}.0", began=T0 - n * S) for n in range(32)]), T0)
+    text = drawn(view)
+    assert len([line for line in text.splitlines() if "pulling" in line]) == MIGRATIONS_SHOWN
+    assert "12 more migrations" in text
+    assert "r31.0" in text, "the oldest are shown"
+    assert "r00.0" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_migration_is_one_line_however_long_its_name(width: int) -> None:
+    view = ClusterView()
+    names = {"source": "worker-10", "target": "worker-11"}
+    view.hear(moving(migrations=[migration("0123456789abcdef" * 4 + ".0", **names)]), T0)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(cluster_tables("local", view, T0, width=width))
+    (line,) = [line for line in console.export_text().splitlines() if line.startswith("0123")]
+    for word in ("worker-10", "worker-11", "pulling", "3.3 MiB", "1.0s"):
+        assert word in line
+    assert len(line) <= width
+
+
+def test_bytes_are_told_in_their_largest_unit() -> None:
+    told = [binary_size(count) for count in (0, 1023, 3_500_000, 18 << 30, 5 << 50)]
+    assert told == ["0 B", "1023 B", "3.3 MiB", "18 GiB", "5120 TiB"]

@@ -8,7 +8,13 @@ import msgspec
 
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole, Plan
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.status import (
+    InstanceMigrations,
+    InstanceRecord,
+    InstanceSummary,
+    PresenceState,
+    ServicePresence,
+)
 
 #: An instance without a summary for this long is suspect, as ingress sees it.
 SUSPECT_NS = 1_500_000_000
@@ -34,6 +40,8 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
         role: ``both``, ``prefill`` or ``decode``, as the plan says.
         kv: Ways to read its KV, best first; empty where it moves nothing.
         kv_refusal: Why it moves nothing.
+        leaving, arriving: Sequences that move away from it and to it, as its migrator said last.
+        leave_later: Those that shall leave and wait for a slot or for room.
     """
 
     instance: str
@@ -51,6 +59,29 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
     role: str = InstanceRole.BOTH
     kv: list[str] = []
     kv_refusal: str = ""
+    leaving: int = 0
+    arriving: int = 0
+    leave_later: int = 0
+
+
+class MigrationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One migration under way, as its source's migrator said last.
+
+    Attributes:
+        target: Empty while none is chosen.
+        step: As in MigrationStatus.
+        round: Rounds of copying that are done.
+        age_s: Since it began.
+        bytes: Copied so far.
+    """
+
+    sequence: str
+    source: str
+    target: str
+    step: str
+    round: int
+    age_s: float
+    bytes: int
 
 
 class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +110,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     blocks_total: int
     output_tokens_per_s: float
     preemptions: int
+    migrations: int
 
 
 class ClusterView:
@@ -139,6 +171,31 @@ class ClusterView:
             if role != "worker" and now_ns - at_ns < GONE_NS
         ]
 
+    def migrations(self, now_ns: int) -> list[MigrationRow]:
+        """Those under way, oldest first; each migrator tells of so many (its ``TOLD_MAX``)."""
+        rows = [
+            MigrationRow(
+                sequence=each.sequence,
+                source=each.source,
+                target=each.target,
+                step=each.step,
+                round=each.round,
+                age_s=max(0, body.at_ns - each.began_ns + now_ns - at_ns) / 1e9,
+                bytes=each.bytes,
+            )
+            for at_ns, body in self._migrators(now_ns)
+            for each in body.migrations
+        ]
+        return sorted(rows, key=lambda row: (-row.age_s, row.sequence))
+
+    def _migrators(self, now_ns: int) -> list[tuple[int, ServicePresence]]:
+        """What those said last that are there."""
+        return [
+            (at_ns, body)
+            for (role, _), (at_ns, body) in sorted(self._presences.items())
+            if role == "migrator" and body.state is PresenceState.ALIVE and now_ns - at_ns <= SILENT_NS
+        ]
+
     def totals(self, rows: list[InstanceRow]) -> Totals:
         """Sums of the rows."""
         heard = [row for row in rows if row.state in ("ready", "draining", "suspect")]
@@ -151,6 +208,7 @@ class ClusterView:
             blocks_total=sum(row.blocks_total for row in heard),
             output_tokens_per_s=sum(row.output_tokens_per_s or 0.0 for row in heard),
             preemptions=sum(row.preemptions for row in heard),
+            migrations=sum(row.leaving for row in rows),
         )
 
     def _hear_summary(self, body: InstanceSummary, now_ns: int) -> None:
@@ -172,7 +230,7 @@ class ClusterView:
                 state=self._gone(name, record.incarnation) or "starting",
                 blocks_total=record.blocks_total,
                 uptime_s=max(0, now_ns - record.incarnation) / 1e9,
-                **self._moving(record.model, name),
+                **self._moving(record.model, name, now_ns),
             )
         at_ns, last = heard[-1]
         if now_ns - at_ns > GONE_NS and name not in self._records:
@@ -190,7 +248,7 @@ class ClusterView:
             output_tokens=last.output_tokens_total,
             preemptions=last.preemptions,
             uptime_s=max(0, now_ns - last.incarnation) / 1e9,
-            **self._moving(last.model, name),
+            **self._moving(last.model, name, now_ns),
         )
 
     def _state(self, last: InstanceSummary, silent_ns: int) -> str:
@@ -209,14 +267,19 @@ class ClusterView:
             return ""
         return {PresenceState.DEAD: "dead", PresenceState.LEAVING: "draining"}.get(presence.state, "")
 
-    def _moving(self, model: str, instance: str) -> dict[str, Any]:
+    def _moving(self, model: str, instance: str, now_ns: int) -> dict[str, Any]:
         """What concerns moves of its sequences."""
+        told = [row for _, body in self._migrators(now_ns) for row in body.moving if row.instance == instance]
+        counts = told[0] if told else InstanceMigrations(instance, 0, 0, 0)
         plan, record = self._plans.get(model), self._records.get(instance)
         roles = [stage.roles[instance] for stage in plan.stages if instance in stage.roles] if plan else []
         return {
             "role": str(roles[0]) if roles else str(InstanceRole.BOTH),
             "kv": [str(kind) for kind in record.kv.copiers] if record is not None and record.kv is not None else [],
             "kv_refusal": record.kv_refusal if record is not None else "",
+            "leaving": counts.leaving,
+            "arriving": counts.arriving,
+            "leave_later": counts.waiting,
         }
 
     def _stage(self, model: str, instance: str) -> str:

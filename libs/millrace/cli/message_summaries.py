@@ -127,7 +127,9 @@ def _provisioning(body: ProvisioningDecided) -> str:
 
 
 def _presence(body: ServicePresence) -> str:
-    return f"{body.role} {body.name} {body.state.value} {body.url}".rstrip()
+    leaving, arriving = sum(row.leaving for row in body.moving), sum(row.arriving for row in body.moving)
+    moving = f"{leaving} leave {arriving} arrive" if leaving or arriving else ""
+    return " ".join(word for word in (body.role, body.name, body.state.value, body.url, moving) if word)
 
 
 def _record(body: InstanceRecord) -> str:

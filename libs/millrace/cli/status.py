@@ -1,4 +1,4 @@
-"""Shows the cluster once: instances with their load, services, totals.
+"""Shows the cluster once: instances with their load, migrations under way, services, totals.
 
 It listens for a little more than a second, because every service says once a second that it is there.
 """
@@ -45,6 +45,7 @@ async def _status(arguments: argparse.Namespace) -> int:
             "cluster": connection.cluster,
             "instances": instances,
             "services": view.services(now_ns),
+            "migrations": view.migrations(now_ns),
             "totals": view.totals(instances),
         }
         print(msgspec.json.format(msgspec.json.encode(report)).decode())

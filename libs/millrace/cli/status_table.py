@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from millrace.cli.cluster_view import ClusterView, InstanceRow, ServiceRow, Totals
+from millrace.cli.cluster_view import ClusterView, InstanceRow, MigrationRow, ServiceRow, Totals
 
 _COLORS = {
     "ready": "green",
@@ -20,12 +20,12 @@ _COLORS = {
 }
 
 _COLUMNS = (
-    "instance", "model", "stage", "role", "state", "running", "waiting", "blocks", "", "tok/s", "preempted", "uptime",
-    "kv moves by",
+    "instance", "model", "stage", "role", "state", "running", "waiting", "moving", "blocks", "", "tok/s", "preempted",
+    "uptime", "kv moves by",
 )  # fmt: skip
 
 #: What goes first where the screen is too narrow. Name, state and load stay: they are what the table is for.
-_DISPENSABLE = ("", "preempted", "uptime", "kv moves by", "model", "stage", "blocks")
+_DISPENSABLE = ("", "preempted", "uptime", "kv moves by", "model", "stage", "moving", "blocks")
 
 #: Where standard output is no terminal.
 PIPE_COLUMNS = 120
@@ -39,11 +39,24 @@ REFUSAL_CELLS = 24
 #: Spaces between two columns.
 GAP_CELLS = 2
 
+#: Migrations under way that are shown, the oldest; --json has all that were told.
+MIGRATIONS_SHOWN = 20
+
+#: Width of a migration's line but for its three names, and the least that is left of its sequence's.
+MIGRATION_CELLS, SEQUENCE_CELLS = 46, 9
+
 
 def cluster_tables(
-    cluster: str, view: ClusterView, now_ns: int, *, rows_max: int = 0, width: int = PIPE_COLUMNS
+    cluster: str,
+    view: ClusterView,
+    now_ns: int,
+    *,
+    rows_max: int = 0,
+    migrations_max: int = MIGRATIONS_SHOWN,
+    width: int = PIPE_COLUMNS,
 ) -> RenderableType:
-    """Totals, instances, services; at most ``rows_max`` instances where that is not 0, the busiest first.
+    """Totals, instances, migrations, services; at most ``rows_max`` instances where that is not 0, the busiest first,
+    and at most ``migrations_max`` migrations, the oldest first.
 
     Columns of instances that do not fit into ``width`` characters are left out, the least needed first.
     """
@@ -58,6 +71,11 @@ def cluster_tables(
         parts.append(_instances(shown, width))
     if len(shown) < len(instances):
         parts.append(Text(f"{len(instances) - len(shown)} more instances", style="dim"))
+    migrations = view.migrations(now_ns)
+    if migrations:
+        parts += [Text(""), _migrations(migrations[:migrations_max], width)]
+        if len(migrations) > migrations_max:
+            parts.append(Text(f"{len(migrations) - migrations_max} more migrations", style="dim"))
     if services:
         parts += [Text(""), _services(services)]
     if not instances and not services:
@@ -68,6 +86,7 @@ def cluster_tables(
 def _headline(cluster: str, totals: Totals, width: int) -> Text:
     head, end = f"cluster {cluster}: ", f"{totals.output_tokens_per_s:,.0f} tok/s"
     load = f"{totals.instances_ready} of {totals.instances} ready, running {totals.running}, waiting {totals.waiting}"
+    load += f", moving {totals.migrations}" if totals.migrations else ""
     share = totals.blocks_used / totals.blocks_total if totals.blocks_total else 0.0
     said = f"{load}, blocks {totals.blocks_used:,}/{totals.blocks_total:,}, {end}"
     if len(head + said) > width:
@@ -79,7 +98,7 @@ def _instances(rows: list[InstanceRow], width: int) -> Table:
     cells = [_cells(row) for row in rows]
     table = _table()
     for name in _fitting(cells, width):
-        left = name in ("instance", "model", "stage", "role", "state", "", "kv moves by")
+        left = name in ("instance", "model", "stage", "role", "state", "moving", "", "kv moves by")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for row in cells:
         table.add_row(*(row[str(column.header)] for column in table.columns))
@@ -89,12 +108,14 @@ def _instances(rows: list[InstanceRow], width: int) -> Table:
 def _fitting(rows: list[dict[str, str | Text]], width: int) -> list[str]:
     """The columns that have room side by side, in their order."""
     cells = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _COLUMNS}
-    # Roles are told where there are any.
-    kept = [name for name in _COLUMNS if name != "role" or any(row["role"] != "both" for row in rows)]
+    # Roles and moves are told where there are any.
+    idle = {"role": "both", "moving": "-"}
+    kept = [name for name in _COLUMNS if name not in idle or any(row[name] != idle[name] for row in rows)]
     for name in _DISPENSABLE:
         if sum(cells[each] + GAP_CELLS for each in kept) <= width:
             break
-        kept.remove(name)
+        if name in kept:
+            kept.remove(name)
     return kept
 
 
@@ -107,6 +128,7 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
         "state": _state(row.state),
         "running": str(row.running),
         "waiting": str(row.waiting),
+        "moving": _on_the_way(row),
         "blocks": f"{row.blocks_used}/{row.blocks_total}",
         "": _bar(row.blocks_used, row.blocks_total),
         "tok/s": "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}",
@@ -114,6 +136,39 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
         "uptime": span(row.uptime_s),
         "kv moves by": _moves(row),
     }
+
+
+def _on_the_way(row: InstanceRow) -> str:
+    """``2 out, 1 in, 4 later``: what leaves, what arrives, what shall leave and waits."""
+    counts = ((row.leaving, "out"), (row.arriving, "in"), (row.leave_later, "later"))
+    return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
+
+
+def _migrations(rows: list[MigrationRow], width: int) -> Table:
+    """One line each; on a narrow screen the sequence's name is cut."""
+    table = _table("migration", "from", "to", "step")
+    for name in ("rounds", "copied", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ends = max(len("from"), *(len(row.source) for row in rows)) + max(len("to"), *(len(row.target) for row in rows))
+    cells = max(SEQUENCE_CELLS, width - MIGRATION_CELLS - ends)
+    for row in rows:
+        what = (_cut(row.sequence, cells), row.source, row.target or "?", row.step)
+        table.add_row(*what, str(row.round), binary_size(row.bytes), f"{row.age_s:.1f}s")
+    return table
+
+
+def _cut(name: str, cells: int) -> str:
+    return name if len(name) <= cells else name[: cells - 1] + "…"
+
+
+def binary_size(count: int) -> str:
+    """A number of bytes in its largest unit: ``512 B``, ``3.4 MiB``, ``17 GiB``."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
 
 
 def _moves(row: InstanceRow) -> str:

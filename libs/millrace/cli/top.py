@@ -10,6 +10,9 @@ REFRESH_S = 0.5
 #: Lines of the screen that are not instances: headline, two table heads, and room for the services.
 LINES_KEPT = 12
 
+#: Migrations shown at once, and the lines that their table needs besides.
+MIGRATIONS_MAX, MIGRATION_LINES = 6, 3
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
@@ -47,9 +50,16 @@ async def _top(arguments: argparse.Namespace) -> int:
     async with listen(connection) as view:
         with key_pressed("q") as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
             while not pressed.is_set():
-                rows_max = max(1, console.height - LINES_KEPT)
+                now_ns = time.time_ns()
+                migrations = min(MIGRATIONS_MAX, len(view.migrations(now_ns)))
+                lines = LINES_KEPT + (migrations + MIGRATION_LINES if migrations else 0)
                 tables = cluster_tables(
-                    connection.cluster, view, time.time_ns(), rows_max=rows_max, width=console.width
+                    connection.cluster,
+                    view,
+                    now_ns,
+                    rows_max=max(1, console.height - lines),
+                    migrations_max=MIGRATIONS_MAX,
+                    width=console.width,
                 )
                 live.update(tables, refresh=True)
                 try:

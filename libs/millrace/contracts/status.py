@@ -171,6 +171,40 @@ class PresenceState(StrEnum):
     DEAD = "dead"  # said of a service by the supervisor that saw its process end
 
 
+class InstanceMigrations(msgspec.Struct, frozen=True, array_like=True):
+    """How many sequences are on their way from and to an instance, as its migrator counts them.
+
+    Attributes:
+        waiting: Asked to leave, or to be handed off after their prefill, and waiting for a slot or for room.
+    """
+
+    instance: str
+    leaving: int
+    arriving: int
+    waiting: int
+
+
+class MigrationStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One migration under way, as its source's migrator sees it.
+
+    Attributes:
+        target: Empty while none is chosen.
+        step: What it waits for: ``leasing``, ``allotting``, ``preparing``, ``pulling``, ``renewing``, ``freezing``,
+            ``committing``, ``ending``.
+        round: Rounds of copying that are done.
+        began_ns: Unix ns, by the clock of ``ServicePresence.at_ns``.
+        bytes: Copied so far.
+    """
+
+    sequence: str
+    source: str
+    target: str
+    step: str
+    round: int
+    began_ns: int
+    bytes: int
+
+
 class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
     """Heartbeat of a service, every second; the supervisor says DEAD for a child whose process ended.
 
@@ -178,6 +212,9 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
         role: ``ingress``, ``tagger``, ``coordinator``, ``worker``, ...
         name: Unique name of the process's actor, for example ``ingress-0``. For workers the instance's name.
         incarnation: Start time of the process, unix ns. With DEAD: 0 where unknown (any incarnation up to ``at_ns``).
+        moving: Of a migrator: its instances from or to which anything moves, or waits to.
+        migrations: Of a migrator: those away from its instances that are under way, oldest first; no more than it
+            tells of at once.
     """
 
     role: str
@@ -186,3 +223,5 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
     at_ns: int
     state: PresenceState = PresenceState.ALIVE
     url: str = ""
+    moving: list[InstanceMigrations] = []
+    migrations: list[MigrationStatus] = []

@@ -1,0 +1,84 @@
+"""What a migrator's heartbeat says of migrations under way."""
+
+from __future__ import annotations
+
+from millrace.contracts.codec import decode, encode
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.leases import ReserveKv
+from millrace.contracts.migration import MigrateSequence
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import InstanceMigrations, ServicePresence
+
+from services.migrator.actor import TOLD_MAX
+from services.migrator.config import MigratorLimits
+from tests.unit.migrator_rig import MS, START_NS, Rig
+
+
+def heartbeat(rig: Rig, instance: str) -> ServicePresence:
+    """Its last one."""
+    said = [body for name, body in rig.said if name == instance and isinstance(body, ServicePresence)]
+    return said[-1]
+
+
+def slowly_moving(sequences: int, **limits: int) -> Rig:
+    """So many sequences of ``a`` are asked to move to ``b``, whose reads take half a second each."""
+    rig = Rig("a", "b", limits=MigratorLimits(**limits))
+    rig.workers["b"].pull_ns = 500 * MS
+    rig.workers["b"].blocks_free = 10_000
+    for index in range(sequences):
+        rig.decode("a", f"r.{index}", prompt=400)
+    rig.run(800)
+    for index in range(sequences):
+        rig.ask("a", MigrateSequence(sequence=f"r.{index}", target="b"))
+    rig.run(250)  # past the second heartbeat
+    return rig
+
+
+def test_a_quiet_migrator_says_nothing_of_it_on_the_wire() -> None:
+    rig = Rig("a")
+    rig.run(1_500)
+    body = heartbeat(rig, "a")
+    assert (body.moving, body.migrations) == ([], [])
+    assert b"moving" not in encode(body)
+    assert decode(encode(body)) == body
+
+
+def test_the_source_tells_each_and_both_ends_count() -> None:
+    rig = slowly_moving(5)
+    told = heartbeat(rig, "a")
+    assert told.moving == [InstanceMigrations("a", 3, 0, 2)]
+    assert [(each.sequence, each.source, each.target, each.step) for each in told.migrations] == [
+        (f"r.{index}", "a", "b", "pulling") for index in range(3)
+    ]
+    assert {each.began_ns for each in told.migrations} == {START_NS + 800 * MS}
+    there = heartbeat(rig, "b")
+    assert there.moving == [InstanceMigrations("b", 0, 3, 0)]
+    assert there.migrations == []
+    assert decode(encode(told)) == told
+
+
+def test_what_was_copied_grows_and_in_the_end_nothing_is_told() -> None:
+    rig = slowly_moving(1, pull_bytes_first=20_000)  # a fifth of it with each pull
+    assert heartbeat(rig, "a").migrations[0].bytes == 0
+    rig.run(1_000)
+    assert heartbeat(rig, "a").migrations[0].bytes > 0
+    rig.run(4_000)
+    assert heartbeat(rig, "a").migrations == []
+    assert heartbeat(rig, "a").moving == []
+
+
+def test_a_crowd_is_told_of_up_to_a_bound_and_counted_whole() -> None:
+    rig = slowly_moving(TOLD_MAX + 8, out_max=TOLD_MAX + 8, in_max=TOLD_MAX + 8)
+    told = heartbeat(rig, "a")
+    assert len(told.migrations) == TOLD_MAX
+    assert told.moving[0].leaving == TOLD_MAX + 8
+
+
+def test_handoffs_that_nobody_took_count_as_waiting() -> None:
+    rig = Rig("a", "b")
+    rig.workers["b"].refuse[ReserveKv] = KvRefusal.NO_BLOCKS
+    rig.plan(a=InstanceRole.PREFILL, b=InstanceRole.DECODE)
+    rig.run(400)
+    rig.decode("a", outputs=1)
+    rig.run(4_000)
+    assert heartbeat(rig, "a").moving == [InstanceMigrations("a", 0, 0, 1)]
