@@ -3,7 +3,8 @@
 Runs the stated load of ``python -m bench live_policies``, or reads what that kept (``--recordings FOLDER``). Step times
 and message times are fitted to every other slice of two seconds, latencies are compared on requests of the others.
 Each two policies are compared on the requests that both served: both worlds must tell them apart, and alike.
-``--unequal`` runs two engines that differ much, on which policies do too.
+``--unequal`` runs two engines that differ much, on which policies do too. ``--own-pace`` takes out that the machine is
+faster in one run than in the next.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from bench.live.halves import fitted_on
 from bench.live.pairs import Key, keyed, pair_lines, pairs
 from bench.live.recording import Figures, Recording, figures, read_all, write
-from bench.live.replay import EngineFit, fits, replay, scenario
+from bench.live.replay import EngineFit, at_own_pace, fits, replay, scenario
 from bench.live.statistics import FIGURES, Errors, Spread, e2e_errors, ordered, spread
 from bench.live.tables import by_policy
 from bench.live.transit import Transit, transit
@@ -54,6 +55,9 @@ def main() -> int:
     add_options(parser)
     parser.add_argument("--recordings", type=Path, help="replay these instead of running")
     parser.add_argument("--keep", type=Path, help="keep the recordings here")
+    parser.add_argument(
+        "--own-pace", action="store_true", help="step times at the pace that each run had, not at that of all"
+    )
     parser.set_defaults(kinds="stated")
     options = parser.parse_args()
     try:
@@ -64,14 +68,14 @@ def main() -> int:
             recording for recording in recordings if recording.load.kind in (options.kinds or "stated").split(",")
         ]
         for kind in sorted({recording.load.kind for recording in chosen}):
-            _report(kind, [recording for recording in chosen if recording.load.kind == kind])
+            _report(kind, [recording for recording in chosen if recording.load.kind == kind], options.own_pace)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _report(kind: str, recordings: Sequence[Recording]) -> None:
+def _report(kind: str, recordings: Sequence[Recording], own_pace: bool) -> None:
     fitted, way = fits(recordings), transit(recordings)
     print(f"{kind} lengths; fitted to every other slice of two seconds, held against the others:")
     print("\n".join(_fit_line(each) for each in fitted.values()))
@@ -79,18 +83,29 @@ def _report(kind: str, recordings: Sequence[Recording]) -> None:
         f"  a message takes {2 * way.hop_least:.0f} us at least, {2 * way.hop_mean:.0f} us on average; to a worker "
         f"{way.there:.0f}, from it into a batch {way.into:.0f}, from a step's end to ingress {way.back:.0f}"
     )
-    compared = [compare(policy, runs, fitted, way) for policy, runs in by_policy(recordings).items()]
+    compared = []
+    for policy, runs in by_policy(recordings).items():
+        paced = [at_own_pace(fitted, recording) for recording in runs]
+        print(f"  {policy}: {_pace_line(fitted, paced)}")
+        compared.append(compare(policy, runs, paced if own_pace else [fitted] * len(runs), way))
     print("\n".join([_head(), *(line for each in compared for line in _rows(each))]))
     print("pairs on the same requests: first minus second in ms [95 % interval]; told apart where 0 lies outside")
     for name in FIGURES:
         print("\n".join(_orders(name, compared)))
 
 
-def compare(policy: str, runs: Sequence[Recording], fitted: dict[str, EngineFit], way: Transit) -> Compared:
-    """A policy's runs in both worlds."""
+def _pace_line(fitted: Mapping[str, EngineFit], paced: Sequence[Mapping[str, EngineFit]]) -> str:
+    """How long steps took in each run, against what all runs together say of such steps."""
+    of = [{name: each.model.linear.fixed / fitted[name].model.linear.fixed for name, each in p.items()} for p in paced]
+    rounds = [", ".join(f"{factor:.2f}" for factor in factors.values()) for factors in of]
+    return f"steps took {'; '.join(rounds)} times what all runs together say (each engine; each round)"
+
+
+def compare(policy: str, runs: Sequence[Recording], fits: Sequence[dict[str, EngineFit]], way: Transit) -> Compared:
+    """A policy's runs in both worlds; ``fits``: the step times of each."""
     real: dict[Key, Figures] = {}
     modelled: dict[Key, Figures] = {}
-    for recording in runs:
+    for recording, fitted in zip(runs, fits, strict=True):
         with tempfile.TemporaryDirectory() as folder:
             spec = scenario(recording, fitted=fitted, way=way, folder=Path(folder))
             again = replay(spec, Path(folder), fitted=fitted)

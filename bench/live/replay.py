@@ -21,7 +21,7 @@ from millrace.sim.scenarios.spec import ScenarioSpec
 
 from bench.live.halves import fitted_on
 from bench.live.recording import Figures, Recording
-from bench.live.step_fit import EngineStepTime, Window, bias, fit, windows
+from bench.live.step_fit import WINDOWS_MIN, EngineStepTime, Window, bias, fit, windows
 from bench.live.transit import Transit
 from services.predictor.state import parameters_of
 
@@ -69,6 +69,19 @@ def _fitted(name: str, step_time: str, rows: Sequence[Window], others: Sequence[
     model = fit(rows, load_step_time(step_time) if step_time in coefficient_names() else None)
     sums, error = bias(model, others)
     return EngineFit(instance=name, model=model, windows=len(rows), sums=sums, error=error)
+
+
+def at_own_pace(fitted: Mapping[str, EngineFit], recording: Recording) -> dict[str, EngineFit]:
+    """The same at the pace that the machine had in this run, as the half of it that is fitted tells.
+
+    An engine that computed little in it keeps the pace of all runs.
+    """
+    own = {}
+    for name, found in engine_windows(recording).items():
+        rows = [window for window in found if fitted_on(recording, window.at_ns)]
+        factor = 1 / bias(fitted[name].model, rows)[0] if len(rows) >= WINDOWS_MIN else 1.0
+        own[name] = msgspec.structs.replace(fitted[name], model=fitted[name].model.scaled(factor))
+    return own
 
 
 def trace_rows(recording: Recording) -> str:

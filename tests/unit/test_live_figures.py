@@ -19,7 +19,7 @@ from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
 from bench.live.halves import fitted_on
 from bench.live.plan import Load, planned
 from bench.live.recording import Figures, Recording, figures
-from bench.live.replay import fits, trace_rows
+from bench.live.replay import at_own_pace, fits, trace_rows
 from bench.live.runs import Campaign, order
 from bench.live.statistics import errors, ordered, ranks, spread
 from bench.live.step_fit import EngineStepTime, bias, fit, windows
@@ -102,8 +102,8 @@ def outcome(sequence: str, at_ns: int, now_ns: int, prompt_tokens: int, output_t
     )
 
 
-def recorded(count: int = 200) -> Recording:
-    snapshots, outcomes = run_of_an_engine(count)
+def recorded(count: int = 200, pace: StepTimeModel = TRUTH) -> Recording:
+    snapshots, outcomes = run_of_an_engine(count, pace)
     return Recording(
         policy="round_robin",
         load=LOAD,
@@ -285,6 +285,16 @@ def test_the_way_into_a_batch_is_told_by_those_who_came_too_late_for_it() -> Non
         outcomes += [outcome(f"{name}.0", round((ms - 2) * MS), at_ms * MS, 4, 9) for name, (ms, _) in came.items()]
     recording = msgspec.structs.replace(recorded(1), snapshots=snapshots, outcomes=outcomes)
     assert transit([recording]).into == pytest.approx(3_000.0)
+
+
+def test_a_run_on_a_slower_machine_is_told_by_its_own_pace() -> None:
+    usual, slow = recorded(300), recorded(300, EngineStepTime(linear=TRUTH).scaled(1.5))
+    fitted = fits([usual])
+    own = at_own_pace(fitted, slow)["w0"].model.linear
+    assert own.fixed / fitted["w0"].model.linear.fixed == pytest.approx(1.5, rel=0.05)
+    assert own.per_decode / fitted["w0"].model.linear.per_decode == pytest.approx(1.5, rel=0.05)
+    idle = msgspec.structs.replace(slow, snapshots=[])
+    assert at_own_pace(fitted, idle)["w0"].model == fitted["w0"].model
 
 
 def test_a_first_token_that_was_seen_in_its_step_tells_the_way_back() -> None:
