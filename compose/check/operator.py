@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -66,7 +65,7 @@ class Operator:
             wait("millrace tap to hear something", 60, lambda: file.stat().st_size or tap.poll() is not None)
             yield
         finally:
-            tap.send_signal(signal.SIGINT)
+            tap.terminate()  # a check that runs in the background has SIGINT ignored, and so have its children
             tap.wait(timeout=30)
 
     def _command(self, role: str, verb: str, *words: str) -> list[str]:
