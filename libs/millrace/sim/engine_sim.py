@@ -49,7 +49,8 @@ class SimulatedEngine:
         )
         port = network.attach(process, engine) if network is not None else None
         if port is not None:
-            self.paced.connect(port)
+            assert network is not None
+            self.paced.connect(port, network.copy_cost)
 
     def handlers(self) -> Handlers:
         """For ``Simulation.add``."""

@@ -13,6 +13,7 @@ from millrace.actor.errors import ConfigError
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.migration import MigrationMode
 from millrace.contracts.plan import InstanceRole
+from millrace.enginemodel.copying import NO_COST, CopyCost
 from millrace.enginemodel.network import TOKEN_BYTES, modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.sim.kv_network import SimKvNetwork
@@ -33,6 +34,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         on: A migrator for each instance, and engines whose KV others may read.
         bandwidth_gbps: Of each instance's link in each direction, Gb/s; transfers share it.
         latency_us: Before the first byte of each read.
+        copy: What copying and checksums cost the engines themselves; the default is a network card's or a GPU's own
+            way: nothing.
         token_bytes: KV of one token over all layers and ranks; the default is Llama-3-8B's in 16 bits.
         roles: By group or instance (which wins); who is not named does both.
         mode: How KV travels.
@@ -43,6 +46,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     on: bool = False
     bandwidth_gbps: float = 100.0
     latency_us: float = 30.0
+    copy: CopyCost = NO_COST
     token_bytes: int = TOKEN_BYTES
     roles: dict[str, InstanceRole] = {}
     mode: MigrationMode = MigrationMode.LIVE
@@ -53,6 +57,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """What is wrong, by name; empty where all is well. ``instances``: names by group."""
         if self.bandwidth_gbps <= 0 or self.latency_us < 0 or self.token_bytes < 1:
             return "migration: bandwidth_gbps must be above 0, latency_us not negative, token_bytes at least 1"
+        if min(self.copy.copy_bytes_per_s, self.copy.checksum_bytes_per_s) < 0 or self.copy.bytes_per_step < 1:
+            return "migration.copy: rates must not be negative, bytes_per_step at least 1"
         known = {*instances, *(name for names in instances.values() for name in names)}
         for name in self.roles:
             if name not in known:
@@ -76,7 +82,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.on:
             return None
         latency_ns = int(self.latency_us * MICROSECOND)
-        return SimKvNetwork(simulation, bytes_per_s=self.bandwidth_gbps * 1e9 / 8, latency_ns=latency_ns)
+        rate = self.bandwidth_gbps * 1e9 / 8
+        return SimKvNetwork(simulation, bytes_per_s=rate, latency_ns=latency_ns, copy_cost=self.copy)
 
     def endpoint(self, engine: EngineParameters, *, key: str, model: str) -> KvEndpoint | None:
         """Where an engine's KV lies; None where nothing moves."""
