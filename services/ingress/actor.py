@@ -99,6 +99,9 @@ TICKS_PER_LOOK = 4
 #: Heartbeat of this ingress; workers give it up after five.
 PRESENCE_NS = 1 * SECOND_NS
 
+#: Later than any deadline.
+NO_DEADLINE_NS = 1 << 63
+
 _TICK = "tick"
 _PRESENCE = "presence"
 _GRACE = "grace"
@@ -170,6 +173,8 @@ class IngressActor:
         match body:
             case TokensGenerated():
                 relay(self._state, body, out)
+            case InstanceSummary():
+                self._on_summary(body, out)
             case CallSubmitted():
                 self._on_call(body.call, out)
             case Replied():
@@ -182,8 +187,6 @@ class IngressActor:
                 call = self._state.calls.get(body.request)
                 if call is not None:
                     abandon(self._state, call, body.reason, out)
-            case InstanceSummary():
-                self._on_summary(body, out)
             case ServicePresence():
                 self._on_presence(body, out)
             case SequencesReturned():
@@ -295,10 +298,8 @@ class IngressActor:
         state = self._state
         self._ticks += 1
         out.append(StartTimer(name=_TICK, at_ns=state.now_ns + TICK_NS))
-        for call in [c for c in state.calls.values() if c.deadline_ns <= state.now_ns]:
-            waited_s = (state.now_ns - call.arrival_ns) / SECOND_NS
-            detail = f"The request was not done within its time limit of {waited_s:.0f} s."
-            refuse_or_fail(state, call, RefusalKind.TIMEOUT, detail, out)
+        if state.now_ns >= state.deadline_ns:
+            self._end_late(out)
         if state.detecting(state.now_ns):
             for instance in state.cluster.silent(state.now_ns, state.times.silence):
                 state.cluster.lose(instance)
@@ -306,6 +307,15 @@ class IngressActor:
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state, out)
         state.metrics.sequences_waiting = len(state.waiting)
+
+    def _end_late(self, out: list[Effect]) -> None:
+        """Ends calls past their deadlines, and notes when to look again: each tick at each call would be most of it."""
+        state = self._state
+        for call in [c for c in state.calls.values() if c.deadline_ns <= state.now_ns]:
+            waited_s = (state.now_ns - call.arrival_ns) / SECOND_NS
+            detail = f"The request was not done within its time limit of {waited_s:.0f} s."
+            refuse_or_fail(state, call, RefusalKind.TIMEOUT, detail, out)
+        state.deadline_ns = min((c.deadline_ns for c in state.calls.values()), default=NO_DEADLINE_NS)
 
     def _on_reconnected(self, out: list[Effect]) -> None:
         state = self._state

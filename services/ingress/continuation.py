@@ -205,19 +205,24 @@ def resend_unanswered(state: IngressState, pending: PendingResend, reason: Reque
 
 def look_at_sequences(state: IngressState, out: list[Effect]) -> None:
     """Probes silent sequences and continues stalled ones. Called about once a second while detecting."""
-    now_ns = state.now_ns
+    now_ns, running, probe_ns = state.now_ns, Phase.RUNNING, state.times.probe
+    quiet_ns = min(probe_ns, state.times.stall, state.times.queue_stall)
     for sequence in list(state.sequences.values()):
-        if sequence.phase is not Phase.RUNNING:
+        if sequence.phase is not running:
             continue
-        since_ns = max(sequence.last_ns, sequence.placed_ns)
+        since_ns = sequence.last_ns if sequence.last_ns > sequence.placed_ns else sequence.placed_ns
+        if now_ns - since_ns < quiet_ns:  # nearly all
+            if sequence.probed_ns <= since_ns:  # a token came since the last probe: begin anew
+                sequence.probe_after_ns = probe_ns
+            continue
         queued = sequence.fresh and not sequence.moved
         limit_ns = state.times.queue_stall if queued else state.times.stall
         if now_ns - since_ns > limit_ns and _elsewhere(state, sequence):
             continue_or_end(state, sequence, "stalled", out)
-        elif now_ns >= max(since_ns + state.times.probe, sequence.probed_ns + sequence.probe_after_ns):
+        elif now_ns >= max(since_ns + probe_ns, sequence.probed_ns + sequence.probe_after_ns):
             _probe(state, sequence, out)
-        elif sequence.probed_ns <= since_ns:  # a token came since the last probe: begin anew
-            sequence.probe_after_ns = state.times.probe
+        elif sequence.probed_ns <= since_ns:
+            sequence.probe_after_ns = probe_ns
 
 
 def _probe(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:

@@ -41,30 +41,32 @@ def take_chunk(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -
     """Appends a chunk of the present epoch to its sequence's log; the delta for the client, if there is one."""
     log = sequence.log
     known = len(log)
+    metrics = state.metrics
     token_ids = chunk.token_ids
     logprobs = chunk.logprobs
     finish = chunk.finish
     if chunk.first_index != known:
         overlap = known - chunk.first_index
         if overlap < 0:
-            state.metrics.discarded.add("gap")
+            metrics.discarded.add("gap")
             return Taken.GAP, None
         if chunk.first_index < 0 or log[chunk.first_index :][: len(token_ids)] != token_ids[:overlap]:
-            state.metrics.discarded.add("contradiction")
+            metrics.discarded.add("contradiction")
             return Taken.IGNORED, None
         token_ids = token_ids[overlap:]
         logprobs = None if logprobs is None else logprobs[overlap:]
         if not token_ids and finish is None:
-            state.metrics.discarded.add("duplicate")
+            metrics.discarded.add("duplicate")
             return Taken.IGNORED, None
-    if known + len(token_ids) >= sequence.tokens_max and finish is None:
+    fresh = len(token_ids)
+    if known + fresh >= sequence.tokens_max and finish is None:
         token_ids = token_ids[: sequence.tokens_max - known]
-        finish = _LENGTH
-    if token_ids:
+        finish, fresh = _LENGTH, len(token_ids)
+    if fresh:
         _note_time(state, sequence, chunk)
         log += token_ids
-        sequence.call.output_tokens += len(token_ids)
-        state.metrics.output_tokens += len(token_ids)
+        sequence.call.output_tokens += fresh
+        metrics.output_tokens += fresh
     if sequence.lazy and finish is None:
         if logprobs is not None:
             sequence.held_logprobs += _told_logprobs(state, sequence, logprobs) or []

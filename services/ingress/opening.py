@@ -60,6 +60,7 @@ def open_call(state: IngressState, call: Call) -> OpenCall:
         opened.sequences.append(sequence)
         state.sequences[sequence.id] = sequence
     state.calls[call.request] = opened
+    state.deadline_ns = min(state.deadline_ns, opened.deadline_ns)
     return opened
 
 

@@ -25,7 +25,7 @@ def relay(state: IngressState, message: TokensGenerated, out: list[Effect]) -> N
     if instance is None:
         state.metrics.discarded.add("late", by=len(message.chunks))
         return
-    sequences = state.sequences
+    sequences, running, goes_on = state.sequences, Phase.RUNNING, Taken.GOES_ON
     several: dict[str, OpenCall] = {}
     for chunk in message.chunks:
         sequence = sequences.get(chunk.sequence)
@@ -36,7 +36,7 @@ def relay(state: IngressState, message: TokensGenerated, out: list[Effect]) -> N
             else:
                 note_stray(state, chunk, sequence, message.instance, out)
             continue
-        if sequence.phase is not Phase.RUNNING:
+        if sequence.phase is not running:
             accepted(state, sequence, out)
         call = sequence.call
         if call.several:
@@ -46,7 +46,7 @@ def relay(state: IngressState, message: TokensGenerated, out: list[Effect]) -> N
         taken, delta = take_chunk(state, sequence, chunk)
         if delta is not None:
             deliver(call, [delta], out)
-        if taken is not Taken.GOES_ON:
+        if taken is not goes_on:
             _settle(state, sequence, taken, out)
     for call in several.values():
         _settle_several(state, call, out)

@@ -285,6 +285,7 @@ class IngressState:
         self.cluster = Cluster()
         self.admission = Admission(config.limits)
         self.calls: dict[str, OpenCall] = {}
+        self.deadline_ns = 0  # no open call's is earlier
         self.sequences: dict[str, OpenSequence] = {}
         self.owned: dict[str, dict[str, OpenSequence]] = {}  # instance -> its submitted and running sequences
         self.allotted: dict[str, dict[str, OpenSequence]] = {}  # target -> sequences with an open allotment there

@@ -168,7 +168,9 @@ class WorkerActor:
         """Takes one message; once drained, the last one's effects end with Stop."""
         if self._draining.stopped:
             return unexpected(message, "this worker has stopped")
-        effects = self._dispatch(message, now_ns) + self._moving.sweep(now_ns)
+        effects = self._dispatch(message, now_ns)
+        if self._moving.leases:
+            effects = effects + self._moving.sweep(now_ns)
         return effects + self._draining.leave_if_done(now_ns) if self._draining.under_way else effects
 
     def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
@@ -176,6 +178,8 @@ class WorkerActor:
         match message.body:
             case EngineStepped() as body:
                 return self._decoding.stepped(body, now_ns)
+            case TimerFired(name=name):
+                return self._on_timer(name, now_ns)
             case SubmitSequence() as body:
                 orphans = self._heard(body.ingress, body.ingress_incarnation, now_ns)
                 incarnation = self._ingresses.incarnation(body.ingress)
@@ -195,8 +199,6 @@ class WorkerActor:
             case EngineObserved(snapshot=snapshot):
                 self.reporter.take(snapshot)
                 return self._desk.reports(now_ns)
-            case TimerFired(name=name):
-                return self._on_timer(name, now_ns)
             case BusDisconnected():
                 self.reporter.bus_up = False
                 return []

@@ -23,12 +23,13 @@ class Decoding:
         desk = self._desk
         touched: list[Held] = []
         ended: list[Held] = []
+        find, at_ns = desk.ledger.get, body.at_ns or now_ns
         for output in body.outputs:
-            held = desk.ledger.get(output.sequence)
-            if held is None or not held.live:
+            held = find(output.sequence)
+            if held is None or held.finish is not None:
                 desk.figures.late_outputs += 1
                 continue
-            self._take_output(held, output, body.at_ns or now_ns)
+            self._take_output(held, output, at_ns)
             touched.append(held)
             if output.finish is not None:
                 ended.append(held)

@@ -51,10 +51,12 @@ class Desk:
         """What a step gave: at once where a sequence begins or ends, or where nothing is held back."""
         if not self._interval_ns:
             return self.publish(touched, step=step)
-        self._held_back.update((held.sequence, held) for held in touched)
+        held_back = self._held_back
+        for held in touched:
+            held_back[held.sequence] = held
         if now_ns - self._told_ns >= self._interval_ns:
             return self.tell_all(now_ns, step=step)
-        urgent = [held for held in touched if held.sent <= held.brought or not held.live]
+        urgent = [held for held in touched if held.sent <= held.brought or held.finish is not None]
         for held in urgent:
             self._held_back.pop(held.sequence, None)
         return self.publish(urgent, step=step)
@@ -63,11 +65,12 @@ class Desk:
         """Everything that was held back and is still held."""
         self._told_ns = now_ns
         held_back, self._held_back = self._held_back, {}
-        return self.publish([h for h in held_back.values() if self.ledger.get(h.sequence) is h], step=step)
+        find = self.ledger.get
+        return self.publish([h for h in held_back.values() if find(h.sequence) is h], step=step)
 
-    def publish(self, touched: Iterable[Held], *, step: int | None = None) -> list[Effect]:
+    def publish(self, touched: list[Held], *, step: int | None = None) -> list[Effect]:
         """What these have not sent yet. While the bus is down it stays unsent, until ``repeat``."""
-        if not self.reporter.bus_up:
+        if not touched or not self.reporter.bus_up:
             return []
         return self._outbox.tokens(touched, step=self.reporter.snapshot.step if step is None else step)
 
@@ -96,7 +99,7 @@ class Desk:
         """Says again how sequences ended that nobody has acknowledged for a while: a last message that was lost is
         followed by no other one that would show it.
         """
-        late = [h for h in self.ledger if not h.live and h.finish_sent and now_ns - h.finished_ns >= REMIND_NS]
+        late = [h for h in self.ledger if h.finish_sent and now_ns - h.finished_ns >= REMIND_NS]
         return self._outbox.remind(late, step=self.reporter.snapshot.step)
 
     def finish(self, held: Held, finish: FinishReason, now_ns: int, detail: str = "") -> None:

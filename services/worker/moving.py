@@ -78,6 +78,11 @@ class Moving:
             case _:
                 return []
 
+    @property
+    def leases(self) -> int:
+        """How many there are."""
+        return len(self._leasing)
+
     def sweep(self, now_ns: int) -> list[Effect]:
         """After every message: leases of sequences that ended with it are over."""
         return self._leasing.sweep(now_ns) if len(self._leasing) else []

@@ -33,7 +33,9 @@ class Reporter:
         self.snapshot: EngineSnapshot = reports.empty_snapshot(info, 0)
         self.bus_up = True
         self.draining = False
-        self._subjects = subjects
+        self._status_subject = subjects.status(identity.model, identity.instance)
+        self._summary_subject = subjects.summary(identity.model, identity.instance)
+        self._presence_subject = subjects.presence(Role.WORKER, identity.instance)
         self._limits = limits
         self._unseen: dict[str, Held] = {}
         self._status_ns = 0
@@ -82,7 +84,7 @@ class Reporter:
     def _status(self, now_ns: int) -> Publish:
         self._status_ns, self._status_stale = now_ns, False
         body = reports.status(self.identity, self.snapshot)
-        return Publish(subject=self._subjects.status(self.identity.model, self.identity.instance), body=body)
+        return Publish(subject=self._status_subject, body=body)
 
     def summary(self, now_ns: int, output_tokens: int) -> Publish:
         """The summary as of now, whatever the interval."""
@@ -94,12 +96,12 @@ class Reporter:
             draining=self.draining,
         )
         body = reports.summary(self.identity, self.snapshot, self._unseen.values(), counts)
-        return Publish(subject=self._subjects.summary(self.identity.model, self.identity.instance), body=body)
+        return Publish(subject=self._summary_subject, body=body)
 
     def presence(self, now_ns: int) -> Publish:
         """The heartbeat; LEAVING once the worker drains."""
         body = reports.presence(self.identity, now_ns=now_ns, leaving=self.draining)
-        return Publish(subject=self._subjects.presence(Role.WORKER, self.identity.instance), body=body)
+        return Publish(subject=self._presence_subject, body=body)
 
     def register(self) -> list[Effect]:
         """Writes the instance's record."""

@@ -98,6 +98,8 @@ class Held:
 
     def chunk(self, start: int) -> TokenChunk:
         """Everything known from local index ``start`` on, cut where alternatives would make it too large."""
+        if start and self.finish is None and self.logprobs is None:  # nearly always
+            return TokenChunk(self.sequence, self.epoch, self.base_index + start, self.token_ids[start:])
         stop = len(self.token_ids)
         if self.logprobs is not None:
             stop = min(stop, start + LOGPROB_TOKENS_MAX)
@@ -117,7 +119,8 @@ class Held:
         """The chunk of what has not gone out yet, which counts as sent from now on."""
         chunk = self.chunk(self.sent)
         self.sent += len(chunk.token_ids)
-        self.finish_sent = self.finish_sent or chunk.finish is not None
+        if chunk.finish is not None:
+            self.finish_sent = True
         return chunk
 
     def tick(self) -> None:
@@ -193,7 +196,10 @@ class Ledger:
 
     def forget(self, now_ns: int, *, ttl_ns: int, finished_max: int) -> list[Held]:
         """Drops finished sequences that nobody acknowledged in time, or that are too many; oldest first."""
-        finished = sorted((held for held in self if not held.live), key=lambda held: held.finished_ns)
+        finished = [held for held in self._held.values() if held.finish is not None]
+        if not finished:
+            return finished
+        finished.sort(key=lambda held: held.finished_ns)
         excess = len(finished) - finished_max
         old = [h for index, h in enumerate(finished) if index < excess or now_ns - h.finished_ns >= ttl_ns]
         for held in old:
@@ -215,5 +221,9 @@ def by_ingress(sequences: Iterable[Held]) -> dict[str, list[Held]]:
     """Groups sequences by their ingress, in order of first appearance."""
     groups: dict[str, list[Held]] = {}
     for held in sequences:
-        groups.setdefault(held.ingress, []).append(held)
+        group = groups.get(held.ingress)
+        if group is None:
+            groups[held.ingress] = [held]
+        else:
+            group.append(held)
     return groups

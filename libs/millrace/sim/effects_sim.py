@@ -38,12 +38,17 @@ class EffectCarrier:
 
     def carry_out(self, process: SimProcess, effects: list[Effect]) -> None:
         """In the order in which the actor returned them."""
+        find = self._carry.get
         for effect in effects:
-            carry = self._carry.get(type(effect))
+            kind = type(effect)
+            if kind is fx.Publish:  # most are
+                self.publish(process, effect.subject, effect.body, "", effect.traceparent)  # type: ignore[attr-defined]
+                continue
+            carry = find(kind)
             if carry is not None:
                 carry(process, effect)
             else:
-                process.handlers[type(effect)](effect)
+                process.handlers[kind](effect)
 
     def _table(self) -> dict[type[Effect], Callable[[SimProcess, Any], object]]:
         return {

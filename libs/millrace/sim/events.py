@@ -58,12 +58,10 @@ class EventQueue:
         """Runs all events up to and including ``until_ns``; the clock then stands there."""
         heap = self._heap
         while heap or self._next_slice():
-            event = heap[0]
-            if event[0] > until_ns:
+            if heap[0][0] > until_ns:
                 break
-            heappop(heap)
-            self.now_ns = event[0]
-            event[2](*event[3])
+            self.now_ns, _order, callback, args = heappop(heap)
+            callback(*args)
         self.now_ns = max(self.now_ns, until_ns)
 
     def step(self) -> bool:
