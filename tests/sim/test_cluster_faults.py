@@ -9,7 +9,8 @@ import resource
 
 import pytest
 from millrace.contracts.catalog import Role
-from millrace.sim.runtime_sim import SECOND, SimulationFailed
+from millrace.sim.failure import SimulationFailed
+from millrace.sim.runtime_sim import SECOND
 from millrace.sim.scenario import Report, Scenario
 
 #: Processor time for random seeds in the ordinary test run, seconds.

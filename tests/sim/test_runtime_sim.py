@@ -10,9 +10,10 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.sim.checkers import Checker
 from millrace.sim.checkers.order import NoMessageAfterStop, TimeNeverGoesBack
 from millrace.sim.checkers.queues import BoundedQueues
+from millrace.sim.failure import SimulationFailed
 from millrace.sim.links import LinkModel
 from millrace.sim.process import SimProcess
-from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation, SimulationFailed
+from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 
 FAULTY = LinkModel(jitter_ns=200_000, loss=0.05, duplicate=0.05, reorder=0.1)
 

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.first = arguments.first or 0
         arguments.policy = arguments.policy or soak.POLICY
         return soak.run(arguments)
-    from millrace.sim.runtime_sim import SimulationFailed
+    from millrace.sim.failure import SimulationFailed
     from millrace.sim.scenarios.reading import ScenarioError
     from millrace.workloads.shape import WorkloadError
 

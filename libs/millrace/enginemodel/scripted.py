@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.ingress import FinishReason
+from millrace.contracts.kv import KvEndpoint
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.sequence import ScheduledSequence
@@ -85,10 +85,16 @@ class ScriptedEngine(ModelledEngine):
     content_matters = False
 
     def __init__(
-        self, parameters: EngineParameters, step_time: StepTimeModel, *, output_length: OutputLength, **options: Any
+        self,
+        parameters: EngineParameters,
+        step_time: StepTimeModel,
+        *,
+        output_length: OutputLength,
+        tell_interval_ns: int | None = None,
+        kv: KvEndpoint | None = None,
     ) -> None:
-        """``options``: as for ModelledEngine."""
-        super().__init__(parameters, step_time, **options)
+        """The other arguments are as for ModelledEngine."""
+        super().__init__(parameters, step_time, tell_interval_ns=tell_interval_ns, kv=kv)
         self._output_length = output_length
 
     def _sequence(self, source: EngineSequence) -> ModelledSequence:

@@ -32,6 +32,7 @@ from millrace.sim.broker import Broker, Packet
 from millrace.sim.checkers import Checker
 from millrace.sim.effects_sim import EffectCarrier
 from millrace.sim.events import EventQueue
+from millrace.sim.failure import SimulationFailed
 from millrace.sim.faults import Faults
 from millrace.sim.links import LinkModel
 from millrace.sim.process import ActorFactory, Handlers, Node, SimActor, SimProcess
@@ -51,10 +52,6 @@ TRACE_LENGTH = 60
 
 _MASK = (1 << 64) - 1
 _PRIME = 0x100000001B3
-
-
-class SimulationFailed(AssertionError):
-    """A handler raised, or a checker did. Carries the seed and the last deliveries."""
 
 
 class Simulation:

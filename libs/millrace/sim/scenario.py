@@ -19,10 +19,11 @@ from millrace.sim.checkers.ownership import SingleOwnership
 from millrace.sim.checkers.pauses import BoundedPauses
 from millrace.sim.checkers.queues import BoundedQueues
 from millrace.sim.cluster import MODEL, ClusterShape, SimulatedCluster
+from millrace.sim.failure import SimulationFailed
 from millrace.sim.fault_plan import FaultPlan
 from millrace.sim.links import LinkModel
 from millrace.sim.migrations import MigrationLoad, watch_pauses
-from millrace.sim.runtime_sim import MILLISECOND, SECOND, SimulationFailed
+from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from services.ingress.calls import Call, CallKind
 
 #: Every link, but for faults: about the delays of a local network.

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.sim.cluster import ClusterShape, MigrationShape
+from millrace.sim.compiled import use_compiled
+from millrace.sim.failure import SimulationFailed
 from millrace.sim.migrations import migration_for
-from millrace.sim.runtime_sim import SimulationFailed
 from millrace.sim.scenario import Report, Scenario
 
 #: Predictors of a cluster whose policy asks them: two, so that one can die while the other answers.
@@ -50,7 +51,7 @@ def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, R
     if jobs == 1:
         yield from map(_run, work)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, use_compiled) as pool:
         yield from pool.imap(_run, work)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from millrace.contracts.status import StatusSnapshot
-from millrace.enginemodel.forecast.future import Future, FutureSequence, arrivals, sequences_of
+from millrace.enginemodel.forecast.future import Future, arrivals, sequences_of
+from millrace.enginemodel.forecast.future_sequence import FutureSequence
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.present import Lengths
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
