@@ -23,9 +23,9 @@ from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.leases import Leases
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.sim.cluster import MigrationShape, SimulatedCluster
+from millrace.sim.failure import SimulationFailed
 from millrace.sim.kv_network import KvFaults
 from millrace.sim.process import SimProcess
-from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import MILLISECOND
 from millrace.sim.scenario import Report, Scenario
 from millrace.sim.soak import shape_for

@@ -12,9 +12,9 @@ from millrace.contracts.message import Message
 from millrace.sim.checkers import Checker
 from millrace.sim.checkers.pauses import PauseBounds
 from millrace.sim.cluster import MigrationShape, SimulatedCluster
+from millrace.sim.failure import SimulationFailed
 from millrace.sim.kv_network import KvFaults
 from millrace.sim.process import SimProcess
-from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import MILLISECOND
 from millrace.sim.scenario import Scenario
 from millrace.sim.soak import shape_for
