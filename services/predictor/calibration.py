@@ -8,7 +8,7 @@ what a forecast adds up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ from millrace.contracts.status import BatchComposition, InstanceRecord, StatusSn
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost, after
 from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
-from scipy.optimize import nnls
 
 #: A scale beyond these says that the set is for another engine; more would only hide it. An engine that shares its core
 #: with a dozen others was seen to take ten times as long.
@@ -101,6 +100,7 @@ class StepFit:
     def __init__(self) -> None:
         self._rows: deque[tuple[float, ...]] = deque(maxlen=FIT_STEPS_MAX)
         self._until_fit = FIT_STEPS_MIN
+        _solver()  # its import takes half a second: now, not at the first fit
 
     def observe(self, batch: BatchComposition, duration_ns: int) -> LinearStepTime | None:
         """Takes a step; returns a new fit where one is due."""
@@ -241,11 +241,18 @@ def fit(rows: np.ndarray) -> LinearStepTime:
     )
 
 
+def _solver() -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, float]]:
+    """Non-negative least squares. Imported only where there is something to fit, as known sets need none."""
+    from scipy.optimize import nnls
+
+    return nnls  # type: ignore[no-any-return]
+
+
 def _solve(rows: np.ndarray) -> np.ndarray:
     weighted = rows[:, :-1] / rows[:, -1:]
     norms = np.linalg.norm(weighted, axis=0)
     norms[norms == 0] = 1.0  # a feature that never occurred costs nothing
-    solution: np.ndarray = nnls(weighted / norms, np.ones(len(rows)))[0]
+    solution: np.ndarray = _solver()(weighted / norms, np.ones(len(rows)))[0]
     return np.asarray(solution / norms)
 
 
