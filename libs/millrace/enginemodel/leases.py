@@ -165,6 +165,10 @@ class Leases:
 
     # What was leased
 
+    def holder(self, sequence: ScheduledSequence) -> str:
+        """Migration that has leased a sequence; empty for none."""
+        return next((name for name, lease in self._leases.items() if lease.sequence is sequence), "")
+
     def leased_blocks(self) -> set[int]:
         """Blocks under a lease that holds now: each belongs to its sequence."""
         return {block for lease in self._leases.values() if lease.holds for block in self.log[lease.migration]}

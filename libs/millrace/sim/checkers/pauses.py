@@ -4,7 +4,7 @@
       the same, blocks too slow   messages + a step at each end + the freeze, + the steps that compute what did not come
     harm, or recompute            the worker's longest freeze + a lease + the times after which ingress gives up on a
                                   worker and goes on elsewhere
-    at any time, in an engine     nobody stands still for longer than the freeze that was asked for
+    at any time, in an engine     no freeze is longer than the longest that its worker gives
 
 Pauses are counted from the moment at which the source stands still (its last token is out then) to the first token that
 ingress takes after it, from whoever. A sequence that an engine preempts meanwhile waits for blocks, not for its move:
@@ -113,7 +113,7 @@ class BoundedPauses(Checker):
         self._bounds, self._ingresses, self._engines, self.disturbed = bounds, ingresses, engines, disturbed
         self._freezes: dict[str, int] = {}  # asked for, ns, by migration
         self._open: dict[str, Pause] = {}  # by migration
-        self._still: dict[tuple[int, str, int], int] = {}  # since when: (engine, sequence, its tokens)
+        self._still: dict[tuple[int, str], int] = {}  # since when: (engine, migration that froze a sequence)
 
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
         if isinstance(message.body, FreezeSequence):
@@ -180,11 +180,11 @@ class BoundedPauses(Checker):
         self._check_frozen(now_ns)
 
     def _check_frozen(self, now_ns: int) -> None:
-        still: dict[tuple[int, str, int], int] = {}
+        still: dict[tuple[int, str], int] = {}
         limit_ns = self._bounds.freeze_max + self._bounds.step
         for name, engine in self._engines().items():
             for sequence in engine.scheduler.frozen:
-                key = (id(engine), sequence.sequence, sequence.total)
+                key = (id(engine), engine.moves.leases.holder(sequence))
                 still[key] = since_ns = self._still.get(key, now_ns)
                 held = f"{sequence.sequence} stands still in {name} for {(now_ns - since_ns) / 1e6:.0f} ms"
                 assert now_ns - since_ns <= limit_ns, f"{held}, at most {limit_ns / 1e6:.0f} ms"
