@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace, work: Path) -> None:
         try:
             _break_and_look(deployment, api, ports, work=work, stands_in=not reached)
         except BaseException:
-            print(deployment.logs()[-12000:], file=sys.stderr)
+            print(deployment.logs()[-60_000:], file=sys.stderr)
             raise
 
 

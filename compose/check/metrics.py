@@ -18,6 +18,8 @@ from compose.check.calls import COMPOSE, Failed, call, wait
 
 #: Grafana's own would be shorter; the check wants what happened in the last minutes in view.
 RATE_INTERVAL = "30m"
+#: What does not happen in the check: no instance of its deployment hands its requests to others after the prefill.
+NEVER = ("millrace_migrator_handoff_pauses_total",)
 
 
 def promtool() -> str:
@@ -90,12 +92,13 @@ class Prometheus:
 
 
 def panels(prometheus: Prometheus) -> int:
-    """Runs every panel's query until it has data; returns how many there are.
+    """Runs every panel's query until it has data, but for what never happens here; returns how many there are.
 
     Raises:
         Failed: one has none: no series, or nothing but NaN.
     """
-    queries = [query.replace("$__rate_interval", RATE_INTERVAL) for query in _dashboard_queries()]
+    asked = [query for query in _dashboard_queries() if not any(name in query for name in NEVER)]
+    queries = [query.replace("$__rate_interval", RATE_INTERVAL) for query in asked]
 
     def empty() -> list[str]:
         return [query for query in queries if not any(math.isfinite(value) for value in prometheus.query(query))]

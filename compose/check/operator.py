@@ -46,6 +46,17 @@ class Operator:
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(self._move, requests))
 
+    def refused(self, request: str, *, to: str) -> str:
+        """What is told of a move that cannot be.
+
+        Raises:
+            Failed: it is not refused.
+        """
+        told = call(self._command("operator", "migrate", request, "--to", to), check=False).strip()
+        if "  refused: " not in told:
+            raise Failed(f"{request} should not move to {to}: {told or 'nothing is told'}")
+        return told
+
     def _move(self, request: str) -> str:
         failures: list[str] = []
         while len(failures) < TRIES:

@@ -88,25 +88,6 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
-        "Moving running requests",
-        (
-            Panel(
-                "Migrations by outcome",
-                "ops",
-                (("{{outcome}} {{refusal}}", _rate("millrace_migrator_migrations_total", "outcome, refusal")),),
-            ),
-            Panel("Time without a token around a migration", "s", _quantiles("millrace_ingress_migration_gap_seconds")),
-            Panel("Whole migrations", "s", _quantiles("millrace_migrator_duration_seconds")),
-            Panel("Copied by copier", "Bps", (("{{copier}}", _rate("millrace_migrator_bytes_total", "copier")),)),
-            Panel(
-                "Under way",
-                "short",
-                (("{{instance}} {{direction}}", "millrace_migrator_in_flight"),),
-            ),
-            Panel("Evacuated", "ops", (("{{result}}", _rate("millrace_migrator_evacuated_total", "result")),)),
-        ),
-    ),
-    (
         "Migrations",
         (
             Panel(
@@ -115,6 +96,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (("{{outcome}}", _rate("millrace_migrator_migrations_total", "outcome")),),
             ),
             Panel("Gap: no token while moving", "s", _quantiles("millrace_migrator_gap_seconds")),
+            Panel("Gap that clients see", "s", _quantiles("millrace_ingress_migration_gap_seconds")),
             Panel("Whole migration", "s", _quantiles("millrace_migrator_duration_seconds")),
             Panel("Copied, by copier", "Bps", (("{{copier}}", _rate("millrace_migrator_bytes_total", "copier")),)),
             Panel(
@@ -152,6 +134,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("{{instance}} frozen", "millrace_migrator_frozen"),
                 ),
             ),
+            Panel("Evacuated", "ops", (("{{result}}", _rate("millrace_migrator_evacuated_total", "result")),)),
             Panel(
                 "Handoffs that nobody takes",
                 "short",
