@@ -47,7 +47,8 @@ def test_the_same_seed_moves_the_same():
 
 
 def test_without_faults_every_call_completes_and_most_of_them_move():
-    report = scenario(3, faults=False, rate=12.0).run()
+    assert migration_for(22).bytes_per_s > 1e12, "over the slowest network few get there before they end"
+    report = scenario(22, faults=False, rate=12.0).run()
     assert set(report.outcomes) <= {"completed", "abandoned"}
     assert report.restarts == 0
     assert report.migrations["moved"] > 20
