@@ -204,7 +204,11 @@ def _noise(chosen: Options) -> None:
     jobs += chosen.variations("nothing known", 0.0, _spec(chosen, unknown))
     rows = run_all(jobs, chosen)
     told = [msgspec.structs.replace(row, label=f"{row.label}, noise {row.rate:.0%}") for row in rows]
-    _print(f"Testbed, {NOISE_RATE:g} requests/s, forecast by predicted lengths with noise, and two rules", told)
+    _print(
+        f"Testbed, {NOISE_RATE:g} requests/s, forecast by predicted lengths with noise, and two rules",
+        told,
+        "plus ten, noise 0%",
+    )
     _say(draw("block-noise", rows, axis="noise of predicted lengths", panels=PANELS[:3], labels=_RULES).name)
 
 
@@ -220,20 +224,21 @@ def _age(chosen: Options) -> None:
             jobs += chosen.variations(policy, float(age_ms), _spec(chosen, settings))
     rows = run_all(jobs, chosen)
     told = [msgspec.structs.replace(row, label=f"{row.label}, {row.rate:g} ms") for row in rows]
-    _print(f"Testbed, {AGE_RATE:g} requests/s, snapshots and summaries at most every so often", told)
+    title = f"Testbed, {AGE_RATE:g} requests/s, snapshots and summaries at most every so often"
+    _print(title, told, f"forecast, {AGES_MS[0]} ms")
 
 
 def _spec(chosen: Options, settings: Sequence[str]) -> ScenarioSpec:
     return scenario("block", [f"workload.count={chosen.requests}", *FRESH, *settings])
 
 
-def _print(title: str, rows: Sequence[Row]) -> None:
+def _print(title: str, rows: Sequence[Row], baseline: str = BASELINE) -> None:
     labels = list(dict.fromkeys(row.label for row in rows))
     print(f"\n{title}")
     print(latency_table(labels, rows))
-    if BASELINE in labels:
+    if baseline in labels:
         print("paired by seed:")
-        print(gains_table(rows, labels, BASELINE))
+        print(gains_table(rows, labels, baseline))
     hits = [row.prefix_share for row in rows if row.prefix_share]
     if hits:
         print(f"prefix hits: {min(hits):.1%} to {max(hits):.1%} of the prompt tokens")
