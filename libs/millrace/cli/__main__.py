@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from millrace.cli.errors import CliError, UsageError
 from millrace.cli.verbs import VERBS, Verb
-from millrace.sim.compiled import use_compiled
 
 #: Verbs that run the simulator, in this process or others.
 _SIMULATING = ("sim", "capacity")
@@ -25,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _overview().parse_args(words or ["--help"])
         return 2  # argparse has ended the process for every wrong word; this is for an option without a verb
     if arguments is None and verb.name in _SIMULATING:
+        from millrace.sim.compiled import use_compiled  # other verbs, health checks among them, start sooner without
+
         use_compiled()
     try:
         return _run(verb, words[1:])
