@@ -131,7 +131,6 @@ def _break_and_look(deployment: Deployment, api: Api, ports: dict[str, str], *, 
     undisturbed = _undisturbed(api)
     operator = Operator(deployment, nats_port)
     moves = Moves(deployment, api, operator=operator, prometheus=prometheus, work=work)
-    moves.prepare()
     moves.there_and_back(traces=stands_in)
     moves.drained_and_stopped()
     # A worker imports vLLM when it comes back, the slowest step here: meanwhile the others are killed.

@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from compose.check.calls import Failed, wait
@@ -21,6 +21,13 @@ PROMPTS = (
     "Count down from 400 to 20.",
     "Write the numbers from 7 to 350.",
     "Count from 1 to 99 in words.",
+)
+#: No worker has any of their blocks in its cache before they are first asked.
+FRESH_PROMPTS = (
+    "Count from 1000 to 1900.",
+    "Count down from 5000 to 4200.",
+    "Write the even numbers from 60 to 2000.",
+    "Count from 300 to 900 in steps of 3.",
 )
 #: Four minutes were seen for MANY_TOKENS where twenty processes shared two cores.
 STREAM_SECONDS_MAX = 600
@@ -105,9 +112,9 @@ class Stream(threading.Thread):
 class Streams:
     """All prompts at once."""
 
-    def __init__(self, api: Api, tokens: int = TOKENS) -> None:
+    def __init__(self, api: Api, tokens: int = TOKENS, prompts: Sequence[str] = PROMPTS) -> None:
         self._tokens = tokens
-        self._streams = [Stream(api, prompt, tokens) for prompt in PROMPTS]
+        self._streams = [Stream(api, prompt, tokens) for prompt in prompts]
         for stream in self._streams:
             stream.start()
 
