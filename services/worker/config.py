@@ -53,8 +53,8 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         enabled: Whether this instance gives and takes KV at all.
-        verify: Whether each block is compared by checksum after it was copied; None for on where KV lies in host
-            memory.
+        verify: Share of the blocks that are compared by checksum after they were copied, 0 to 1, or true or false for
+            all or none; None for all where KV lies in host memory, and for one in sixteen on a GPU.
         copy_bytes_per_step: What a copier that uses the engine's processor copies between two steps, bytes.
         copiers: The only ones used, best first; empty for all that both ends offer, in the source's order.
         self_test: Whether the engine moves a sequence to itself at its start, and moves nothing where tokens differ;
@@ -70,7 +70,7 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     enabled: bool = True
-    verify: bool | None = None
+    verify: bool | float | None = None
     copy_bytes_per_step: int = 1 << 20
     copiers: list[CopierKind] = []
     self_test: bool | None = None
@@ -84,6 +84,8 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         """Refuses what would move nothing without saying so. Raises ValueError naming the field."""
+        if self.verify is not None and not 0 <= self.verify <= 1:
+            raise ValueError(f"verify must be a share from 0 to 1, is {self.verify}")
         fields = ("copy_bytes_per_step", "leases_max", "reservations_max")
         for field in (*fields, "lease_ms_max", "freeze_ms_max", "reserve_ms_max"):
             if getattr(self, field) < 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from millrace.actor.engine import (
@@ -17,7 +19,7 @@ from millrace.actor.engine import (
     SequenceStopped,
     UnreserveInEngine,
 )
-from millrace.contracts.kv import CopierKind, KvRank, KvRefusal
+from millrace.contracts.kv import UNSUMMED, CopierKind, KvRank, KvRefusal
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine
@@ -260,6 +262,25 @@ def test_a_pull_of_wrong_bytes_is_denied_and_may_be_repeated(pair: Pair) -> None
     _denied(journey.pull(damage=beyond), KvRefusal.COPY_FAILED)
     _denied(journey.pull(until_ns=1), KvRefusal.LEASE_LOST)
     assert isinstance(journey.pull(), KvBlocksRead)
+    journey.freeze()
+    journey.commit()
+    journey.end(moved=True)
+    assert whole(journey).tokens == _alone(journey)
+    settled(pair)
+
+
+def test_of_a_sample_only_what_was_summed_is_compared(pair: Pair) -> None:
+    journey = begin(pair, prompt_of(150, salt=18), LONG, at=20)
+    journey.lease()
+    journey.reserve()
+
+    def told(*sums: int) -> Callable[[PullIntoEngine], PullIntoEngine]:
+        """The first blocks' sums replaced by these."""
+        return lambda c: msgspec.structs.replace(c, checksums=[[*sums, *c.checksums[0][len(sums) :]]])
+
+    _denied(journey.pull(damage=told(UNSUMMED, 7)), KvRefusal.COPY_FAILED)
+    _denied(journey.pull(damage=lambda c: msgspec.structs.replace(c, checksums=[[7]])), KvRefusal.COPY_FAILED)
+    assert isinstance(journey.pull(damage=told(UNSUMMED, UNSUMMED)), KvBlocksRead)
     journey.freeze()
     journey.commit()
     journey.end(moved=True)

@@ -14,6 +14,9 @@ import msgspec
 
 _MS = 1_000_000
 
+#: Stands for the checksum of a block that was left out of a sample.
+UNSUMMED = -1
+
 
 class CopierKind(StrEnum):
     """How KV bytes travel between two engines."""
@@ -98,7 +101,8 @@ class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
         migration: Names the reservation at the target.
         endpoint: Of the source.
         blocks: Source block ids of positions ``from_block``, ``from_block + 1``, ... up to the tail.
-        checksums: Per rank, one per block of ``blocks`` (CRC-32C over its planes in order); empty where not verified.
+        checksums: Per rank, one per block of ``blocks`` (CRC-32C over its planes in order), -1 for those left out of a
+            sample; empty where none is verified.
         computed_tokens: Tokens whose KV the source has: all but the last one, as a rule.
         read_ms: The source keeps the sequence frozen for so long from the asking on; a read that ends later is void.
         until_ns: And so is one that ends after this, by the clock of the target's worker; 0 where none is given. See

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 import msgspec
-from millrace.contracts.kv import CopierKind, KvEndpoint
+from millrace.contracts.kv import UNSUMMED, CopierKind, KvEndpoint
 
 from services.worker.vllm_engine import kv_words
 from services.worker.vllm_engine.kv_words import KvAnswer, Offer
@@ -107,12 +107,32 @@ def settle(answer: Future[bytes], said: KvAnswer) -> None:
         answer.set_result(kv_words.encode(said))
 
 
-class Summing:
-    """Checksums of many blocks, some per step; none at all where they are not wanted."""
+class Sample:
+    """Which blocks are summed: this share of them, evenly spread."""
 
-    def __init__(self, ranks: Ranks, blocks: Sequence[int], *, block_bytes: int, wanted: bool) -> None:
-        self._ranks = ranks
-        self._left = list(blocks) if wanted else []
+    def __init__(self, share: float) -> None:
+        self._share, self._owed = share, 0.0
+
+    def take(self, count: int) -> list[bool]:
+        """For each of the next so many blocks."""
+        taken = []
+        for _ in range(count):
+            self._owed += self._share
+            taken.append(self._owed >= 1)
+            self._owed -= taken[-1]
+        return taken
+
+
+class Summing:
+    """Checksums of many blocks, some per step.
+
+    Attributes:
+        sums: Per rank, one per block, UNSUMMED where none was wanted; empty where none was at all.
+    """
+
+    def __init__(self, ranks: Ranks, blocks: Sequence[int], *, block_bytes: int, wanted: Sequence[bool]) -> None:
+        self._ranks, self._blocks = ranks, blocks
+        self._left = [place for place, want in enumerate(wanted) if want]
         self._block_bytes = block_bytes
         self.sums: list[list[int]] = []
 
@@ -121,6 +141,9 @@ class Summing:
         count = max(1, bytes_max // self._block_bytes)
         now, self._left = self._left[:count], self._left[count:]
         if now:
-            more = self._ranks.checksums(now)
-            self.sums = [[*had, *new] for had, new in zip(self.sums, more, strict=True)] if self.sums else more
+            made = self._ranks.checksums([self._blocks[place] for place in now])
+            self.sums = self.sums or [[UNSUMMED] * len(self._blocks) for _ in made]
+            for sums, new in zip(self.sums, made, strict=True):
+                for place, value in zip(now, new, strict=True):
+                    sums[place] = value
         return not self._left

@@ -25,7 +25,7 @@ from millrace.actor.engine import (
 from millrace.contracts.kv import KvRefusal
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine.kv_ranks import Ranks, Summing, settle
+from services.worker.vllm_engine.kv_ranks import Ranks, Sample, Summing, settle
 from services.worker.vllm_engine.names import sequence_of
 
 #: Lost leases remembered, so that a late renewal hears why. Those older than this have long been given up.
@@ -51,9 +51,9 @@ class Lease:
 class Leases:
     """All leases of an engine."""
 
-    def __init__(self, scheduler: Any, *, verify: bool, block_bytes: int) -> None:
+    def __init__(self, scheduler: Any, *, verify: float, block_bytes: int) -> None:
         self._scheduler = scheduler
-        self._verify = verify
+        self._sample = Sample(verify)
         self._block_bytes = block_bytes
         self._block_tokens: int = scheduler.block_size
         self._leases: dict[str, Lease] = {}
@@ -144,8 +144,9 @@ class Leases:
         return [block.block_id for block in table.get(request.request_id, ())[max(0, from_block) : count]]
 
     def summing(self, blocks: list[int], ranks: Ranks) -> Summing:
-        """Checksums of these, where they are verified."""
-        return Summing(ranks, blocks, block_bytes=self._block_bytes, wanted=self._verify)
+        """Checksums of these, of as many as are verified."""
+        wanted = self._sample.take(len(blocks))
+        return Summing(ranks, blocks, block_bytes=self._block_bytes, wanted=wanted)
 
 
 class Told:

@@ -20,7 +20,7 @@ from millrace.actor.engine import (
     ReserveInEngine,
     UnreserveInEngine,
 )
-from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.kv import UNSUMMED, CopierKind, KvEndpoint, KvRefusal
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -70,7 +70,7 @@ class Reservations:
         scheduler: Any,
         *,
         hasher: Any,
-        verify: bool,
+        verify: float,
         block_bytes: int,
     ) -> None:
         self._scheduler = scheduler
@@ -257,11 +257,16 @@ class Reading:
         if self._comparing is None:
             if not self._ranks.advance(self._held.migration, bytes_max):
                 return False
-            wanted = self._reservations.verify and bool(self._command.checksums)
+            told = self._told() if self._reservations.verify else []
+            wanted = [UNSUMMED not in sums for _, *sums in zip(self._targets, *told, strict=False)] if told else []
             self._comparing = Summing(
                 self._ranks, self._targets, block_bytes=self._reservations.block_bytes, wanted=wanted
             )
         return self._comparing.advance(bytes_max)
+
+    def _told(self) -> list[list[int]]:
+        """What the source summed of what is read."""
+        return [sums[self._skipped :] for sums in self._command.checksums]
 
     def _begin(self) -> None:
         self._began_ns = time.time_ns()
@@ -277,7 +282,7 @@ class Reading:
     def _succeed(self) -> None:
         assert self._comparing is not None
         ended_ns = time.time_ns()
-        if self._comparing.sums and self._comparing.sums != [sums[self._skipped :] for sums in self._command.checksums]:
+        if self._comparing.sums and self._comparing.sums != self._told():
             self._fail(KvRefusal.COPY_FAILED, "a block's checksum does not match")
         elif ended_ns > self._command.until_ns:
             self._fail(KvRefusal.LEASE_LOST, _LATE)

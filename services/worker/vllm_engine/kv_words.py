@@ -36,13 +36,13 @@ class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         socket: Path of the Unix socket that hands out the KV, ``{rank}`` in it stands for the tensor-parallel rank.
-        verify: Whether checksums are made and compared.
+        verify: Share of the blocks that checksums are made of and compared.
         copy_bytes_per_step: What is copied, or summed, between two steps.
         copiers: The only ones used; empty for all.
     """
 
     socket: str
-    verify: bool
+    verify: float
     copy_bytes_per_step: int
     copiers: list[CopierKind] = []
 

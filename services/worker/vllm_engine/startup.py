@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from services.worker.config import WorkerConfig
+from services.worker.config import MigrationConfig, WorkerConfig
 from services.worker.vllm_engine import kv_words
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.scheduler import SNAPSHOT_PATH
@@ -25,6 +25,8 @@ from services.worker.vllm_engine.segment_queue import SEGMENTS
 _PACKAGE = "services.worker.vllm_engine"
 #: KV cache of a CPU engine whose configuration names no size; vLLM itself would take nearly all memory there is.
 CPU_KV_BYTES = 256 << 20
+#: Blocks of a GPU that are verified where the configuration does not say: one in so many.
+GPU_SAMPLE = 1 / 16
 _SOCKET_PREFIX = "millrace-kv-"
 #: A listener that lives accepts at once, whatever its process does.
 _PROBE_S = 0.2
@@ -90,11 +92,18 @@ def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
         return {}
     settings = kv_words.KvSettings(
         socket=path,
-        verify=current_platform.is_cpu() if migration.verify is None else migration.verify,
+        verify=_verified(migration),
         copy_bytes_per_step=migration.copy_bytes_per_step,
         copiers=migration.copiers,
     )
     return {kv_words.SETTINGS: msgspec.json.encode(settings).decode(), SEGMENTS: migration.segments}
+
+
+def _verified(migration: MigrationConfig) -> float:
+    """Share of the blocks; where they lie on a GPU a sample, for each is brought to the host for it."""
+    if migration.verify is not None:
+        return float(migration.verify)
+    return 1.0 if current_platform.is_cpu() else GPU_SAMPLE
 
 
 def socket_path(socket_folder: str = "") -> str:
