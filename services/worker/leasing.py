@@ -124,6 +124,9 @@ class Leasing:
             return None if lease.held is held else refused(migration, KvRefusal.INVALID, "leases another sequence")
         if not held.added:
             return refused(migration, KvRefusal.NOT_RUNNING, "the engine has not taken it yet")
+        if held.moved is not None and len(held.token_ids) <= held.brought:
+            # Its client still waits for the last move: two in a row would be one long pause.
+            return refused(migration, KvRefusal.NOT_RUNNING, "it has come and decoded nothing here yet")
         if any(other.held is held for other in self._leases.values()):
             return refused(migration, KvRefusal.TOO_MANY, "another migration has leased it")
         if len(self._leases) >= self._config.leases_max:

@@ -15,6 +15,7 @@ from millrace.actor.engine import (
     KvDenied,
     KvLeaseTaken,
     LeaseInEngine,
+    SequenceAdded,
     SequenceStopped,
 )
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
@@ -179,6 +180,18 @@ def test_a_sequence_that_the_engine_has_not_taken_is_not_running() -> None:
     made = Bench(info=MOVING)
     made.submit()
     assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.NOT_RUNNING
+
+
+def test_one_that_has_come_moves_on_only_after_it_decoded_here() -> None:
+    """Else its client would wait for two moves in a row."""
+    made = Bench(info=MOVING)
+    made.say(submit(epoch=1, migration="m0", output_token_ids=[8, 9]), reply_to="inbox")
+    made.say(SequenceAdded(sequence="r1.0"))
+    effects = made.say(lease(epoch=1), reply_to="s")
+    assert refusal(effects) is KvRefusal.NOT_RUNNING
+    assert not only(effects, LeaseInEngine)
+    made.step(out(1))
+    assert only(made.say(lease(epoch=1), reply_to="s"), LeaseInEngine)
 
 
 def test_a_finished_sequence_is_unknown() -> None:
