@@ -321,12 +321,13 @@ def test_blocks_of_a_lease_that_was_lost_do_not_pass_for_good(pair: Pair) -> Non
 
 
 def test_a_reservation_that_ends_stops_what_is_read_into_it(pair: Pair) -> None:
-    busy = [pair.target.add(prompt_of(8, salt=180 + index), LONG) for index in range(4)]
-    pair.target.until(lambda: all(name in pair.target.decoded for name in busy))
     journey = begin(pair, prompt_of(400, salt=15), LONG, at=20)
     journey.lease()
     journey.reserve()
     assert journey.leased is not None
+    # An idle target reads everything at once: these begin last, so that they cannot have ended on a slow machine.
+    busy = [pair.target.add(prompt_of(8, salt=180 + index), LONG) for index in range(4)]
+    pair.target.until(lambda: all(name in pair.target.decoded for name in busy))
     since = len(pair.target.events)
     pull = PullIntoEngine(
         migration=journey.migration,
