@@ -1,18 +1,13 @@
-"""Ingress's metrics: plain counters that the core bumps, read by Prometheus when it scrapes.
-
-``prometheus_client``'s own objects cost 1 to 2 µs per observation (labels, locks); a histogram here is one bisect and
-two additions, cheap enough for one observation per token chunk. Nothing is shared between two ingresses in a process.
-"""
+"""Ingress's metrics: plain counters that the core bumps, read by Prometheus when it scrapes."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
+from millrace.actor.histograms import Histogram, LatencyHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-_NS = 1e9
 #: Seconds. First tokens and gaps from a modelled engine's fraction of a millisecond to an overloaded one's minute.
 _SHORT_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 #: Seconds. Whole requests, to the default deadline.
@@ -22,75 +17,6 @@ _SIGNED_ERROR = (-0.8, -0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.25, 0.5, 1.0,
 #: Size of that error. The issue's aim is 0.1, Block reports 0.1 to 0.15.
 _ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 _RANKS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64, 128, 256, 512, 1024)
-
-
-class Histogram:
-    """Counts of plain numbers in fixed buckets."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Counts one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self._counts)
-
-    @property
-    def sum(self) -> float:
-        """Sum of all observations."""
-        return self._sum
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as Prometheus wants them."""
-        return _cumulative(self._bounds, self._counts)
-
-
-def _cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
-    total = 0
-    out: list[tuple[str, float]] = []
-    for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
-        total += count
-        out.append((bound, float(total)))
-    return out
-
-
-class LatencyHistogram:
-    """Counts of nanoseconds in fixed buckets."""
-
-    __slots__ = ("_bounds_ns", "_bounds_s", "_counts", "_sum_ns")
-
-    def __init__(self, bounds_s: tuple[float, ...]) -> None:
-        self._bounds_s = bounds_s
-        self._bounds_ns = [int(b * _NS) for b in bounds_s]
-        self._counts = [0] * (len(bounds_s) + 1)
-        self._sum_ns = 0
-
-    def observe(self, duration_ns: int) -> None:
-        """Counts one duration."""
-        self._counts[bisect_left(self._bounds_ns, duration_ns)] += 1
-        self._sum_ns += duration_ns
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self._counts)
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound in seconds, as Prometheus wants them."""
-        return _cumulative(self._bounds_s, self._counts)
-
-    def sum_s(self) -> float:
-        """Sum of all observations, seconds."""
-        return self._sum_ns / _NS
 
 
 class LabelledCounter:

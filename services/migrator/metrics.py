@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from millrace.actor.histograms import Histogram
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -16,35 +16,6 @@ GAP_S = (0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025, 0.05, 0.
 DURATION_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 _NS = 1e9
-
-
-class Histogram:
-    """Counts of values in fixed buckets."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self._counts)
-
-    def observe(self, value: float) -> None:
-        """Counts one."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def family(self, name: str, text: str) -> Metric:
-        """As Prometheus wants it."""
-        buckets, total = [], 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        family = HistogramMetricFamily(name, text)
-        family.add_metric([], buckets, self._sum)
-        return family
 
 
 class MigratorMetrics(Collector):
@@ -98,8 +69,13 @@ class MigratorMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Families for one scrape."""
         yield from self._counters()
-        yield self.gap.family("millrace_migrator_gap_seconds", "Time without a token, of migrations that moved.")
-        yield self.duration.family("millrace_migrator_duration_seconds", "Whole migrations that moved.")
+        for name, text, histogram in (
+            ("gap", "Time without a token, of migrations that moved.", self.gap),
+            ("duration", "Whole migrations that moved.", self.duration),
+        ):
+            family = HistogramMetricFamily(f"millrace_migrator_{name}_seconds", text)
+            family.add_metric([], histogram.buckets(), histogram.sum)
+            yield family
         yield CounterMetricFamily(
             "millrace_migrator_rounds", "Rounds before the freeze, of migrations that moved.", value=self.rounds
         )

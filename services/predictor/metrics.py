@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from millrace.actor.histograms import LatencyHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -16,39 +16,6 @@ _HANDLING_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2,
 _AGE_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 #: Seconds that a prediction was off: less than a step, to a queue that nobody expected.
 _ERROR_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-
-
-class Histogram:
-    """Counts of nanoseconds in fixed buckets."""
-
-    def __init__(self, bounds_s: tuple[float, ...]) -> None:
-        self._bounds_s = bounds_s
-        self._bounds_ns = [int(bound * _NS) for bound in bounds_s]
-        self._counts = [0] * (len(bounds_s) + 1)
-        self._sum_ns = 0
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self._counts)
-
-    @property
-    def mean_ns(self) -> float:
-        """Mean of all observations."""
-        return self._sum_ns / max(1, self.count)
-
-    def observe(self, duration_ns: int) -> None:
-        """Counts one duration."""
-        self._counts[bisect_left(self._bounds_ns, duration_ns)] += 1
-        self._sum_ns += duration_ns
-
-    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
-        """One sample of a family."""
-        buckets, total = [], 0
-        for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        family.add_metric(labels, buckets, self._sum_ns / _NS)
 
 
 class Labelled(Counter[str]):
@@ -69,7 +36,7 @@ class Error:
     """
 
     def __init__(self) -> None:
-        self.absolute = Histogram(_ERROR_S)
+        self.absolute = LatencyHistogram(_ERROR_S)
         self.judged = 0
         self.share = 0.0
         self.bias_ns = 0
@@ -108,8 +75,8 @@ class PredictorMetrics(Collector):
         self.remembered = 0
         self.loads = 0
         self.missing_sets = 0
-        self.snapshot_age = Histogram(_AGE_S)
-        self.handling = Histogram(_HANDLING_S)
+        self.snapshot_age = LatencyHistogram(_AGE_S)
+        self.handling = LatencyHistogram(_HANDLING_S)
         self.errors = {"ttft": Error(), "e2e": Error()}
         self.clock = clock
         self.instances: Callable[[], Iterable[tuple[str, float, int]]] = list
@@ -151,7 +118,7 @@ class PredictorMetrics(Collector):
             ("handling", "Time from a question's handling to its answer.", self.handling),
         ):
             family = HistogramMetricFamily(f"millrace_predictor_{name}_seconds", text)
-            histogram.add_to(family, [])
+            family.add_metric([], histogram.buckets(), histogram.sum_s())
             yield family
 
     def _errors(self) -> Iterator[Metric]:
@@ -165,7 +132,7 @@ class PredictorMetrics(Collector):
             "millrace_predictor_bias_seconds", "Mean of real less predicted latency.", labels=["figure"]
         )
         for figure, error in self.errors.items():
-            error.absolute.add_to(absolute, [figure])
+            absolute.add_metric([figure], error.absolute.buckets(), error.absolute.sum_s())
             share.add_metric([figure], error.share)
             bias.add_metric([figure], error.bias_ns / _NS / max(1, error.judged))
         yield from (absolute, share, bias)

@@ -5,45 +5,18 @@ The actor knows no metrics library. It counts into WorkerFigures; the collector 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from millrace.actor.engine import EngineSnapshot
+from millrace.actor.histograms import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from services.worker.state import Held
 
 #: Upper bounds in seconds: from one cached step of a tiny model to a long queue.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-class Histogram:
-    """Counts per bucket and their sum, without a metrics library.
-
-    Attributes:
-        counts: One per bound, and one for what is above the last.
-        total: Sum of all observations, seconds.
-    """
-
-    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Adds one observation."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Pairs of (bound, number at or below it), as Prometheus wants them."""
-        pairs, running = [], 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            running += count
-            pairs.append((bound, float(running)))
-        return pairs
 
 
 class WorkerFigures:
@@ -63,10 +36,10 @@ class WorkerFigures:
         self.token_messages = 0
         self.resends = 0
         self.repeated_chunks = 0
-        self.queue = Histogram()
-        self.prefill = Histogram()
-        self.step = Histogram()
-        self.frozen = Histogram()
+        self.queue = Histogram(SECONDS)
+        self.prefill = Histogram(SECONDS)
+        self.step = Histogram(SECONDS)
+        self.frozen = Histogram(SECONDS)
         self.leases = 0
         self.leases_lost = 0
         self.leases_expired = 0
@@ -166,7 +139,7 @@ class WorkerCollector:
             histogram = HistogramMetricFamily(f"millrace_worker_{name}_seconds", text, labels=["instance"])
             for instance, figures, _, _ in sources:
                 kept: Histogram = getattr(figures, name)
-                histogram.add_metric([instance], buckets=kept.cumulative(), sum_value=kept.total)
+                histogram.add_metric([instance], buckets=kept.buckets(), sum_value=kept.sum)
             yield histogram
         yield from _snapshot_metrics(sources)
 

@@ -387,8 +387,8 @@ def test_a_frozen_sequence_decodes_on_by_itself_when_its_time_is_over() -> None:
     assert [log.event for log in only(effects, Log)] == ["thawed_by_deadline"]
     figures = made.actor.figures
     assert (figures.thaws, figures.leases_expired, figures.moved) == (1, 0, 0)
-    assert sum(figures.frozen.counts) == 1
-    assert figures.frozen.total == pytest.approx(0.25)
+    assert figures.frozen.count == 1
+    assert figures.frozen.sum == pytest.approx(0.25)
     assert chunks(made.step(out(4)))[0].first_index == 3
 
 
@@ -442,7 +442,7 @@ def test_a_moved_sequence_is_let_go_its_fence_stays_and_its_spans_say_so() -> No
     assert {span.attributes["millrace.outcome"] for span in spans} == {"moved"}
     assert not any(span.error for span in spans)
     assert (made.actor.ledger.live, len(made.actor.ledger), made.actor.figures.moved) == (0, 0, 1)
-    assert made.actor.figures.frozen.total == pytest.approx(0.04)
+    assert made.actor.figures.frozen.sum == pytest.approx(0.04)
     assert bodies(made.submit(epoch=0), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
     assert bodies(made.say(ResendTokens(sequence="r1.0", epoch=0, from_index=0), reply_to="i"), TokensForgotten)
     assert only(made.submit(epoch=2), AddToEngine)  # it may come back in a later one

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from services.worker import state
 from services.worker.config import EngineKind, WorkerConfig
 from services.worker.ingresses import INGRESSES_MAX, Ingresses
-from services.worker.metrics import Histogram, WorkerCollector, WorkerFigures
+from services.worker.metrics import WorkerCollector, WorkerFigures
 from services.worker.state import Held, Ledger, by_ingress
 from services.worker.vllm_engine import names
 from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
@@ -184,14 +184,6 @@ def test_a_reader_beside_a_writer_sees_whole_snapshots_that_only_get_newer(buffe
 @pytest.mark.parametrize("sequence", ["r1.0", "a~b.3", "~", "x" * 200])
 def test_a_sequence_is_found_in_its_request_id(sequence: str) -> None:
     assert names.sequence_of(names.request_id(sequence, 41)) == sequence
-
-
-def test_a_histogram_counts_each_observation_once_and_cumulates() -> None:
-    histogram = Histogram((0.1, 1.0))
-    for seconds in (0.05, 0.1, 0.5, 7.0):
-        histogram.observe(seconds)
-    assert histogram.cumulative() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
-    assert histogram.total == pytest.approx(7.65)
 
 
 def test_figures_reach_prometheus_per_instance() -> None:

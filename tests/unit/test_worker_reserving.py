@@ -508,7 +508,7 @@ def test_times_of_a_moved_sequence_are_not_those_of_a_prompt() -> None:
     made = reserved()
     arrived(made)
     made.step(out(5, scheduled_ns=made.now))
-    assert sum(made.actor.figures.queue.counts) == 0
+    assert made.actor.figures.queue.count == 0
 
 
 # --- evacuation
