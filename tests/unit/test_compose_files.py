@@ -165,8 +165,8 @@ def test_each_image_brings_the_compiled_parts_built_on_its_own_base(image: str) 
 
 
 def test_a_worker_may_have_another_base_than_the_control_image() -> None:
-    bases = {name: template["build"]["args"]["BASE_IMAGE"] for name, template in _templates().items()}
-    assert bases["worker"] == f"${{WORKER_BASE_IMAGE:-{bases['migrator']}}}"
+    worker, control = (found["build"]["args"]["BASE_IMAGE"] for found in (_worker_template(), _migrator_template()))
+    assert worker == f"${{WORKER_BASE_IMAGE:-{control}}}"
 
 
 def test_what_the_images_copy_is_let_through_to_the_build() -> None:
