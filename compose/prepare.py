@@ -143,7 +143,8 @@ def _what_is_wrong(arguments: argparse.Namespace) -> str:
 def _passwords(out: Path, *, new: bool) -> dict[str, str]:
     file = out / "passwords.json"
     known: dict[str, str] = json.loads(file.read_text()) if file.is_file() and not new else {}
-    drawn = {name: known.get(name) or secrets.token_urlsafe(24) for name in (*Role, "grafana")}
+    # Letters and digits only: one that begins with a dash would be taken for an option after `--password`.
+    drawn = {name: known.get(name) or secrets.token_hex(24) for name in (*Role, "grafana")}
     _write(file, json.dumps({str(name): value for name, value in drawn.items()}))
     return {str(name): value for name, value in drawn.items()}
 

@@ -80,5 +80,6 @@ class Operator:
             tap.wait(timeout=30)
 
     def _command(self, role: str, verb: str, *words: str) -> list[str]:
-        connection = ["--nats", self._nats, "--cluster", "node", "--user", role, "--password", self._passwords[role]]
+        password = f"--password={self._passwords[role]}"
+        connection = ["--nats", self._nats, "--cluster", "node", "--user", role, password]
         return [sys.executable, "-m", "millrace.cli", verb, *words, *connection]

@@ -117,7 +117,7 @@ class Layout:
         self.options = options
         self.root = Path(options.directory).absolute()
         self.run_dir = self.root / "run"
-        self.passwords = {role: secrets.token_urlsafe(18) for role in Role}
+        self.passwords = {role: secrets.token_hex(18) for role in Role}  # no dash: `--password -x` is an error
         self._files: dict[Path, bytes] = {}
         self._metrics_ports = iter(range(options.metrics_port, options.metrics_port + 1000))
 

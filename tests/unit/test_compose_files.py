@@ -280,6 +280,11 @@ def test_every_configuration_is_one_that_its_service_takes(tmp_path: Path) -> No
     assert {secret["source"] for secret in services["ingress"]["secrets"]} == {"ingress.json", "keys.toml"}
 
 
+def test_no_password_can_be_taken_for_an_option_of_the_command_line(tmp_path: Path) -> None:
+    passwords = json.loads((_prepare(tmp_path / "once", "--cpus", "1") / "passwords.json").read_text())
+    assert all(password.isalnum() for password in passwords.values())
+
+
 def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(tmp_path: Path) -> None:
     folder = _prepare(tmp_path / "once", "--cpus", "1")
     first = json.loads((folder / "passwords.json").read_text())
