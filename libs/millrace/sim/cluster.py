@@ -22,7 +22,6 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
@@ -37,6 +36,7 @@ from millrace.sim.links import LinkModel
 from millrace.sim.oracle import Oracle
 from millrace.sim.process import Handlers, SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
+from millrace.sim.supervising import WATCH_NS, SimSupervisor
 from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.actor import CoordinatorActor
 from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
@@ -60,9 +60,6 @@ from services.worker.reports import Identity
 
 MODEL = "modelled"
 CLUSTER = "sim"
-
-#: The supervisor sees that a process ended within this time.
-WATCH_NS = 50 * MILLISECOND
 
 _EOS = 256  # behind the 256 bytes
 
@@ -140,7 +137,7 @@ class SimulatedCluster:
         clients: Submit calls here; they judge what comes.
         engines: Engine of each worker's present incarnation.
         network: Carries KV between them; None without migrators.
-        restarts: How often the supervisor started something again.
+        supervisor: Starts again what died.
     """
 
     def __init__(self, seed: int, shape: ClusterShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
@@ -152,13 +149,14 @@ class SimulatedCluster:
         if shape.migration is not None:
             wire = shape.migration
             self.network = SimKvNetwork(self.simulation, bytes_per_s=wire.bytes_per_s, latency_ns=wire.latency_ns)
-        self.restarts = 0
         self._text = TextModel(byte_vocabulary(), frozenset({_EOS}))
         self._words = _words(self._text.vocabulary)
         self._oracle = Oracle(self._engine, self._text.vocabulary, self._words)
         self.clients = Clients(self._oracle)
-        self._rng = Random(f"{seed}/supervisor")
-        self._down: set[str] = set()
+        rng = Random(f"{seed}/supervisor")
+        self.supervisor = SimSupervisor(
+            self.simulation, self.subjects, restart_after_ns=lambda: rng.randrange(*shape.restart_ns)
+        )
         self._roles: dict[Role, list[SimActor]] = {}
         self._build()
         self.simulation.after(WATCH_NS, self._watch)
@@ -302,22 +300,6 @@ class SimulatedCluster:
 
     def _watch(self) -> None:
         """Says who died, and starts it again after a while."""
-        for role, actors in self._roles.items():
-            for actor in actors:
-                if actor.process is None and not actor.starting and actor.name not in self._down:
-                    self._down.add(actor.name)
-                    self._say_dead(role, actor.name)
-                    self.simulation.after(self._rng.randrange(*self.shape.restart_ns), self._restart, actor)
+        self.supervisor.look((role, actor) for role, actors in self._roles.items() for actor in actors)
         self.clients.lose_connections()
         self.simulation.after(WATCH_NS, self._watch)
-
-    def _say_dead(self, role: Role, name: str) -> None:
-        dead = ServicePresence(
-            role=role, name=name, incarnation=0, at_ns=self.simulation.now_ns, state=PresenceState.DEAD
-        )
-        self.simulation.publish(self.subjects.presence(role, name), dead, sender="supervisor")
-
-    def _restart(self, actor: SimActor) -> None:
-        self._down.discard(actor.name)
-        self.restarts += 1
-        self.simulation.start(actor)

@@ -22,15 +22,13 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.sim.process import Handlers, SimActor, SimProcess
-from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
+from millrace.sim.runtime_sim import SECOND, Simulation
+from millrace.sim.supervising import WATCH_NS
 from services.coordinator.config import ProvisioningConfig, strategy_parameters
 from services.supervisor.actor import ACCEPTS, SupervisorActor
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
 from services.supervisor.roster import Roster
-
-#: The supervisor sees that a process ended within this time.
-WATCH_NS = 50 * MILLISECOND
 
 
 class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -241,7 +241,7 @@ class Scenario:
             virtual_s=round((sim.now_ns - 1_700_000_000 * SECOND) / SECOND, 1),
             outcomes=self.cluster.clients.outcomes(),
             faults=self._plan.done,
-            restarts=self.cluster.restarts,
+            restarts=self.cluster.supervisor.restarts,
             migrations=self.migrations.ended,
             epochs_max=max((epoch for _sequence, epoch in self.ownership.owners), default=0),
         )

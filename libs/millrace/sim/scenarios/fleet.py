@@ -13,7 +13,6 @@ from millrace.actor.engine import EngineInfo
 from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
@@ -31,6 +30,7 @@ from millrace.sim.scenarios.lengths_known import KnowingTagger
 from millrace.sim.scenarios.migration import PREFIX
 from millrace.sim.scenarios.observer import Observer, Sample
 from millrace.sim.scenarios.spec import Group, ScenarioSpec
+from millrace.sim.supervising import WATCH_NS, SimSupervisor
 from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.actor import CoordinatorActor
 from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
@@ -62,9 +62,6 @@ WARM_NS = 3 * SECOND
 
 #: An idle worker speaks so often, ms: a third of the silence that would count as its death.
 REPORT_MS_MAX = 500
-
-#: The supervisor sees that a process ended within this time.
-WATCH_NS = 50 * MILLISECOND
 
 #: Loads the step-time model of a group by its name or path.
 StepTimes = Callable[[str], StepTimeModel]
@@ -102,20 +99,20 @@ class Fleet:
         self.clients = CountingClients()
         self.engines: dict[str, SimulatedEngine] = {}
         self.network = spec.migration.network(self.simulation)
-        self.restarts = 0
         self._policy = load_policy(spec.dispatch.policy)
         self._truth = truth
         self._text = TextModel(byte_vocabulary())
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
         self._roles: dict[Role, list[SimActor]] = {}
-        self._down: set[str] = set()
         self.observer = Observer(name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, migrations=spec.migration.on)
         self.samples: list[Sample] = []
         self.metrics: list[IngressMetrics] = []
         self._build()
         self.simulation.after(WARM_NS, self._sample)
         self._host = self._provisioned() if spec.provisioning.on else None
+        restart_ns = int(spec.cluster.restart_s * SECOND)
+        self._supervisor = SimSupervisor(self.simulation, self.subjects, restart_after_ns=lambda: restart_ns)
         if spec.faults:
             self.simulation.after(WATCH_NS, self._watch)
 
@@ -305,26 +302,13 @@ class Fleet:
 
     def _watch(self) -> None:
         """Says who died, and starts it again after a while."""
-        for role, actors in self._roles.items():
-            if role is Role.WORKER and self._host is not None:
-                continue
-            for actor in actors:
-                if actor.process is None and not actor.starting and actor.name not in self._down:
-                    self._down.add(actor.name)
-                    self._say_dead(role, actor.name)
-                    self.simulation.after(int(self.spec.cluster.restart_s * SECOND), self._restart, actor)
-        self.simulation.after(WATCH_NS, self._watch)
-
-    def _say_dead(self, role: Role, name: str) -> None:
-        dead = ServicePresence(
-            role=role, name=name, incarnation=0, at_ns=self.simulation.now_ns, state=PresenceState.DEAD
+        self._supervisor.look(
+            (role, actor)
+            for role, actors in self._roles.items()
+            if role is not Role.WORKER or self._host is None
+            for actor in actors
         )
-        self.simulation.publish(self.subjects.presence(role, name), dead, sender="supervisor")
-
-    def _restart(self, actor: SimActor) -> None:
-        self._down.discard(actor.name)
-        self.restarts += 1
-        self.simulation.start(actor)
+        self.simulation.after(WATCH_NS, self._watch)
 
 
 def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> Sample:
