@@ -24,8 +24,8 @@ import numpy as np
 
 from bench.migration.long_context import stretched
 from bench.migration.operator import Operator
+from bench.migration.others import Others
 from bench.migration.streams import TimedStream, client, play, prompt_ids
-from bench.migration_gap import Others
 from bench.up_cluster import UpRig
 
 #: Quiet time before and after a migration, of which its control windows are taken, seconds.

@@ -24,6 +24,7 @@ import numpy as np
 
 from bench.migration.long_context import stretched
 from bench.migration.operator import Operator
+from bench.migration.others import OthersApart
 from bench.migration.streams import TimedStream, client, play, prompt_ids
 from bench.up_cluster import UpRig
 
@@ -39,43 +40,12 @@ class Cell:
     """What one (context, load, mode) showed. Seconds."""
 
     gaps: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
     frozen: list[float] = field(default_factory=list)
     usual: list[float] = field(default_factory=list)
     windows: list[tuple[float, float]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     rounds: list[int] = field(default_factory=list)
-
-
-class Others:
-    """Streams that keep both engines busy; each is followed by another when it ends."""
-
-    def __init__(self, rig: UpRig, http: httpx.AsyncClient, *, count: int, seed: int) -> None:
-        self._rng = Random(seed)
-        self._rig, self._http = rig, http
-        self.streams: list[TimedStream] = []
-        self._tasks = [asyncio.create_task(self._keep()) for _ in range(count)]
-
-    async def _keep(self) -> None:
-        while True:
-            stream = TimedStream()
-            self.streams.append(stream)
-            prompt = prompt_ids(self._rng, self._rng.randint(50, 400))
-            await play(self._http, self._rig, stream, prompt=prompt, max_tokens=1500, ignore_eos=True)
-
-    async def stop(self) -> None:
-        """Cancels them."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def intervals(self, inside: list[tuple[float, float]], *, within: bool) -> list[float]:
-        """Intervals that end inside one of the windows, or outside of all."""
-        found: list[float] = []
-        for stream in self.streams:
-            for earlier, later in zip(stream.times, stream.times[1:], strict=False):
-                if any(a <= later and earlier <= b for a, b in inside) is within:
-                    found.append(later - earlier)
-        return found
 
 
 async def move_one(
@@ -97,6 +67,7 @@ async def move_one(
     usual = [*stream.intervals(0, asked), *stream.intervals(answered + AFTER_S, 1e12)]
     if intervals and usual:
         cell.gaps.append(max(intervals))
+        cell.beside.append(max(stream.intervals(asked - (answered + AFTER_S - asked), asked), default=float("nan")))
         cell.usual.append(statistics.median(usual))
         cell.frozen.append(finished.frozen_ns / 1e9)
         cell.rounds.append(finished.rounds)
@@ -109,34 +80,40 @@ async def measure(rig: UpRig, options: argparse.Namespace, say: Callable[[str], 
     async with client() as http, Operator(rig) as operator:
         await operator.know(2)
         for load in options.loads:
-            others = Others(rig, http, count=2 * load, seed=options.seed)
-            await asyncio.sleep(1.0 if load else 0.2)
+            others = OthersApart(rig, count=2 * load, seed=options.seed)
+            await others.begin()
             for context in options.contexts:
                 cells = {mode: Cell() for mode in options.modes}
                 for _ in range(options.moves):
                     for mode, cell in cells.items():
                         await move_one(rig, http, operator, cell, prompt=prompt_ids(rng, context), mode=mode)
                 for mode, cell in cells.items():
-                    say(line(context, load, mode, cell, others))
+                    say(line(context, load, mode, cell, await slower(cell, others)))
                     good &= not set(cell.outcomes) - {"moved"}
             await others.stop()
             await asyncio.sleep(0.5)
     return good
 
 
-def line(context: int, load: int, mode: str, cell: Cell, others: Others) -> str:
+async def slower(cell: Cell, others: OthersApart) -> str:
+    """By how much the others' intervals were longer during migrations."""
+    if not cell.windows:
+        return ""
+    inside, outside = [await others.intervals(cell.windows, within=within) for within in (True, False)]
+    return f"{100 * (np.mean(inside) / np.mean(outside) - 1):+5.1f} %" if inside and outside else ""
+
+
+def line(context: int, load: int, mode: str, cell: Cell, slow: str) -> str:
     """One row."""
-    gaps = _quantiles(cell.gaps)
-    frozen = _quantiles(cell.frozen)
+    gaps, frozen = _quantiles(cell.gaps), _quantiles(cell.frozen)
+    beside = [value for value in cell.beside if value == value]
     usual = statistics.median(cell.usual) * 1000 if cell.usual else float("nan")
-    slow = ""
-    if load and cell.windows:
-        inside, outside = others.intervals(cell.windows, within=True), others.intervals(cell.windows, within=False)
-        if inside and outside:
-            slow = f"{100 * (np.mean(inside) / np.mean(outside) - 1):+5.1f} %"
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(cell.outcomes.items()))
     rounds = statistics.mean(cell.rounds) if cell.rounds else float("nan")
-    return f"  {context:7} {load:6}  {mode:14} {gaps}  {usual:6.1f}   {frozen}  {rounds:4.1f}  {slow:>8}  {outcomes}"
+    return (
+        f"  {context:7} {load:6}  {mode:14} {gaps}  {usual:6.1f}  {_quantiles(beside)}   {frozen}  {rounds:4.1f}"
+        f"  {slow:>8}  {outcomes}"
+    )
 
 
 def _quantiles(seconds: list[float]) -> str:
@@ -146,8 +123,8 @@ def _quantiles(seconds: list[float]) -> str:
 
 
 HEAD = (
-    "  context others  mode           gap ms: p50 p90 p99    usual   frozen ms: p50 p90 p99  rounds  others slower"
-    "  outcomes"
+    "  context others  mode           gap ms: p50 p90 p99    usual  beside: p50   p90    p99   frozen ms: p50 p90 p99"
+    "  rounds  others slower  outcomes"
 )
 
 

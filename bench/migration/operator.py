@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
@@ -68,6 +68,12 @@ class Operator:
             self.snapshots[body.instance] = body
             async with self._heard:
                 self._heard.notify_all()
+
+    async def subscribe(self, subject: str, hear: Callable[[Msg], Coroutine[Any, Any, None]]) -> None:
+        """Hears what passes on a subject, from now on."""
+        await self._client.subscribe(subject, cb=hear)
+        await self._client.flush()
+        await self._client.flush()
 
     async def know(self, instances: int) -> None:
         """Waits until so many instances have told their state."""

@@ -7,11 +7,17 @@ import json
 import time
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
-from bench.up_cluster import UpRig
+
+class Api(Protocol):
+    """Where streams are sent."""
+
+    url: str
+    model: str
+
 
 #: Printable single-byte tokens: prompts of exact length that no other prompt shares a prefix with.
 LETTERS = range(40, 120)
@@ -44,7 +50,7 @@ class TimedStream:
         return [later - earlier for earlier, later in pairs if since <= later and earlier <= until]
 
 
-async def play(client: httpx.AsyncClient, rig: UpRig, stream: TimedStream, **fields: Any) -> TimedStream:
+async def play(client: httpx.AsyncClient, rig: Api, stream: TimedStream, **fields: Any) -> TimedStream:
     """Runs a stream to its end."""
     body = {"model": rig.model, "stream": True, "temperature": 0, "stream_options": {"include_usage": True}, **fields}
     stream.began = time.monotonic()
