@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from millrace.contracts.ingress import FinishReason
 from millrace.contracts.status import SequenceState
 from millrace.contracts.worker import Sampling, StructuredOutput
 
+from services.worker.vllm_engine.process import ENGINE_NICE
 from tests.engine import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config, reference
 
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)
 
+#: Where the engine computes.
+CORE = min(os.sched_getaffinity(0))
 PROMPT = [7, 11, 13, 17, 19, 23, 29, 31]
 LONG = [index % 250 + 1 for index in range(300)]
 SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"boolean"}},"required":["a","b"]}'
@@ -75,7 +79,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[BenchEngine]:
-    engine = BenchEngine(config(model))
+    engine = BenchEngine(config(model, engine_cores=[CORE]))
     yield engine
     engine.stop()
 
@@ -294,3 +298,16 @@ class _Empty:
 
 
 _NONE = _Empty()
+
+
+def test_threads_that_carry_messages_do_not_wait_for_the_one_that_computes(engine: BenchEngine) -> None:
+    """They are as nice as whoever started the engine, and on any of its cores; the computing one yields to them."""
+    process, here = engine.info.engine_pid, os.getpriority(os.PRIO_PROCESS, 0)
+    threads = {int(task.name): (task / "comm").read_text() for task in Path(f"/proc/{process}/task").iterdir()}
+    carriers = [thread for thread, name in threads.items() if name.startswith("ZMQ")]
+    assert carriers
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in carriers} == {here}
+    assert all(os.sched_getaffinity(thread) == os.sched_getaffinity(0) for thread in carriers)
+    assert os.getpriority(os.PRIO_PROCESS, process) == max(here, ENGINE_NICE)
+    assert os.sched_getaffinity(process) == {CORE}
+    assert os.getsid(process) == process

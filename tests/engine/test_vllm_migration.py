@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
-from millrace.actor.engine import EndLeaseInEngine, KvBlocksRead, KvLeaseTaken, KvRoomReserved, SequenceStopped
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    EngineEvent,
+    EngineStepped,
+    KvBlocksRead,
+    KvLeaseTaken,
+    KvRoomReserved,
+    SequenceAdded,
+    SequenceStopped,
+)
 from millrace.contracts.worker import Sampling, StructuredOutput
 
 from tests.engine.bench_engine import BenchEngine
@@ -242,3 +252,46 @@ def _steps(engine: BenchEngine) -> int:
 def _held(engine: BenchEngine) -> int:
     last = engine.snapshot()
     return last.blocks_total - last.blocks_free if last else 0
+
+
+def test_who_comes_while_a_long_prompt_is_computed_decodes_beside_it(pair: Pair) -> None:
+    """The prompt could take every step's whole budget: vLLM serves who runs before who comes."""
+    prompt = prompt_of(40, salt=44)
+    expected = pair.source.run(prompt, GREEDY)
+    target, came_in_time = pair.target, False
+    for attempt in range(8):
+        journey = begin(pair, prompt, GREEDY, at=10)
+        assert isinstance(journey.lease(), KvLeaseTaken)
+        assert isinstance(journey.reserve(), KvRoomReserved)
+        assert isinstance(journey.freeze(), SequenceStopped)
+        since = len(target.events)
+        long = target.add(prompt_of(1000, salt=45 + attempt), Sampling(max_tokens=2, temperature=0.0))
+        target.until(lambda since=since: any(isinstance(e, EngineStepped) for e in target.events[since:]))  # type: ignore[misc]
+        journey.commit()
+        journey.end(moved=True)
+        same(whole(journey), expected)
+        target.finish(long)
+        added = _steps_until(target, since, _adds(journey.name))
+        decoded, answered = (_steps_until(target, since, _outputs(name)) for name in (journey.name, long))
+        # One step may have been under way, and told before the word that it was added.
+        came_in_time = answered > added + 3
+        if came_in_time:
+            assert decoded <= added + 2
+            break
+    assert came_in_time, "the prompt was computed each time before it came"
+    settled(pair)
+
+
+def _steps_until(engine: BenchEngine, since: int, found: Callable[[EngineEvent], bool]) -> int:
+    """Steps told before the first such event after so many."""
+    events = engine.events[since:]
+    first = next(index for index, event in enumerate(events) if found(event))
+    return sum(isinstance(event, EngineStepped) for event in events[:first])
+
+
+def _adds(name: str) -> Callable[[EngineEvent], bool]:
+    return lambda event: isinstance(event, SequenceAdded) and event.sequence == name
+
+
+def _outputs(name: str) -> Callable[[EngineEvent], bool]:
+    return lambda event: isinstance(event, EngineStepped) and any(out.sequence == name for out in event.outputs)

@@ -94,6 +94,7 @@ class VllmEngine:
         finally:
             path.unlink()
         self._supported = await self._llm.engine_core.get_supported_tasks_async()
+        await self._llm.engine_core.call_utility_async("millrace_started")
         self._spawn(self._read_outputs())
         self._spawn(self._poll_when_idle())
         return self._info(self._llm, await self._make_movable(self._llm))

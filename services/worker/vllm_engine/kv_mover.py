@@ -1,9 +1,10 @@
 """Everything about moving KV inside the engine core: commands between steps, work spread over steps, the two hooks that
 the scheduler gives.
 
-``EngineCore.millrace_move``, ``millrace_kv`` and ``millrace_received`` are utilities: vLLM calls them between steps, so
-that they see the scheduler's state whole; a Future they return is answered when it is set. vLLM has no place of its
-own to register one, so they are set on the class when a scheduler of ours is made, in whatever process that is.
+``EngineCore.millrace_move``, ``millrace_kv``, ``millrace_received`` and ``millrace_started`` are utilities: vLLM calls
+them between steps, so that they see the scheduler's state whole; a Future they return is answered when it is set. vLLM
+has no place of its own to register one, so they are set on the class when a scheduler of ours is made, in whatever
+process that is.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from millrace.actor.engine import (
     UnreserveInEngine,
 )
 from millrace.contracts.kv import KvRefusal
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
-from services.worker.vllm_engine import continuation, kv_words
+from services.worker.vllm_engine import continuation, kv_words, process
 from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
 from services.worker.vllm_engine.kv_source import Leases, denied
 from services.worker.vllm_engine.kv_target import Reservations
@@ -139,7 +141,29 @@ class MovingMixin(_Base):
         """Schedules a batch, after a share of the work for KV."""
         if self.mover is not None:
             self.mover.work()
-        return super().schedule(*args, **kwargs)
+        if not self.kv_holding_waiting:
+            return super().schedule(*args, **kwargs)
+        limits = self.scheduler_config
+        threshold = int(limits.long_prefill_token_threshold)
+        limits.long_prefill_token_threshold = self._chunk_beside_arrivals(threshold)
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            limits.long_prefill_token_threshold = threshold
+
+    def _chunk_beside_arrivals(self, threshold: int) -> int:
+        """How much of a prompt the next step may compute, so that arrivals have their token in it.
+
+        vLLM serves running sequences first, and one whose prompt is being computed takes all that the others leave:
+        who has come would wait until that prompt is done.
+        """
+        wants = [request.num_tokens_with_spec - request.num_computed_tokens for request in self.running]
+        prompts = sum(tokens > 1 for tokens in wants)
+        if not prompts:
+            return threshold
+        others = len(wants) - prompts + len(self.kv_holding_waiting)
+        chunk: int = max(1, (self.max_num_scheduled_tokens - others) // prompts)
+        return min(threshold or chunk, chunk)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         if self.mover is not None:
@@ -165,6 +189,7 @@ def install() -> None:
     EngineCore.millrace_move = _move
     EngineCore.millrace_kv = _offer
     EngineCore.millrace_received = _received
+    EngineCore.millrace_started = _started
 
 
 def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
@@ -177,6 +202,12 @@ def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
 
 def _received(core: Any) -> None:
     """Utility: answered when every sequence sent before has been added."""
+
+
+def _started(core: Any) -> None:
+    """Utility: the first one of all; the engine's threads are there."""
+    if current_platform.is_cpu():
+        process.part_threads()
 
 
 def _offer(core: Any) -> bytes:

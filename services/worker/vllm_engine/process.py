@@ -6,11 +6,15 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+#: How ZeroMQ's own threads are called.
+_ZMQ = "ZMQ"
 
 
 def die_with_parent() -> None:
@@ -27,8 +31,40 @@ ENGINE_NICE = 5
 
 
 def yield_to_services() -> None:
-    """Lets short work of other processes on this core go first. Call on the engine's main thread."""
+    """Lets short work of other processes on this core go first. Call on the thread that computes."""
     os.nice(max(0, ENGINE_NICE - os.nice(0)))
+
+
+def part_threads() -> None:
+    """Parts an engine's threads: those that compute yield, those that only carry messages run at once, and on any core
+    of the parent's. Otherwise each question and each token waits for the computing thread, whose core they share.
+
+    Call in an engine's own process when all its threads are there; none can be made less nice afterwards.
+    """
+    if sys.platform != "linux":
+        return
+    _leave_session()
+    carriers = {thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()}
+    cores = os.sched_getaffinity(os.getppid())
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            thread = int(task.name)
+            if thread in carriers or (task / "comm").read_text().startswith(_ZMQ):
+                os.sched_setaffinity(thread, cores)
+            else:
+                os.setpriority(os.PRIO_PROCESS, thread, max(ENGINE_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def _leave_session() -> None:
+    """Makes this process' session as nice as its threads, alone in it.
+
+    Where the kernel shares cores among sessions (autogroup), niceness counts inside of one only: a session of services
+    or of clients would get no more of a core than that of an engine, whatever the engine's niceness.
+    """
+    with suppress(OSError):  # a kernel without such groups, or a process that may not
+        if os.getsid(0) != os.getpid():
+            os.setsid()
+        Path("/proc/self/autogroup").write_text(str(ENGINE_NICE))
 
 
 def become_subreaper() -> None:

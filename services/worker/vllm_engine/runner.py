@@ -101,7 +101,8 @@ class ContinuingCPUWorker(KvRankMixin, CPUWorker):
 
     def init_device(self) -> None:
         """Prepares the device and swaps the runner's class for its continuing one."""
-        process.yield_to_services()
+        if self.parallel_config.world_size > 1:
+            process.yield_to_services()  # a process of its own; the engine's parts its threads when they are there
         super().init_device()
         adopt(self.model_runner, CPUModelRunner, ContinuingCPUModelRunner)
 
