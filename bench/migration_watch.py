@@ -41,6 +41,7 @@ class Rigged:
 
     def __init__(self, rig: UpRig, http: httpx.AsyncClient, operator: Operator, folder: Path) -> None:
         self.heard = Heard()
+        self.waited = 0.0
         self._rig, self._http, self._operator, self._folder = rig, http, operator, folder
 
     async def move_one(self, prompt: list[int], mode: str) -> Watch | None:
@@ -48,6 +49,7 @@ class Rigged:
         self.heard.tokens.clear()
         gc.collect()  # now, and not while the stream is read
         gc.freeze()
+        waits = waited(os.getpid())
         stream = TimedStream(settle=SETTLE_TOKENS)
         fields = {"prompt": prompt, "max_tokens": 4 * SETTLE_TOKENS, "ignore_eos": True}
         task = asyncio.create_task(play(self._http, self._rig, stream, **fields))
@@ -55,6 +57,7 @@ class Rigged:
         target = self._operator.other(stream.sequence)
         finished = await self._operator.migrate(stream.sequence, target, mode)
         await task
+        self.waited = waited(os.getpid()) - waits
         if finished is None or str(finished.outcome) != "moved":
             print(f"  not moved: {stream.error or finished}")
             return None
@@ -119,25 +122,31 @@ class Awake:
             spinner.kill()
 
 
+def waited(pid: int) -> float:
+    """Seconds that a process' main thread has waited for a core so far."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 class Shares:
-    """What share of a core each process takes."""
+    """What share of a core each process takes, and for what share of the time its main thread waits for one."""
 
     def __init__(self, rig: UpRig) -> None:
         processes = [*rig.processes(), psutil.Process(), *psutil.Process().children(recursive=True)]
-        self._before = {process: process.cpu_times() for process in processes}
+        self._before = {process: (process.cpu_times(), waited(process.pid)) for process in processes}
         self._began = time.monotonic()
 
     def text(self) -> str:
         """One line."""
         took, found = time.monotonic() - self._began, []
-        for process, before in self._before.items():
+        for process, (before, waits) in self._before.items():
             try:
                 now, words, nice = process.cpu_times(), process.cmdline(), process.nice()
-            except psutil.Error:
+                waits = waited(process.pid) - waits
+            except (psutil.Error, OSError):
                 continue
             share = (now.user + now.system - before.user - before.system) / took
             name = next((word for word in words if word.startswith(("services.", "VLLM"))), Path(words[0]).name)
-            found.append((share, f"{name} {share:.2f} (nice {nice})"))
+            found.append((share, f"{name} {share:.2f} (waits {waits / took:.2f}, nice {nice})"))
         return ", ".join(text for share, text in sorted(found, reverse=True) if share > 0.01)
 
 
@@ -158,6 +167,8 @@ async def measure(rig: UpRig, options: argparse.Namespace, folder: Path, keeping
                     keeping.turn(on)
                     watch = await rigged.move_one(prompt_ids(rng, context), options.mode)
                     found.setdefault(on, []).extend([watch] if watch else [])
+                    if options.each:
+                        print(f"      the client waited {rigged.waited * 1e3:.0f} ms for a core")
                 for on, moved in found.items():
                     awakened = ", cores kept awake" if on else ""
                     print(f"  {context} tokens, {load} others per engine, {len(moved)} moves, {options.mode}{awakened}")
