@@ -26,6 +26,7 @@ from millrace.policies.dispatch.view import Prediction
 from services.ingress import tracing
 from services.ingress.deciding import FORECASTS_MAX, expected_of
 from services.ingress.pending import PendingForecast, PredictorsHealth
+from services.ingress.prefixes import blocks_of
 from services.ingress.state import IngressState, OpenSequence, Phase
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
@@ -94,7 +95,7 @@ def ask(
     out.append(
         Gather(
             subjects=tuple(state.subjects.predict(view.model, name) for name in asked),
-            body=_question(sequences, asked),
+            body=_question(state, sequences, asked),
             correlation=correlation,
             timeout_ns=max(1, timeout_ns),
             answers_max=len(asked),
@@ -105,9 +106,10 @@ def ask(
     return True
 
 
-def _question(sequences: list[OpenSequence], asked: tuple[str, ...]) -> PredictLatency:
+def _question(state: IngressState, sequences: list[OpenSequence], asked: tuple[str, ...]) -> PredictLatency:
     """One body for all of them: where several are asked, the subject says whose future is meant."""
     first = sequences[0]
+    blocks = blocks_of(state, first)
     return PredictLatency(
         request=first.call.request,
         instance=asked[0] if len(asked) == 1 else "",
@@ -117,6 +119,8 @@ def _question(sequences: list[OpenSequence], asked: tuple[str, ...]) -> PredictL
         output_tokens=len(first.log),
         expected_output_tokens=expected_of(first),
         sequences=len(sequences),
+        block_size=blocks.size,
+        block_hashes=blocks.packed,
     )
 
 
@@ -160,7 +164,8 @@ def _read(state: IngressState, read: Answers, body: LatencyPrediction | NoPredic
 
 def absurdity(body: LatencyPrediction) -> str:
     """What is wrong with a prediction's numbers; empty where they can be."""
-    if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or body.others < 0:
+    counts = (body.others, body.cached_tokens)
+    if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or min(counts) < 0:
         return "a negative time or count"
     if body.ttft_ns > body.e2e_ns:
         return "a first token after the last"
@@ -181,6 +186,7 @@ def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
         others_delay_ns=body.others_delay_ns,
         snapshot_age_ns=body.snapshot_age_ns,
         placed_since=placed_since,
+        cached_tokens=body.cached_tokens,
     )
 
 
@@ -227,6 +233,7 @@ def _told(name: str, prediction: Prediction) -> Forecast:
         prediction.snapshot_age_ns,
         "",
         prediction.placed_since,
+        prediction.cached_tokens,
     )
 
 

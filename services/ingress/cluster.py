@@ -23,6 +23,7 @@ class Cluster:
         self._stages: dict[str, list[StageList]] = {}
         self._keys: dict[str, str] = {}  # KV key -> model
         self._lengths: dict[str, tuple[int, int] | None] = {}  # by model, filled when asked for
+        self._block_sizes: dict[str, int] = {}  # the same
 
     def take_plan(self, key: str, plan: Plan | None) -> None:
         """A plan is new, changed or gone. One of an older epoch than the known one is ignored and counted.
@@ -54,7 +55,7 @@ class Cluster:
             instance = self.instances.get(name)
             if instance is not None:
                 instance.record = None
-                self._lengths.clear()
+                self._forget_figures()
             return False
         if record.instance != name:
             self.ignored += 1
@@ -66,7 +67,7 @@ class Cluster:
         restarted = self._meet(instance, record.incarnation, now_ns)
         if record != instance.record:  # else it was renewed, as every few seconds
             instance.record = record
-            self._lengths.clear()
+            self._forget_figures()
         return restarted
 
     def take_summary(self, summary: InstanceSummary, now_ns: int) -> bool:
@@ -145,6 +146,16 @@ class Cluster:
             self._lengths[model] = (min(limits), max(limits)) if limits else None
         return self._lengths[model]
 
+    def cached_block_size(self, model: str) -> int:
+        """Tokens of one block in the prefix caches of the model's instances, the smallest where they differ; 0 where
+        no registered instance has one.
+        """
+        if model not in self._block_sizes:
+            known = [i.record for s in self._stages.get(model, ()) for i in s.instances if i.record is not None]
+            sizes = [record.block_size for record in known if record.prefix_caching and record.block_size > 0]
+            self._block_sizes[model] = min(sizes, default=0)
+        return self._block_sizes[model]
+
     def length_max(self, model: str) -> int | None:
         """Longest sequence that any registered instance of the model takes, tokens; None where none registered."""
         lengths = self.lengths(model)
@@ -192,6 +203,11 @@ class Cluster:
         self._judge(instance)
         return restarted
 
+    def _forget_figures(self) -> None:
+        """Who is registered has changed: what follows from it is found anew."""
+        self._lengths.clear()
+        self._block_sizes.clear()
+
     def _judge(self, instance: Instance) -> None:
         usable = not instance.why_not()
         if usable != instance.usable:
@@ -213,7 +229,7 @@ class Cluster:
             if found:
                 self._once_planned.add(model)
         self._stages[model] = lists
-        self._lengths.clear()
+        self._forget_figures()
 
 
 def _listed(planned: Stage, instances: list[Instance]) -> list[StageList]:

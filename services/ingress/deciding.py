@@ -10,6 +10,7 @@ from millrace.contracts.observers import CandidateScore, DecisionMade, Forecast
 from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchPolicy, DispatchView, InstanceView
 from millrace.policies.dispatch.view import Prediction
 
+from services.ingress.prefixes import blocks_of
 from services.ingress.state import IngressState, OpenSequence
 
 #: Scores of filtered instances told in a decision besides the policy's own.
@@ -136,6 +137,8 @@ def publish_decision(state: IngressState, sequences: list[OpenSequence], verdict
     first = sequences[0]
     call = first.call
     decision = verdict.decision
+    # Where nobody is asked, nobody wants to know what lies where.
+    blocks = blocks_of(state, first) if state.policy_of(call)[0].ask is not None and decision.chosen else None
     out.append(
         Publish(
             subject=state.subjects.decision(call.call.model),
@@ -157,6 +160,8 @@ def publish_decision(state: IngressState, sequences: list[OpenSequence], verdict
                 expected_output_tokens=expected_of(first),
                 forecasts=verdict.forecasts,
                 fallback=verdict.fallback,
+                block_size=blocks.size if blocks is not None else 0,
+                block_hashes=blocks.packed if blocks is not None else b"",
             ),
             request=call.request,
             traceparent=call.call.traceparent,

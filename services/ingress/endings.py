@@ -10,6 +10,7 @@ from services.ingress import tracing
 from services.ingress.admission import Refusal
 from services.ingress.allotments import void
 from services.ingress.calls import Call, CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
+from services.ingress.prefixes import blocks_decoded
 from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
 from services.ingress.times import MILLISECOND_NS
 
@@ -191,6 +192,8 @@ def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> 
             predicted_e2e_ns=None if call.forecast is None else call.forecast.e2e_ns,
             placed_ns=call.placed_ns,
             migrations=call.migrations,
+            predicted_cached_tokens=None if call.forecast is None else call.forecast.cached_tokens,
+            block_hashes=blocks_decoded(call.sequences[0]),
         ),
         request=call.request,
         traceparent=call.call.traceparent,

@@ -92,6 +92,7 @@ class OpenSequence:
         waiting_since_ns: When it last lost its instance, or came; 0 while it is owned.
         rounds: Pauses since then.
         asking: Correlation of the open question to predictors; empty for none.
+        blocks: Names of its prompt's blocks (prefixes.py); None until a predictor is to be asked.
         fruitless: Continuations in a row without a new token.
         resend: Correlation of the open ResendTokens; empty for none.
         lazy: The call neither streams nor has stop strings: its tokens become text once, at the end.
@@ -102,6 +103,7 @@ class OpenSequence:
     __slots__ = (
         "allotment",
         "asking",
+        "blocks",
         "call",
         "epoch",
         "epoch_max",
@@ -171,6 +173,7 @@ class OpenSequence:
         self.resend_failures = 0
         self.submit = ""
         self.asking = ""
+        self.blocks: Any = None
         self.excluded: dict[str, int] = {}
         self.tries = 0
         self.rounds = 0

@@ -75,7 +75,8 @@ def end_forecast(
 
 
 def _said(forecast: Forecast) -> str:
-    return f"{forecast.e2e_ns / 1e6:.1f} ms, first token {forecast.ttft_ns / 1e6:.1f} ms"
+    cached = f", {forecast.cached_tokens} tokens cached" if forecast.cached_tokens else ""
+    return f"{forecast.e2e_ns / 1e6:.1f} ms, first token {forecast.ttft_ns / 1e6:.1f} ms{cached}"
 
 
 def begin_placement(sequence: OpenSequence, verdict: Verdict, now_ns: int, rng: Random) -> dict[str, Any] | None:

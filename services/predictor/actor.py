@@ -10,7 +10,7 @@ that no snapshot shows yet, and what its steps cost (calibration); for each mode
 | InstanceSummary | sign of life, draining or not | |
 | ServicePresence(DEAD, worker) | incarnations until then are dead | |
 | DecisionMade | its sequences are on their way to the chosen instance, and nowhere else | |
-| RequestFinished | its sequences are on no way any more; lengths and outlook learnt; predictions judged | |
+| RequestFinished | its sequences are on no way any more, their blocks stay; learnt from; predictions judged | |
 | PredictLatency | state rolled forward to now | LatencyPrediction, NoPrediction or ErrorReply |
 | TimerFired(tick) | placements nobody showed in time are dropped | ServicePresence, next timer |
 | StopRequested | | ServicePresence(LEAVING), Stop |
@@ -40,12 +40,14 @@ from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPred
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.steptime import StepTimeModel
+from msgspec.structs import replace
 
 from services.predictor.answering import Answers, candidate, fault
 from services.predictor.calibration import Calibration, Kins
 from services.predictor.config import PredictorConfig
 from services.predictor.learnt import Learnt, nothing_learnt
 from services.predictor.metrics import PredictorMetrics
+from services.predictor.prefixes import end_request
 from services.predictor.state import LENGTH_MAX, Instance, Placement, parameters_of
 
 #: Predictors of the same instance share its questions.
@@ -158,7 +160,7 @@ class PredictorActor:
 
     def _register(self, token: str, record: InstanceRecord, known: Instance | None) -> list[Effect]:
         try:
-            parameters = parameters_of(record)
+            parameters = parameters_of(record, prefixes=self._config.prefixes)
             kin = self._kins.of(record, parameters)
         except ValueError as error:
             self._instances.pop(token, None)
@@ -240,30 +242,24 @@ class PredictorActor:
             if len(instance.placements) >= PLACEMENTS_MAX:
                 self.metrics.placements.add("full")
                 return self._say("error", "bound_reached", what="placements", max=PLACEMENTS_MAX)
-            instance.place(sequence, Placement(body.request, placed, at_ns))
+            hits = instance.prefixes.place(sequence, body, at_ns=at_ns)
+            instance.place(sequence, Placement(body.request, replace(placed, cached_tokens=hits), at_ns))
             self._whereabouts[sequence] = instance
         return []
 
     def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
         self.metrics.outcomes.add(body.outcome if body.outcome in OUTCOMES else "other")
+        for name in body.instances:
+            if (instance := self._instances.get(subject_token(name or "-"))) is not None:
+                end_request(instance.prefixes, body, self.metrics)
         for index in range(len(body.output_tokens)):
             self._end_placement(f"{body.request}.{index}", "ended")
         self._learnt_of(body.model).lengths.observe(body)
         stayed = not body.continuations and not body.migrations
         if body.outcome == "completed" and stayed and body.placed_ns and self._judges(body):
-            self._judge(body)
+            self.metrics.judge(body)
             self._learnt_of(body.model).outlook.observe(body, now_ns)
         return []
-
-    def _judge(self, body: RequestFinished) -> None:
-        """Compares what was predicted at the first placement with what came of it."""
-        before_ns = body.placed_ns - body.arrival_ns
-        for figure, predicted_ns, since_arrival_ns in (
-            ("ttft", body.predicted_ttft_ns, body.ttft_ns),
-            ("e2e", body.predicted_e2e_ns, body.e2e_ns),
-        ):
-            if predicted_ns is not None and since_arrival_ns is not None and since_arrival_ns > before_ns >= 0:
-                self.metrics.errors[figure].observe(predicted_ns=predicted_ns, real_ns=since_arrival_ns - before_ns)
 
     def _judges(self, body: RequestFinished) -> bool:
         return len(body.instances) == 1 and subject_token(body.instances[0] or "-") in self._instances
@@ -358,9 +354,10 @@ class PredictorActor:
         )
         return Publish(subject=self._subjects.presence(Role.PREDICTOR, self.name), body=body)
 
-    def _gauges(self) -> list[tuple[str, float, int]]:
+    def _gauges(self) -> list[tuple[str, float, int, int]]:
+        now_ns = self._now_ns
         return [
-            (each.record.instance, each.calibration.scale(self._now_ns), each.calibration.kin.fits)
+            (each.record.instance, each.calibration.scale(now_ns), each.calibration.kin.fits, len(each.prefixes))
             for each in self._instances.values()
         ]
 
@@ -377,6 +374,7 @@ class PredictorActor:
                 "step_time": each.record.step_time,
                 "scale": each.calibration.scale(self._now_ns),
                 "fits": each.calibration.kin.fits,
+                "cached_blocks": len(each.prefixes),
             }
             for token, each in sorted(self._instances.items())
         }
@@ -388,6 +386,7 @@ class PredictorActor:
         assert len(self._learnt) <= MODELS_MAX
         for instance in self._instances.values():
             assert len(instance.placements) <= PLACEMENTS_MAX
+            instance.prefixes.check_invariants()
             for sequence in instance.placements:
                 assert self._whereabouts.get(sequence) is instance, f"{sequence} is on its way to two instances"
 

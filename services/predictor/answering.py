@@ -48,7 +48,7 @@ def fault(body: PredictLatency) -> str:
     return f"sequences must be at most {SEQUENCES_MAX}" if body.sequences > SEQUENCES_MAX else ""
 
 
-def candidate_of(body: PredictLatency, lengths: LearntLengths) -> Candidate:
+def candidate_of(body: PredictLatency, instance: Instance, lengths: LearntLengths) -> Candidate:
     """The request as a forecast takes it. A predicted length that cannot be is as good as none."""
     return candidate(
         body.prompt_tokens,
@@ -57,11 +57,19 @@ def candidate_of(body: PredictLatency, lengths: LearntLengths) -> Candidate:
         expected=body.expected_output_tokens,
         default=lengths.default_output_tokens,
         sequences=body.sequences,
+        cached=instance.cached_tokens(body.block_hashes, body.block_size, body.prompt_tokens + body.output_tokens),
     )
 
 
-def candidate(
-    prompt: int, output: int, bound: int, *, expected: float | None, default: int, sequences: int = 1
+def candidate(  # noqa: PLR0913  (the fields of a Candidate)
+    prompt: int,
+    output: int,
+    bound: int,
+    *,
+    expected: float | None,
+    default: int,
+    sequences: int = 1,
+    cached: int = 0,
 ) -> Candidate:
     """Lengths in tokens; ``default`` where nothing sensible was predicted."""
     sensible = expected is not None and isfinite(expected) and expected > 0
@@ -72,6 +80,7 @@ def candidate(
         expected_output_tokens=max(1, min(bound, wanted)),
         max_tokens=bound,
         sequences=sequences,
+        cached_tokens=cached,
     )
 
 
@@ -87,7 +96,7 @@ class Answers:
         self, body: PredictLatency, instance: Instance, lengths: LearntLengths, now_ns: int
     ) -> LatencyPrediction | NoPrediction:
         """What would happen if the instance took the request now, or why that cannot be said."""
-        asked = candidate_of(body, lengths)
+        asked = candidate_of(body, instance, lengths)
         obstacle = self._obstacle(body, instance, asked, now_ns)
         if obstacle is not None:
             reason, detail = obstacle
@@ -166,6 +175,7 @@ class Answers:
             others=told.others,
             others_delay_ns=told.others_delay_ns,
             output_tokens=told.output_tokens,
+            cached_tokens=asked.cached_tokens,
         )
 
     def _rolled(self, instance: Instance, lengths: LearntLengths, until_ns: int) -> Forecaster:
@@ -188,7 +198,7 @@ class Answers:
         if instance.scale_told != instance.scale:  # it compiles the costs anew
             forecaster.set_scale(instance.scale)
             instance.scale_told = instance.scale
-        forecaster.load(snapshot)
+        forecaster.load(snapshot, instance.prefixes.see(snapshot))
         instance.rolled, instance.rolled_ns = snapshot, snapshot.at_ns
         for sequence, placement in instance.placements.items():
             forecaster.add(sequence, placement.candidate, max(placement.at_ns, snapshot.at_ns))

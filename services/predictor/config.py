@@ -27,6 +27,7 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         default_output_tokens: Length of an output that nobody predicted, until outcomes tell the mean.
         learn_lengths: Take that mean, and the spread for ``survival``, from outcomes.
         calibrate: Scale step times by what the engine really takes, and fit them where no set is known.
+        prefixes: Follow what instances have in their prefix caches; else every prompt is taken as not cached.
         transit_us: From a decision until the engine has the sequence, microseconds: ingress, bus and worker.
         step_times: Files of step-time parameters besides those that ship, by the name that instances give in their
             record. One that cannot be read is as good as none.
@@ -41,6 +42,7 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     default_output_tokens: int = 128
     learn_lengths: bool = True
     calibrate: bool = True
+    prefixes: bool = True
     transit_us: int = 1_000
     step_times: dict[str, str] = {}
     bus: BusConfig = BusConfig()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from millrace.actor.histograms import LatencyHistogram
+from millrace.contracts.observers import RequestFinished
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -62,9 +63,11 @@ class PredictorMetrics(Collector):
         snapshot_age: Of snapshots that were rolled forward.
         handling: Time from a question's handling to its answer.
         errors: By figure: ``ttft`` and ``e2e``.
+        prefix_tokens: Prompt tokens of requests that ended: ``believed`` to be cached when they were placed, ``found``
+            in the cache; of the former ``missing`` ones, of the latter ``unexpected`` ones.
         missing_sets: Instances registered whose step-time set is not here.
         clock: Counts nanoseconds; a constant where nobody measures.
-        instances: Yields (name, scale, fits) of every instance, for gauges.
+        instances: Yields (name, scale, fits, cached blocks) of every instance, for gauges.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, *, clock: Callable[[], int] = int) -> None:
@@ -72,6 +75,7 @@ class PredictorMetrics(Collector):
         self.snapshots = Labelled()
         self.placements = Labelled()
         self.outcomes = Labelled()
+        self.prefix_tokens = Labelled()
         self.remembered = 0
         self.loads = 0
         self.missing_sets = 0
@@ -79,9 +83,26 @@ class PredictorMetrics(Collector):
         self.handling = LatencyHistogram(_HANDLING_S)
         self.errors = {"ttft": Error(), "e2e": Error()}
         self.clock = clock
-        self.instances: Callable[[], Iterable[tuple[str, float, int]]] = list
+        self.instances: Callable[[], Iterable[tuple[str, float, int, int]]] = list
         if registry is not None:
             registry.register(self)
+
+    def judge(self, outcome: RequestFinished) -> None:
+        """Compares what was predicted at the first placement with what came of it."""
+        before_ns = outcome.placed_ns - outcome.arrival_ns
+        for figure, predicted_ns, since_arrival_ns in (
+            ("ttft", outcome.predicted_ttft_ns, outcome.ttft_ns),
+            ("e2e", outcome.predicted_e2e_ns, outcome.e2e_ns),
+        ):
+            if predicted_ns is not None and since_arrival_ns is not None and since_arrival_ns > before_ns >= 0:
+                self.errors[figure].observe(predicted_ns=predicted_ns, real_ns=since_arrival_ns - before_ns)
+
+    def judge_prefix(self, *, believed: int, found: int) -> None:
+        """Counts one prompt's tokens."""
+        self.prefix_tokens["believed"] += believed
+        self.prefix_tokens["found"] += found
+        self.prefix_tokens["missing"] += max(0, believed - found)
+        self.prefix_tokens["unexpected"] += max(0, found - believed)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing ahead of the first scrape."""
@@ -100,6 +121,7 @@ class PredictorMetrics(Collector):
             ("snapshots", "Snapshots heard, by what became of them.", "result", self.snapshots),
             ("placements", "Placements that no snapshot showed yet, by how they went.", "result", self.placements),
             ("outcomes", "Requests that ended, by outcome.", "outcome", self.outcomes),
+            ("prefix_tokens", "Prompt tokens believed to be cached, and found.", "kind", self.prefix_tokens),
         ):
             family = CounterMetricFamily(f"millrace_predictor_{name}", text, labels=[label])
             for value, count in counts.items():
@@ -144,9 +166,13 @@ class PredictorMetrics(Collector):
         fits = GaugeMetricFamily(
             "millrace_predictor_step_fits", "Fits of step times where no set is known.", labels=["instance"]
         )
+        cached = GaugeMetricFamily(
+            "millrace_predictor_cached_blocks", "Blocks believed to be in the prefix cache.", labels=["instance"]
+        )
         served = list(self.instances())
-        for name, value, fitted in served:
+        for name, value, fitted, blocks in served:
             scale.add_metric([name], value)
             fits.add_metric([name], fitted)
-        yield from (scale, fits)
+            cached.add_metric([name], blocks)
+        yield from (scale, fits, cached)
         yield GaugeMetricFamily("millrace_predictor_instances", "Instances served.", value=len(served))

@@ -10,6 +10,7 @@ from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 
 from services.predictor.calibration import Calibration
+from services.predictor.prefixes import Prefixes
 
 #: Bound of any length that a snapshot may tell, tokens or blocks; larger numbers are absurd, and would not fit an
 #: engine's own integers.
@@ -57,6 +58,7 @@ class Instance:
     Attributes:
         parameters: Of its scheduler, as its record says.
         calibration: What its steps cost.
+        prefixes: What its prefix cache is believed to hold.
         snapshot: The last one of this incarnation; None before.
         told_ns: When ``snapshot`` was last said to hold.
         heard_ns: Last sign of life.
@@ -73,6 +75,7 @@ class Instance:
     record: InstanceRecord
     parameters: EngineParameters
     calibration: Calibration
+    prefixes: Prefixes = field(init=False)
     heard_ns: int = 0
     told_ns: int = 0
     draining: bool = False
@@ -87,6 +90,9 @@ class Instance:
     lengths_version: int = -1
     fits: int = -1
     answers: dict[Candidate, Remembered] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prefixes = prefixes_of(self.parameters)
 
     @property
     def busy(self) -> bool:
@@ -121,6 +127,7 @@ class Instance:
         if known is None or snapshot.step > known.step:
             self.calibration.observe(snapshot, known)
         self.snapshot = snapshot
+        self.prefixes.shrink(snapshot.blocks_free)
         self.rolled = None
         self.answers.clear()
 
@@ -135,6 +142,13 @@ class Instance:
         self.heard_ns = 0
         self.placements.clear()
         self.answers.clear()
+        self.prefixes = prefixes_of(self.parameters)
+
+    def cached_tokens(self, packed: bytes, block_size: int, tokens: int) -> int:
+        """How much of a prompt with these hashes its engine would find, tokens."""
+        if packed and self.snapshot is not None:
+            self.prefixes.see(self.snapshot)
+        return self.prefixes.cached_tokens(packed, block_size, tokens)
 
     def place(self, sequence: str, placement: Placement) -> None:
         """A decision put a sequence here."""
@@ -147,6 +161,7 @@ class Instance:
         """A placement went elsewhere or ended."""
         if self.placements.pop(sequence, None) is not None:
             self.answers.clear()
+            self.prefixes.drop(sequence)
             if self.forecaster is not None:  # also where it is to be loaded anew: it keeps placements over that
                 self.forecaster.forget(sequence)
 
@@ -163,6 +178,12 @@ class Instance:
         for name in gone:
             del self.placements[name]
         return gone
+
+
+def prefixes_of(parameters: EngineParameters) -> Prefixes:
+    """An engine's prefix cache as it is when it starts."""
+    in_order = parameters.policy is QueuePolicy.FCFS and not parameters.long_prefill_token_threshold
+    return Prefixes(parameters.block_size, caching=parameters.prefix_caching, in_order=in_order)
 
 
 def _plausible_step(snapshot: StatusSnapshot) -> bool:
@@ -191,8 +212,8 @@ def plausible(snapshot: StatusSnapshot) -> bool:
     return held < LENGTH_MAX
 
 
-def parameters_of(record: InstanceRecord) -> EngineParameters:
-    """How the instance's scheduler works.
+def parameters_of(record: InstanceRecord, *, prefixes: bool = True) -> EngineParameters:
+    """How the instance's scheduler works; ``prefixes``: whether what it caches is followed.
 
     Raises:
         ValueError: no engine could run with what the record says; the message names the field.
@@ -209,7 +230,7 @@ def parameters_of(record: InstanceRecord) -> EngineParameters:
         token_budget=record.token_budget,
         long_prefill_token_threshold=record.long_prefill_token_threshold,
         chunked_prefill=record.chunked_prefill,
-        prefix_caching=record.prefix_caching,
+        prefix_caching=record.prefix_caching and prefixes,
         watermark=record.watermark,
         reserve_full_prompt=record.reserve_full_prompt,
         policy=QueuePolicy(record.queue_policy),

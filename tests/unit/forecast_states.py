@@ -23,13 +23,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     parameters: EngineParameters
     now_ns: int
     pending: list[Placement]
+    cached: dict[str, int] = {}
 
 
 def random_case(seed: int) -> Case:
     rng = random.Random(seed)
     parameters = random_parameters(rng)
+    snapshot = random_snapshot(rng, parameters)
     return Case(
-        snapshot=random_snapshot(rng, parameters),
+        snapshot=snapshot,
+        cached=random_cached(rng, snapshot),
         candidate=random_candidate(rng, parameters),
         cost=random_cost(rng),
         parameters=parameters,
@@ -136,7 +139,20 @@ def random_candidate(rng: random.Random, parameters: EngineParameters) -> Candid
         expected_output_tokens=random_expectation(rng),
         max_tokens=rng.choice((0, output + 1, output + 50)),
         sequences=rng.choice((1, 1, 1, 3)),
+        cached_tokens=random_hit(rng, prompt + output, parameters),
     )
+
+
+def random_hit(rng: random.Random, tokens: int, parameters: EngineParameters) -> int:
+    """Whole blocks; mostly none, and never all tokens."""
+    blocks = (tokens - 1) // parameters.block_size
+    return rng.choice((0, 0, blocks, rng.randrange(blocks + 1))) * parameters.block_size
+
+
+def random_cached(rng: random.Random, snapshot: StatusSnapshot) -> dict[str, int]:
+    """Of some waiting sequences; now and then more than there is, and of sequences that are not there."""
+    hits = {status.sequence: rng.choice((0, 3, 16, 64, 1000)) for status in snapshot.waiting if rng.random() < 0.5}
+    return hits | ({"gone.0": 16} if rng.random() < 0.1 else {})
 
 
 def random_cost(rng: random.Random) -> StepCost:

@@ -313,3 +313,66 @@ def test_a_scale_stretches_time(native: bool) -> None:
     assert latencies == [10 * STEP_NS, 15 * STEP_NS, 10 * STEP_NS]
     with pytest.raises(ValueError, match="scale"):
         forecaster.set_scale(0.0)
+
+
+def test_what_is_cached_of_a_prompt_is_not_computed_but_its_blocks_count() -> None:
+    cold = Candidate(prompt_tokens=100, expected_output_tokens=5)  # 32 tokens a step
+    warm = msgspec.structs.replace(cold, cached_tokens=96)
+    answers = [ask(snapshot(), each) for each in (cold, warm)]
+    assert [answer.ttft_ns for answer in answers] == [4 * STEP_NS, STEP_NS]
+    assert answers[0].blocks_peak == answers[1].blocks_peak
+    assert warm.refusal(PARAMETERS) is None
+    assert "at least one is always computed" in str(
+        msgspec.structs.replace(cold, cached_tokens=100).refusal(PARAMETERS)
+    )
+
+
+def test_a_waiting_sequence_whose_prompt_is_cached_holds_up_nobody() -> None:
+    state = snapshot(waiting=[waiting("a.0", 100)])
+    asked = Candidate(prompt_tokens=4, expected_output_tokens=2)
+    cold, warm = ask(state, asked), ask(state, asked, cached={"a.0": 96, "gone.0": 8})
+    assert (cold.ttft_ns, warm.ttft_ns) == (4 * STEP_NS, 2 * STEP_NS)
+
+
+def test_after_a_preemption_a_cached_prompt_is_computed_again() -> None:
+    state = snapshot([decoding("a", 60, 1, max_tokens=60)], blocks=20)
+    parameters = msgspec.structs.replace(PARAMETERS, max_model_len=79, token_budget=9)
+    cold, warm = (
+        forecast(
+            state,
+            Candidate(prompt_tokens=13, expected_output_tokens=30, cached_tokens=cached),
+            CONSTANT,
+            parameters,
+            now_ns=AT_NS,
+        )
+        for cached in (0, 12)
+    )
+    assert warm.preemptions == cold.preemptions == 1
+    assert warm.tpot_worst_ns == cold.tpot_worst_ns, "what had been cached helps but the first time"
+    assert warm.ttft_ns < cold.ttft_ns
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_forecast_that_knows_the_hits_is_what_an_engine_with_a_cache_then_does(seed: int) -> None:
+    rng = random.Random(f"cached {seed}")
+    parameters = EngineParameters(max_model_len=512, block_size=16, blocks_total=400, max_sequences=8, token_budget=64)
+    step_time = LinearStepTime(fixed=1000.0, per_decode=50.0, per_prefill_token=20.0, per_context_token=2.0)
+    engine = ModelledEngine(parameters, step_time)
+    asked = sequence(rng, "asked.0")
+    prompt = [rng.randrange(97, 123) for _ in range(rng.randrange(20, 200))]
+    asked = msgspec.structs.replace(asked, prompt_token_ids=prompt)
+    first = msgspec.structs.replace(asked, sequence="first.0", prompt_token_ids=prompt[: rng.randrange(1, 200)])
+    assert engine.add(first) is None
+    now_ns = AT_NS
+    while (done := engine.step(now_ns)) is not None:
+        now_ns += done[1]
+    for index in range(rng.randrange(8)):
+        other = [rng.randrange(97, 123) for _ in range(rng.randrange(1, 150))]
+        assert engine.add(msgspec.structs.replace(sequence(rng, f"{index}.0"), prompt_token_ids=other)) is None
+    state = published(engine.snapshot(now_ns))
+    hits = min(len(first.prompt_token_ids) // 16, (len(prompt) - 1) // 16) * 16
+    candidate = Candidate(
+        prompt_tokens=len(prompt), expected_output_tokens=asked.expected_output_tokens, cached_tokens=hits
+    )
+    answer = forecast(state, candidate, engine.cost, parameters, now_ns=now_ns)
+    assert (answer.ttft_ns, answer.e2e_ns) == _served(engine, asked, now_ns)

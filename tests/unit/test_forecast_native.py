@@ -15,6 +15,7 @@ from millrace.enginemodel.stepcost import after
 from tests.unit.forecast_states import (
     AT_NS,
     Case,
+    random_cached,
     random_candidate,
     random_case,
     random_cost,
@@ -31,7 +32,7 @@ STATES = 100
 
 def loaded(case: Case, *, native: bool, rule: LengthRule) -> Forecaster:
     forecaster = Forecaster(case.cost, case.parameters, rule=rule, native=native)
-    forecaster.load(case.snapshot)
+    forecaster.load(case.snapshot, case.cached)
     for index, placement in enumerate(case.pending):
         forecaster.add(f"pending{index}.0", placement.candidate, placement.at_ns)
     forecaster.advance(case.now_ns)
@@ -51,6 +52,7 @@ def test_every_field_of_a_forecast_is_equal(chunk: int) -> None:
             now_ns=case.now_ns,
             pending=case.pending,
             rule=rule,
+            cached=case.cached,
         )
         fast = loaded(case, native=True, rule=rule)
         assert fast.forecast(case.candidate) == expected, f"seed {seed}"
@@ -81,11 +83,12 @@ def test_a_history_of_questions_and_changes_gives_equal_answers(seed: int) -> No
         act = rng.choice(("load", "add", "add", "forget", "advance", "advance", "advance", "scale"))
         candidate, moment = random_candidate(rng, case.parameters), now_ns - rng.choice((0, 0, 10**5, 10**9))
         snapshot = msgspec.structs.replace(random_snapshot(rng, case.parameters), at_ns=moment)
+        cached = random_cached(rng, snapshot)
         key, scale = f"added{rng.randrange(number + 1)}.0", rng.choice((1.0, 0.5, 1.3))
         now_ns += random_moment(rng) - AT_NS if act == "advance" else 0
         for forecaster in both:
             if act == "load":
-                forecaster.load(snapshot)
+                forecaster.load(snapshot, cached)
             elif act == "add":
                 forecaster.add(key, candidate, moment)
             elif act == "forget":

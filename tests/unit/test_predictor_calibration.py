@@ -125,7 +125,7 @@ def test_pauses_between_steps_count_in_a_run() -> None:
     for number in range(1, 200):
         predictor.now_ns = START_NS + number * 5 * (STEP_MS + 2) * MS
         predictor.send(decoding(1 + 5 * number, predictor.now_ns))
-    (scale,) = [scale for _, scale, _ in predictor.metrics.instances()]
+    (scale,) = [scale for _, scale, *_ in predictor.metrics.instances()]
     assert scale == pytest.approx((STEP_MS + 2) / STEP_MS, rel=0.02)
 
 
@@ -228,7 +228,7 @@ def test_an_instance_that_has_shown_nothing_is_judged_by_its_kin() -> None:
     predictor.register(record("w1", blocks_total=500), key="w1")
     predictor.register(record("w2", token_budget=512), key="w2")
     told(predictor, [(BatchComposition(decodes=1, context_tokens=40), 2 * STEP_MS * MS)] * 600)
-    scales = {name: scale for name, scale, _ in predictor.metrics.instances()}
+    scales = {name: scale for name, scale, *_ in predictor.metrics.instances()}
     assert scales["w0"] == pytest.approx(2.0, rel=0.02)
     assert scales["w1"] == pytest.approx(2.0, rel=0.02)
     assert scales["w2"] == 1.0
@@ -243,7 +243,7 @@ def test_an_instance_slower_than_its_kin_is_soon_known_for_it() -> None:
             at_ns = predictor.now_ns = START_NS + number * 20 * MS
             told_ = snapshot(name, step=number, at_ns=at_ns, batch=batch, step_duration_ns=factor * STEP_MS * MS)
             predictor.send(told_)
-    scales = {name: scale for name, scale, _ in predictor.metrics.instances()}
+    scales = {name: scale for name, scale, *_ in predictor.metrics.instances()}
     assert scales["w0"] == pytest.approx(1.0, rel=0.05)
     assert scales["w1"] == pytest.approx(2.0, rel=0.05)
 
@@ -253,5 +253,5 @@ def test_a_snapshot_told_again_is_not_learnt_from_twice() -> None:
     batch = BatchComposition(decodes=1, context_tokens=40)
     for _ in range(500):
         predictor.send(snapshot(step=2, batch=batch, step_duration_ns=4 * STEP_MS * MS))
-    (scale,) = [scale for _, scale, _ in predictor.metrics.instances()]
+    (scale,) = [scale for _, scale, *_ in predictor.metrics.instances()]
     assert scale < 1.6

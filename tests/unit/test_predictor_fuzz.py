@@ -11,6 +11,7 @@ from millrace.contracts.local import BusDisconnected, BusReconnected, TimerFired
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction
 from millrace.contracts.status import BatchComposition, PresenceState, SequenceState, ServicePresence
+from millrace.kvcache.chain import pack_hashes
 
 from tests.unit.predictor_rig import MS, Predictor, decision, outcome, question, record, snapshot, status
 
@@ -69,7 +70,16 @@ class Speaker:
         fields = self.spoil({"prompt_tokens": 40, "max_tokens": 90, "output_tokens": 0, "sequences": 1}, 0.05)
         expected = self.rng.choice([None, 30.0, *REALS])
         model = self.rng.choice(["m", "m", "m", "other"])
-        return question(instance=self.rng.choice(NAMES), model=model, expected_output_tokens=expected, **fields)
+        return question(
+            instance=self.rng.choice(NAMES), model=model, expected_output_tokens=expected, **fields, **self.blocks()
+        )
+
+    def blocks(self) -> dict[str, Any]:
+        """Names of a prompt's blocks, of few prompts; now and then of other blocks, or cut off."""
+        rng = self.rng
+        hashes = [block * 16 + rng.randrange(2) for block in range(rng.randrange(12))]
+        packed = pack_hashes(hashes)[: rng.choice((None, None, None, -3))]
+        return {"block_hashes": packed, "block_size": rng.choice((16, 16, 16, *NUMBERS[:4]))}
 
     def other(self) -> Body:
         rng = self.rng
@@ -80,16 +90,22 @@ class Speaker:
         state, incarnation = rng.choice(list(PresenceState)), rng.choice([0, 4, 1])
         return rng.choice(
             [
-                decision(request, name, at_ns=rng.choice([self.now_ns, *NUMBERS]), **lengths),
+                decision(request, name, at_ns=rng.choice([self.now_ns, *NUMBERS]), **lengths, **self.blocks()),
                 decision(request, name, expected_output_tokens=rng.choice(REALS)),
                 outcome(request, predicted_output_tokens=rng.choice(REALS), output_tokens=[rng.choice(NUMBERS)]),
                 outcome(request, **ended, **told),
+                outcome(request, **ended, **self.found(), block_hashes=self.blocks()["block_hashes"]),
                 ServicePresence(role="worker", name=name, incarnation=incarnation, at_ns=3, state=state),
                 TimerFired(name="tick"),
                 BusDisconnected(),
                 BusReconnected(),
             ]
         )
+
+    def found(self) -> dict[str, Any]:
+        """What was predicted to be cached, and what was."""
+        figures = {"cached_tokens": self.rng.randrange(100), "predicted_cached_tokens": 32, "prompt_tokens": 180}
+        return self.spoil(figures)
 
     def record(self) -> Any:
         fields = self.spoil({"block_size": 16, "max_sequences": 8, "token_budget": 128, "blocks_total": 512}, 0.03)

@@ -104,6 +104,7 @@ def _ending(body: RequestFinished) -> Ending:
         prompt_tokens=body.prompt_tokens,
         output_tokens=sum(body.output_tokens),
         instances=body.instances,
+        cached_tokens=body.cached_tokens,
         choices=max(1, len(body.output_tokens)),
         continuations=body.continuations,
         migrations=body.migrations,

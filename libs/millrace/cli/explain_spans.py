@@ -96,6 +96,7 @@ def _ending(root: SpanLine, expected: float | None) -> Ending:
         prompt_tokens=int(attribute(root, "prompt_tokens") or 0),
         output_tokens=int(attribute(root, "output_tokens") or 0),
         instances=[name for name in str(attribute(root, "instances") or "").split(", ") if name],
+        cached_tokens=int(attribute(root, "cached_tokens") or 0),
         choices=reasons.count(",") + 1,
         continuations=int(attribute(root, "continuations") or 0),
         migrations=int(attribute(root, "migrations") or 0),

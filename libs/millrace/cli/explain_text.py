@@ -13,7 +13,8 @@ PLACEMENTS_MAX = 12
 #: Forecasts that ingress keeps of a decision.
 KEPT_MAX = 16
 _NAME_MAX = 28
-_HEAD = ("  instance", "end to end", "first token", "per token", "others later", "preempted", "snapshot age")
+_TIMES = ("end to end", "first token", "per token", "others later")
+_HEAD = ("  instance", *_TIMES, "preempted", "cached", "snapshot age")
 
 
 def told(explained: Explained) -> list[str]:
@@ -102,6 +103,7 @@ def _row(forecast: Forecast, chosen: str) -> tuple[str, ...]:
         duration(forecast.tpot_mean_ns) if forecast.tpot_mean_ns else "?",
         duration(forecast.others_delay_ns),
         str(forecast.preemptions),
+        str(forecast.cached_tokens),
         duration(forecast.snapshot_age_ns) + since,
     )
 
@@ -158,7 +160,14 @@ def _errors(placement: Placement, ending: Ending) -> list[tuple[str, ...]]:
     error = "-" if expected is None or not mean else f"{100 * (expected - mean) / mean:+.1f} %"
     name = "  output tokens" if ending.choices == 1 else "  output tokens per choice"
     rows.append((name, "-" if expected is None else f"{expected:.4g}", f"{mean:.4g}", error))
+    if ending.cached_tokens or (forecast is not None and forecast.cached_tokens):
+        rows.append(_cached(None if forecast is None else forecast.cached_tokens, ending.cached_tokens))
     return rows
+
+
+def _cached(predicted: int | None, actual: int) -> tuple[str, str, str, str]:
+    error = "-" if predicted is None or not actual else f"{100 * (predicted - actual) / actual:+.1f} %"
+    return "  cached tokens", "-" if predicted is None else str(predicted), str(actual), error
 
 
 def _compared(predicted_ns: int | None, actual_ns: int | None) -> tuple[str, str, str]:

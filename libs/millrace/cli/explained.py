@@ -51,6 +51,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         first_token_ns: Unix ns; None if there was no token.
         output_tokens: Of all choices together.
+        cached_tokens: Of the prompt, found in the prefix cache.
         expected_output_tokens: Predicted mean of one choice's output; None if unknown.
     """
 
@@ -61,6 +62,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     instances: list[str]
+    cached_tokens: int = 0
     choices: int = 1
     continuations: int = 0
     migrations: int = 0

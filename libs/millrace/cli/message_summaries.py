@@ -105,6 +105,7 @@ def _finished(body: RequestFinished) -> str:
         {
             "prompt": body.prompt_tokens,
             "cached": body.cached_tokens or None,
+            "predicted_cached": body.predicted_cached_tokens or None,
             "output": body.output_tokens,
             "finish": body.finish_reasons,
             "ttft_ns": body.ttft_ns,

@@ -28,6 +28,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         note: Why there is no prediction; empty where there is one.
         placed_since: Sequences that the asker placed there after it had asked; policies may count them against it.
+        cached_tokens: Of the prompt, expected in the prefix cache.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     snapshot_age_ns: int = 0
     note: str = ""
     placed_since: int = 0
+    cached_tokens: int = 0
 
 
 class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
@@ -59,6 +61,8 @@ class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
         expected_output_tokens: Predicted mean output; None if unknown.
         forecasts: What was predicted for those who were asked; empty where the policy asks nobody.
         fallback: Name of the policy that decided because predictions were missing; empty where none had to.
+        block_size, block_hashes: Of each sequence's prompt, as in PredictLatency: what the chosen instance will have
+            in its prefix cache.
     """
 
     request: str
@@ -78,6 +82,8 @@ class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
     expected_output_tokens: float | None = None
     forecasts: list[Forecast] = []
     fallback: str = ""
+    block_size: int = 0
+    block_hashes: bytes = b""
 
 
 class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
@@ -97,6 +103,9 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
         ttft_ns: Time to first token; None if there was none.
         e2e_ns: Time from arrival to end.
         instances: Instances that decoded it, in order.
+        predicted_cached_tokens: What ``predicted_ttft_ns`` assumed to be cached; None without a prediction.
+        block_hashes: Chain hashes of the blocks behind those of the decision's ``block_hashes`` that the first sequence
+            filled; empty where there were none in the decision.
     """
 
     request: str
@@ -119,6 +128,8 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     predicted_e2e_ns: int | None = None
     placed_ns: int = 0
     migrations: int = 0
+    predicted_cached_tokens: int | None = None
+    block_hashes: bytes = b""
 
 
 class ProvisioningDecided(Body, frozen=True, kw_only=True, tag="ProvisioningDecided/1"):

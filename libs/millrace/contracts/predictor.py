@@ -19,6 +19,9 @@ class PredictLatency(Body, frozen=True, kw_only=True, tag="PredictLatency/1"):
         max_tokens: The client's bound, tokens.
         expected_output_tokens: Predicted mean length of the whole output, tokens; None if unknown.
         sequences: Choices that are placed together.
+        block_size: Of the blocks that ``block_hashes`` names, tokens; 0 where there are none.
+        block_hashes: Chain hashes of the prompt's full blocks from the first on (kvcache.chain), packed; empty where
+            nobody asked for them.
     """
 
     request: str
@@ -29,6 +32,8 @@ class PredictLatency(Body, frozen=True, kw_only=True, tag="PredictLatency/1"):
     output_tokens: int = 0
     expected_output_tokens: float | None = None
     sequences: int = 1
+    block_size: int = 0
+    block_hashes: bytes = b""
 
 
 class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/1"):
@@ -47,6 +52,7 @@ class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/
         output_tokens: Output length that was assumed.
         snapshot_age_ns: Age of the status snapshot that was rolled forward.
         took_ns: Time that the simulation took.
+        cached_tokens: Of the prompt, expected to be in the instance's prefix cache and therefore not computed.
     """
 
     request: str
@@ -63,6 +69,7 @@ class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/
     output_tokens: int = 0
     snapshot_age_ns: int = 0
     took_ns: int = 0
+    cached_tokens: int = 0
 
 
 class NoPredictionReason(StrEnum):

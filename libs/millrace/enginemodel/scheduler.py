@@ -281,7 +281,7 @@ class Scheduler:
         while budget > 0 and len(self.waiting) and self.places() > 0:
             sequence = self.waiting.first()
             hits = self._prefix_hits(sequence)
-            computed = len(hits) * self.parameters.block_size
+            computed = self._cached_tokens(sequence, hits)
             count = self._first_chunk(sequence, computed, budget, threshold)
             if count == 0 or not self._fits(sequence, hits, computed + count):
                 break
@@ -310,6 +310,10 @@ class Scheduler:
         block_size = self.parameters.block_size
         return self.pool.find(sequence.all_hashes(block_size), (sequence.total - 1) // block_size)
 
+    def _cached_tokens(self, sequence: ScheduledSequence, hits: list[int]) -> int:
+        """Tokens of a waiting sequence that need not be computed."""
+        return len(hits) * self.parameters.block_size
+
     def _fits(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
         """Whether the first chunk, or where configured the whole prompt, has room beside the watermark."""
         parameters = self.parameters
@@ -325,7 +329,7 @@ class Scheduler:
         self.pool.share(hits)
         sequence.state = SequenceState.RUNNING
         sequence.blocks = hits
-        sequence.slots = computed
+        sequence.slots = len(hits) * self.parameters.block_size
         sequence.named_blocks = len(hits)
         sequence.computed = computed
         if sequence.hit_tokens is None:

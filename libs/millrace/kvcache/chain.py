@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import pack, unpack
 
 ROOT = 0x6D696C6C72616365  # parent of a sequence's first block
+HASH_BYTES = 8
 
 
 def chain_hash(parent: int, token_ids: Sequence[int]) -> int:
@@ -23,3 +25,14 @@ def extend_chain(hashes: list[int], token_ids: Sequence[int], block_size: int) -
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = chain_hash(parent, token_ids[start : start + block_size])
         hashes.append(parent)
+
+
+def pack_hashes(hashes: Sequence[int]) -> bytes:
+    """Hashes as they travel: 8 bytes each, little-endian, signed."""
+    return pack(f"<{len(hashes)}q", *hashes)
+
+
+def unpack_hashes(packed: bytes) -> tuple[int, ...]:
+    """The hashes again; a broken end is cut off."""
+    count = len(packed) // HASH_BYTES
+    return unpack(f"<{count}q", packed[: count * HASH_BYTES])

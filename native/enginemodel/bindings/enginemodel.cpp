@@ -78,7 +78,9 @@ public:
 
     // Puts the sequences into `future`; those at their end are left out. `finals`: assumed output lengths, running ones
     // first, where a rule other than OutrunPlusTen made them.
-    void restore(Future& future, nb::list running, nb::list waiting, const std::optional<nb::list>& finals) {
+    // `cached`: of each waiting one, tokens that are in the prefix cache.
+    void restore(Future& future, nb::list running, nb::list waiting, const std::optional<nb::list>& finals,
+                 const std::optional<std::vector<std::int64_t>>& cached) {
         std::size_t position = 0;
         for (nb::handle status : running) {
             const Queued sequence = read(status.ptr(), finals, position++);
@@ -86,9 +88,14 @@ public:
             const std::int64_t computed = counted(fields_.read(status.ptr(), COMPUTED), 0, "computed_tokens");
             future.restore_running(sequence, computed, blocks_of(status));
         }
+        if (cached && cached->size() != waiting.size()) throw std::invalid_argument("cached is of another length");
+        std::size_t index = 0;
         for (nb::handle status : waiting) {
-            const Queued sequence = read(status.ptr(), finals, position++);
-            if (sequence.end > sequence.total) future.restore_waiting(sequence);
+            Queued sequence = read(status.ptr(), finals, position++);
+            const std::int64_t hit = cached ? (*cached)[index++] : 0;
+            if (sequence.end <= sequence.total) continue;
+            sequence.cached = static_cast<std::int32_t>(counted(hit, 0, "cached", sequence.total - 1));
+            future.restore_waiting(sequence);
         }
     }
 
@@ -109,8 +116,8 @@ private:
             final_tokens = std::min(final_tokens, fields_.read(status, MAX));
         }
         final_tokens = std::min(final_tokens, limits_.max_model_len - prompt);
-        if (final_tokens <= output) return Queued{0, 0, 0, 0};
-        return Asked{prompt, prompt + output, prompt + final_tokens, 1}.sequence(0);
+        if (final_tokens <= output) return Queued{0, 0, 0, 0, 0};
+        return Asked{prompt, prompt + output, prompt + final_tokens, 1, 0}.sequence(0);
     }
 
     const Limits& limits_;
@@ -125,19 +132,20 @@ public:
     PyForecaster(const PyForecaster&) = delete;
     PyForecaster& operator=(const PyForecaster&) = delete;
 
-    void load(nb::list running, nb::list waiting, std::int64_t blocks_free, const std::optional<nb::list>& finals) {
+    void load(nb::list running, nb::list waiting, std::int64_t blocks_free, const std::optional<nb::list>& finals,
+              const std::optional<std::vector<std::int64_t>>& cached) {
         loaded_ = false;
         std::int64_t blocks = counted(blocks_free, 0, "blocks_free");
         for (nb::handle status : running) blocks += reader_.blocks_of(status);
-        reader_.restore(forecaster_.restart(blocks), running, waiting, finals);
+        reader_.restore(forecaster_.restart(blocks), running, waiting, finals, cached);
         forecaster_.restored();
         loaded_ = true;
     }
 
     void place(std::int64_t at_ns, std::int64_t prompt, std::int64_t output, std::int64_t final_tokens,
-               std::int64_t sequences) {
+               std::int64_t sequences, std::int64_t cached) {
         check_loaded();
-        forecaster_.place(at_ns, asked(prompt, output, final_tokens, sequences));
+        forecaster_.place(at_ns, asked(prompt, output, final_tokens, sequences, cached));
     }
 
     void set_scale(double scale) {
@@ -146,9 +154,10 @@ public:
     }
 
     nb::tuple ask(std::int64_t now_ns, std::int64_t prompt, std::int64_t output, std::int64_t final_tokens,
-                  std::int64_t sequences, bool with_delay) {
+                  std::int64_t sequences, std::int64_t cached, bool with_delay) {
         check_loaded();
-        const Answer answer = forecaster_.ask(now_ns, asked(prompt, output, final_tokens, sequences), with_delay);
+        const Asked one = asked(prompt, output, final_tokens, sequences, cached);
+        const Answer answer = forecaster_.ask(now_ns, one, with_delay);
         return nb::make_tuple(to_python(answer.ttft), to_python(answer.e2e), to_python(answer.tpot_mean),
                               to_python(answer.tpot_worst), answer.blocks_peak, answer.preemptions, answer.others,
                               to_python(answer.others_delay));
@@ -160,14 +169,16 @@ private:
     }
 
     // Refuses what would never end: a sequence that the pool cannot hold, or that has ended already.
-    Asked asked(std::int64_t prompt, std::int64_t output, std::int64_t final_tokens, std::int64_t sequences) const {
+    Asked asked(std::int64_t prompt, std::int64_t output, std::int64_t final_tokens, std::int64_t sequences,
+                std::int64_t cached) const {
         counted(prompt, 1, "prompt_tokens");
         counted(output, 0, "output_tokens");
         counted(sequences, 1, "sequences");
         if (final_tokens <= output || final_tokens > forecaster_.limits().max_model_len - prompt) {
             throw std::invalid_argument("the assumed output length is out of range");
         }
-        return Asked{prompt, prompt + output, prompt + final_tokens, sequences};
+        counted(cached, 0, "cached", prompt + output - 1);
+        return Asked{prompt, prompt + output, prompt + final_tokens, sequences, cached};
     }
 
     Forecaster forecaster_;
@@ -184,7 +195,7 @@ DecodeRun decode_run(const StepCost& cost, std::int64_t decodes, std::int64_t co
 
 NB_MODULE(enginemodel, module) {
     // What native.py calls with which arguments: a build that says another number is taken for missing.
-    module.attr("INTERFACE") = 2;
+    module.attr("INTERFACE") = 3;
     nb::class_<StepCost>(module, "StepCost")
         .def(
             "__init__",
@@ -260,7 +271,7 @@ NB_MODULE(enginemodel, module) {
     nb::class_<PyForecaster>(module, "Forecaster")
         .def(nb::init<const Limits&, const StepCost&, std::int64_t>())
         .def("load", &PyForecaster::load, nb::arg("running"), nb::arg("waiting"), nb::arg("blocks_free"),
-             nb::arg("finals").none())
+             nb::arg("finals").none(), nb::arg("cached").none())
         .def("place", &PyForecaster::place)
         .def("set_scale", &PyForecaster::set_scale)
         .def("ask", &PyForecaster::ask);

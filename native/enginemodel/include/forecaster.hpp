@@ -13,6 +13,7 @@ struct Asked {
     std::int64_t total;
     std::int64_t end;
     std::int64_t sequences;
+    std::int64_t cached;  // less than `total`
 
     Queued sequence(Tag tag) const;
 };

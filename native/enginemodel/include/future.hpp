@@ -39,6 +39,7 @@ struct Queued {
     std::int32_t total;   // prompt and output so far
     std::int32_t end;     // prompt and output when it has ended
     Tag tag;
+    std::int32_t cached = 0;  // of `total`, found in the prefix cache when it is admitted
 };
 
 struct Arrival {

@@ -15,7 +15,8 @@ Fs floor_div(Fs value, Fs divisor) {
 }  // namespace
 
 Queued Asked::sequence(Tag tag) const {
-    return {static_cast<std::int32_t>(prompt), static_cast<std::int32_t>(total), static_cast<std::int32_t>(end), tag};
+    const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+    return {narrow(prompt), narrow(total), narrow(end), tag, narrow(cached)};
 }
 
 Future& Forecaster::restart(std::int64_t blocks_total) {

@@ -9,14 +9,14 @@ namespace millrace {
 void Running::push(const Queued& sequence) {
     prompt.push_back(sequence.prompt);
     total.push_back(sequence.total);
-    missing.push_back(sequence.total);
+    missing.push_back(sequence.total - sequence.cached);
     end.push_back(sequence.end);
     tag.push_back(sequence.tag);
     slots.push_back(0);
 }
 
 Queued Running::pop() {
-    const Queued last{prompt.back(), total.back(), end.back(), tag.back()};
+    const Queued last{prompt.back(), total.back(), end.back(), tag.back(), 0};
     erase(size() - 1);
     return last;
 }
@@ -208,15 +208,16 @@ void Future::put(std::size_t index, std::int64_t count, Composition& batch) {
 void Future::admit_waiting(Composition& batch, std::int64_t budget) {
     const std::int64_t threshold = chunk_limit();
     while (budget > 0 && !waiting_.empty() && static_cast<std::int64_t>(running_.size()) < limits_.max_sequences) {
-        std::int64_t count = std::min<std::int64_t>(waiting_.back().total, threshold);
+        const std::int64_t cached = waiting_.back().cached;
+        std::int64_t count = std::min(waiting_.back().total - cached, threshold);
         if (count > budget) {
             if (!limits_.chunked_prefill) break;
             count = budget;
         }
-        if (!fits(waiting_.back(), count)) break;
+        if (!fits(waiting_.back(), cached + count)) break;
         running_.push(waiting_.back());
         waiting_.pop_back();
-        const std::int64_t blocks = limits_.blocks_for(count);
+        const std::int64_t blocks = limits_.blocks_for(cached + count);
         free_ -= blocks;
         running_.slots.back() = blocks * limits_.block_size;
         put(running_.size() - 1, count, batch);
@@ -272,12 +273,13 @@ bool Future::head_is_held_up() const {
     const std::int64_t size = static_cast<std::int64_t>(running_.size());
     const std::int64_t budget = limits_.token_budget - size;
     if (budget <= 0 || size >= limits_.max_sequences) return true;
-    std::int64_t count = std::min<std::int64_t>(waiting_.back().total, chunk_limit());
+    const std::int64_t cached = waiting_.back().cached;
+    std::int64_t count = std::min(waiting_.back().total - cached, chunk_limit());
     if (count > budget) {
         if (!limits_.chunked_prefill) return true;
         count = budget;
     }
-    return !fits(waiting_.back(), count);
+    return !fits(waiting_.back(), cached + count);
 }
 
 // Most of so many steps for which there are blocks.

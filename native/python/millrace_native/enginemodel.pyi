@@ -54,9 +54,26 @@ class Limits:
 
 class Forecaster:
     def __init__(self, limits: Limits, cost: StepCost, default_output_tokens: int, /) -> None: ...
-    def load(self, running: list[Any], waiting: list[Any], blocks_free: int, finals: list[int] | None) -> None: ...
-    def place(self, at_ns: int, prompt: int, output: int, final_tokens: int, sequences: int, /) -> None: ...
+    def load(
+        self,
+        running: list[Any],
+        waiting: list[Any],
+        blocks_free: int,
+        finals: list[int] | None,
+        cached: list[int] | None,
+    ) -> None: ...
+    def place(
+        self, at_ns: int, prompt: int, output: int, final_tokens: int, sequences: int, cached: int, /
+    ) -> None: ...
     def set_scale(self, scale: float, /) -> None: ...
     def ask(
-        self, now_ns: int, prompt: int, output: int, final_tokens: int, sequences: int, with_delay: bool, /
+        self,
+        now_ns: int,
+        prompt: int,
+        output: int,
+        final_tokens: int,
+        sequences: int,
+        cached: int,
+        with_delay: bool,
+        /,
     ) -> tuple[int, int, int, int, int, int, int, int]: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from millrace.contracts.status import StatusSnapshot
@@ -9,7 +11,7 @@ from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.native import NATIVE, NativeFuture
 from millrace.enginemodel.forecast.present import Lengths, check_snapshot
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
-from millrace.enginemodel.forecast.reference import forecast
+from millrace.enginemodel.forecast.reference import NOTHING_CACHED, forecast
 from millrace.enginemodel.forecast.scaling import scaled
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import StepCost
@@ -42,6 +44,7 @@ class Forecaster:
         )
         self._native = NativeFuture(cost, parameters, self._lengths) if native else None
         self._snapshot: StatusSnapshot | None = None
+        self._cached = NOTHING_CACHED
         self._placements: dict[str, Placement] = {}
         self._now_ns = 0
 
@@ -55,8 +58,12 @@ class Forecaster:
         """Keys of the placements that no snapshot has shown yet, in the order of ``add``."""
         return list(self._placements)
 
-    def load(self, snapshot: StatusSnapshot) -> None:
+    def load(self, snapshot: StatusSnapshot, cached: Mapping[str, int] = NOTHING_CACHED) -> None:
         """Starts again from a snapshot. Placements that it shows are known no longer.
+
+        Args:
+            snapshot: Right after a step.
+            cached: By sequence, tokens of waiting ones that are in the prefix cache; those of others do not matter.
 
         Raises:
             ValueError: no engine can be in that state. Nothing is loaded then.
@@ -69,13 +76,14 @@ class Forecaster:
             requests = {sequence.rpartition(".")[0] for sequence in shown}
             kept = {key: each for key, each in self._placements.items() if key not in shown and key not in requests}
             self._placements = kept
+        self._cached = cached
         self._restart(snapshot)
         self._snapshot = snapshot
 
     def _restart(self, snapshot: StatusSnapshot) -> None:
         """Tells the compiled module everything anew."""
         if self._native is not None:
-            self._native.load(snapshot)
+            self._native.load(snapshot, self._cached)
             for placement in self._placements.values():
                 self._native.place(placement)
 
@@ -128,5 +136,6 @@ class Forecaster:
             pending=list(self._placements.values()),
             rule=self._lengths.rule,
             default_output_tokens=self._lengths.default_output_tokens,
+            cached=self._cached,
         )
         return answer if with_delay else msgspec.structs.replace(answer, others_delay_ns=0)

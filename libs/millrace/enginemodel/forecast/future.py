@@ -6,16 +6,15 @@ Nothing here is fast; it says what is right. Times are femtoseconds since the sn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
-from millrace.enginemodel.forecast.future_sequence import FutureSequence
-from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.future_sequence import FutureScheduler, FutureSequence
+from millrace.enginemodel.forecast.present import Lengths, cached_of
 from millrace.enginemodel.forecast.question import Candidate, Placement
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
-from millrace.enginemodel.scheduler import Scheduler
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 
 
@@ -50,15 +49,19 @@ class Future:
         *,
         parameters: EngineParameters,
         lengths: Lengths,
+        cached: Mapping[str, int],
     ) -> None:
-        """Args: arrivals: in order of arrival."""
+        """Args:
+        arrivals: In order of arrival.
+        cached: By sequence, tokens of waiting ones that are in the prefix cache.
+        """
         self.clock_fs = 0
         self.steps: list[FutureStep] = []
         self._cost = cost
         self._ahead = parameters.async_scheduling
         self._arrivals = deque(arrivals)
-        self._scheduler = Scheduler(counting(parameters, snapshot))
-        self.present = _restore(self._scheduler, snapshot, lengths)
+        self._scheduler = FutureScheduler(counting(parameters, snapshot))
+        self.present = _restore(self._scheduler, snapshot, lengths, cached)
 
     def run(self) -> None:
         """Rolls until nothing is left."""
@@ -113,6 +116,7 @@ def sequences_of(placement: Placement, origin_ns: int, lengths: Lengths) -> list
             output_tokens=candidate.output_tokens,
             final_tokens=lengths.of_candidate(candidate),
             arrives_fs=max(0, placement.at_ns - origin_ns) * FS_PER_NS,
+            cached_tokens=candidate.cached_tokens,
         )
         for _ in range(candidate.sequences)
     ]
@@ -134,10 +138,16 @@ def counting(parameters: EngineParameters, snapshot: StatusSnapshot) -> EnginePa
     )
 
 
-def _restore(scheduler: Scheduler, snapshot: StatusSnapshot, lengths: Lengths) -> list[FutureSequence]:
+def _restore(
+    scheduler: FutureScheduler, snapshot: StatusSnapshot, lengths: Lengths, cached: Mapping[str, int]
+) -> list[FutureSequence]:
     """Puts the snapshot's sequences into an empty scheduler. Those at their end are left out, their blocks are free."""
     running = [(status, sequence) for status in snapshot.running if (sequence := _living(status, lengths)) is not None]
-    waiting = [sequence for status in snapshot.waiting if (sequence := _living(status, lengths)) is not None]
+    waiting = []
+    for status in snapshot.waiting:
+        if (sequence := _living(status, lengths)) is not None:
+            sequence.cached_tokens = cached_of(status, cached)
+            waiting.append(sequence)
     for status, sequence in running:
         # Where steps are scheduled ahead, the one under way counts as computed already.
         sequence.computed = min(status.computed_tokens, sequence.total - 1)

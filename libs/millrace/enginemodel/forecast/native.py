@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from millrace.contracts.status import BatchComposition, StatusSnapshot
 from millrace.enginemodel.forecast.lengths import OutrunPlusTen
-from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.present import Lengths, cached_of
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import CostCurve, StepCost
 
 #: Changes with the calls below; a build of another interface is of older or newer sources.
-INTERFACE = 2
+INTERFACE = 3
 
 try:
     from millrace_native import enginemodel as _module
@@ -42,12 +44,13 @@ class NativeFuture:
         self._compiled_rule = lengths.rule == OutrunPlusTen()
         self._at_ns = 0
 
-    def load(self, snapshot: StatusSnapshot) -> None:
+    def load(self, snapshot: StatusSnapshot, cached: Mapping[str, int]) -> None:
         """Starts again from a snapshot, without placements."""
         running, waiting = snapshot.running, snapshot.waiting
         of_sequence = self._lengths.of_sequence
         finals = None if self._compiled_rule else [of_sequence(status) for row in (running, waiting) for status in row]
-        self._native.load(running, waiting, snapshot.blocks_free, finals)
+        hits = [cached_of(status, cached) for status in waiting] if cached else None
+        self._native.load(running, waiting, snapshot.blocks_free, finals, hits)
         self._at_ns = snapshot.at_ns
 
     def place(self, placement: Placement) -> None:
@@ -59,6 +62,7 @@ class NativeFuture:
             candidate.output_tokens,
             self._lengths.of_candidate(candidate),
             candidate.sequences,
+            candidate.cached_tokens,
         )
 
     def set_scale(self, scale: float) -> None:
@@ -74,6 +78,7 @@ class NativeFuture:
             candidate.output_tokens,
             final_tokens,
             candidate.sequences,
+            candidate.cached_tokens,
             with_delay,
         )
         return Forecast(

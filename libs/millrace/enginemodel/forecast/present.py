@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
@@ -47,6 +49,14 @@ def check_snapshot(snapshot: StatusSnapshot) -> None:
         _at_least(0, status.output_tokens, "output_tokens")
         _at_least(0, status.computed_tokens, "computed_tokens")
         _at_least(0, status.blocks, "blocks")
+
+
+def cached_of(status: SequenceStatus, cached: Mapping[str, int]) -> int:
+    """Tokens of a waiting sequence that need not be computed: all but one of them at most.
+
+    Args: cached: by sequence, tokens that are in the prefix cache.
+    """
+    return max(0, min(cached.get(status.sequence, 0), status.prompt_tokens + status.output_tokens - 1))
 
 
 def _at_least(least: int, value: int, what: str) -> None:

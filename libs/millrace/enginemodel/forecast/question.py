@@ -16,6 +16,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         expected_output_tokens: Predicted length of the whole output, ``output_tokens`` included; None if unknown.
         max_tokens: The client's bound of the whole output; 0 for none.
         sequences: Choices that are placed together.
+        cached_tokens: In the instance's prefix cache when the engine looks there: whole blocks, and fewer than there
+            are tokens. They are not computed, but their blocks count as taken.
     """
 
     prompt_tokens: int
@@ -23,12 +25,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     expected_output_tokens: int | None = None
     max_tokens: int = 0
     sequences: int = 1
+    cached_tokens: int = 0
 
     def refusal(self, parameters: EngineParameters) -> str | None:
         """Why an engine would not take it; None where it would."""
         present, limit = self.prompt_tokens + self.output_tokens, parameters.max_model_len
         if self.prompt_tokens < 1 or self.output_tokens < 0 or self.sequences < 1:
             return "a request has at least one prompt token and one sequence"
+        if not 0 <= self.cached_tokens < present:
+            return f"{self.cached_tokens} cached tokens of {present}: at least one is always computed"
         if present >= limit:
             return f"{present} tokens leave no room for output in max_model_len = {limit}"
         if 0 < self.max_tokens <= self.output_tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from millrace.contracts.status import StatusSnapshot
@@ -15,6 +15,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 
 OUTRUN_PLUS_TEN = OutrunPlusTen()
+NOTHING_CACHED: Mapping[str, int] = {}
 
 
 def forecast(  # noqa: PLR0913  (one argument for each thing that a future depends on; the Forecaster keeps most of them)
@@ -27,6 +28,7 @@ def forecast(  # noqa: PLR0913  (one argument for each thing that a future depen
     pending: Sequence[Placement] = (),
     rule: LengthRule = OUTRUN_PLUS_TEN,
     default_output_tokens: int = 128,
+    cached: Mapping[str, int] = NOTHING_CACHED,
 ) -> Forecast:
     """Rolls the instance forward with and without the candidate. ``candidate.refusal(parameters)`` must be None.
 
@@ -37,6 +39,7 @@ def forecast(  # noqa: PLR0913  (one argument for each thing that a future depen
         pending: Placements that the snapshot does not show, in the order in which they were made.
         rule: Revises predicted lengths of sequences that have generated tokens.
         default_output_tokens: Assumed where no length was predicted.
+        cached: By sequence, tokens of those waiting in the snapshot that are in the prefix cache.
     """
     lengths = Lengths(rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len)
     asked = sequences_of(Placement(candidate, now_ns), snapshot.at_ns, lengths)
@@ -44,7 +47,7 @@ def forecast(  # noqa: PLR0913  (one argument for each thing that a future depen
     for added in (asked, []):
         coming = arrivals(pending, snapshot.at_ns, lengths)
         placed = sorted([*coming, *added], key=lambda sequence: sequence.arrives_fs)
-        future = Future(snapshot, placed, cost, parameters=parameters, lengths=lengths)
+        future = Future(snapshot, placed, cost, parameters=parameters, lengths=lengths, cached=cached)
         future.run()
         ends.append([sequence.token_fs[-1] for sequence in (*future.present, *coming)])
         if added:

@@ -43,6 +43,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         placed_since: Sequences that the asker placed there after it had asked: the prediction does not know of them.
+        cached_tokens: Of the prompt, expected in the prefix cache: what the times above stand on.
     """
 
     ttft_ns: int
@@ -55,6 +56,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     others_delay_ns: int = 0
     snapshot_age_ns: int = 0
     placed_since: int = 0
+    cached_tokens: int = 0
 
 
 class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import msgspec
@@ -204,6 +205,7 @@ class Fleet:
             default_output_tokens=spec.default_output_tokens,
             learn_lengths=spec.learn_lengths,
             calibrate=spec.calibrate,
+            prefixes=spec.prefixes,
             transit_us=int(4 * self.spec.network.delay_us + self.spec.network.worker_delay_us),
         )
         return PredictorActor(
@@ -213,7 +215,7 @@ class Fleet:
     def _worker(self, name: str, incarnation: int) -> Actor:
         group, intervals = self._groups[name], self.spec.intervals
         return WorkerActor(
-            identity=Identity(instance=name, incarnation=incarnation, model=MODEL),
+            identity=Identity(instance=name, incarnation=incarnation, model=MODEL, host=group.host),
             info=_info(group, self._endpoint(name, incarnation)),
             subjects=self.subjects,
             limits=WorkerLimits(
@@ -230,13 +232,7 @@ class Fleet:
         group, intervals = self._groups[process.name], self.spec.intervals
         engine = SimulatedEngine(
             process,
-            ScriptedEngine(
-                group.engine,
-                self._models[_set_name(group)],
-                output_length=self._output_length,
-                tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
-                kv=self._endpoint(process.name, process.incarnation),
-            ),
+            modelled,
             snapshot_interval_ns=min(intervals.status_ms, intervals.summary_ms) * MILLISECOND,
             run_ns_max=intervals.run_ms * MILLISECOND,
             network=self.network,

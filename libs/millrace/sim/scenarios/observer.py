@@ -24,6 +24,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
         predicted_tokens: What the tagger said.
         predicted_ttft_ns, predicted_e2e_ns: What the forecast of the chosen instance said.
         instance: The last one.
+        predicted_cached_tokens: What that forecast took as cached; -1 without one.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     predicted_ttft_ns: int
     predicted_e2e_ns: int
     instance: str
+    predicted_cached_tokens: int = -1
 
 
 class Migration(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -119,6 +121,7 @@ class Observer:
                 _offset(body.predicted_ttft_ns, body),
                 _offset(body.predicted_e2e_ns, body),
                 body.instances[-1] if body.instances else "",
+                -1 if body.predicted_cached_tokens is None else body.predicted_cached_tokens,
             )
         )
 

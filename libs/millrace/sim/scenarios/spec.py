@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -43,6 +43,7 @@ class PredictorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     default_output_tokens: int = 128
     learn_lengths: bool = True
     calibrate: bool = True
+    prefixes: bool = True
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,6 +60,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         goodput: Share of all requests that completed within the SLO.
         goodput_per_s: The same per second.
         prefix_share: Prompt tokens found in prefix caches.
+        prefix_error: Cached tokens predicted wrongly, per prompt token of requests with a forecast; None without.
         imbalance: Coefficient of variation of tokens over instances.
         migrations: How many ended how, the refusal behind the outcome; those of the warm-up too.
         frozen_s: Of those that moved: from the freeze to the word that the target has the sequence.
@@ -80,6 +81,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     goodput_per_s: float
     preemptions: int
     prefix_share: float
+    prefix_error: float | None
     imbalance: float
     continuations: int
     fallbacks: int
@@ -119,6 +121,7 @@ def summarise(outcome: Outcome) -> Summary:
         goodput_per_s=good / span_s,
         preemptions=sum(last.preemptions for last in last_samples(outcome.samples).values()),
         prefix_share=sum(record.cached_tokens for record in done) / prompt_tokens if prompt_tokens else 0.0,
+        prefix_error=_prefix_error(done),
         imbalance=_imbalance(done),
         continuations=sum(record.continuations for record in done),
         fallbacks=outcome.fallbacks,
@@ -180,6 +183,12 @@ def _imbalance(done: list[Finished]) -> float:
         tokens[record.instance] = tokens.get(record.instance, 0) + record.output_tokens + record.prompt_tokens
     values = np.array(list(tokens.values()), dtype=np.float64)
     return float(values.std() / values.mean()) if values.size else math.nan
+
+
+def _prefix_error(done: Sequence[Finished]) -> float | None:
+    known = [record for record in done if record.predicted_cached_tokens >= 0]
+    wrong = sum(abs(record.predicted_cached_tokens - record.cached_tokens) for record in known)
+    return wrong / sum(record.prompt_tokens for record in known) if known else None
 
 
 def _errors(pairs: Iterable[tuple[int, int]]) -> Errors:

@@ -69,7 +69,8 @@ def _facts(outcome: Outcome, summary: Summary) -> list[tuple[str, str]]:
         ("imbalance", f"{summary.imbalance:.3f}"),
     ]
     if summary.prefix_share:
-        facts.append(("prefix hits", f"{summary.prefix_share:.1%}"))
+        error = f", predicted {summary.prefix_error:.1%} off" if summary.prefix_error is not None else ""
+        facts.append(("prefix hits", f"{summary.prefix_share:.1%} of prompt tokens{error}"))
     if summary.continuations:
         facts.append(("continuations", str(summary.continuations)))
     if summary.migrations:

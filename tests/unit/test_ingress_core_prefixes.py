@@ -1,0 +1,107 @@
+"""Ingress names the blocks of prompts for predictors: in questions, decisions and outcomes."""
+
+from typing import Any
+
+import msgspec
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.predictor import PredictLatency
+from millrace.contracts.status import InstanceRecord
+from millrace.kvcache.chain import extend_chain, unpack_hashes
+
+from services.ingress.config import DispatchConfig, IngressConfig
+from services.ingress.prefixes import BLOCKS_MAX, PromptBlocks
+from tests.unit.ingress_core import NO_TAG, Bench, chunk
+
+BLOCK = 16
+PROMPT = [token % 26 for token in range(40)]  # two full blocks and eight tokens
+
+
+def names(tokens: list[int]) -> list[int]:
+    hashes: list[int] = []
+    extend_chain(hashes, tokens, BLOCK)
+    return hashes
+
+
+def asking(policy: str = "forecast") -> Bench:
+    parameters: dict[str, Any] = {"rank_sample": 0.0, "ttft_weight": 0.0} if policy == "forecast" else {}
+    return Bench(IngressConfig(tagging=NO_TAG, dispatch=DispatchConfig(policy=policy, parameters=parameters)))
+
+
+def question(bench: Bench) -> PredictLatency:
+    body = bench.gather().body
+    assert isinstance(body, PredictLatency)
+    return body
+
+
+def finish(bench: Bench, tokens: list[int]) -> RequestFinished:
+    submission, instance = bench.last_submission()
+    bench.accept(submission)
+    text = "".join(chr(ord("a") + token) for token in tokens)
+    bench.tokens(instance, chunk(text, cached_tokens=32, finish=FinishReason.LENGTH))
+    told: list[RequestFinished] = bench.sent(RequestFinished)
+    return told[-1]
+
+
+def test_question_and_decision_name_the_full_blocks_of_the_prompt() -> None:
+    bench = asking()
+    bench.call(prompts=[PROMPT])
+    asked = question(bench)
+    assert asked.block_size == BLOCK
+    assert list(unpack_hashes(asked.block_hashes)) == names(PROMPT)
+    bench.gathered(bench.predicted("w0", 10, cached_tokens=32), bench.predicted("w1", 20))
+    made = bench.sent(DecisionMade)[-1]
+    assert (made.block_size, made.block_hashes) == (BLOCK, asked.block_hashes)
+    assert [forecast.cached_tokens for forecast in made.forecasts] == [32, 0]
+
+
+def test_the_outcome_tells_what_was_predicted_and_found_and_names_what_was_decoded() -> None:
+    bench = asking()
+    bench.call(prompts=[PROMPT])
+    bench.gathered(bench.predicted("w0", 10, cached_tokens=16), bench.predicted("w1", 20))
+    answer = [1] * 25
+    told = finish(bench, answer)
+    assert (told.cached_tokens, told.predicted_cached_tokens) == (32, 16)
+    assert list(unpack_hashes(told.block_hashes)) == names(PROMPT + answer[:-1])[2:], "its last token is not computed"
+    assert len(told.block_hashes) == 8 * 2
+
+
+def test_where_nobody_is_asked_nothing_is_named() -> None:
+    bench = asking("join_shortest_queue")
+    bench.call(prompts=[PROMPT])
+    assert bench.sent(DecisionMade)[-1].block_hashes == b""
+    told = finish(bench, [1] * 25)
+    assert (told.block_hashes, told.predicted_cached_tokens) == (b"", None)
+
+
+def test_while_nobody_answers_decisions_still_say_who_will_have_the_prompt() -> None:
+    bench = asking()
+    bench.call(prompts=[PROMPT])
+    bench.gathered()
+    made = bench.sent(DecisionMade)[-1]
+    assert made.fallback
+    assert list(unpack_hashes(made.block_hashes)) == names(PROMPT)
+
+
+def test_blocks_have_the_size_that_instances_cache_and_without_a_cache_there_are_none() -> None:
+    bench = asking()
+    for name, changes in {"w0": {"prefix_caching": False, "block_size": 8}, "w1": {"block_size": 32}}.items():
+        known = bench.actor.state.cluster.instances[name].record
+        assert isinstance(known, InstanceRecord)
+        value = msgspec.structs.replace(known, **changes)
+        bench.send(KeyChanged(bucket="instance", key=name, value=value, revision=2))
+    bench.call("r", prompts=[PROMPT])
+    assert question(bench).block_size == 32
+    value = msgspec.structs.replace(value, prefix_caching=False)
+    bench.send(KeyChanged(bucket="instance", key="w1", value=value, revision=3))
+    bench.call("s", prompts=[PROMPT])
+    assert (question(bench).block_size, question(bench).block_hashes) == (0, b"")
+
+
+def test_no_more_blocks_are_named_than_a_message_may_carry() -> None:
+    blocks = PromptBlocks([7] * (BLOCKS_MAX + 5) * 2, 2)
+    assert len(blocks.hashes) == BLOCKS_MAX
+    assert blocks.decoded([7] * (BLOCKS_MAX + 5) * 2, [1] * 10) == b""
+    assert PromptBlocks([7] * 3, 2).decoded([7] * 3, [1]) == b""
+    assert PromptBlocks([7] * 3, 2).decoded([7] * 3, []) == b""
