@@ -72,9 +72,11 @@ def ask(
     drawn = policy.ask(view, parameters, state.rng)
     if not drawn:
         return False
+    first = sequences[0]
+    if len(drawn) < len(view.candidates):
+        drawn += _holder(state, first, view, drawn)
     sampled = parameters.rank_sample > 0 and state.rng.random() < parameters.rank_sample
     asked = tuple(c.name for c in view.candidates) if sampled else drawn
-    first = sequences[0]
     call = first.call
     instances = state.cluster.instances
     pending = PendingForecast(
@@ -104,6 +106,12 @@ def ask(
         )
     )
     return True
+
+
+def _holder(state: IngressState, sequence: OpenSequence, view: DispatchView, drawn: tuple[str, ...]) -> tuple[str, ...]:
+    """Whoever was given the most of the prompt last, where it was not drawn."""
+    holder = state.holders.find(blocks_of(state, sequence), {c.name for c in view.candidates})
+    return (holder,) if holder and holder not in drawn else ()
 
 
 def _question(state: IngressState, sequences: list[OpenSequence], asked: tuple[str, ...]) -> PredictLatency:

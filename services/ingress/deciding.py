@@ -139,6 +139,8 @@ def publish_decision(state: IngressState, sequences: list[OpenSequence], verdict
     decision = verdict.decision
     # Where nobody is asked, nobody wants to know what lies where.
     blocks = blocks_of(state, first) if state.policy_of(call)[0].ask is not None and decision.chosen else None
+    if blocks is not None and decision.chosen:
+        state.holders.note(blocks, decision.chosen)
     out.append(
         Publish(
             subject=state.subjects.decision(call.call.model),

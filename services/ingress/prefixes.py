@@ -6,12 +6,22 @@ its KV another one; what does (an adapter, a salt, an image) would be hashed int
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
 from millrace.kvcache.chain import extend_chain, pack_hashes
 
-from services.ingress.state import IngressState, OpenSequence
+if TYPE_CHECKING:
+    from services.ingress.state import IngressState, OpenSequence
 
 #: Blocks that are named of one sequence: 131,072 tokens in blocks of 16. What is behind counts as not cached.
 BLOCKS_MAX = 8_192
+
+#: Every so manieth block of a prompt is kept in mind with its instance: what is shared of shorter ones saves little.
+HOLDER_STRIDE = 8
+#: Blocks kept in mind: prompts of 16 million tokens in blocks of 16, in about 20 MB.
+HOLDERS_MAX = 1 << 17
 
 
 class PromptBlocks:
@@ -45,14 +55,38 @@ class PromptBlocks:
 
 def blocks_of(state: IngressState, sequence: OpenSequence) -> PromptBlocks:
     """A sequence's prompt, named once."""
-    blocks: PromptBlocks | None = sequence.blocks
-    if blocks is None:
+    if sequence.blocks is None:
         size = state.cluster.cached_block_size(sequence.call.call.model)
-        blocks = sequence.blocks = PromptBlocks(sequence.prompt, size)
-    return blocks
+        sequence.blocks = PromptBlocks(sequence.prompt, size)
+    return sequence.blocks
 
 
 def blocks_decoded(sequence: OpenSequence) -> bytes:
     """What a sequence that has ended leaves in a prefix cache behind its prompt, where that was named."""
-    blocks: PromptBlocks | None = sequence.blocks
-    return blocks.decoded(sequence.prompt, sequence.log) if blocks is not None else b""
+    return sequence.blocks.decoded(sequence.prompt, sequence.log) if sequence.blocks is not None else b""
+
+
+class Holders:
+    """Who was given prompts with which beginning lately, by this ingress. One that has most of a prompt is asked, too,
+    where a policy asks but some: drawn by chance alone it would rarely be among many.
+    """
+
+    def __init__(self, *, blocks_max: int = HOLDERS_MAX) -> None:
+        self._blocks_max = blocks_max
+        self._holders: OrderedDict[int, str] = OrderedDict()
+
+    def note(self, blocks: PromptBlocks, instance: str) -> None:
+        """A prompt went there."""
+        for block in blocks.hashes[HOLDER_STRIDE - 1 :: HOLDER_STRIDE]:
+            self._holders[block] = instance
+            self._holders.move_to_end(block)
+        while len(self._holders) > self._blocks_max:
+            self._holders.popitem(last=False)
+
+    def find(self, blocks: PromptBlocks, among: Collection[str]) -> str:
+        """Whoever of these was given the longest beginning of a prompt last; empty for nobody."""
+        for block in reversed(blocks.hashes[HOLDER_STRIDE - 1 :: HOLDER_STRIDE]):
+            holder = self._holders.get(block, "")
+            if holder in among:
+                return holder
+        return ""

@@ -21,6 +21,7 @@ from services.ingress.config import IngressConfig, policy_parameters
 from services.ingress.instances import Instance
 from services.ingress.metrics import IngressMetrics
 from services.ingress.pending import Pending, PredictorsHealth
+from services.ingress.prefixes import Holders, PromptBlocks
 from services.ingress.text import TextStream, Vocabulary
 from services.ingress.times import Times
 
@@ -173,7 +174,7 @@ class OpenSequence:
         self.resend_failures = 0
         self.submit = ""
         self.asking = ""
-        self.blocks: Any = None
+        self.blocks: PromptBlocks | None = None
         self.excluded: dict[str, int] = {}
         self.tries = 0
         self.rounds = 0
@@ -307,6 +308,7 @@ class IngressState:
         self.tag_from_ns = 0
         self.tags_missing = False  # and said so
         self.predictors: dict[str, PredictorsHealth] = {}  # by model
+        self.holders = Holders()
         self.stopping = False
         self.stop_at_ns = 0
         self.place_timer_ns = 0

@@ -11,7 +11,7 @@ from millrace.contracts.status import InstanceRecord
 from millrace.kvcache.chain import extend_chain, unpack_hashes
 
 from services.ingress.config import DispatchConfig, IngressConfig
-from services.ingress.prefixes import BLOCKS_MAX, PromptBlocks
+from services.ingress.prefixes import BLOCKS_MAX, Holders, PromptBlocks
 from tests.unit.ingress_core import NO_TAG, Bench, chunk
 
 BLOCK = 16
@@ -24,9 +24,10 @@ def names(tokens: list[int]) -> list[int]:
     return hashes
 
 
-def asking(policy: str = "forecast") -> Bench:
-    parameters: dict[str, Any] = {"rank_sample": 0.0, "ttft_weight": 0.0} if policy == "forecast" else {}
-    return Bench(IngressConfig(tagging=NO_TAG, dispatch=DispatchConfig(policy=policy, parameters=parameters)))
+def asking(policy: str = "forecast", *, instances: int = 2, **given: Any) -> Bench:
+    parameters = {"rank_sample": 0.0, "ttft_weight": 0.0} | given if policy == "forecast" else {}
+    dispatch = DispatchConfig(policy=policy, parameters=parameters)
+    return Bench(IngressConfig(tagging=NO_TAG, dispatch=dispatch), instances=instances)
 
 
 def question(bench: Bench) -> PredictLatency:
@@ -105,3 +106,33 @@ def test_no_more_blocks_are_named_than_a_message_may_carry() -> None:
     assert blocks.decoded([7] * (BLOCKS_MAX + 5) * 2, [1] * 10) == b""
     assert PromptBlocks([7] * 3, 2).decoded([7] * 3, [1]) == b""
     assert PromptBlocks([7] * 3, 2).decoded([7] * 3, []) == b""
+
+
+def test_where_but_some_are_asked_whoever_has_had_the_prompt_is_among_them() -> None:
+    long = [token % 26 for token in range(8 * BLOCK + 5)]
+    bench = asking(instances=12, candidates=2)
+    bench.call("first", prompts=[long])
+    drawn = [subject.rpartition(".")[2] for subject in bench.gather().subjects]
+    bench.gathered(*(bench.predicted(name, 10) for name in drawn))
+    _, holder = bench.last_submission()
+    others = 0
+    for number in range(8):
+        bench.call(f"again{number}", prompts=[[*long, number]])
+        drawn = [subject.rpartition(".")[2] for subject in bench.gather().subjects]
+        assert holder in drawn
+        others += len(drawn) - 1
+        bench.gathered(bench.predicted(holder, 10), *(bench.predicted(name, 20) for name in drawn if name != holder))
+        assert bench.last_submission()[1] == holder
+    assert others > 8, "chance draws as many as before"
+    bench.call("other", prompts=[long[1:]])
+    assert len(bench.gather().subjects) == 2
+
+
+def test_no_more_holders_are_kept_in_mind_than_there_is_room_for() -> None:
+    holders = Holders(blocks_max=3)
+    prompts = [PromptBlocks([number] * 16, 2) for number in range(4)]
+    for number, blocks in enumerate(prompts):
+        holders.note(blocks, f"w{number}")
+    everybody = {f"w{number}" for number in range(4)}
+    assert [holders.find(blocks, everybody) for blocks in prompts] == ["", "w1", "w2", "w3"]
+    assert holders.find(prompts[3], {"w1"}) == "", "who is gone is not asked"
