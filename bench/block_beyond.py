@@ -2,9 +2,11 @@
 
     python -m bench block_beyond --rows FILE
     python -m bench block_beyond --parts traces --requests 1000 --seeds 1
+    python -m bench block_beyond --parts traces --traces Mooncake --requests 2000
 
-Parts: ``traces`` (Azure conversation and code, Mooncake conversation with prefix hits, ServeGen R1, each at its own
-times, sped up to a share of the fluid bound), ``bursts`` (gamma arrivals), ``mixed`` (half of the instances twice as
+Parts: ``traces`` (Azure conversation and code, Mooncake conversation with prefix hits on few instances and on many,
+ServeGen R1, each at its own times, sped up to a share of the fluid bound; ``forecast blind`` knows of no prefix),
+``bursts`` (gamma arrivals), ``mixed`` (half of the instances twice as
 fast), ``noise`` (lengths predicted wrongly) and ``age`` (how old snapshots and summaries are).
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from statistics import mean
 
 import msgspec
 from millrace.sim.scenarios.load import arrivals
@@ -21,11 +24,13 @@ from millrace.sim.scenarios.spec import ScenarioSpec
 from bench.block.bound import fluid_bound
 from bench.block.noise import BLOCK_SIGMA
 from bench.block.pictures import PANELS, draw
-from bench.block.rows import Row
+from bench.block.rows import Row, select
 from bench.block.runs import Job, Options, add_options, options, run_all
 from bench.block.scenarios import FRESH, data_folder, policy_settings, scenario, stand_in
 from bench.block.tables import gains_table, latency_table
 
+#: Where engines cache prefixes: what it is worth to know them, and to ask but eight.
+PREFIX_POLICIES = ("forecast blind", "forecast waiting", "forecast d=8")
 POLICIES = ("round robin", "shortest queue", "Llumnix- (code)", "forecast", "forecast*")
 
 #: The best heuristic of the paper and of most tables here.
@@ -45,15 +50,17 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     lengths: str
     load: float
     caching: bool = False
+    instances: int = 4
 
     def settings(self) -> list[str]:
-        """On top of block.toml: four instances, as vLLM is configured by default."""
+        """On top of block.toml: engines as vLLM is configured by default."""
         engine = (
             f"max_model_len={self.length_max}, blocks_total={self.blocks}, max_sequences=256, token_budget=2048, "
             f"watermark=0.01, prefix_caching={str(self.caching).lower()}"
         )
         return [
-            f'cluster.groups=[{{name="gpu", instances=4, step_time="{self.step_time}", engine={{{engine}}}}}]',
+            f'cluster.groups=[{{name="gpu", instances={self.instances}, step_time="{self.step_time}", '
+            f"engine={{{engine}}}}}]",
             f"workload.lengths={{{self.lengths}, total_max={self.length_max - 1}}}",
             'workload.arrivals={kind="trace"}',
         ]
@@ -82,6 +89,15 @@ TRACES = {
         load=0.8,
         caching=True,
     ),
+    "Mooncake conversation, many instances": Trace(
+        step_time="h100-llama-3-8b",
+        blocks=27_000,
+        length_max=131_072,
+        lengths='kind="trace", format="mooncake", path="mooncake_fast25/conversation_trace.jsonl"',
+        load=0.8,
+        caching=True,
+        instances=16,
+    ),
     "ServeGen R1": Trace(
         step_time="h100-llama-3-8b",
         blocks=27_000,
@@ -108,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, requests=3_000, seeds=3)
     parts: dict[str, Callable[[Options], None]] = {
-        "traces": _traces,
+        "traces": lambda chosen: _traces(chosen, arguments.traces),
         "bursts": _bursts,
         "mixed": lambda chosen: _mixed(chosen, arguments.rates),
         "noise": _noise,
@@ -116,6 +132,7 @@ def main() -> int:
     }
     parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
     parser.add_argument("--rates", nargs="+", type=float, default=MIXED_RATES, help="of the part mixed, requests/s")
+    parser.add_argument("--traces", default="", help="of the part traces, those whose name begins so")
     arguments = parser.parse_args()
     chosen = options(arguments)
     print(chosen.told)
@@ -124,9 +141,11 @@ def main() -> int:
     return 0
 
 
-def _traces(chosen: Options) -> None:
+def _traces(chosen: Options, begins: str) -> None:
     for name, trace in TRACES.items():
         jobs: list[Job] = []
+        if not name.startswith(begins):
+            continue
         if stand_in(_spec(chosen, trace.settings())):
             print(f"\n{name}: skipped, its trace is not under MILLRACE_DATA")
             continue
@@ -136,11 +155,11 @@ def _traces(chosen: Options) -> None:
             part = [f"seed={seed}", f"workload.lengths.skip={skip}"]
             rate, played = _played(_spec(chosen, [*trace.settings(), *part]), trace.load)
             times = f'workload.arrivals={{kind="trace", speed={played}}}'
-            for policy in POLICIES:
+            for policy in (*POLICIES, *PREFIX_POLICIES) if trace.caching else POLICIES:
                 settings = [*trace.settings(), *part, times, *policy_settings(policy, BLOCK_SIGMA)]
                 jobs.append(Job(label=policy, rate=rate, spec=_spec(chosen, settings)))
         rates = sorted({job.rate for job in jobs})
-        title = f"{name}, {rates[0]:.1f} to {rates[-1]:.1f} requests/s on 4 x {trace.step_time}"
+        title = f"{name}, {rates[0]:.1f} to {rates[-1]:.1f} requests/s on {trace.instances} x {trace.step_time}"
         _print(f"{title}, {trace.load:.0%} of the fluid bound", run_all(jobs, chosen))
 
 
@@ -239,9 +258,16 @@ def _print(title: str, rows: Sequence[Row], baseline: str = BASELINE) -> None:
     if baseline in labels:
         print("paired by seed:")
         print(gains_table(rows, labels, baseline))
-    hits = [row.prefix_share for row in rows if row.prefix_share]
-    if hits:
-        print(f"prefix hits: {min(hits):.1%} to {max(hits):.1%} of the prompt tokens")
+    if any(row.prefix_share for row in rows):
+        print("prefix hits, share of the prompt tokens (and how much of them forecasts had wrong):")
+        print("\n".join(f"{label:<17}{_hits(select(rows, label))}" for label in labels))
+
+
+def _hits(rows: Sequence[Row]) -> str:
+    """Mean over seeds."""
+    wrong = [row.prefix_error for row in rows if row.prefix_error is not None]
+    told = f" ({mean(wrong):.1%})" if wrong else ""
+    return f"{mean(row.prefix_share for row in rows):.1%}{told}"
 
 
 def _say(drawn: str) -> None:

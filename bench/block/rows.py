@@ -29,6 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         instances: How many there were at most.
         e2e_error, e2e_bias, ttft_error: Of the forecasts at placement; None without.
         goodput: Share of all requests that completed within the scenario's SLO.
+        prefix_error: Cached tokens that forecasts had wrong, as a share of the prompt tokens; None without.
         moved, frozen_p50: Migrations that ended well, and how long a sequence stood still for one; None without.
     """
 
@@ -63,6 +64,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p99: float | None = None
     moved: int = 0
     frozen_p50: float | None = None
+    prefix_error: float | None = None
 
 
 def row_of(label: str, rate: float, outcome: Outcome) -> Row:
@@ -104,6 +106,7 @@ def row_of(label: str, rate: float, outcome: Outcome) -> Row:
         tpot_p99=summary.tpot_s.p99,
         moved=summary.migrations.get(MigrationOutcome.MOVED, 0),
         frozen_p50=summary.frozen_s.p50 if summary.migrations else None,
+        prefix_error=summary.prefix_error,
     )
 
 

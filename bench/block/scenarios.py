@@ -34,6 +34,7 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "Llumnix- (code)": ("dispatch.policy=llumnix", "dispatch.parameters.memory=free"),
     "shortest queue": ("dispatch.policy=join_shortest_queue",),
     "forecast": (*BLOCKS_RULE, "dispatch.parameters.candidates=0"),
+    "forecast blind": (*BLOCKS_RULE, "dispatch.parameters.candidates=0", "cluster.predictor.prefixes=false"),
     "forecast waiting": ("dispatch.policy=forecast", "dispatch.parameters.candidates=0"),
     "forecast + others": (
         *BLOCKS_RULE,
