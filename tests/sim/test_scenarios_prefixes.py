@@ -45,18 +45,20 @@ SCENARIO: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a trace of 60 conversations of five turns, each with all that was said before as its prompt."""
-    rng, folder, rows, ids = random.Random(1), tmp_path_factory.mktemp("turns"), [], 0
+    rng, folder = random.Random(1), tmp_path_factory.mktemp("turns")
+    rows: list[dict[str, Any]] = []
+    ids = 0
     for _ in range(60):
-        at_ms, blocks = rng.randrange(60_000), []
+        at_ms = rng.randrange(60_000)
+        blocks: list[int] = []
         for _ in range(5):
             more = rng.randrange(1, 4)
             blocks += list(range(ids, ids + more))
             ids += more
             prompt = len(blocks) * BLOCK - rng.randrange(100)
-            row = {"timestamp": at_ms, "input_length": prompt, "output_length": 40, "hash_ids": list(blocks)}
-            rows.append(row)
+            rows.append({"timestamp": at_ms, "input_length": prompt, "output_length": 40, "hash_ids": list(blocks)})
             at_ms += rng.randrange(4_000, 12_000)
-    rows.sort(key=lambda row: int(row["timestamp"]))
+    rows.sort(key=lambda row: row["timestamp"])
     (folder / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
