@@ -110,7 +110,8 @@ def ask(
 
 def _holder(state: IngressState, sequence: OpenSequence, view: DispatchView, drawn: tuple[str, ...]) -> tuple[str, ...]:
     """Whoever was given the most of the prompt last, where it was not drawn."""
-    holder = state.holders.find(blocks_of(state, sequence), {c.name for c in view.candidates})
+    blocks = blocks_of(state, sequence)
+    holder = state.holders.find(blocks, {c.name for c in view.candidates}) if blocks.hashes else ""
     return (holder,) if holder and holder not in drawn else ()
 
 
