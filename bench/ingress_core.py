@@ -35,8 +35,7 @@ from services.ingress.actor import IngressActor
 from services.ingress.calls import Call, CallKind, CallSubmitted
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
-from services.ingress.state import TextModel
-from services.ingress.text import TextStream, Vocabulary
+from services.ingress.text import TextModel, TextStream, Vocabulary
 
 MODEL = "m"
 STREAMS = 64

@@ -18,6 +18,7 @@ SMALL = {
         ("dispatch.policy=llumnix", "dispatch.parameters.memory=free"),
         6,
     ),
+    "12 x 10,000, round robin": ("block.toml", ("dispatch.policy=round_robin",), 6),
     "12 x 10,000, join_shortest_queue": ("block.toml", ("dispatch.policy=join_shortest_queue",), 6),
     "12 x 10,000, forecast of all": (
         "block.toml",

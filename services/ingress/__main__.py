@@ -31,7 +31,7 @@ from services.ingress.http.open_calls import OpenCalls, Tracer
 from services.ingress.http.server import HttpServer
 from services.ingress.keys import KeyStore
 from services.ingress.metrics import IngressMetrics
-from services.ingress.state import TextModel
+from services.ingress.text import TextModel
 from services.ingress.tokenizer import ModelTokenizer
 
 #: How often the key file is looked at, seconds.

@@ -78,8 +78,9 @@ from services.ingress.placing import (
     place_waiting,
 )
 from services.ingress.relaying import relay
-from services.ingress.state import IngressState, TextModel
+from services.ingress.state import IngressState
 from services.ingress.tagging import ask_tag, wants_tag
+from services.ingress.text import TextModel
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Bus messages that the runtime shall hand over; anything else is refused there.

@@ -89,7 +89,7 @@ def _speak(
         token_ids = sequence.log[sequence.pushed :]
     text = sequence.text.push(token_ids, final, finish is _STOP)
     sequence.pushed = len(sequence.log)
-    told = None if logprobs is None else _told_logprobs(state, sequence, logprobs[:fresh])
+    told: list[DeltaLogprob] | None = None if logprobs is None else _told_logprobs(state, sequence, logprobs[:fresh])
     if text.stop_match is not None:
         surplus = len(token_ids) - text.tokens_used
         if surplus:

@@ -9,7 +9,7 @@ import msgspec
 from services.ingress.actor import IngressActor
 from services.ingress.config import IngressConfig, policy_of
 from services.ingress.metrics import IngressMetrics
-from services.ingress.state import TextModel
+from services.ingress.text import TextModel
 from services.ingress.tokenizer import ModelTokenizer
 
 

@@ -7,7 +7,6 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-import msgspec
 from millrace.contracts.observers import Forecast
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling
@@ -22,19 +21,8 @@ from services.ingress.instances import Instance
 from services.ingress.metrics import IngressMetrics
 from services.ingress.pending import Pending, PredictorsHealth
 from services.ingress.prefixes import Holders, PromptBlocks
-from services.ingress.text import TextStream, Vocabulary
+from services.ingress.text import TextModel, TextStream
 from services.ingress.times import Times
-
-
-class TextModel(msgspec.Struct, frozen=True):
-    """What the core must know of a model to turn tokens into text and to see that a log has ended.
-
-    Attributes:
-        eos_token_ids: Ids that end a sequence unless ``ignore_eos``.
-    """
-
-    vocabulary: Vocabulary
-    eos_token_ids: frozenset[int] = frozenset()
 
 
 class Phase(Enum):

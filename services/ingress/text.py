@@ -74,6 +74,17 @@ class Vocabulary:
         return self.piece(token_id).decode("utf-8", "replace")
 
 
+class TextModel(msgspec.Struct, frozen=True):
+    """What the core must know of a model to turn tokens into text and to see that a log has ended.
+
+    Attributes:
+        eos_token_ids: Ids that end a sequence unless ``ignore_eos``.
+    """
+
+    vocabulary: Vocabulary
+    eos_token_ids: frozenset[int] = frozenset()
+
+
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """What a push gave.
 

@@ -1,9 +1,11 @@
 """The simulator's compiled modules: what they are made of, and that they change no result."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from millrace.sim.compiled import BUILDS, MODULES, compiled_files, fingerprint, use_compiled
 
@@ -28,6 +30,13 @@ def test_every_module_that_is_to_be_compiled_has_its_source() -> None:
         assert (package / f"{name.replace('.', '/')}.py").is_file(), name
 
 
+def test_no_module_with_structs_is_compiled() -> None:
+    for name in MODULES:
+        module = importlib.import_module(name)
+        structs = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, msgspec.Struct)]
+        assert all(struct.__module__ != name for struct in structs), name
+
+
 def test_a_process_that_has_imported_the_sources_stays_with_them() -> None:
     import millrace.sim.runtime_sim  # noqa: F401
 
@@ -40,7 +49,7 @@ def test_what_was_compiled_of_other_sources_is_not_used(tmp_path: Path) -> None:
     assert not use_compiled(tmp_path)
 
 
-@pytest.mark.parametrize("scenario", ["mixed.toml", "disaggregated.toml"])
+@pytest.mark.parametrize("scenario", ["mixed.toml", "disaggregated.toml", "bursty-faults.toml"])
 def test_compiled_modules_give_the_same_run(scenario: str) -> None:
     if not compiled_files(BUILDS / fingerprint()).keys() >= set(MODULES):
         pytest.skip("not compiled of these sources: ./task sim:compile")

@@ -20,8 +20,7 @@ from services.ingress.actor import IngressActor
 from services.ingress.calls import Call, CallKind, CallSubmitted, DeliverDeltas
 from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig, policy_of
 from services.ingress.metrics import IngressMetrics
-from services.ingress.state import TextModel
-from services.ingress.text import Vocabulary
+from services.ingress.text import TextModel, Vocabulary
 
 SECOND = 1_000_000_000
 MILLISECOND = 1_000_000
