@@ -141,7 +141,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
-        extra = ["--policy", "round_robin", "--trace-sample", "0"]
+        extra = ["--policy", "join_shortest_queue", "--trace-sample", "0"]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)
         rig.start()

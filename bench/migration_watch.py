@@ -198,7 +198,7 @@ def main() -> int:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
         watched = {"engine_args": {"scheduler_cls": "bench.migration.watched_engine.WatchedScheduler"}}
         settings = json.dumps(watched | json.loads(options.worker_set))
-        extra = ["--policy", "round_robin", "--trace-sample", "0", "--worker-set", settings]
+        extra = ["--policy", "join_shortest_queue", "--trace-sample", "0", "--worker-set", settings]
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine="vllm", instances=2, extra=extra)
         rig.start()
         keeping = Awake(options.awake)
