@@ -4,8 +4,9 @@
 what is read, edited and tested. A process asks for the compiled ones before it imports any of them. After any change to
 the sources the fingerprint is another one, and Python runs until they are compiled anew: results are the same either
 way, down to the trace hash. The actors are among them, for the simulator only: services never use them, nor do tests,
-as compiled classes can have no subclasses in Python. Modules with msgspec Structs stay out: mypyc drops what stands in
-the brackets of a class, so that ``frozen`` and ``kw_only`` would be lost.
+as compiled classes can have no subclasses in Python. What policies call stays out, as compiled functions are strict
+about types and policies come from anywhere; so do modules with msgspec Structs, as mypyc drops what stands in the
+brackets of a class: ``frozen`` and ``kw_only`` would be lost.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ MODULES = (
     "millrace.enginemodel.transfers",
     "millrace.kvcache.pool",
     "millrace.kvcache.segment_pool",
-    "millrace.policies.dispatch.pick",
     "millrace.sim.broker",
     "millrace.sim.effects_sim",
     "millrace.sim.engine_sim",
