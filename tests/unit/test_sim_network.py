@@ -6,7 +6,8 @@ from random import Random
 import pytest
 from millrace.sim.events import EventQueue
 from millrace.sim.kv_store import Entry, SimStore
-from millrace.sim.links import Link, LinkModel
+from millrace.sim.link import Link
+from millrace.sim.links import LinkModel
 from millrace.sim.routing import matches
 
 

@@ -41,6 +41,7 @@ MODULES = (
     "millrace.sim.effects_sim",
     "millrace.sim.engine_sim",
     "millrace.sim.events",
+    "millrace.sim.link",
     "millrace.sim.process",
     "millrace.sim.questions",
     "millrace.sim.routing",

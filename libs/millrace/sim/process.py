@@ -12,7 +12,8 @@ from millrace.actor.effects import Effect
 from millrace.contracts.codec import decode
 from millrace.contracts.local import BucketReady, KeyChanged
 from millrace.contracts.message import Body, Message
-from millrace.sim.links import Link, LinkModel
+from millrace.sim.link import Link
+from millrace.sim.links import LinkModel
 
 if TYPE_CHECKING:
     from millrace.sim.kv_store import Entry
