@@ -2,7 +2,7 @@
 
 They go to build/simulator/<fingerprint of their sources>, where ``millrace sim``, ``millrace capacity`` and the figure
 ``sim_speed`` find them (libs/millrace/sim/compiled.py). Needs mypy's mypyc, a C compiler and Python's headers; without
-all this the simulator runs in plain Python, with the same results, at about half the speed.
+all this the simulator runs in plain Python, with the same results, at about two thirds of the speed.
 """
 
 from __future__ import annotations
