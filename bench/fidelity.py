@@ -136,7 +136,7 @@ def _fit_line(fitted: EngineFit) -> str:
     return (
         f"  {fitted.instance}: step = {model.fixed / 1e6:.2f} ms + {model.per_decode / 1e3:.0f} us a decode + "
         f"{model.per_prefill_token / 1e3:.0f} us a prompt token + {model.per_context_token:.0f} ns a token of context "
-        f"+ {fitted.model.per_prompted_step / 1e6:.2f} ms with a prompt "
+        f"+ {fitted.model.per_prompted_step / 1e6:.2f} ms with a prompt, {fitted.slowdown:+.0%} beside a neighbour "
         f"({fitted.windows} windows; the other half: sums {fitted.sums:.3f}, mean |error| {fitted.error:.1%})"
     )
 

@@ -16,6 +16,7 @@ from millrace.contracts.local import KeyChanged
 from millrace.contracts.message import Body, Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, PredictLatency
+from millrace.contracts.subjects import subject_token
 
 from bench.live.recording import Figures, Recording, figures
 from services.predictor.actor import PredictorActor
@@ -30,32 +31,61 @@ def reforecast(recordings: Sequence[Recording], *, true_lengths: bool = False) -
     Args:
         true_lengths: Ask with the length that the output came to have, in place of what was known.
     """
+    told: list[Figures] = []
+    for recording, answers in reforecasts(recordings, true_lengths=true_lengths):
+        told += [_with(figure, answers.get(figure.request)) for figure in figures(recording)]
+    return told
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a question. ``scale``: on step times, that the answer stands on; ``transit_ns``: to the engine."""
+
+    answer: LatencyPrediction
+    scale: float
+    transit_ns: int
+
+
+def reforecasts(
+    recordings: Sequence[Recording], *, true_lengths: bool = False
+) -> Iterator[tuple[Recording, dict[str, Asked]]]:
+    """Runs in the order in which they were made, each with the answers by request; the actor goes on learning."""
     step_times, _ = read_step_times({})
     config = PredictorConfig(bus=BusConfig(cluster="local"))
     actor = PredictorActor(config=config, incarnation=1, step_times=step_times, metrics=PredictorMetrics())
-    told: list[Figures] = []
     for recording in sorted(recordings, key=lambda each: each.began_ns):
         for record in recording.instances:
             change = KeyChanged(bucket="instance", key=record.instance, value=record, revision=1)
             actor.handle(Message(change), recording.began_ns)
-        told += _told(actor, recording, true_lengths)
-    return told
+        answers = _answers(actor, recording, true_lengths)
+        transit_ns = config.transit_us * 1_000
+        yield (
+            recording,
+            {
+                request: Asked(answer=answer, scale=scale, transit_ns=transit_ns)
+                for request, (answer, scale) in answers.items()
+            },
+        )
 
 
-def _told(actor: PredictorActor, recording: Recording, true_lengths: bool) -> list[Figures]:
+def _answers(
+    actor: PredictorActor, recording: Recording, true_lengths: bool
+) -> dict[str, tuple[LatencyPrediction, float]]:
+    """By request, with the factor on step times that the actor had for the instance."""
     lengths = {o.request: float(sum(o.output_tokens)) for o in recording.outcomes}
-    answers: dict[str, LatencyPrediction] = {}
+    answers: dict[str, tuple[LatencyPrediction, float]] = {}
     for at_ns, body in _in_order(recording):
         if isinstance(body, DecisionMade) and body.chosen:
             if true_lengths and body.request in lengths:
                 body = msgspec.structs.replace(body, expected_output_tokens=lengths[body.request])
             answer = _asked(actor, body, at_ns)
             if isinstance(answer, LatencyPrediction):
-                answers[body.request] = answer
+                scale = actor.snapshot()["instances"][subject_token(body.chosen)]["scale"]
+                answers[body.request] = (answer, scale)
         if isinstance(body, RequestFinished):
-            body = _predicted(body, answers.get(body.request), lengths[body.request] if true_lengths else None)
+            known = answers.get(body.request)
+            body = _predicted(body, known[0] if known else None, lengths[body.request] if true_lengths else None)
         actor.handle(Message(body), at_ns)
-    return [_with(figure, answers.get(figure.request)) for figure in figures(recording)]
+    return answers
 
 
 def _in_order(recording: Recording) -> Iterator[tuple[int, Body]]:
@@ -92,8 +122,8 @@ def _predicted(outcome: RequestFinished, answer: LatencyPrediction | None, token
     )
 
 
-def _with(figure: Figures, answer: LatencyPrediction | None) -> Figures:
-    nan = float("nan")
+def _with(figure: Figures, asked: Asked | None) -> Figures:
+    nan, answer = float("nan"), None if asked is None else asked.answer
     return msgspec.structs.replace(
         figure,
         predicted_ttft_s=answer.ttft_ns / 1e9 if answer else nan,

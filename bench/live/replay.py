@@ -20,8 +20,9 @@ from millrace.sim.scenarios.running import run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
 
 from bench.live.halves import fitted_on
+from bench.live.neighbours import alone, slowdown, with_neighbours
 from bench.live.recording import Figures, Recording
-from bench.live.step_fit import WINDOWS_MIN, EngineStepTime, Window, bias, fit, windows
+from bench.live.step_fit import WINDOWS_MIN, EngineStepTime, Window, bias, fit, matrix, windows
 from bench.live.transit import Transit
 from services.predictor.state import parameters_of
 
@@ -31,6 +32,7 @@ class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sums, error: On windows that were not fitted: sum of predicted over measured times, mean |error| of a window.
+        slowdown: Each other engine of the host that computes makes steps longer by this share; ``model`` is without.
     """
 
     instance: str
@@ -38,13 +40,15 @@ class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
     windows: int
     sums: float
     error: float
+    slowdown: float = 0.0
 
 
 def engine_windows(recording: Recording) -> dict[str, list[Window]]:
     """What each engine computed between its snapshots."""
     outputs = {f"{o.request}.{i}": tokens for o in recording.outcomes for i, tokens in enumerate(o.output_tokens)}
     names = [record.instance for record in recording.instances]
-    return {name: windows((s for s in recording.snapshots if s.instance == name), outputs) for name in names}
+    found = {name: windows((s for s in recording.snapshots if s.instance == name), outputs) for name in names}
+    return {name: with_neighbours(recording, name, rows) for name, rows in found.items()}
 
 
 def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
@@ -66,9 +70,10 @@ def fits(recordings: Sequence[Recording]) -> dict[str, EngineFit]:
 
 
 def _fitted(name: str, step_time: str, rows: Sequence[Window], others: Sequence[Window]) -> EngineFit:
-    model = fit(rows, load_step_time(step_time) if step_time in coefficient_names() else None)
-    sums, error = bias(model, others)
-    return EngineFit(instance=name, model=model, windows=len(rows), sums=sums, error=error)
+    slowed = slowdown(rows, matrix(rows)[0])
+    model = fit(alone(rows, slowed), load_step_time(step_time) if step_time in coefficient_names() else None)
+    sums, error = bias(model, alone(others, slowed))
+    return EngineFit(instance=name, model=model, windows=len(rows), sums=sums, error=error, slowdown=slowed)
 
 
 def at_own_pace(fitted: Mapping[str, EngineFit], recording: Recording) -> dict[str, EngineFit]:
@@ -78,7 +83,7 @@ def at_own_pace(fitted: Mapping[str, EngineFit], recording: Recording) -> dict[s
     """
     own = {}
     for name, found in engine_windows(recording).items():
-        rows = [window for window in found if fitted_on(recording, window.at_ns)]
+        rows = alone([w for w in found if fitted_on(recording, w.at_ns)], fitted[name].slowdown)
         factor = 1 / bias(fitted[name].model, rows)[0] if len(rows) >= WINDOWS_MIN else 1.0
         own[name] = msgspec.structs.replace(fitted[name], model=fitted[name].model.scaled(factor))
     return own
@@ -131,6 +136,8 @@ def _group(recording: Recording, fitted: EngineFit) -> dict[str, Any]:
         "instances": 1,
         "step_time": fitted.instance,
         "engine": msgspec.to_builtins(parameters_of(record)),
+        "host": record.host,
+        "neighbour_slowdown": fitted.slowdown,
     }
 
 

@@ -29,6 +29,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         decodes, prefill_tokens, context_tokens, prefill_work: Sums over the steps, as in BatchComposition.
         prompted: Steps that computed any prompt; prompts, where these were fewer than steps.
+        neighbours: Other engines of the host that computed meanwhile, on average over the time.
     """
 
     at_ns: int
@@ -39,6 +40,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: float
     prefill_work: float
     prompted: int
+    neighbours: float = 0.0
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -145,9 +147,9 @@ def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> EngineSte
     """
     if len(rows) < WINDOWS_MIN:
         raise ValueError(f"{len(rows)} windows between snapshots are too few for step times; {WINDOWS_MIN} are needed")
-    features, walls = _matrix(rows)
+    features, walls = matrix(rows)
     own = np.eye(features.shape[1])
-    basis = own if base is None else np.stack([_values(EngineStepTime(linear=base)), own[0], own[1], own[-1]])
+    basis = own if base is None else np.stack([values(EngineStepTime(linear=base)), own[0], own[1], own[-1]])
     # Each window weighs by its length: a pause of the machine counts as it is, and does not turn the others' slopes.
     weights = 1 / np.sqrt(walls)
     weighted = (features @ basis.T) * weights[:, None]
@@ -164,8 +166,8 @@ def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> EngineSte
 
 def bias(model: EngineStepTime, rows: Sequence[Window]) -> tuple[float, float]:
     """Of windows that were not fitted: the sum of predicted over the sum of measured times, and mean |error|."""
-    features, walls = _matrix(rows)
-    told = features @ _values(model)
+    features, walls = matrix(rows)
+    told = features @ values(model)
     return float(told.sum() / walls.sum()), float((np.abs(told - walls) / walls).mean())
 
 
@@ -173,10 +175,12 @@ def bias(model: EngineStepTime, rows: Sequence[Window]) -> tuple[float, float]:
 _COSTS = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work")
 
 
-def _values(model: EngineStepTime) -> npt.NDArray[np.float64]:
+def values(model: EngineStepTime) -> npt.NDArray[np.float64]:
+    """Costs in the order of a window's features, ns."""
     costs = [getattr(model.linear, name) for name in _COSTS]
     return np.array([*costs, model.per_prompted_step], dtype=np.float64)
 
 
-def _matrix(rows: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def matrix(rows: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Features and times of windows."""
     return np.array([row.features for row in rows], dtype=np.float64), np.array([row.wall_ns for row in rows], float)

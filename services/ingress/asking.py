@@ -173,7 +173,7 @@ def _read(state: IngressState, read: Answers, body: LatencyPrediction | NoPredic
 
 def absurdity(body: LatencyPrediction) -> str:
     """What is wrong with a prediction's numbers; empty where they can be."""
-    counts = (body.others, body.cached_tokens)
+    counts = (body.others, body.cached_tokens, body.neighbours_delay_ns)
     if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or min(counts) < 0:
         return "a negative time or count"
     if body.ttft_ns > body.e2e_ns:
@@ -196,6 +196,7 @@ def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
         snapshot_age_ns=body.snapshot_age_ns,
         placed_since=placed_since,
         cached_tokens=body.cached_tokens,
+        neighbours_delay_ns=body.neighbours_delay_ns,
     )
 
 
@@ -243,6 +244,7 @@ def _told(name: str, prediction: Prediction) -> Forecast:
         "",
         prediction.placed_since,
         prediction.cached_tokens,
+        prediction.neighbours_delay_ns,
     )
 
 

@@ -47,6 +47,7 @@ from services.predictor.calibration import Calibration, Kins
 from services.predictor.config import PredictorConfig
 from services.predictor.learnt import Learnt, nothing_learnt
 from services.predictor.metrics import PredictorMetrics
+from services.predictor.neighbours import Hosts
 from services.predictor.prefixes import end_request
 from services.predictor.state import LENGTH_MAX, Instance, Placement, parameters_of
 
@@ -97,6 +98,7 @@ class PredictorActor:
         self._answers = Answers(metrics, transit_ns=self._transit_ns)
         self._instances: dict[str, Instance] = {}
         self._kins = Kins(step_times)
+        self._hosts = Hosts()
         self._learnt: dict[str, Learnt] = {}
         self._whereabouts: dict[str, Instance] = {}  # of placements, by sequence
         self._said: set[str] = set()
@@ -164,6 +166,7 @@ class PredictorActor:
             kin = self._kins.of(record, parameters)
         except ValueError as error:
             self._instances.pop(token, None)
+            self._hosts.leave(token)
             return self._say("error", "instance_unusable", instance=record.instance, error=str(error))
         calibration = Calibration(kin, enabled=self._config.calibrate)
         instance = Instance(record=record, parameters=parameters, calibration=calibration)
@@ -171,6 +174,7 @@ class PredictorActor:
             instance.dead_before_ns = known.dead_before_ns
             if known.calibration.kin is kin:
                 instance.calibration = known.calibration  # the same engine, started again
+        instance.mate = self._hosts.join(token, record.host, instance.calibration.effect)
         self._instances[token] = instance
         if self._kins.knows(record.step_time):
             return []
@@ -181,6 +185,7 @@ class PredictorActor:
         instance = self._instances.pop(token, None)
         if instance is None:
             return []
+        self._hosts.leave(token)
         self._drop_placements(instance)
         return self._listen(token, Unsubscribe)
 
@@ -372,7 +377,7 @@ class PredictorActor:
                 "draining": each.draining,
                 "placements": list(each.placements),
                 "step_time": each.record.step_time,
-                "scale": each.calibration.scale(self._now_ns),
+                "scale": each.scale,
                 "fits": each.calibration.kin.fits,
                 "cached_blocks": len(each.prefixes),
             }

@@ -34,6 +34,9 @@ ANSWERS_MAX = 16
 #: A scale that differs by less from the one in use is not worth compiling the costs anew.
 SCALE_STEP = 0.002
 
+#: How busy neighbours are is taken in steps of this part of one, for the same reason.
+NEIGHBOUR_STEPS = 8
+
 #: Choices placed together; ingress allows 128.
 SEQUENCES_MAX = 1_024
 
@@ -102,15 +105,14 @@ class Answers:
             reason, detail = obstacle
             return NoPrediction(request=body.request, instance=instance.record.instance, reason=reason, detail=detail)
         _rescale(instance, now_ns)
-        age_ns = instance.age_ns(now_ns)
-        self._metrics.snapshot_age.observe(age_ns)
+        self._metrics.snapshot_age.observe(instance.age_ns(now_ns))
         known = self._remembered(instance, asked, now_ns)
         if known is not None:
-            return msgspec.structs.replace(known, request=body.request, snapshot_age_ns=age_ns)
+            return _told(known, body.request, instance, now_ns)
         answer = self._forecast(body.request, instance, asked, lengths, now_ns)
         if len(instance.answers) < ANSWERS_MAX:
             instance.answers[asked] = Remembered(answer, now_ns)
-        return msgspec.structs.replace(answer, snapshot_age_ns=age_ns)
+        return _told(answer, body.request, instance, now_ns)
 
     def _obstacle(
         self, body: PredictLatency, instance: Instance, asked: Candidate, now_ns: int
@@ -217,11 +219,33 @@ class Answers:
 
 def _rescale(instance: Instance, now_ns: int) -> None:
     """Takes the scale of this moment: an idle instance's changes with what its kin show, without a word of its own."""
-    scale = instance.calibration.scale(now_ns)
+    neighbours = round(instance.mate.neighbours_lately(now_ns) * NEIGHBOUR_STEPS) / NEIGHBOUR_STEPS
+    scale = instance.calibration.scale(now_ns, neighbours)
     if abs(scale / instance.scale - 1) > SCALE_STEP:
         instance.scale = scale
         instance.rolled = None
         instance.answers.clear()
+
+
+def _told(answer: LatencyPrediction, request: str, instance: Instance, now_ns: int) -> LatencyPrediction:
+    """The answer with what changes while it holds: how old it is, and what neighbours do."""
+    return msgspec.structs.replace(
+        answer,
+        request=request,
+        snapshot_age_ns=instance.age_ns(now_ns),
+        neighbours_delay_ns=instance.mate.delay_ns(_longer_ns(instance, answer), now_ns),
+    )
+
+
+def _longer_ns(instance: Instance, answer: LatencyPrediction) -> int:
+    """For how much longer the engine computes if it takes the request: beyond the end of the longest one it has."""
+    if not instance.mate.others or instance.snapshot is None:
+        return 0
+    default = answer.output_tokens
+    entries = (*instance.snapshot.running, *instance.snapshot.waiting)
+    left = [(entry.expected_output_tokens or default) - entry.output_tokens for entry in entries]
+    left += [each.candidate.expected_output_tokens or default for each in instance.placements.values()]
+    return max(0, answer.e2e_ns - max(1, *left) * answer.tpot_mean_ns) if left else answer.e2e_ns
 
 
 def build(cost: StepCost, instance: Instance, lengths: LearntLengths) -> Forecaster:

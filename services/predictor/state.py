@@ -10,6 +10,7 @@ from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 
 from services.predictor.calibration import Calibration
+from services.predictor.neighbours import Mate
 from services.predictor.prefixes import Prefixes
 
 #: Bound of any length that a snapshot may tell, tokens or blocks; larger numbers are absurd, and would not fit an
@@ -58,6 +59,7 @@ class Instance:
     Attributes:
         parameters: Of its scheduler, as its record says.
         calibration: What its steps cost.
+        mate: What its neighbours on the same host see of it, and it of them.
         prefixes: What its prefix cache is believed to hold.
         snapshot: The last one of this incarnation; None before.
         told_ns: When ``snapshot`` was last said to hold.
@@ -90,6 +92,7 @@ class Instance:
     lengths_version: int = -1
     fits: int = -1
     answers: dict[Candidate, Remembered] = field(default_factory=dict)
+    mate: Mate = field(default_factory=Mate)
 
     def __post_init__(self) -> None:
         self.prefixes = prefixes_of(self.parameters)
@@ -122,10 +125,11 @@ class Instance:
         """Replaces the snapshot. One that is told again confirms the state and changes nothing."""
         known = self.snapshot
         self.heard_ns = self.told_ns = now_ns
+        self.mate.note(now_ns, running=len(snapshot.running), waiting=len(snapshot.waiting))
         if known is not None and snapshot.step == known.step and snapshot.at_ns == known.at_ns:
             return
         if known is None or snapshot.step > known.step:
-            self.calibration.observe(snapshot, known)
+            self.calibration.observe(snapshot, known, self.mate.neighbours_now(now_ns))
         self.snapshot = snapshot
         self.prefixes.shrink(snapshot.blocks_free)
         self.rolled = None
@@ -139,6 +143,7 @@ class Instance:
     def lose(self) -> None:
         """Its process ended: nothing of it holds any more."""
         self.snapshot = self.rolled = self.forecaster = None
+        self.mate.note(self.heard_ns, running=0, waiting=0)
         self.heard_ns = 0
         self.placements.clear()
         self.answers.clear()

@@ -102,6 +102,14 @@ def test_a_forecast_beats_chance_where_instances_differ() -> None:
     assert told["forecast"].e2e_s.mean < 0.8 * told["random"].e2e_s.mean
 
 
+def test_engines_of_one_host_slow_each_other_where_the_scenario_says_so() -> None:
+    one_host = ('cluster.groups.0.host="x"', "intervals.run_ms=0", "intervals.token_ms=0")
+    alone, beside = run(*one_host), run(*one_host, "cluster.groups.0.neighbour_slowdown=0.2")
+    assert 1.1 * alone.tpot_s.mean < beside.tpot_s.mean < 1.8 * alone.tpot_s.mean
+    apart = run(*one_host[1:], "cluster.groups.0.neighbour_slowdown=0.2")
+    assert latencies(apart) == latencies(alone)
+
+
 def test_noisy_lengths_are_noisy_and_unknown_ones_unknown() -> None:
     oracle, noisy, unknown = (
         outcome_of('dispatch.policy="forecast"', f'prediction.kind="{kind}"', "prediction.sigma=0.5")

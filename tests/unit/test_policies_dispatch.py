@@ -258,6 +258,16 @@ def test_the_delay_of_others_counts_by_its_weight():
     assert "others included" in decision.reason
 
 
+def test_the_delay_of_neighbours_counts_by_its_weight():
+    beside = msgspec.structs.replace(predicted(1, 100), neighbours_delay_ns=20 * MS)
+    asked = futures(a=beside, b=predicted(1, 130))
+    assert forecast(asked, neighbours_weight=0).chosen == "a"
+    decision = forecast(asked)
+    assert decision.chosen == "b"
+    assert "5 x the delay of neighbours included" in decision.reason
+    assert "neighbours" not in forecast(futures(a=predicted(1, 100))).reason
+
+
 def test_what_was_placed_since_counts_one_first_token_each():
     asked = futures(a=predicted(20, 100, since=2), b=predicted(20, 130))
     assert forecast(asked, ttft_weight=0).chosen == "b"

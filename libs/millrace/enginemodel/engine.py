@@ -8,6 +8,7 @@ clock, the simulator on virtual time; the engine cannot tell which.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped, StepOutput
 from millrace.contracts.kv import KvEndpoint
@@ -76,6 +77,8 @@ class ModelledEngine:
         self._step = 0
         self._last = LastStep()
         self._decode_run: DecodeRun | None = None
+        #: Factor on the time of each step as it begins, where something around the engine slows it; None for nothing.
+        self.slowed: Callable[[], float] | None = None
         self._tell_interval_ns = tell_interval_ns
         self._told_ns = 0
 
@@ -188,7 +191,7 @@ class ModelledEngine:
 
     def _plan_run(self, now_ns: int, span_ns: int) -> DecodeRun | None:
         scheduler = self.scheduler
-        if self.parameters.async_scheduling or not scheduler.only_decodes():
+        if self.parameters.async_scheduling or self.slowed is not None or not scheduler.only_decodes():
             return None
         steps, context = decodes_left(scheduler.running)  # type: ignore[arg-type]
         if steps < 2:
@@ -264,6 +267,8 @@ class ModelledEngine:
             sequence.scheduled_ns = sequence.scheduled_ns or begins_ns
         composition = batch.composition(with_longest=self.cost.longest_token > 0)
         cost_fs = self.cost.duration_fs(composition) + self._remainder_fs
+        if self.slowed is not None:
+            cost_fs = round(cost_fs * self.slowed())
         duration_ns, self._remainder_fs = divmod(cost_fs, FS_PER_NS)
         return Step(batch, composition, begins_ns + duration_ns, duration_ns)
 

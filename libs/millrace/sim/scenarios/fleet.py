@@ -230,6 +230,15 @@ class Fleet:
 
     def _engine_handlers(self, process: SimProcess) -> Handlers:
         group, intervals = self._groups[process.name], self.spec.intervals
+        modelled = ScriptedEngine(
+            group.engine,
+            self._models[_set_name(group)],
+            output_length=self._output_length,
+            tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
+            kv=self._endpoint(process.name, process.incarnation),
+        )
+        if group.host and group.neighbour_slowdown:
+            modelled.slowed = partial(self._slowed, process.name)
         engine = SimulatedEngine(
             process,
             modelled,
@@ -239,6 +248,17 @@ class Fleet:
         )
         self.engines[process.name] = engine
         return engine.handlers()
+
+    def _slowed(self, name: str) -> float:
+        """How many times as long a step takes that this instance begins now, for those who compute on the same host."""
+        own = self._groups[name]
+        others = [other for other, group in self._groups.items() if group.host == own.host and other != name]
+        return 1 + own.neighbour_slowdown * sum(self._computes(other) for other in others)
+
+    def _computes(self, name: str) -> bool:
+        engine, actor = self.engines.get(name), self.simulation.actors.get(name)
+        running = actor is not None and actor.process is not None
+        return running and engine is not None and engine.engine.scheduler.has_work()
 
     def _endpoint(self, name: str, incarnation: int) -> KvEndpoint | None:
         return self.spec.migration.endpoint(self._groups[name].engine, key=f"{name}/{incarnation}", model=MODEL)

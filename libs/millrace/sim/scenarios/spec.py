@@ -23,6 +23,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         step_time: A set of step-time coefficients that ships, or the path of one.
         speed: How much faster than that they are.
         engine: Limits of the scheduler.
+        host: The machine that they are on; groups may share one. Empty: each has a machine of its own.
+        neighbour_slowdown: Each other instance of the host that computes makes their steps longer by this share.
     """
 
     name: str = "gpu"
@@ -30,6 +32,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step_time: str = "a100-llama-3-8b"
     speed: float = 1.0
     engine: EngineParameters = EngineParameters()
+    host: str = ""
+    neighbour_slowdown: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
 
     def names(self) -> tuple[str, ...]:
         """Of its instances."""

@@ -23,6 +23,8 @@ class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
         candidates: How many random candidates are asked; 0 for all.
         others_weight: Weight, 0 or more, of the delay that the request imposes on those already there (summed over
             them) against its own time. 0 is Block's rule. With ``slo`` it has no effect.
+        neighbours_weight: Weight, 0 or more, of the delay that it imposes on sequences at other instances of the same
+            host, where engines of one host slow each other; summed over them. With ``slo`` it has no effect.
         ttft_weight: Weight, 0 or more, of the predicted time to the first token, added to ``e2e``: waiting counts more
             than decoding, as it says that memory is short there, which those who come later pay for too. 0 is
             Block's rule.
@@ -35,6 +37,7 @@ class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metric: Literal["e2e", "ttft", "slo"] = "e2e"
     candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
     others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+    neighbours_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 5.0
     ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
     slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
     slo_tpot_ms: Annotated[float, msgspec.Meta(gt=0)] = 100.0
@@ -67,12 +70,18 @@ def decide(
     end_to_end = parameters.metric == "e2e"
     of = _e2e_ns if end_to_end else _ttft_ns
     weight, waiting = parameters.others_weight, parameters.ttft_weight if end_to_end else 0.0
-    loads = [(of(p) + weight * p.others_delay_ns + waiting * _ttft_ns(p)) / _MS for p in predictions]
+    beside = parameters.neighbours_weight
+    loads = [
+        (of(p) + weight * p.others_delay_ns + beside * p.neighbours_delay_ns + waiting * _ttft_ns(p)) / _MS
+        for p in predictions
+    ]
     unit = "ms predicted end to end" if end_to_end else "ms predicted to the first token"
     if waiting:
         unit += f", {waiting:g} x the time to the first token added"
     if weight:
         unit += f", {weight:g} x the delay of others included"
+    if beside and any(p.neighbours_delay_ns for p in predictions):
+        unit += f", {beside:g} x the delay of neighbours included"
     return pick_lowest(known, loads, rng, unit=unit), state
 
 

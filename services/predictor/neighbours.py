@@ -1,0 +1,160 @@
+"""Engines on one host may slow each other: they share caches, memory, and cores with what surrounds them.
+
+How much is learnt from steps alone, for each instance: the logarithm of measured over modelled time is taken as its
+own pace, which drifts, plus an effect for each other engine of the host that computes at the same time. Where engines
+do not disturb each other, as on GPUs of their own, the effect comes out as nothing; until it is known it is nothing
+too.
+
+What follows from it: a forecast includes how busy the neighbours are, and a placement how much later those get ready
+who decode beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp, log, sqrt
+
+#: Variance of the logarithm of the time of all steps in one second, s: machines are noisy, and noise lasts for about
+#: half a second (measured: two engines on two cores, 0.18 in half a second).
+NOISE_S = 0.04
+
+#: How fast a pace drifts by itself, and the effect of a neighbour, variance of the logarithm per second.
+PACE_DRIFT, EFFECT_DRIFT = 1e-3, 1e-5
+
+#: What is thought of both before the first step: nothing, give or take a factor of 1.6 and of 1.4.
+PACE_VARIANCE, EFFECT_VARIANCE = 0.25, 0.1
+
+#: One observation counts for at most so much (a factor of four), and for no more than a second.
+SURPRISE_MAX, SPAN_S_MAX = log(4.0), 1.0
+
+#: Nobody is slowed more than threefold by one neighbour.
+EFFECT_MAX = log(3.0)
+
+#: Time after which half of what a neighbour did is forgotten; and after which one that tells nothing counts as idle.
+LATELY_NS, SILENCE_NS = 700_000_000, 2_000_000_000
+
+
+class NeighbourEffect:
+    """What one busy neighbour adds to the logarithm of an engine's step times. A Kalman filter of two values."""
+
+    def __init__(self) -> None:
+        self._pace = self._effect = 0.0
+        self._pace_variance, self._covariance, self._variance = PACE_VARIANCE, 0.0, EFFECT_VARIANCE
+        self._at_ns = 0
+
+    @property
+    def value(self) -> float:
+        """What is likely, where it is more than its standard deviation; else nothing. Never less than nothing."""
+        return min(EFFECT_MAX, self._effect) if self._effect > sqrt(self._variance) else 0.0
+
+    def factor(self, busy: float) -> float:
+        """How much longer steps take beside so many busy neighbours."""
+        return exp(self.value * busy) if busy else 1.0
+
+    def observe(self, at_ns: int, *, measured_ns: float, predicted_ns: float, busy: int) -> None:
+        """Takes one step, or a run of steps, into account. ``predicted_ns``: by the set alone."""
+        if measured_ns <= 0 or predicted_ns <= 0:
+            return
+        self._drift(at_ns)
+        seen = log(measured_ns / predicted_ns) - self._pace - self._effect * busy
+        seen = min(SURPRISE_MAX, max(-SURPRISE_MAX, seen))
+        noise = NOISE_S / min(SPAN_S_MAX, measured_ns / 1e9)
+        pace, effect = self._pace_variance + busy * self._covariance, self._covariance + busy * self._variance
+        total = pace + busy * effect + noise
+        pace_gain, effect_gain = pace / total, effect / total
+        self._pace += pace_gain * seen
+        self._effect += effect_gain * seen
+        self._pace_variance -= pace_gain * pace
+        self._covariance -= pace_gain * effect
+        self._variance -= effect_gain * effect
+
+    def _drift(self, at_ns: int) -> None:
+        passed_s = max(0, at_ns - self._at_ns) / 1e9 if self._at_ns else 0.0
+        self._at_ns = max(self._at_ns, at_ns)
+        self._pace_variance = min(PACE_VARIANCE, self._pace_variance + PACE_DRIFT * passed_s)
+        self._variance = min(EFFECT_VARIANCE, self._variance + EFFECT_DRIFT * passed_s)
+
+
+@dataclass(slots=True)
+class Mate:
+    """An instance as its neighbours see it.
+
+    Attributes:
+        effect: How each neighbour slows it.
+        running: Sequences in its batch.
+        others: Its neighbours.
+    """
+
+    effect: NeighbourEffect = field(default_factory=NeighbourEffect)
+    running: int = 0
+    others: list[Mate] = field(default_factory=list)
+    _busy: bool = False
+    _share: float = 0.0
+    _told_ns: int = 0
+
+    def note(self, now_ns: int, *, running: int, waiting: int) -> None:
+        """What its engine does from now on."""
+        self._share, self._told_ns = self.share(now_ns), max(now_ns, self._told_ns)
+        self.running, self._busy = running, running + waiting > 0
+
+    def share(self, now_ns: int) -> float:
+        """Of the last second or so, for how much of it it was busy."""
+        passed_ns = max(0, now_ns - self._told_ns)
+        busy_ns = min(passed_ns, SILENCE_NS) if self._busy else 0
+        share = 1 - (1 - self._share) * _kept(busy_ns)
+        return share * _kept(passed_ns - busy_ns)
+
+    def busy(self, now_ns: int) -> bool:
+        """Whether it computes just now, as far as is known."""
+        return self._busy and now_ns - self._told_ns <= SILENCE_NS
+
+    def neighbours_now(self, now_ns: int) -> int:
+        """How many others compute just now."""
+        return sum(each.busy(now_ns) for each in self.others)
+
+    def neighbours_lately(self, now_ns: int) -> float:
+        """How many others computed lately, on average; they will go on much like that."""
+        return sum(each.share(now_ns) for each in self.others)
+
+    def delay_ns(self, longer_ns: int, now_ns: int) -> int:
+        """How much later the sequences of its neighbours get ready, in sum, if it computes for so much longer."""
+        slowed = (each.running * (each.effect.factor(1) - 1) for each in self.others if each.busy(now_ns))
+        return round(longer_ns * sum(slowed))
+
+
+class Hosts:
+    """Who is beside whom. An instance that names no host has no neighbours."""
+
+    def __init__(self) -> None:
+        self._mates: dict[str, dict[str, Mate]] = {}  # by host, then by instance
+        self._host_of: dict[str, str] = {}
+
+    def join(self, instance: str, host: str, effect: NeighbourEffect) -> Mate:
+        """Puts an instance on its host, and away from where it was."""
+        self.leave(instance)
+        mate = Mate(effect)
+        if host:
+            self._host_of[instance] = host
+            self._mates.setdefault(host, {})[instance] = mate
+            self._introduce(host)
+        return mate
+
+    def leave(self, instance: str) -> None:
+        """It is gone; nobody is slowed by it any more."""
+        host = self._host_of.pop(instance, None)
+        if host is None:
+            return
+        del self._mates[host][instance]
+        self._introduce(host)
+        if not self._mates[host]:
+            del self._mates[host]
+
+    def _introduce(self, host: str) -> None:
+        mates = list(self._mates[host].values())
+        for mate in mates:
+            mate.others = [each for each in mates if each is not mate]
+
+
+def _kept(passed_ns: int) -> float:
+    """Share of the past that still counts after so long."""
+    return exp(-log(2.0) * passed_ns / LATELY_NS)

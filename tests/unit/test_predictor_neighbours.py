@@ -1,0 +1,132 @@
+"""Engines of one host that slow each other: how much is learnt, and what follows from it."""
+
+from __future__ import annotations
+
+import random
+from math import exp, log
+
+import pytest
+from millrace.contracts.predictor import LatencyPrediction
+from millrace.contracts.status import BatchComposition, StatusSnapshot
+
+from services.predictor.neighbours import SILENCE_NS, Hosts, Mate, NeighbourEffect
+from tests.unit.predictor_rig import MS, START_NS, STEP_MS, Predictor, question, record, snapshot, status
+
+SECOND = 1000 * MS
+
+
+def observed(effect: NeighbourEffect, *, slowdown: float, seconds: int, pace: float = 1.3, seed: int = 0) -> None:
+    """Observations of 20 ms; every half a second the neighbour begins or ends to compute."""
+    rng = random.Random(seed)
+    for number in range(seconds * 50):
+        busy = number // 25 % 2
+        measured = 20 * MS * pace * (1 + slowdown * busy) * exp(rng.gauss(0.0, 0.2))
+        effect.observe(START_NS + number * 20 * MS, measured_ns=measured, predicted_ns=20 * MS, busy=busy)
+
+
+@pytest.mark.parametrize("slowdown", [0.15, 0.3, 0.6])
+def test_what_a_busy_neighbour_costs_is_learnt_from_steps(slowdown: float) -> None:
+    effect = NeighbourEffect()
+    observed(effect, slowdown=slowdown, seconds=120)
+    assert effect.factor(1) == pytest.approx(1 + slowdown, rel=0.08)
+    assert effect.factor(2) == pytest.approx(effect.factor(1) ** 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_engines_that_do_not_disturb_each_other_come_out_with_next_to_nothing(seed: int) -> None:
+    effect = NeighbourEffect()
+    observed(effect, slowdown=0.0, seconds=120, seed=seed)
+    assert effect.factor(1) < 1.06
+
+
+def test_until_it_is_known_neighbours_cost_nothing() -> None:
+    effect = NeighbourEffect()
+    assert effect.factor(3) == 1.0
+    effect.observe(START_NS, measured_ns=40 * MS, predicted_ns=20 * MS, busy=1)
+    assert effect.factor(1) == 1.0
+
+
+def test_a_machine_that_gets_slower_by_itself_is_not_blamed_on_the_neighbour() -> None:
+    effect = NeighbourEffect()
+    for number in range(6_000):
+        pace = 1 + number / 6_000
+        at_ns = START_NS + number * 20 * MS
+        effect.observe(at_ns, measured_ns=20 * MS * pace, predicted_ns=20 * MS, busy=number // 50 % 2)
+    assert effect.value < log(1.05)
+
+
+def test_a_neighbour_that_tells_nothing_any_more_counts_as_idle() -> None:
+    hosts = Hosts()
+    mate, other = (hosts.join(name, "host", NeighbourEffect()) for name in ("a", "b"))
+    other.note(START_NS, running=3, waiting=0)
+    assert mate.neighbours_now(START_NS + SILENCE_NS) == 1
+    assert mate.neighbours_now(START_NS + SILENCE_NS + 1) == 0
+    assert mate.neighbours_lately(START_NS + SILENCE_NS) > 0.8
+    assert mate.neighbours_lately(START_NS + 20 * SECOND) < 0.01
+
+
+def test_only_instances_of_the_same_host_are_neighbours() -> None:
+    hosts = Hosts()
+    mates = {name: hosts.join(name, host, NeighbourEffect()) for name, host in (("a", "x"), ("b", "x"), ("c", "y"))}
+    nowhere = [hosts.join(name, "", NeighbourEffect()) for name in ("d", "e")]
+    assert mates["a"].others == [mates["b"]]
+    assert not mates["c"].others
+    assert not any(mate.others for mate in nowhere)
+    hosts.leave("b")
+    assert not mates["a"].others
+    moved = hosts.join("a", "y", NeighbourEffect())
+    assert mates["c"].others == [moved]
+
+
+def test_nobody_is_delayed_beside_an_idle_neighbour() -> None:
+    hosts, known = Hosts(), NeighbourEffect()
+    observed(known, slowdown=0.3, seconds=60)
+    mate, other = hosts.join("a", "x", NeighbourEffect()), hosts.join("b", "x", known)
+    other.note(START_NS, running=4, waiting=0)
+    assert mate.delay_ns(SECOND, START_NS) == pytest.approx(4 * SECOND * (known.factor(1) - 1), rel=1e-6)
+    other.note(START_NS, running=0, waiting=0)
+    assert mate.delay_ns(SECOND, START_NS) == 0
+    assert Mate().delay_ns(SECOND, START_NS) == 0
+
+
+# in a predictor
+
+
+def told(name: str, step: int, at_ns: int, *, duration_ns: int, sequences: int) -> StatusSnapshot:
+    running = [status(f"{name}-r{index}.0", output_tokens=1, max_tokens=1_000) for index in range(sequences)]
+    batch = BatchComposition(decodes=sequences, context_tokens=40 * sequences)
+    return snapshot(
+        name, step=step, at_ns=at_ns, running=running, blocks_free=400, step_duration_ns=duration_ns, batch=batch
+    )
+
+
+def served_beside(slowdown: float, *, host: str = "host") -> Predictor:
+    """Two instances; w0 computes all the time, w1 every other second, and rests when this ends."""
+    predictor = Predictor()
+    for name in ("w0", "w1"):
+        predictor.register(record(name, host=host), key=name)
+    for number in range(1_000):
+        beside = number // 50 % 2 == 0
+        predictor.now_ns += 20 * MS
+        for name, sequences in (("w1", 4 if beside else 0), ("w0", 4)):
+            duration_ns = round(STEP_MS * MS * (1 + slowdown * beside))
+            predictor.send(told(name, number + 1, predictor.now_ns, duration_ns=duration_ns, sequences=sequences))
+    return predictor
+
+
+def test_a_prediction_tells_what_waking_an_instance_costs_those_beside_it() -> None:
+    predictor = served_beside(0.5)
+    idle, busy = (predictor.ask(question(instance=name)) for name in ("w1", "w0"))
+    assert isinstance(idle, LatencyPrediction)
+    assert isinstance(busy, LatencyPrediction)
+    assert idle.neighbours_delay_ns == pytest.approx(4 * 0.5 * idle.e2e_ns, rel=0.25)
+    assert busy.neighbours_delay_ns == 0
+
+
+@pytest.mark.parametrize(("slowdown", "host"), [(0.0, "host"), (0.5, "")])
+def test_engines_with_a_host_of_their_own_or_that_do_not_slow_each_other_delay_nobody(
+    slowdown: float, host: str
+) -> None:
+    answer = served_beside(slowdown, host=host).ask(question(instance="w1"))
+    assert isinstance(answer, LatencyPrediction)
+    assert answer.neighbours_delay_ns < 0.1 * answer.e2e_ns
