@@ -24,6 +24,10 @@ PACE_DRIFT, EFFECT_DRIFT = 1e-3, 1e-5
 #: What is thought of both before the first step: nothing, give or take a factor of 1.6 and of 1.4.
 PACE_VARIANCE, EFFECT_VARIANCE = 0.25, 0.1
 
+#: An effect is believed from so many standard deviations on: with many neighbours and many sequences beside, one that is
+#: not there would outweigh all else that a placement is judged by.
+CERTAIN = 3.0
+
 #: One observation counts for at most so much (a factor of four), and for no more than a second.
 SURPRISE_MAX, SPAN_S_MAX = log(4.0), 1.0
 
@@ -44,8 +48,8 @@ class NeighbourEffect:
 
     @property
     def value(self) -> float:
-        """What is likely, where it is more than its standard deviation; else nothing. Never less than nothing."""
-        return min(EFFECT_MAX, self._effect) if self._effect > sqrt(self._variance) else 0.0
+        """What is likely, where it is sure that there is something; else nothing. Never less than nothing."""
+        return min(EFFECT_MAX, self._effect) if self._effect > CERTAIN * sqrt(self._variance) else 0.0
 
     def factor(self, busy: float) -> float:
         """How much longer steps take beside so many busy neighbours."""

@@ -32,11 +32,11 @@ def test_what_a_busy_neighbour_costs_is_learnt_from_steps(slowdown: float) -> No
     assert effect.factor(2) == pytest.approx(effect.factor(1) ** 2)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_engines_that_do_not_disturb_each_other_come_out_with_next_to_nothing(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_engines_that_do_not_disturb_each_other_come_out_with_nothing(seed: int) -> None:
     effect = NeighbourEffect()
     observed(effect, slowdown=0.0, seconds=120, seed=seed)
-    assert effect.factor(1) < 1.06
+    assert effect.factor(1) == 1.0
 
 
 def test_until_it_is_known_neighbours_cost_nothing() -> None:
@@ -52,7 +52,7 @@ def test_a_machine_that_gets_slower_by_itself_is_not_blamed_on_the_neighbour() -
         pace = 1 + number / 6_000
         at_ns = START_NS + number * 20 * MS
         effect.observe(at_ns, measured_ns=20 * MS * pace, predicted_ns=20 * MS, busy=number // 50 % 2)
-    assert effect.value < log(1.05)
+    assert effect.value == 0.0
 
 
 def test_a_neighbour_that_tells_nothing_any_more_counts_as_idle() -> None:
