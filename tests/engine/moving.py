@@ -106,7 +106,7 @@ class Journey(msgspec.Struct, kw_only=True):
         return said
 
     def reserve(self, blocks: int = 0) -> Any:
-        assert self.leased is not None
+        assert self.leased is not None, self.pair.source.events[-1]
         tokens = [*self.prompt, *self.before, *self.pair.source.decoded[self.name].tokens][
             : self.leased.prompt_tokens + self.leased.output_tokens
         ]
