@@ -24,8 +24,8 @@ PACE_DRIFT, EFFECT_DRIFT = 1e-3, 1e-5
 #: What is thought of both before the first step: nothing, give or take a factor of 1.6 and of 1.4.
 PACE_VARIANCE, EFFECT_VARIANCE = 0.25, 0.1
 
-#: An effect is believed from so many standard deviations on: with many neighbours and many sequences beside, one that is
-#: not there would outweigh all else that a placement is judged by.
+#: An effect is believed from so many standard deviations on: with many neighbours and many sequences beside, one that
+#: is not there would outweigh all else that a placement is judged by.
 CERTAIN = 3.0
 
 #: One observation counts for at most so much (a factor of four), and for no more than a second.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from math import exp, log
+from math import exp
 
 import pytest
 from millrace.contracts.predictor import LatencyPrediction
