@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from millrace.contracts.message import Body
 from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import ResendTokens, Sampling, SubmitSequence
+from nats.js.errors import KeyNotFoundError
 
 #: Longest wait for anything in these tests, seconds.
 PATIENCE_S = 60.0
@@ -154,6 +156,18 @@ class FakeIngress:
     async def finished(self, *sequences: str) -> list[Stream]:
         await self.until(lambda: all(self.streams[sequence].finish for sequence in sequences))
         return [self.streams[sequence] for sequence in sequences]
+
+    async def registered(self) -> set[str]:
+        """Instances whose record stands in the store. Not by ``KeyValue.keys``: nats-py finds none now and then."""
+        jetstream, name = self._nats.jetstream(), self.subjects.bucket("instance")
+        bucket = await jetstream.key_value(name)
+        known = (await jetstream.stream_info(f"KV_{name}", subjects_filter=">")).state.subjects or {}
+        found = set()
+        for key in (subject.removeprefix(f"$KV.{name}.") for subject in known):
+            with suppress(KeyNotFoundError):  # its deletion is what stands there
+                await bucket.get(key)
+                found.add(key)
+        return found
 
     async def up(self, *instances: str) -> None:
         """Waits for instances that are alive now (not only heard of before)."""

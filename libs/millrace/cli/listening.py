@@ -11,6 +11,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.kv import KeyValue
 
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import Connection
@@ -27,6 +28,9 @@ STORE_S = 2.0
 
 #: One read of the store; without JetStream the table simply lacks stages.
 STORE_TIMEOUT_S = 1.0
+
+#: An empty answer of a bucket that holds something is asked for again so often; it may hold deletions alone.
+EMPTY_MAX = 4
 
 #: What the view needs of the store.
 BUCKETS = ("plan", "instance")
@@ -67,18 +71,34 @@ async def _follow_store(bus: Client, subjects: Subjects, view: ClusterView) -> N
 
 
 async def _read_bucket(bus: Client, name: str) -> list[Body]:
-    """Every value that stands in a bucket now. Read whole: a key that ends by its TTL is not announced."""
-    watcher = await (await bus.jetstream().key_value(name)).watchall(ignore_deletes=True)
-    bodies: list[Body] = []
+    values = await read_values(await bus.jetstream().key_value(name))
+    return [body for value in values if (body := _readable(value))]
+
+
+async def read_values(bucket: KeyValue) -> list[bytes]:
+    """Every value that stands in a bucket now. Read whole: a key that ends by its TTL is not announced.
+
+    nats-py says that a bucket is empty, too, where the server has sent everything and the client has looked at nothing
+    of it yet when it asks how much is to come.
+    """
+    for _ in range(EMPTY_MAX):
+        values = await _watched(bucket)
+        if values or not (await bucket.status()).values:
+            return values
+    return []
+
+
+async def _watched(bucket: KeyValue) -> list[bytes]:
+    watcher = await bucket.watchall(ignore_deletes=True)
+    values: list[bytes] = []
     try:
         async for entry in watcher:
             if entry is None:  # every key that exists has been reported
                 break
-            if body := _readable(entry.value or b""):
-                bodies.append(body)
+            values.append(entry.value or b"")
     finally:
         await watcher.stop()  # type: ignore[no-untyped-call]
-    return bodies
+    return values
 
 
 def _readable(payload: bytes) -> Body | None:
