@@ -41,7 +41,8 @@ from tests.engine.moving import (
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)
 
-LONG = Sampling(max_tokens=200, seed=17, ignore_eos=True)
+#: So many that a sequence still decodes when the next line of a test runs, however slow the machine.
+LONG = Sampling(max_tokens=600, seed=17, ignore_eos=True)
 
 
 def _free(engine: BenchEngine) -> int:
