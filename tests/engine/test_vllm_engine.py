@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
-from millrace.actor.engine import EngineObserved, EngineStepped
+from millrace.actor.engine import EngineEvent, EngineFailed, EngineObserved, EngineStepped
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.status import SequenceState
 from millrace.contracts.worker import Sampling, StructuredOutput
+from vllm.v1.engine.exceptions import EngineDeadError
 
+from services.worker.vllm_engine import engine as vllm_engine
+from services.worker.vllm_engine import snapshot_buffer
 from services.worker.vllm_engine.process import ENGINE_NICE
 from tests.engine import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config, reference
+from tests.unit.worker_rig import snapshot
 
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)
@@ -282,9 +289,35 @@ def test_an_idle_engine_says_nothing(engine: BenchEngine) -> None:
     assert [e for e in engine.events if not isinstance(e, EngineObserved)] == []
 
 
-async def _pause(seconds: float) -> None:
-    import asyncio
+def test_a_snapshot_that_nobody_had_read_when_the_engine_died_is_not_told_afterwards(model: Path) -> None:
+    path = snapshot_buffer.create()
+    writer = snapshot_buffer.SnapshotWriter(path)
+    engine = vllm_engine.VllmEngine(config(model))
+    events: list[EngineEvent] = []
+    dead = SimpleNamespace(pid=1, exitcode=-9)
+    core = SimpleNamespace(resources=SimpleNamespace(engine_manager=SimpleNamespace(processes=[dead])))
+    engine.__dict__.update(
+        _snapshots=snapshot_buffer.SnapshotReader(path), _llm=SimpleNamespace(engine_core=core), _listener=events.append
+    )
+    path.unlink()
 
+    async def die() -> None:
+        engine._spawn(engine._poll_when_idle())
+        engine._spawn(_broken())
+        await asyncio.sleep(0)
+        writer.write(msgspec.msgpack.encode(msgspec.structs.astuple(snapshot(1))))
+        await asyncio.sleep(3 * vllm_engine.IDLE_POLL_S)
+
+    asyncio.run(die())
+    engine._snapshots.close()
+    assert [type(event) for event in events] == [EngineFailed]
+
+
+async def _broken() -> None:
+    raise EngineDeadError
+
+
+async def _pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 

@@ -184,7 +184,7 @@ class VllmEngine:
     def _tell_added(self, active: _Active) -> None:
         if not active.told:
             active.told = True
-            self._listener(SequenceAdded(sequence=active.sequence))
+            self._say(SequenceAdded(sequence=active.sequence))
 
     def _request(self, sequence: EngineSequence) -> EngineCoreRequest:
         assert self._llm is not None, "start() first"
@@ -249,14 +249,19 @@ class VllmEngine:
         said = kv_words.decode_answer(answer)
         if isinstance(said, KvDenied) and isinstance(call.command, LeaseInEngine) and not call.command.from_block:
             self._leased.pop(said.migration, None)
-        self._listener(said)
+        self._say(said)
 
     def _deny(self, command: KvCommand, reason: KvRefusal, detail: str) -> None:
         if not isinstance(command, EndLeaseInEngine | UnreserveInEngine):
             self._answer(KvDenied(migration=command.migration, reason=reason, detail=detail))
 
     def _answer(self, event: EngineEvent) -> None:
-        asyncio.get_running_loop().call_soon(self._listener, event)
+        asyncio.get_running_loop().call_soon(self._say, event)
+
+    def _say(self, event: EngineEvent) -> None:
+        """Tells it, unless EngineFailed was the last word or the engine was stopped."""
+        if not (self._failed or self._stopping):
+            self._listener(event)
 
     # --- out
 
@@ -272,9 +277,9 @@ class VllmEngine:
         snapshot = self._new_snapshot()
         if taken or step > self._step:
             self._step = max(step, self._step)
-            self._listener(EngineStepped(step=step, at_ns=time.time_ns(), outputs=taken, snapshot=snapshot))
+            self._say(EngineStepped(step=step, at_ns=time.time_ns(), outputs=taken, snapshot=snapshot))
         elif snapshot is not None:
-            self._listener(EngineObserved(snapshot=snapshot))
+            self._say(EngineObserved(snapshot=snapshot))
 
     def _take(self, output: EngineCoreOutput) -> StepOutput | None:
         active = self._active.get(output.request_id)
@@ -319,7 +324,7 @@ class VllmEngine:
         while True:
             await asyncio.sleep(IDLE_POLL_S)
             if not self._active and (snapshot := self._new_snapshot()) is not None:
-                self._listener(EngineObserved(snapshot=snapshot))
+                self._say(EngineObserved(snapshot=snapshot))
 
     # --- the end
 
