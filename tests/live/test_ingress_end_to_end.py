@@ -113,7 +113,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_open(cluster: LocalCluster,
                         break
         else:
             with pytest.raises(httpx.ReadTimeout):
-                await client.post("/v1/completions", json=body, timeout=0.3)
+                await client.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.3))
     until = time.monotonic() + 30
     while metric(cluster, "millrace_http_gone_total") <= before or metric(cluster, "millrace_ingress_sequences_open"):
         assert time.monotonic() < until, "still open"
