@@ -96,7 +96,7 @@ def _report(kind: str, recordings: Sequence[Recording], own_pace: bool) -> None:
 
 def _pace_line(fitted: Mapping[str, EngineFit], paced: Sequence[Mapping[str, EngineFit]]) -> str:
     """How long steps took in each run, against what all runs together say of such steps."""
-    of = [{name: each.model.linear.fixed / fitted[name].model.linear.fixed for name, each in p.items()} for p in paced]
+    of = [{name: each.model.fixed / fitted[name].model.fixed for name, each in p.items()} for p in paced]
     rounds = [", ".join(f"{factor:.2f}" for factor in factors.values()) for factors in of]
     return f"steps took {'; '.join(rounds)} times what all runs together say (each engine; each round)"
 
@@ -132,11 +132,11 @@ def _compared(recording: Recording, done: Sequence[Figures]) -> list[Figures]:
 
 
 def _fit_line(fitted: EngineFit) -> str:
-    model = fitted.model.linear
+    model = fitted.model
     return (
         f"  {fitted.instance}: step = {model.fixed / 1e6:.2f} ms + {model.per_decode / 1e3:.0f} us a decode + "
         f"{model.per_prefill_token / 1e3:.0f} us a prompt token + {model.per_context_token:.0f} ns a token of context "
-        f"+ {fitted.model.per_prompted_step / 1e6:.2f} ms with a prompt, {fitted.slowdown:+.0%} beside a neighbour "
+        f"+ {model.per_prompted_step / 1e6:.2f} ms with a prompt, {fitted.slowdown:+.0%} beside a neighbour "
         f"({fitted.windows} windows; the other half: sums {fitted.sums:.3f}, mean |error| {fitted.error:.1%})"
     )
 

@@ -151,8 +151,4 @@ def told(wrong: float | str) -> dict[str, StepTimeModel]:
         return {}
     if isinstance(wrong, str):
         return {TRUTH: load_step_time(wrong)}
-    right = load_step_time(TRUTH)
-    names = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work", "per_longest_token")
-    costs = {name: getattr(right, name) * wrong for name in names}
-    bends = tuple((tokens, ns * wrong) for tokens, ns in right.bends)
-    return {TRUTH: msgspec.structs.replace(right, bends=bends, **costs)}
+    return {TRUTH: load_step_time(TRUTH).times(wrong)}

@@ -13,9 +13,8 @@ import statistics
 import sys
 from pathlib import Path
 
-import msgspec
 from millrace.enginemodel.coefficients import load_coefficients
-from millrace.enginemodel.steptime import COSTS, LinearStepTime
+from millrace.enginemodel.steptime import LinearStepTime
 from millrace.profiling import plan
 from millrace.profiling.fitting import Sample, judge
 from millrace.profiling.modelled import ModelledProfile
@@ -46,8 +45,8 @@ def _report(shape: str, name: str, seed: int) -> None:
     first, rest = rounds[: len(rounds) // 3], rounds[len(rounds) // 3 :]
     factor = statistics.median(ns / model.duration_ns(batch) for batch, ns in _samples(profiled, first))
     steps = _samples(profiled, rest)
-    errors = judge(stretched(model, factor), steps)
-    whole, each = end_to_end(profiled, rest, stretched(model, factor))
+    errors = judge(model.times(factor), steps)
+    whole, each = end_to_end(profiled, rest, model.times(factor))
     print(
         f"{shape:<8}{name:<10}{errors.steps:>7}{judge(model, steps).mean:>12.1%}{factor:>8.2f}{errors.mean:>8.1%}"
         f"{errors.median:>8.1%}{errors.bias:>+8.1%}{whole:>+10.1%}{each:>10.1%}",
@@ -57,12 +56,6 @@ def _report(shape: str, name: str, seed: int) -> None:
 
 def _samples(profiled: Profiled, rounds: list[list[RoundRecord]]) -> list[Sample]:
     return [sample(step) for repeats in rounds for step in least(repeats, profiled.steady_clock, set())]
-
-
-def stretched(model: LinearStepTime, factor: float) -> LinearStepTime:
-    """The model of a machine that is slower by a factor."""
-    costs = {name: getattr(model, name) * factor for name in COSTS}
-    return msgspec.structs.replace(model, **costs, bends=tuple((at, ns * factor) for at, ns in model.bends))
 
 
 def measure(shape: str, seed: int) -> tuple[Profiled, list[list[RoundRecord]]]:

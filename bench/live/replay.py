@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
+from millrace.enginemodel.steptime import LinearStepTime
 from millrace.sim.scenarios.observer import Finished
 from millrace.sim.scenarios.reading import scenario_of
 from millrace.sim.scenarios.running import run_scenario
@@ -22,7 +23,7 @@ from millrace.sim.scenarios.spec import ScenarioSpec
 from bench.live.halves import fitted_on
 from bench.live.neighbours import alone, slowdown, with_neighbours
 from bench.live.recording import Figures, Recording
-from bench.live.step_fit import WINDOWS_MIN, EngineStepTime, Window, bias, fit, matrix, windows
+from bench.live.step_fit import WINDOWS_MIN, Window, bias, fit, matrix, windows
 from bench.live.transit import Transit
 from services.predictor.state import parameters_of
 
@@ -36,7 +37,7 @@ class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     instance: str
-    model: EngineStepTime
+    model: LinearStepTime
     windows: int
     sums: float
     error: float
@@ -85,7 +86,7 @@ def at_own_pace(fitted: Mapping[str, EngineFit], recording: Recording) -> dict[s
     for name, found in engine_windows(recording).items():
         rows = alone([w for w in found if fitted_on(recording, w.at_ns)], fitted[name].slowdown)
         factor = 1 / bias(fitted[name].model, rows)[0] if len(rows) >= WINDOWS_MIN else 1.0
-        own[name] = msgspec.structs.replace(fitted[name], model=fitted[name].model.scaled(factor))
+        own[name] = msgspec.structs.replace(fitted[name], model=fitted[name].model.times(factor))
     return own
 
 

@@ -14,8 +14,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
-from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
 from millrace.enginemodel.steptime import LinearStepTime
 from scipy.optimize import nnls
 
@@ -46,27 +44,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     def features(self) -> tuple[float, ...]:
         """In the order of a linear set's coefficients."""
         return (self.steps, self.decodes, self.prefill_tokens, self.context_tokens, self.prefill_work, self.prompted)
-
-
-class EngineStepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A linear set, and what a step costs more in which any prompt is computed, ns.
-
-    Short prompts show it: with some twenty tokens each, a batch that is put together anew costs more than the tokens.
-    """
-
-    linear: LinearStepTime
-    per_prompted_step: float = 0.0
-
-    def scaled(self, factor: float) -> EngineStepTime:
-        """All of it so many times as long."""
-        costs = {name: getattr(self.linear, name) * factor for name in _COSTS}
-        linear = msgspec.structs.replace(self.linear, **costs)
-        return EngineStepTime(linear=linear, per_prompted_step=self.per_prompted_step * factor)
-
-    def cost(self, parameters: EngineParameters) -> StepCost:
-        """In integers."""
-        curve = CostCurve(starts=(0,), values_fs=(round(self.per_prompted_step * FS_PER_NS),), slopes_fs=(0,))
-        return msgspec.structs.replace(self.linear.cost(parameters), prefill_work=(curve,))
 
 
 def windows(snapshots: Iterable[StatusSnapshot], outputs: Mapping[str, int]) -> list[Window]:
@@ -134,7 +111,7 @@ def _decoded(first: SequenceStatus | None, output_tokens: int) -> int:
     return output_tokens - before - (1 if before == 0 and output_tokens > 0 else 0)
 
 
-def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> EngineStepTime:
+def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> LinearStepTime:
     """Least squares on the windows' whole times: the sum of all steps comes out right, late ones included.
 
     Args:
@@ -149,7 +126,7 @@ def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> EngineSte
         raise ValueError(f"{len(rows)} windows between snapshots are too few for step times; {WINDOWS_MIN} are needed")
     features, walls = matrix(rows)
     own = np.eye(features.shape[1])
-    basis = own if base is None else np.stack([values(EngineStepTime(linear=base)), own[0], own[1], own[-1]])
+    basis = own if base is None else np.stack([values(base), own[0], own[1], own[-1]])
     # Each window weighs by its length: a pause of the machine counts as it is, and does not turn the others' slopes.
     weights = 1 / np.sqrt(walls)
     weighted = (features @ basis.T) * weights[:, None]
@@ -158,27 +135,30 @@ def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> EngineSte
     solution = (nnls(weighted / norms, walls * weights)[0] / norms) @ basis
     solution *= walls.sum() / max(1.0, float((features @ solution).sum()))
     fixed, decode, prefill, context, work, prompted = (float(value) for value in solution)
-    linear = LinearStepTime(
-        fixed=fixed, per_decode=decode, per_prefill_token=prefill, per_context_token=context, per_prefill_work=work
+    return LinearStepTime(
+        fixed=fixed,
+        per_decode=decode,
+        per_prefill_token=prefill,
+        per_context_token=context,
+        per_prefill_work=work,
+        per_prompted_step=prompted,
     )
-    return EngineStepTime(linear=linear, per_prompted_step=prompted)
 
 
-def bias(model: EngineStepTime, rows: Sequence[Window]) -> tuple[float, float]:
+def bias(model: LinearStepTime, rows: Sequence[Window]) -> tuple[float, float]:
     """Of windows that were not fitted: the sum of predicted over the sum of measured times, and mean |error|."""
     features, walls = matrix(rows)
     told = features @ values(model)
     return float(told.sum() / walls.sum()), float((np.abs(told - walls) / walls).mean())
 
 
-#: Coefficients in the order of a window's features; the cost of a step with a prompt comes after them.
-_COSTS = ("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work")
+#: Coefficients in the order of a window's features.
+_COSTS = (*("fixed", "per_decode", "per_prefill_token", "per_context_token", "per_prefill_work", "per_prompted_step"),)
 
 
-def values(model: EngineStepTime) -> npt.NDArray[np.float64]:
+def values(model: LinearStepTime) -> npt.NDArray[np.float64]:
     """Costs in the order of a window's features, ns."""
-    costs = [getattr(model.linear, name) for name in _COSTS]
-    return np.array([*costs, model.per_prompted_step], dtype=np.float64)
+    return np.array([getattr(model, name) for name in _COSTS], dtype=np.float64)
 
 
 def matrix(rows: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

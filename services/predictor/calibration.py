@@ -233,7 +233,7 @@ def run_ns(cost: StepCost, last: BatchComposition, steps: int) -> float:
 
 
 def fit(rows: np.ndarray) -> LinearStepTime:
-    """Least squares over rows of (1, decodes, prefill tokens, context, prefill work, duration in ns).
+    """Least squares over rows of (1, decodes, prefill tokens, context, prefill work, any prompt, duration in ns).
 
     Each row is weighted so that relative errors count. Steps far off the first fit are left out of the second.
     """
@@ -243,9 +243,14 @@ def fit(rows: np.ndarray) -> LinearStepTime:
     usual = (ratio < FIT_OUTLIER_RATIO) & (ratio > 1 / FIT_OUTLIER_RATIO)
     if usual.sum() >= FIT_STEPS_MIN // 2 and not usual.all():
         coefficients = _solve(rows[usual])
-    fixed, decode, prefill, context, work = (float(value) for value in coefficients)
+    fixed, decode, prefill, context, work, prompted = (float(value) for value in coefficients)
     return LinearStepTime(
-        fixed=fixed, per_decode=decode, per_prefill_token=prefill, per_context_token=context, per_prefill_work=work
+        fixed=fixed,
+        per_decode=decode,
+        per_prefill_token=prefill,
+        per_context_token=context,
+        per_prefill_work=work,
+        per_prompted_step=prompted,
     )
 
 
@@ -264,8 +269,15 @@ def _solve(rows: np.ndarray) -> np.ndarray:
     return np.asarray(solution / norms)
 
 
-def _features(batch: BatchComposition) -> tuple[float, float, float, float]:
-    return float(batch.decodes), float(batch.prefill_tokens), float(batch.context_tokens), batch.prefill_work
+def _features(batch: BatchComposition) -> tuple[float, ...]:
+    prompted = 1.0 if batch.prefill_tokens else 0.0
+    return (
+        float(batch.decodes),
+        float(batch.prefill_tokens),
+        float(batch.context_tokens),
+        batch.prefill_work,
+        prompted,
+    )
 
 
 def _computed(batch: BatchComposition) -> bool:

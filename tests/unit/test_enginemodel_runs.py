@@ -115,6 +115,7 @@ def draw(rng: Random) -> tuple[EngineParameters, LinearStepTime, list[tuple[int,
         per_prefill_token=rng.uniform(0, 3e4),
         per_context_token=rng.choice((0.0, 777.7)),
         per_longest_token=rng.choice((0.0, 0.0, 20_000.1)),
+        per_prompted_step=rng.choice((0.0, 1.25e6)),
     )
     gap_ns = rng.choice((2, 15, 120)) * MILLISECOND
     plan: list[tuple[int, Any]] = []

@@ -22,7 +22,7 @@ from bench.live.recording import Figures, Recording, figures
 from bench.live.replay import at_own_pace, fits, trace_rows
 from bench.live.runs import Campaign, order
 from bench.live.statistics import errors, ordered, ranks, spread
-from bench.live.step_fit import EngineStepTime, bias, fit, windows
+from bench.live.step_fit import bias, fit, windows
 from bench.live.transit import INTO_MIN, transit
 from models.training.tasks import held_out
 
@@ -157,12 +157,12 @@ def test_step_times_come_back_out_of_snapshots_that_skip_most_steps() -> None:
     sums, error = bias(fitted, found[half:])
     assert sums == pytest.approx(1.0, abs=0.03)
     assert error < 0.1
-    assert fitted.linear.fixed == pytest.approx(TRUTH.fixed, rel=0.15)
-    assert fitted.linear.per_decode == pytest.approx(TRUTH.per_decode, rel=0.25)
+    assert fitted.fixed == pytest.approx(TRUTH.fixed, rel=0.15)
+    assert fitted.per_decode == pytest.approx(TRUTH.per_decode, rel=0.25)
 
 
 def test_what_a_step_with_a_prompt_costs_besides_its_tokens_comes_out_too() -> None:
-    snapshots, outcomes = run_of_an_engine(300, EngineStepTime(linear=TRUTH, per_prompted_step=2e6))
+    snapshots, outcomes = run_of_an_engine(300, msgspec.structs.replace(TRUTH, per_prompted_step=2e6))
     found = windows(snapshots, {f"{o.request}.0": sum(o.output_tokens) for o in outcomes})
     assert fit(found).per_prompted_step == pytest.approx(2e6, rel=0.3)
     assert fit(found, TRUTH).per_prompted_step == pytest.approx(2e6, rel=0.3)
@@ -288,11 +288,11 @@ def test_the_way_into_a_batch_is_told_by_those_who_came_too_late_for_it() -> Non
 
 
 def test_a_run_on_a_slower_machine_is_told_by_its_own_pace() -> None:
-    usual, slow = recorded(300), recorded(300, EngineStepTime(linear=TRUTH).scaled(1.5))
+    usual, slow = recorded(300), recorded(300, TRUTH.times(1.5))
     fitted = fits([usual])
-    own = at_own_pace(fitted, slow)["w0"].model.linear
-    assert own.fixed / fitted["w0"].model.linear.fixed == pytest.approx(1.5, rel=0.05)
-    assert own.per_decode / fitted["w0"].model.linear.per_decode == pytest.approx(1.5, rel=0.05)
+    own = at_own_pace(fitted, slow)["w0"].model
+    assert own.fixed / fitted["w0"].model.fixed == pytest.approx(1.5, rel=0.05)
+    assert own.per_decode / fitted["w0"].model.per_decode == pytest.approx(1.5, rel=0.05)
     idle = msgspec.structs.replace(slow, snapshots=[])
     assert at_own_pace(fitted, idle)["w0"].model == fitted["w0"].model
 

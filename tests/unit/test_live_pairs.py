@@ -18,7 +18,6 @@ from bench.live.recording import Figures
 from bench.live.rehearse import capacity_per_s, rehearsal_lines, rehearsed, simulated
 from bench.live.replay import EngineFit, replay, scenario
 from bench.live.rig import worker_words
-from bench.live.step_fit import EngineStepTime
 from bench.live.transit import Transit
 from bench.live_policies import add_options, campaign_of
 from services.predictor.state import parameters_of
@@ -154,7 +153,7 @@ def test_each_worker_is_told_its_own_and_one_without_settings_nothing() -> None:
 
 def test_a_replay_has_the_limits_and_step_times_of_each_engine(tmp_path: Path) -> None:
     recording = rehearsed(LOAD, policy="round_robin", records=RECORDS, number=0)
-    fast, slow = (EngineStepTime(linear=LinearStepTime(fixed=fixed)) for fixed in (1e6, 2e7))
+    fast, slow = (LinearStepTime(fixed=fixed) for fixed in (1e6, 2e7))
     fitted = {
         record.instance: EngineFit(instance=record.instance, model=model, windows=0, sums=1.0, error=0.0)
         for record, model in zip(RECORDS, (fast, slow), strict=True)

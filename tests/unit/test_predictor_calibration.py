@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason
 from millrace.contracts.status import BatchComposition, StatusSnapshot
@@ -168,6 +169,15 @@ def test_steps_that_a_stopped_process_made_long_do_not_spoil_a_fit() -> None:
     assert calibration.kin.cost is not None
     for batch, duration_ns in steps(rng, 30):
         assert calibration.kin.cost.duration_fs(batch) / 1e6 == pytest.approx(duration_ns, rel=0.25)
+
+
+def test_a_fit_finds_what_any_prompt_costs_besides_its_tokens() -> None:
+    truth = msgspec.structs.replace(TRUTH, per_prompted_step=4e6)
+    calibration = Calibration(Kin(None, PARAMETERS))
+    learn(calibration, [(batch, truth.duration_ns(batch)) for batch, _ in steps(random.Random(6), 400)])
+    assert calibration.kin.cost is not None
+    short = BatchComposition(decodes=1, prefills=1, prefill_tokens=2, context_tokens=42, prefill_work=2.0)
+    assert calibration.kin.cost.duration_fs(short) / 1e6 == pytest.approx(truth.duration_ns(short), rel=0.02)
 
 
 # in the actor

@@ -17,6 +17,7 @@ from millrace.profiling.fitting import fit, judge, with_longest
 from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.records import (
     PlannedSequence,
+    Profiled,
     Round,
     RoundRecord,
     StepRecord,
@@ -25,10 +26,32 @@ from millrace.profiling.records import (
 from millrace.profiling.writing import write
 
 TRUE = LinearStepTime(
-    fixed=1_000_000, per_decode=20_000, per_prefill_token=5_000, per_context_token=100, per_prefill_work=8
+    fixed=1_000_000,
+    per_decode=20_000,
+    per_prefill_token=5_000,
+    per_context_token=100,
+    per_prefill_work=8,
+    per_prompted_step=300_000,
 )
 LIMITS = EngineParameters(max_model_len=512, max_sequences=8, token_budget=256, blocks_total=200, prefix_caching=False)
 EFFORT = plan.Effort(output_tokens=6, prompt_tokens_max=1024, mixed_rounds=1)
+
+
+class Rounds:
+    """An engine of which only the order of rounds is of interest."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def profiled(self) -> Profiled:
+        return Profiled(model="none", hardware="none", engine="none", parameters=LIMITS)
+
+    def run(self, load: Round) -> RoundRecord:
+        self.ran.append(load.name)
+        return RoundRecord(round=load, steps=[])
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 def measured(*, noise: float = 0.0, model: LinearStepTime = TRUE) -> profile.Profile:
@@ -65,6 +88,25 @@ def test_a_profile_finds_the_coefficients_of_the_engine_it_measures() -> None:
     assert found.per_decode == pytest.approx(TRUE.per_decode, rel=0.05)
     assert found.per_prefill_token == pytest.approx(TRUE.per_prefill_token, rel=0.1)
     assert found.per_context_token == pytest.approx(TRUE.per_context_token, rel=0.05)
+    assert found.per_prompted_step == pytest.approx(TRUE.per_prompted_step, rel=0.1)
+
+
+def test_what_any_prompt_costs_is_left_out_of_a_fit_that_is_not_asked_for_it() -> None:
+    samples = [(step.batch, float(step.ns)) for step in measured().steps]
+
+    assert fit(samples).per_prompted_step == 0
+    assert judge(fit(samples, prompted=True), samples).mean < judge(fit(samples), samples).mean
+
+
+def test_repeats_of_a_round_are_a_pass_apart() -> None:
+    engine, told = Rounds(), []
+    planned = [Round(name=name, sequences=()) for name in ("a", "b")]
+
+    records = profile.passes(engine, planned, 3, lambda done, total: told.append((done, total)))
+
+    assert engine.ran == ["a", "b", "a", "b", "a", "b"]
+    assert [[record.round.name for record in repeats] for repeats in records] == [["a"] * 3, ["b"] * 3]
+    assert (told[0], told[-1]) == ((0, 6), (6, 6))
 
 
 def test_noise_in_the_measurement_shows_in_the_errors_and_hardly_in_the_model() -> None:
@@ -156,6 +198,7 @@ def test_a_profile_writes_a_file_that_loads_as_the_same_model_and_what_it_was_ma
     assert load_step_time(str(parameters)) == found.model
     content = json.loads(measurements.read_text())
     assert len(content["steps"]) == len(found.steps)
+    assert found.model.per_prompted_step > 0
     assert {"normalised_latency_ns", "batch_size", "context_tokens_sum"} <= set(content["sequences"][0])
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_coefficients
@@ -41,11 +42,30 @@ def test_the_longest_sequence_decides_where_it_takes_longer_than_the_sum() -> No
     assert model.duration_ns(skewed) == 1000 + 3 * 370
 
 
+def test_a_step_with_any_prompt_costs_once_more_however_many_prompts_there_are() -> None:
+    model = LinearStepTime(fixed=1000, per_prefill_token=1, per_prefill_work=2, per_prompted_step=70)
+
+    two = BatchComposition(
+        decodes=3, prefills=2, prefill_tokens=8, prefill_work=16.0, context_tokens=40, prefill_context_tokens=8
+    )
+
+    assert _prompt(model, 5) == 1000 + 70 + 5
+    assert model.duration_ns(two) == 1000 + 70 + 8 + 2 * 16
+    assert model.duration_ns(BatchComposition(decodes=3, context_tokens=40)) == 1000
+
+
+def test_a_machine_that_takes_twice_as_long_does_so_for_all_of_it() -> None:
+    model = LinearStepTime(fixed=1000, per_prefill_token=3, per_prompted_step=70, bends=((4, 10.0), (8, -10.0)))
+
+    assert _prompt(model.times(2), 30) == 2 * _prompt(model, 30)
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
         ({"fixed": -1.0}, "fixed"),
         ({"fixed": 1.0, "per_decode": float("nan")}, "per_decode"),
+        ({"fixed": 1.0, "per_prompted_step": -1.0}, "per_prompted_step"),
         ({"fixed": 1.0, "per_context_token": float("inf")}, "per_context_token"),
         ({"fixed": 1.0, "bends": ((8, -1.0),)}, "bends"),
         ({"fixed": 1.0, "bends": ((8, 2.0), (16, -3.0))}, "bends"),
@@ -72,12 +92,14 @@ def _prompt(model: LinearStepTime, tokens: int) -> int:
 
 def test_a_group_of_gpus_divides_the_work_and_adds_all_reduces() -> None:
     group = TensorParallel(ways=4, layers=2, hidden=500, latency=100.0, bytes_per_second=1e12, undivided=200.0)
-    model = LinearStepTime(fixed=1000, per_decode=40, per_context_token=4, bends=((1, 80.0),), parallel=group)
+    costs = LinearStepTime(fixed=1000, per_decode=40, per_context_token=4, per_prompted_step=7, bends=((1, 80.0),))
+    model = msgspec.structs.replace(costs, parallel=group)
 
     step = model.duration_ns(BatchComposition(decodes=3, context_tokens=30, longest_context=10))
 
     all_reduces = 2 * 2 * (100 + 3 * 2 * 500 / 1e12 * 1e9)
     assert step == 200 + 800 / 4 + 3 * 40 / 4 + 30 * 4 / 4 + 2 * 80 / 4 + all_reduces
+    assert model.shared(group).per_prompted_step == 7  # the host's work, which each does whole
 
 
 def test_a_group_of_one_gpu_costs_what_the_gpu_costs() -> None:

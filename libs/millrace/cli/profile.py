@@ -73,7 +73,7 @@ def _profiled(arguments: argparse.Namespace) -> profile.Profile:
     try:
         rounds = plan.rounds(engine.profiled().parameters, effort, arguments.seed)
         with _bar() as bar:
-            task = bar.add_task("rounds", total=len(rounds))
+            task = bar.add_task("rounds", total=len(rounds) * arguments.repeats)
             return profile.run(engine, rounds, options, lambda done, total: bar.update(task, completed=done))
     finally:
         engine.close()

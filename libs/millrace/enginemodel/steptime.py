@@ -20,6 +20,7 @@ COSTS = (
     "per_context_token",
     "per_prefill_work",
     "per_longest_token",
+    "per_prompted_step",
 )
 
 
@@ -51,7 +52,8 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A step's time as a sum of what it does, each with a cost in ns.
 
     ``T = fixed + per_decode·decodes + per_prefill_token·prefill_tokens + per_prefill_work·prefill_work +
-    max(per_context_token·context_tokens, per_longest_token·longest_context) + Σ bends``.
+    max(per_context_token·context_tokens, per_longest_token·longest_context) + Σ bends``, and ``per_prompted_step`` once
+    if any prompt token is among it.
 
     Attributes:
         fixed: ns of any step (c0): launching, weights read once.
@@ -61,6 +63,8 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         per_prefill_work: ns for each token² of prompt attention (c4).
         per_longest_token: ns for each token of the longest decoding sequence: what unequal lengths in one batch cost.
             0 where that was not measured, or costs nothing.
+        per_prompted_step: ns that a step costs more in which any prompt is computed, however short: the batch is put
+            together anew, and attention takes another path.
         bends: Pairs (tokens, ns), tokens rising: each token computed beyond so many, of prompts or decodes, costs so
             much more, or less where ns is below 0, down to what it costs without bends. This is how a roofline bends:
             weights are read once for few tokens and for many.
@@ -73,6 +77,7 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     per_context_token: float = 0.0
     per_prefill_work: float = 0.0
     per_longest_token: float = 0.0
+    per_prompted_step: float = 0.0
     bends: tuple[tuple[int, float], ...] = ()
     parallel: TensorParallel | None = None
     provenance: Provenance | None = None
@@ -101,10 +106,14 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             longest_token=_fs(model.per_longest_token),
             prefill_half_work=_fs(model.per_prefill_work / 2),
             tokens=_bent(model.bends) if model.bends else None,
+            prefill_work=(_flat(model.per_prompted_step),) if model.per_prompted_step else (),
         )
 
     def shared(self, group: TensorParallel) -> LinearStepTime:
-        """The same engine on a group of GPUs: each does its part of the work, and all wait for all-reduces."""
+        """The same engine on a group of GPUs: each does its part of the work, and all wait for all-reduces.
+
+        What a step with a prompt costs more is the host's work, which each does whole.
+        """
         ways = group.ways
         undivided = min(group.undivided, self.fixed)
         return msgspec.structs.replace(
@@ -119,6 +128,12 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             parallel=None,
         )
 
+    def times(self, factor: float) -> LinearStepTime:
+        """The same on a machine that takes so many times as long."""
+        costs = {name: getattr(self, name) * factor for name in COSTS}
+        bends = tuple((tokens, ns * factor) for tokens, ns in self.bends)
+        return msgspec.structs.replace(self, **costs, bends=bends)
+
     def duration_ns(self, batch: BatchComposition) -> int:
         """Time of one step, ns: for fits and for people."""
         return self.cost(EngineParameters()).duration_fs(batch) // FS_PER_NS
@@ -132,6 +147,11 @@ class ConstantStepTime(msgspec.Struct, frozen=True):
     def cost(self, parameters: EngineParameters) -> StepCost:
         """One fixed cost."""
         return StepCost(fixed=self.step_ns * FS_PER_NS)
+
+
+def _flat(ns: float) -> CostCurve:
+    """The curve that costs the same everywhere: of prompt work, what any prompt costs."""
+    return CostCurve(starts=(0,), values_fs=(_fs(ns),), slopes_fs=(0,))
 
 
 def _bent(bends: tuple[tuple[int, float], ...]) -> CostCurve:

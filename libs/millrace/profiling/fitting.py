@@ -20,6 +20,9 @@ LONGEST_GAIN = 0.03
 #: Rounds of reweighting from squares to absolute values.
 ROUNDS = 15
 
+#: Column of what any prompt costs.
+PROMPTED = 5
+
 Sample = tuple[BatchComposition, float]
 
 
@@ -66,7 +69,9 @@ def held_out(samples: list[Sample], *, share: float = 1 / 3, seed: int = 0) -> t
     return fitted, [sample for sample, out in zip(samples, chosen, strict=True) if out]
 
 
-def fit(samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = False) -> LinearStepTime:
+def fit(
+    samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = False, prompted: bool = False
+) -> LinearStepTime:
     """The model with the least squared relative errors; with ``absolute`` the least absolute ones.
 
     Squares suit figures without outliers. Where a machine is disturbed now and then, absolute errors keep a few slow
@@ -76,19 +81,22 @@ def fit(samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = 
         samples: (composition, ns), at least as many as there are coefficients.
         bends: Numbers of tokens where the time per token may change; never below what it is for few tokens.
         absolute: See above.
+        prompted: Fit too what a step with any prompt costs besides; else 0.
     """
-    if len(samples) < 6 + len(bends):
+    if len(samples) < 7 + len(bends):
         raise ValueError(f"{len(samples)} steps are too few to fit {6 + len(bends)} coefficients")
     rows = np.array([_features(batch, bends) for batch, _ in samples], dtype=float)
+    rows[:, PROMPTED] *= prompted
     times = np.array([ns for _, ns in samples], dtype=float)
     solution = non_negative(rows / times[:, None], rounds=ROUNDS if absolute else 1)
-    fixed, decode, prompt, context, work, *steeper = (float(f"{value:.4g}") for value in solution)
+    fixed, decode, prompt, context, work, whole, *steeper = (float(f"{value:.4g}") for value in solution)
     return LinearStepTime(
         fixed=fixed,
         per_decode=decode,
         per_prefill_token=prompt,
         per_context_token=context,
         per_prefill_work=work,
+        per_prompted_step=whole,
         bends=_bent(bends, steeper),
     )
 
@@ -128,7 +136,9 @@ def _features(batch: BatchComposition, bends: tuple[int, ...]) -> list[float]:
     tokens = batch.decodes + batch.prefill_tokens
     ends = [*bends[1:], max(tokens, bends[-1])] if bends else []
     within = [min(max(0, tokens - at), end - at) for at, end in zip(bends, ends, strict=True)]
-    return [1.0, batch.decodes, batch.prefill_tokens, batch.context_tokens, batch.prefill_work, *within]
+    prompted = 1.0 if batch.prefill_tokens else 0.0
+    linear = [1.0, batch.decodes, batch.prefill_tokens, batch.context_tokens, batch.prefill_work, prompted]
+    return [*linear, *within]
 
 
 def _bent(bends: tuple[int, ...], steepness: list[float]) -> tuple[tuple[int, float], ...]:

@@ -1,4 +1,8 @@
-"""A profile: runs all rounds on an engine, keeps of each step the least disturbed time, fits, and judges."""
+"""A profile: runs all rounds on an engine, keeps of each step the least disturbed time, fits, and judges.
+
+Repeats are passes over all rounds, not the same round again at once: what disturbs a machine lasts for tens of steps,
+so that two runs of a round in a row are disturbed alike.
+"""
 
 from __future__ import annotations
 
@@ -67,18 +71,26 @@ def run(engine: ProfilePort, planned: list[Round], options: Options, progress: C
     """Measures and fits.
 
     Args:
-        progress: Told rounds done and rounds in all.
+        progress: Told rounds done and rounds in all, repeats counted.
 
     Raises:
         ValueError: too few steps to fit.
     """
     profiled = engine.profiled()
-    records = []
-    for number, load in enumerate(planned):
-        progress(number, len(planned))
-        records.append([engine.run(load) for _ in range(options.repeats)])
-    progress(len(planned), len(planned))
-    return fitted(profiled, records, options)
+    return fitted(profiled, passes(engine, planned, options.repeats, progress), options)
+
+
+def passes(
+    engine: ProfilePort, planned: list[Round], repeats: int, progress: Callable[[int, int], None]
+) -> list[list[RoundRecord]]:
+    """Each round's repeats, so many seconds apart as all rounds take."""
+    records: list[list[RoundRecord]] = [[] for _ in planned]
+    whole = repeats * len(planned)
+    for number in range(whole):
+        progress(number, whole)
+        records[number % len(planned)].append(engine.run(planned[number % len(planned)]))
+    progress(whole, whole)
+    return records
 
 
 def fitted(profiled: Profiled, records: list[list[RoundRecord]], options: Options) -> Profile:
@@ -86,7 +98,7 @@ def fitted(profiled: Profiled, records: list[list[RoundRecord]], options: Option
     out = held_out_rounds([repeats[0].round.name for repeats in records], options.seed)
     measured = [step for repeats in records for step in least(repeats, profiled.steady_clock, out)]
     training = [sample(step) for step in measured if not step.held_out]
-    model = with_longest(fit(training, bends=BENDS, absolute=True), training)
+    model = with_longest(fit(training, bends=BENDS, absolute=True, prompted=True), training)
     errors = judge(model, [sample(step) for step in measured if step.held_out])
     sequences = [each for repeats in records for each in sequence_records(repeats[0], cpu=profiled.steady_clock)]
     return Profile(
