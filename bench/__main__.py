@@ -1,8 +1,9 @@
 """Runs a figure by name: ``python -m bench NAME [ARGUMENTS]``; without a name, lists them.
 
 Every module of this folder that has a ``main()`` is a figure; the first line of its docstring says what it measures.
-Each run prints machine, commit and
-seed first (``bench.stamp``), then a table; ``--save`` appends both to ``bench/RESULTS.md``.
+Each run prints machine, commit and seed first (``bench.stamp``), then a table; ``--save`` puts both into the figure's
+section in ``bench/results/``, in place of the run before (``bench.saving``); ``--save='NAME WORDS'`` into the section
+with that heading.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import sys
 from pathlib import Path
 
+from bench.saving import command_of, file_of, saved, section_of
 from bench.stamp import stamp
 
 HERE = Path(__file__).parent
@@ -30,14 +32,16 @@ def main(words: list[str]) -> int:
     if name not in figures:
         print(f"bench: no figure {name!r}; there are: {', '.join(figures)}", file=sys.stderr)
         return 2
-    save = "--save" in rest
-    sys.argv = [f"bench {name}", *(word for word in rest if word != "--save")]
+    asked = [word for word in rest if word == "--save" or word.startswith("--save=")]
+    rest = [word for word in rest if word not in asked]
+    sys.argv = [f"bench {name}", *rest]
     print(stamp())
     output = io.StringIO()
     with contextlib.redirect_stdout(_Tee(output)):
         code = importlib.import_module(f"bench.{name}").main() or 0
-    if save and code == 0:
-        _save(name, output.getvalue())
+    if asked and code == 0:
+        title = asked[-1].partition("=")[2] or section_of(name, rest)
+        _save(title, command_of(name, rest), output.getvalue())
     return int(code)
 
 
@@ -63,11 +67,15 @@ def _summary(path: Path) -> str:
     return text.splitlines()[0] if has_main and text and path.stem != "__main__" else ""
 
 
-def _save(name: str, output: str) -> None:
-    results = HERE / "RESULTS.md"
-    with results.open("a") as file:
-        file.write(f"\n### {name}\n\n{stamp()}\n\n```\n{output.strip()}\n```\n")
-    print(f"bench: appended to {results.name}")
+def _save(title: str, command: str, output: str) -> None:
+    folder = HERE / "results"
+    files = {path.name: path.read_text() for path in sorted(folder.glob("*.md"))}
+    name = file_of(title, files)
+    text = saved(files.get(name, ""), title=title, command=command, stamp=stamp(), output=output)
+    (folder / name).write_text(text)
+    print(
+        f"bench: saved as section {title!r} of {folder.name}/{name}; read what it says below the table, and RESULTS.md"
+    )
 
 
 if __name__ == "__main__":
