@@ -4,8 +4,8 @@ The rounds have another seed than those that the sets were fitted on, and run se
 after the other. How fast this machine is at the moment is one factor, which predictors learn while they run: the first
 third of the rounds gives it here, the rest is judged with it. Three errors, since equal steps differ on a machine that
 is shared: of steps as they came, beside what the median of the other passes would have been off (about the best that
-can be had); of the least time of each step, which is the model's own error; of sums over 50 steps, which is what forecasts
-are made of. All in processor time; ``wall`` says how much longer the steps took by the clock.
+can be had); of the least time of each step, which is the model's own error; of sums over 50 steps, which is what
+forecasts are made of. All in processor time; ``wall`` says how much longer the steps took by the clock.
 """
 
 from __future__ import annotations
