@@ -373,6 +373,14 @@ def test_a_snapshot_that_cannot_be_changes_nothing(wrong: dict[str, Any], why: s
     assert predictor.ask().others == 1
 
 
+def test_a_refused_snapshot_is_said_once_with_its_instance_and_why() -> None:
+    predictor = served()
+    said = [effect for step in (9, 10, 11) for effect in predictor.send(snapshot(blocks_free=-1, step=step))]
+    assert [(effect.event, effect.fields) for effect in said if isinstance(effect, Log)] == [
+        ("snapshot_refused", {"instance": "w0", "why": "absurd"})
+    ]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
