@@ -10,7 +10,7 @@ import matplotlib
 from millrace.profiling.profile import Measured, Profile
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 
 KINDS = ("decode", "prompt", "mixed")
 COLOURS = {"decode": "#1f77b4", "prompt": "#d62728", "mixed": "#2ca02c"}
@@ -54,6 +54,8 @@ def _against(axes: Any, profile: Profile) -> None:
     ends = [min(step.ns for step in profile.steps) / NS_PER_MS, max(step.ns for step in profile.steps) / NS_PER_MS]
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="model, ms", title="steps")
+    _plain(axes.xaxis)
+    _plain(axes.yaxis)
     axes.legend(fontsize=8)
 
 
@@ -66,6 +68,7 @@ def _residuals(axes: Any, profile: Profile) -> None:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="measured, ms", ylabel="model too long by, %", title="residuals, held out")
     axes.set_ylim(-60, 60)
+    _plain(axes.xaxis)
     axes.legend(fontsize=8)
 
 
@@ -86,4 +89,13 @@ def _decodes(axes: Any, profile: Profile) -> None:
     axes.set(
         xscale="log", yscale="log", xlabel="mean context, tokens", ylabel="ms", title="decode steps (lines: model)"
     )
+    _plain(axes.xaxis)
+    _plain(axes.yaxis)
     axes.legend(fontsize=8)
+
+
+def _plain(axis: Any) -> None:
+    """Marks 1, 2 and 5 of each decade of a logarithmic axis, as plain numbers: powers overlap where decades are few."""
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(ticker.NullFormatter())
