@@ -68,7 +68,7 @@ def random_parameters(rng: random.Random) -> EngineParameters:
 
 
 def random_snapshot(rng: random.Random, parameters: EngineParameters) -> StatusSnapshot:
-    """Running sequences hold what they have computed, now and then one block more."""
+    """Running sequences hold what they have computed, now and then one block more; some came with their KV and wait."""
     running: list[SequenceStatus] = []
     held = 0
     for index in range(rng.randrange(min(parameters.max_sequences, 12) + 1)):
@@ -78,6 +78,11 @@ def random_snapshot(rng: random.Random, parameters: EngineParameters) -> StatusS
         held += status.blocks
         running.append(status)
     waiting = [random_waiting(rng, parameters, index) for index in range(rng.choice((0, 0, 1, 4, 10)))]
+    for index in range(rng.choice((0, 0, 0, 1, 1, 3))):
+        status = random_arrived(rng, parameters, index)
+        if held + status.blocks <= parameters.blocks_total:
+            held += status.blocks
+            waiting.insert(rng.choice((index, rng.randrange(len(waiting) + 1))), status)
     return StatusSnapshot(
         instance="i",
         incarnation=1,
@@ -116,6 +121,18 @@ def random_waiting(rng: random.Random, parameters: EngineParameters, index: int)
     prompt, output, limit = random_lengths(rng, parameters)
     state = SequenceState.PREEMPTED if output else SequenceState.WAITING
     return SequenceStatus(f"waiting{index}.0", state, prompt, 0, output, limit, 0, AT_NS - 1, random_expectation(rng))
+
+
+def random_arrived(rng: random.Random, parameters: EngineParameters, index: int) -> SequenceStatus:
+    """One that came with its KV, or most of it; now and then without room for all its tokens, which no engine keeps."""
+    prompt, output, limit = random_lengths(rng, parameters)
+    total = prompt + output
+    computed = rng.choice((total - 1, total - 1, total, rng.randrange(total)))
+    blocks = -(-total // parameters.block_size) + rng.choice((0, 0, 0, 1, -1))
+    expected = random_expectation(rng)
+    return SequenceStatus(
+        f"arrived{index}.0", SequenceState.WAITING, prompt, computed, output, limit, blocks, AT_NS - 1, expected
+    )
 
 
 def random_lengths(rng: random.Random, parameters: EngineParameters) -> tuple[int, int, int]:

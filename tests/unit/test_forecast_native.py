@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from millrace.contracts.status import BatchComposition
+from millrace.contracts.status import BatchComposition, SequenceStatus
 from millrace.enginemodel.forecast import NATIVE, Forecaster, LengthRule, OutrunPlusTen, SurvivalMean, forecast
 from millrace.enginemodel.forecast.native import NativeCost
 from millrace.enginemodel.forecast.scaling import scaled
@@ -69,6 +69,16 @@ def test_the_random_states_reach_what_is_rare() -> None:
     assert sum(answer.others_delay_ns < 0 for answer in answers) > 0
     assert sum(case.cost.longest_token > 0 for case in cases) > 60
     assert sum(bool(case.cost.decode_context) for case in cases) > 60
+    beside_prompts = [case for case in cases if _came(case) and any(map(_prompt_left, case.snapshot.running))]
+    assert len(beside_prompts) > 15
+
+
+def _came(case: Case) -> bool:
+    return any(status.computed_tokens and status.blocks for status in case.snapshot.waiting)
+
+
+def _prompt_left(status: SequenceStatus) -> bool:
+    return status.computed_tokens < status.prompt_tokens - 1
 
 
 @pytest.mark.parametrize("seed", range(60))

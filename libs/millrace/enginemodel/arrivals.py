@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millrace.actor.engine import KvDenied, KvRoomReserved, ReserveInEngine
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
+from millrace.contracts.status import SequenceState
 from millrace.enginemodel.scheduler import Scheduler
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.kvcache.chain import extend_chain
@@ -117,7 +118,9 @@ class Arrivals:
         return True
 
     def adopt(self, sequence: ModelledSequence, handover: KvHandover) -> int:
-        """Lets a sequence run on what was read for it; what is missing is computed like a prompt. The reservation ends.
+        """Gives a sequence what was read for it; what is missing is computed like a prompt. The reservation ends.
+
+        With no block that is good, or no room for all of it, it waits like any other and is computed anew.
 
         Returns: tokens whose KV it brought.
         """
@@ -127,6 +130,13 @@ class Arrivals:
         kept = reservation.blocks[: -(-sequence.total // block_size)]
         pool.release(reservation.blocks[len(kept) :])
         computed = reservation.known_tokens(min(handover.computed_tokens, sequence.total - 1), block_size)
+        missing = -(-sequence.total // block_size) - len(kept)
+        sequence.state = SequenceState.WAITING
+        if not computed or missing > pool.free:
+            pool.release(kept)
+            self._scheduler.add(sequence)
+            return 0
+        kept += pool.take(missing, after=kept[-1])
         self._scheduler.adopt(sequence, kept, computed=computed, named=min(reservation.matched, len(kept)))
         return computed
 

@@ -100,8 +100,8 @@ class ModelledEngine:
     # Moving
 
     def expect(self, source: EngineSequence) -> str | None:
-        """Takes a sequence whose last blocks are still being read into its reservation: ``moves.arrive`` lets it run.
-        Returns None, or why it is refused.
+        """Takes a sequence whose last blocks are still being read into its reservation: ``moves.arrive`` puts it before
+        those that wait. Returns None, or why it is refused.
         """
         refusal = self._refusal(source)
         if refusal is None:
@@ -200,7 +200,7 @@ class ModelledEngine:
         first = BatchComposition(decodes=len(scheduler.running), context_tokens=context, longest_context=longest)
         run = DecodeRun(self.cost, first, begins_ns=now_ns, remainder_fs=self._remainder_fs)
         run.limit(steps, span_ns)
-        run.steps = scheduler.steps_with_blocks(run.steps)
+        run.steps = scheduler.steps_with_blocks(scheduler.running, run.steps)
         return run if run.steps > 1 else None
 
     def interrupt(self, now_ns: int) -> int | None:
@@ -376,7 +376,7 @@ class ModelledEngine:
             step=self._step,
             at_ns=now_ns,
             running=statuses(scheduler.running) + self.moves.standing(),
-            waiting=statuses(scheduler.waiting),
+            waiting=statuses(scheduler.arrived) + statuses(scheduler.waiting),
             blocks_free=scheduler.pool.free,
             blocks_total=scheduler.pool.blocks_total,
             preemptions=scheduler.preemptions,
@@ -388,7 +388,8 @@ class ModelledEngine:
         """Raises AssertionError where the state contradicts itself."""
         self.scheduler.check_invariants()
         self.moves.check_invariants()
-        known = (*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.frozen)
+        scheduler = self.scheduler
+        known = (*scheduler.running, *scheduler.waiting, *scheduler.arrived, *scheduler.frozen)
         here = {sequence.sequence for sequence in known} | set(self.moves.coming)
         assert here == set(self._sequences), "scheduler and engine know different sequences"
 

@@ -53,7 +53,9 @@ class KvMoves:
     def look(self, blocks: list[int]) -> list[KvContent]:
         """What is in these blocks now; empty where contents are not kept. O(blocks without a name)."""
         contents, scheduler = self._scheduler.contents, self._scheduler
-        return [] if contents is None else contents.look(blocks, (*scheduler.running, *scheduler.frozen))
+        if contents is None:
+            return []
+        return contents.look(blocks, (*scheduler.running, *scheduler.arrived, *scheduler.frozen))
 
     def wrote(self, blocks: list[int], contents: list[KvContent]) -> None:
         """A read brought this into these blocks."""
@@ -65,12 +67,10 @@ class KvMoves:
         sequence.state = None
         self.coming[sequence.sequence] = sequence
 
-    def arrive(self, source: EngineSequence, now_ns: int) -> int:
-        """Lets an expected sequence run on the KV that was read for it. Returns tokens that need not be computed."""
+    def arrive(self, source: EngineSequence) -> int:
+        """Gives an expected sequence the KV that was read for it. Returns tokens that need not be computed."""
         assert source.handover is not None
-        sequence = self.coming.pop(source.sequence)
-        sequence.scheduled_ns = now_ns
-        return self.arrivals.adopt(sequence, source.handover)
+        return self.arrivals.adopt(self.coming.pop(source.sequence), source.handover)
 
     def standing(self) -> list[SequenceStatus]:
         """What a snapshot says of those that have a place and are in no step: the frozen, and those that come, of
@@ -88,7 +88,8 @@ class KvMoves:
     def accounting(self) -> KvAccounting:
         """Where every block is. O(blocks held)."""
         scheduler = self._scheduler
-        held = {block for sequence in (*scheduler.running, *scheduler.frozen) for block in sequence.blocks}
+        here = (*scheduler.running, *scheduler.arrived, *scheduler.frozen)
+        held = {block for sequence in here for block in sequence.blocks}
         aside = {block for blocks in scheduler.aside.values() for block in blocks}
         return KvAccounting(
             total=scheduler.pool.blocks_total,

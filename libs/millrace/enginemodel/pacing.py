@@ -101,7 +101,7 @@ class PacedEngine:
         if self._ended:
             return
         self._cut()
-        self.engine.moves.arrive(source, self._clock.now_ns())
+        self.engine.moves.arrive(source)
         self._say(SequenceAdded(sequence=source.sequence))
         self._wake()
 

@@ -7,47 +7,40 @@ places last, after a look into the prefix cache. README.md tells the rules in fu
 vLLM itself.
 
 A frozen sequence keeps its blocks and its place in the batch, and is in no step. Room set aside for a sequence to come
-from another engine is blocks and a place, too.
+from another engine is blocks and a place, too. One that has come keeps both until the next step: it is admitted before
+all that wait, and prompts under way leave it a token of the budget.
 
 Invariants: the blocks of all sequences, those set aside and the free ones make up the pool; a waiting sequence holds no
-block; running, frozen and set aside are never more than ``max_sequences``; no step exceeds the token budget.
+block; running, arrived, frozen and set aside are never more than ``max_sequences``; no step exceeds the token budget.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from millrace.contracts.status import SequenceState
 from millrace.enginemodel.batch import Batch
+from millrace.enginemodel.block_tables import BlockTables
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 from millrace.enginemodel.queue import WaitingQueue, waiting_queue
 from millrace.enginemodel.sequence import ScheduledSequence
-from millrace.kvcache.pool import BlockPool
-from millrace.kvcache.segment_pool import SegmentPool
-
-if TYPE_CHECKING:
-    from millrace.enginemodel.contents import KvContents
 
 
-class Scheduler:
+class Scheduler(BlockTables):
     """Sole owner of the running list, the waiting queue and the block pool of one engine.
 
     Attributes:
+        arrived: Sequences that came with their KV and were in no step yet; they hold blocks, and each a place.
         frozen: Sequences that stand still, with the index in ``running`` that each had.
         aside: Blocks for sequences to come, by migration.
-        contents: What is in the blocks; None where nobody looks.
     """
 
     def __init__(self, parameters: EngineParameters) -> None:
-        self.parameters = parameters
-        kind = SegmentPool if parameters.segments else BlockPool
-        self.pool: BlockPool = kind(parameters.blocks_total, caching=parameters.prefix_caching)
+        super().__init__(parameters)
         self.running: list[ScheduledSequence] = []
         self.waiting: WaitingQueue = waiting_queue(parameters.policy)
         self.preemptions = 0
+        self.arrived: WaitingQueue = waiting_queue(parameters.policy)
         self.frozen: dict[ScheduledSequence, int] = {}
         self.aside: dict[str, list[int]] = {}
-        self.contents: KvContents | None = None
 
     def add(self, sequence: ScheduledSequence) -> None:
         """Puts a new sequence into the waiting queue."""
@@ -60,23 +53,29 @@ class Scheduler:
         elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
         elif sequence.state is not None:
-            self.waiting.remove(sequence)
+            (self.arrived if sequence.blocks else self.waiting).remove(sequence)
         sequence.state = None
         self._release(sequence)
 
     def has_work(self) -> bool:
         """Whether any sequence is here that does not stand still."""
-        return bool(self.running) or len(self.waiting) > 0
+        return bool(self.running) or len(self.waiting) > 0 or len(self.arrived) > 0
 
     def schedule(self) -> Batch:
         """Forms the next step. An empty batch means that there is nothing to compute now."""
         batch = Batch()
-        budget = self._schedule_running(batch)
-        if not batch.preempted and budget > 0 and len(self.waiting):
-            self._admit_waiting(batch, budget)
+        self._form(batch)
+        if batch.preempted and not batch.sequences:
+            self._form(batch)  # the only one that ran made room: that step computes nothing, and the next one follows
         if self.parameters.async_scheduling:
             _note_in_flight(batch)
         return batch
+
+    def _form(self, batch: Batch) -> None:
+        preempted, threshold = len(batch.preempted), self._chunk_limit()
+        budget = self._schedule_running(batch, threshold)
+        if len(batch.preempted) == preempted and budget > 0 and (len(self.waiting) or len(self.arrived)):
+            self._admit(batch, budget, threshold)
 
     def settle(self, sequence: ScheduledSequence) -> bool:
         """Async scheduling only: says that a step of this sequence ended, before its token is appended.
@@ -97,7 +96,10 @@ class Scheduler:
     # Moving (leases.py, arrivals.py)
 
     def places(self) -> int:
-        """How many sequences may run beside those that do."""
+        """How many sequences may run beside those that do, or have a place already."""
+        return self._places_for_arrived() - len(self.arrived)
+
+    def _places_for_arrived(self) -> int:
         held = len(self.running) + len(self.frozen) + len(self.aside)
         return self.parameters.max_sequences - held
 
@@ -112,15 +114,14 @@ class Scheduler:
         self.running.insert(self.frozen.pop(sequence), sequence)
 
     def adopt(self, sequence: ScheduledSequence, blocks: list[int], *, computed: int, named: int) -> None:
-        """Lets a sequence run whose KV came from elsewhere.
+        """Takes a sequence whose KV came from elsewhere.
 
         Args:
-            blocks: Held for it already, and its own from now on.
-            computed: Tokens whose KV is in them.
+            blocks: Held for it already, and its own from now on; enough for all its tokens.
+            computed: Tokens whose KV is in them, at least 1.
             named: So many of them came out of the prefix index.
         """
-        self.running.append(sequence)
-        sequence.state = SequenceState.RUNNING
+        self.arrived.append(sequence)
         sequence.blocks = blocks
         sequence.slots = len(blocks) * self.parameters.block_size
         sequence.named_blocks = named
@@ -140,30 +141,15 @@ class Scheduler:
         """
         running = len(self.running)
         budget = self.parameters.token_budget - running
-        if not running or budget < 0:
+        if not running or budget < 0 or len(self.arrived):
             return False
         if not len(self.waiting) or budget == 0 or self.places() <= 0:
             return True
         if self.parameters.prefix_caching:
             return False
         sequence = self.waiting.first()
-        count = self._first_chunk(sequence, 0, budget)
+        count = self._first_chunk(sequence, 0, budget, self._chunk_limit())
         return count == 0 or not self._fits(sequence, [], count)
-
-    def steps_with_blocks(self, steps: int) -> int:
-        """How many decode steps of all running sequences, at most ``steps``, find the blocks that they need."""
-        block_size, free = self.parameters.block_size, self.pool.free
-        if len(self.running) * -(-steps // block_size) <= free:
-            return steps
-        spare = [sequence.slots - sequence.computed for sequence in self.running]
-        low, high = 0, steps
-        while low < high:
-            middle = (low + high + 1) // 2
-            if sum(-(-(middle - slots) // block_size) for slots in spare if middle > slots) <= free:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def advance_decodes(self, steps: int) -> None:
         """Computes ``steps`` tokens of every running sequence, whose tokens are there already, with the blocks that
@@ -196,10 +182,9 @@ class Scheduler:
 
     # Running sequences
 
-    def _schedule_running(self, batch: Batch) -> int:
+    def _schedule_running(self, batch: Batch, threshold: int) -> int:
         """Gives running sequences their tokens. Returns what is left of the budget."""
         budget = self.parameters.token_budget
-        threshold = self._chunk_limit()
         running = self.running
         index = 0
         while index < len(running) and budget > 0:
@@ -241,8 +226,23 @@ class Scheduler:
 
     def _chunk_limit(self) -> int:
         """Longest prompt chunk in this step, 0 for no bound: a sequence alone has nobody to hold up."""
-        alone = len(self.running) + len(self.waiting) <= 1
-        return 0 if alone else self.parameters.long_prefill_token_threshold
+        arrived = len(self.arrived)
+        alone = len(self.running) + len(self.waiting) + arrived <= 1
+        threshold = 0 if alone else self.parameters.long_prefill_token_threshold
+        return self._chunk_beside(arrived, threshold) if arrived else threshold
+
+    def _chunk_beside(self, arrived: int, threshold: int) -> int:
+        """The same beside so many sequences that came with their KV: each is left a token of the budget, as those that
+        decode are, and the prompts under way share the rest.
+
+        Source: ``MovingMixin`` of the worker's vLLM scheduler; vLLM by itself gives a prompt all that is left.
+        """
+        prompts = sum(sequence.total - sequence.computed > 1 for sequence in self.running)
+        if not prompts:
+            return threshold
+        others = len(self.running) - prompts + arrived
+        chunk = max(1, (self.parameters.token_budget - others) // prompts)
+        return min(threshold or chunk, chunk)
 
     def _preempt_one(self, batch: Batch, index: int) -> tuple[ScheduledSequence, bool, int]:
         """Preempts one running sequence.
@@ -273,29 +273,50 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.put_back(sequence)
 
-    # Waiting sequences
+    # Sequences to be admitted
 
-    def _admit_waiting(self, batch: Batch, budget: int) -> None:
-        """Admits from the head of the queue until budget, places or blocks are used up."""
-        threshold = self._chunk_limit()  # as it stood before the first admission
-        while budget > 0 and len(self.waiting) and self.places() > 0:
-            sequence = self.waiting.first()
-            hits = self._prefix_hits(sequence)
-            computed = self._cached_tokens(sequence, hits)
-            count = self._first_chunk(sequence, computed, budget, threshold)
-            if count == 0 or not self._fits(sequence, hits, computed + count):
+    def _admit(self, batch: Batch, budget: int, threshold: int) -> None:
+        """Admits those that came with their KV, then from the queue's head, until budget, places or blocks are gone."""
+        while budget > 0 and self._places_for_arrived() > 0:
+            if len(self.arrived):
+                count = self._admit_arrived(batch, budget, threshold)
+            elif len(self.waiting):
+                count = self._admit_waiting(batch, budget, threshold)
+            else:
                 break
-            self._admit(sequence, hits, computed)
-            self._grow(sequence, computed + count)
-            batch.put(sequence, count)
+            if count == 0:
+                break
             batch.admitted += 1
             budget -= count
 
-    def _first_chunk(
-        self, sequence: ScheduledSequence, computed: int, budget: int, threshold: int | None = None
-    ) -> int:
+    def _admit_arrived(self, batch: Batch, budget: int, threshold: int) -> int:
+        """Admits the first one that came with its KV. Returns how many tokens of it, 0 where it waits."""
+        sequence = self.arrived.first()
+        count = self._first_chunk(sequence, sequence.computed, budget, threshold)
+        if count == 0 or self._watermark() > self.pool.free:  # the blocks themselves it has
+            return 0
+        self.arrived.pop()
+        self.running.append(sequence)
+        sequence.state = SequenceState.RUNNING
+        self._grow(sequence, sequence.computed + count)
+        batch.put(sequence, count)
+        return count
+
+    def _admit_waiting(self, batch: Batch, budget: int, threshold: int) -> int:
+        """Admits the first one that waits. Returns how many tokens of it, 0 where it does not fit."""
+        sequence = self.waiting.first()
+        hits = self._prefix_hits(sequence)
+        computed = self._cached_tokens(sequence, hits)
+        count = self._first_chunk(sequence, computed, budget, threshold)
+        if count == 0 or not self._fits(sequence, hits, computed + count):
+            return 0
+        self._start(sequence, hits, computed)
+        self._grow(sequence, computed + count)
+        batch.put(sequence, count)
+        return count
+
+    def _first_chunk(self, sequence: ScheduledSequence, computed: int, budget: int, threshold: int) -> int:
         """Tokens of a waiting sequence that a step with this budget would compute, 0 for none."""
-        threshold = self._chunk_limit() if threshold is None else threshold
         count = sequence.total - computed
         if 0 < threshold < count:
             count = threshold
@@ -320,10 +341,13 @@ class Scheduler:
         if parameters.reserve_full_prompt:
             tokens = max(tokens, min(sequence.total, parameters.max_model_len))
         needed = -(-tokens // parameters.block_size) - len(hits) + self.pool.unreferenced(hits)
-        watermark = parameters.watermark_blocks if self.running else 0
-        return needed + watermark <= self.pool.free
+        return needed + self._watermark() <= self.pool.free
 
-    def _admit(self, sequence: ScheduledSequence, hits: list[int], computed: int) -> None:
+    def _watermark(self) -> int:
+        """Blocks that an admission leaves free."""
+        return self.parameters.watermark_blocks if self.running else 0
+
+    def _start(self, sequence: ScheduledSequence, hits: list[int], computed: int) -> None:
         self.waiting.pop()
         self.running.append(sequence)
         self.pool.share(hits)
@@ -337,49 +361,22 @@ class Scheduler:
         if self.contents is not None:
             self.contents.found(sequence, computed)
 
-    # Blocks
-
-    def _grow(self, sequence: ScheduledSequence, end: int) -> None:
-        """Gives a sequence blocks for ``end`` tokens, which are free, and names those that this step fills."""
-        block_size = self.parameters.block_size
-        missing = -(-(end - sequence.slots) // block_size)
-        if missing > 0:
-            sequence.blocks += self.pool.take(missing, after=sequence.blocks[-1] if sequence.blocks else -1)
-            sequence.slots += missing * block_size
-        self._name_blocks(sequence, min(end, sequence.total))
-
-    def _name_blocks(self, sequence: ScheduledSequence, tokens: int) -> None:
-        """Enters full blocks into the prefix index, up to ``tokens`` of known content."""
-        if not self.parameters.prefix_caching:
-            return
-        block_size = self.parameters.block_size
-        for index in range(sequence.named_blocks, tokens // block_size):
-            self.pool.name(sequence.blocks[index], sequence.block_hash(index, block_size))
-            if self.contents is not None:
-                self.contents.filled(sequence, index)
-            sequence.named_blocks = index + 1
-
-    def _release(self, sequence: ScheduledSequence) -> None:
-        if self.contents is not None:
-            self.contents.left(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.slots = 0
-        sequence.named_blocks = 0
-
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself."""
         self.pool.check_invariants()
-        here = [*self.running, *self.frozen]
+        here = [*self.running, *self.frozen, *self.arrived]
         held = {block for sequence in here for block in sequence.blocks}
         held.update(block for blocks in self.aside.values() for block in blocks)
         assert len(held) + self.pool.free == self.pool.blocks_total, "a block is lost"
         assert self.places() >= 0, "more sequences than places"
         for sequence in here:
-            assert sequence.state is SequenceState.RUNNING
             assert sequence.slots == len(sequence.blocks) * self.parameters.block_size
             assert sequence.computed <= sequence.slots
             assert not self.parameters.prefix_caching or sequence.total == len(sequence.token_ids)
+        assert all(sequence.state is SequenceState.RUNNING for sequence in (*self.running, *self.frozen))
+        for sequence in self.arrived:
+            assert sequence.state is SequenceState.WAITING
+            assert 0 < sequence.computed < sequence.total <= sequence.slots, "came without its KV, or without room"
         for sequence in self.waiting:
             assert sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
             assert not sequence.blocks, "a waiting sequence holds blocks"

@@ -24,6 +24,7 @@ from types import ModuleType
 MODULES = (
     "millrace.actor.histograms",
     "millrace.enginemodel.batch",
+    "millrace.enginemodel.block_tables",
     "millrace.enginemodel.engine",
     "millrace.enginemodel.forecast.future_sequence",
     "millrace.enginemodel.pacing",

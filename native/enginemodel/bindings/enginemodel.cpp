@@ -95,7 +95,8 @@ public:
             const std::int64_t hit = cached ? (*cached)[index++] : 0;
             if (sequence.end <= sequence.total) continue;
             sequence.cached = static_cast<std::int32_t>(counted(hit, 0, "cached", sequence.total - 1));
-            future.restore_waiting(sequence);
+            const std::int64_t computed = counted(fields_.read(status.ptr(), COMPUTED), 0, "computed_tokens");
+            future.restore_waiting(sequence, computed, blocks_of(status));
         }
     }
 
@@ -137,6 +138,7 @@ public:
         loaded_ = false;
         std::int64_t blocks = counted(blocks_free, 0, "blocks_free");
         for (nb::handle status : running) blocks += reader_.blocks_of(status);
+        for (nb::handle status : waiting) blocks += reader_.blocks_of(status);
         reader_.restore(forecaster_.restart(blocks), running, waiting, finals, cached);
         forecaster_.restored();
         loaded_ = true;

@@ -42,6 +42,12 @@ struct Queued {
     std::int32_t cached = 0;  // of `total`, found in the prefix cache when it is admitted
 };
 
+// One that came with its KV and was in no step yet.
+struct Arrived {
+    Queued sequence;  // `cached`: computed tokens
+    std::int64_t blocks;
+};
+
 struct Arrival {
     Fs at;
     Queued sequence;
@@ -89,7 +95,8 @@ public:
 
     // Building the state of the snapshot.
     void restore_running(const Queued& sequence, std::int64_t computed, std::int64_t blocks);
-    void restore_waiting(const Queued& sequence);
+    // One that has computed tokens, and blocks for all of them, came with its KV.
+    void restore_waiting(const Queued& sequence, std::int64_t computed, std::int64_t blocks);
     void restored();
 
     // Sorts a sequence in that comes at `at`, behind those that come at the same time.
@@ -109,15 +116,21 @@ public:
     Watch watch;
 
 private:
-    bool has_work() const { return running_.size() > 0 || !waiting_.empty(); }
+    bool has_work() const { return running_.size() > 0 || !waiting_.empty() || !arrived_.empty(); }
     void join();
     void begin(const StepCost& cost);
     void complete();
-    std::int64_t schedule_running(Composition& batch, bool& preempted);
-    void admit_waiting(Composition& batch, std::int64_t budget);
+    bool form(Composition& batch);
+    std::int64_t schedule_running(Composition& batch, std::int64_t threshold, bool& preempted);
+    void admit(Composition& batch, std::int64_t budget, std::int64_t threshold);
+    std::int64_t admit_arrived(Composition& batch, std::int64_t budget, std::int64_t threshold);
+    std::int64_t admit_waiting(Composition& batch, std::int64_t budget, std::int64_t threshold);
+    std::int64_t first_chunk(const Queued& head, std::int64_t budget, std::int64_t threshold) const;
     void put(std::size_t index, std::int64_t count, Composition& batch);
     void preempt_last();
     std::int64_t chunk_limit() const;
+    std::int64_t chunk_beside_arrived(std::int64_t threshold) const;
+    std::int64_t watermark() const { return running_.size() > 0 ? watermark_blocks_ : 0; }
     bool fits(const Queued& head, std::int64_t tokens) const;
     bool jump(const StepCost& cost, Fs until, bool bounded);
     bool head_is_held_up() const;
@@ -142,7 +155,8 @@ private:
     bool stepped_ = false;
 
     Running running_;
-    std::vector<Queued> waiting_;  // head at the back
+    std::vector<Queued> waiting_;    // head at the back
+    std::vector<Arrived> arrived_;  // head at the back
     std::vector<Arrival> arrivals_;
     std::size_t next_ = 0;  // of arrivals_
 

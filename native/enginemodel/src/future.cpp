@@ -47,12 +47,22 @@ void Future::restore_running(const Queued& sequence, std::int64_t computed, std:
     ++others_;
 }
 
-void Future::restore_waiting(const Queued& sequence) {
-    waiting_.push_back(sequence);
+void Future::restore_waiting(const Queued& sequence, std::int64_t computed, std::int64_t blocks) {
     ++others_;
+    if (computed <= 0 || limits_.blocks_for(sequence.total) > blocks) {
+        waiting_.push_back(sequence);
+        return;
+    }
+    arrived_.push_back({sequence, blocks});
+    const std::int64_t last = sequence.total - 1;
+    arrived_.back().sequence.cached = static_cast<std::int32_t>(std::min(computed, last));
+    free_ -= blocks;
 }
 
-void Future::restored() { std::reverse(waiting_.begin(), waiting_.end()); }
+void Future::restored() {
+    std::reverse(waiting_.begin(), waiting_.end());
+    std::reverse(arrived_.begin(), arrived_.end());
+}
 
 void Future::arrive(Fs at, const Queued& sequence) {
     const auto first = arrivals_.begin() + static_cast<std::ptrdiff_t>(next_);
@@ -107,15 +117,23 @@ void Future::join() {
 void Future::begin(const StepCost& cost) {
     Composition batch;
     longest_ = 0;
-    bool preempted = false;
-    const std::int64_t budget = schedule_running(batch, preempted);
-    if (!preempted && budget > 0 && !waiting_.empty()) admit_waiting(batch, budget);
+    const auto empty = [&batch] { return batch.decodes + batch.prefills == 0; };
+    if (form(batch) && empty()) form(batch);  // the only one that ran made room: the next step follows at once
     batch.longest_context = longest_;
-    if (batch.decodes + batch.prefills == 0) throw std::logic_error("an engine with work computes nothing");
+    if (empty()) throw std::logic_error("an engine with work computes nothing");
     if (watch.active()) watch.blocks_peak = std::max(watch.blocks_peak, blocks_total_ - free_);
     began_ = clock_;
     ends_ = clock_ + cost.duration(batch);
     under_way_ = stepped_ = true;
+}
+
+// Returns whether somebody was preempted: then nobody is admitted.
+bool Future::form(Composition& batch) {
+    bool preempted = false;
+    const std::int64_t threshold = chunk_limit();
+    const std::int64_t budget = schedule_running(batch, threshold, preempted);
+    if (!preempted && budget > 0) admit(batch, budget, threshold);
+    return preempted;
 }
 
 void Future::complete() {
@@ -145,14 +163,23 @@ void Future::complete() {
 }
 
 std::int64_t Future::chunk_limit() const {
-    const bool alone = running_.size() + waiting_.size() <= 1;
+    const bool alone = running_.size() + waiting_.size() + arrived_.size() <= 1;
     const std::int64_t threshold = alone ? 0 : limits_.long_prefill_token_threshold;
-    return threshold > 0 ? threshold : std::numeric_limits<std::int64_t>::max();
+    const std::int64_t chunk = threshold > 0 ? threshold : std::numeric_limits<std::int64_t>::max();
+    return arrived_.empty() ? chunk : chunk_beside_arrived(chunk);
 }
 
-std::int64_t Future::schedule_running(Composition& batch, bool& preempted) {
+// Those that came with their KV are left a token each, as those that decode are; the prompts under way share the rest.
+std::int64_t Future::chunk_beside_arrived(std::int64_t threshold) const {
+    const std::int64_t prompts = std::count_if(running_.missing.begin(), running_.missing.end(),
+                                               [](std::int32_t missing) { return missing > 1; });
+    if (prompts == 0) return threshold;
+    const std::int64_t others = static_cast<std::int64_t>(running_.size() + arrived_.size()) - prompts;
+    return std::min(threshold, std::max<std::int64_t>(1, (limits_.token_budget - others) / prompts));
+}
+
+std::int64_t Future::schedule_running(Composition& batch, std::int64_t threshold, bool& preempted) {
     std::int64_t budget = limits_.token_budget;
-    const std::int64_t threshold = chunk_limit();
     for (std::size_t index = 0; index < running_.size() && budget > 0; ++index) {
         const std::int32_t total = running_.total[index];
         if (running_.missing[index] == 1 && total <= running_.slots[index] && total > running_.prompt[index]) {
@@ -205,30 +232,54 @@ void Future::put(std::size_t index, std::int64_t count, Composition& batch) {
     }
 }
 
-void Future::admit_waiting(Composition& batch, std::int64_t budget) {
-    const std::int64_t threshold = chunk_limit();
-    while (budget > 0 && !waiting_.empty() && static_cast<std::int64_t>(running_.size()) < limits_.max_sequences) {
-        const std::int64_t cached = waiting_.back().cached;
-        std::int64_t count = std::min(waiting_.back().total - cached, threshold);
-        if (count > budget) {
-            if (!limits_.chunked_prefill) break;
-            count = budget;
+void Future::admit(Composition& batch, std::int64_t budget, std::int64_t threshold) {
+    while (budget > 0 && static_cast<std::int64_t>(running_.size()) < limits_.max_sequences) {
+        std::int64_t count = 0;
+        if (!arrived_.empty()) {
+            count = admit_arrived(batch, budget, threshold);
+        } else if (!waiting_.empty()) {
+            count = admit_waiting(batch, budget, threshold);
         }
-        if (!fits(waiting_.back(), cached + count)) break;
-        running_.push(waiting_.back());
-        waiting_.pop_back();
-        const std::int64_t blocks = limits_.blocks_for(cached + count);
-        free_ -= blocks;
-        running_.slots.back() = blocks * limits_.block_size;
-        put(running_.size() - 1, count, batch);
+        if (count == 0) break;
         budget -= count;
     }
 }
 
+// Admits the first one that came with its KV. Returns how many tokens of it, 0 where it waits.
+std::int64_t Future::admit_arrived(Composition& batch, std::int64_t budget, std::int64_t threshold) {
+    const std::int64_t count = first_chunk(arrived_.back().sequence, budget, threshold);
+    if (count == 0 || watermark() > free_) return 0;  // the blocks themselves it has
+    running_.push(arrived_.back().sequence);
+    running_.slots.back() = arrived_.back().blocks * limits_.block_size;
+    arrived_.pop_back();
+    put(running_.size() - 1, count, batch);
+    return count;
+}
+
+// Admits the first one that waits. Returns how many tokens of it, 0 where it does not fit.
+std::int64_t Future::admit_waiting(Composition& batch, std::int64_t budget, std::int64_t threshold) {
+    const std::int64_t cached = waiting_.back().cached;
+    const std::int64_t count = first_chunk(waiting_.back(), budget, threshold);
+    if (count == 0 || !fits(waiting_.back(), cached + count)) return 0;
+    running_.push(waiting_.back());
+    waiting_.pop_back();
+    const std::int64_t blocks = limits_.blocks_for(cached + count);
+    free_ -= blocks;
+    running_.slots.back() = blocks * limits_.block_size;
+    put(running_.size() - 1, count, batch);
+    return count;
+}
+
+// Tokens of one that is not running yet that a step with this budget would compute, 0 for none.
+std::int64_t Future::first_chunk(const Queued& head, std::int64_t budget, std::int64_t threshold) const {
+    const std::int64_t count = std::min<std::int64_t>(head.total - head.cached, threshold);
+    if (count <= budget) return count;
+    return limits_.chunked_prefill ? budget : 0;
+}
+
 bool Future::fits(const Queued& head, std::int64_t tokens) const {
     if (limits_.reserve_full_prompt) tokens = std::max(tokens, std::min<std::int64_t>(head.total, limits_.max_model_len));
-    const std::int64_t watermark = running_.size() > 0 ? watermark_blocks_ : 0;
-    return limits_.blocks_for(tokens) + watermark <= free_;
+    return limits_.blocks_for(tokens) + watermark() <= free_;
 }
 
 // Runs of equal steps
@@ -238,6 +289,7 @@ bool Future::fits(const Queued& head, std::int64_t tokens) const {
 bool Future::jump(const StepCost& cost, Fs until, bool bounded) {
     const std::size_t size = running_.size();
     if (size == 0 || irregular_ != 0 || static_cast<std::int64_t>(size) > limits_.token_budget) return false;
+    if (!arrived_.empty()) return false;
     if (!waiting_.empty() && !head_is_held_up()) return false;
     const std::int32_t* const total = running_.total.data();
     const std::int32_t* const end = running_.end.data();
@@ -273,13 +325,8 @@ bool Future::head_is_held_up() const {
     const std::int64_t size = static_cast<std::int64_t>(running_.size());
     const std::int64_t budget = limits_.token_budget - size;
     if (budget <= 0 || size >= limits_.max_sequences) return true;
-    const std::int64_t cached = waiting_.back().cached;
-    std::int64_t count = std::min(waiting_.back().total - cached, chunk_limit());
-    if (count > budget) {
-        if (!limits_.chunked_prefill) return true;
-        count = budget;
-    }
-    return !fits(waiting_.back(), cached + count);
+    const std::int64_t count = first_chunk(waiting_.back(), budget, chunk_limit());
+    return count == 0 || !fits(waiting_.back(), waiting_.back().cached + count);
 }
 
 // Most of so many steps for which there are blocks.

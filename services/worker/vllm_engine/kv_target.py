@@ -89,7 +89,8 @@ class Reservations:
             return denied(command, KvRefusal.INVALID, "reserved already")
         if command.blocks < 1:
             return denied(command, KvRefusal.INVALID, f"{command.blocks} blocks wanted")
-        if len(self._scheduler.running) >= self._scheduler.max_num_active_reqs:
+        here = len(self._scheduler.running) + len(self._scheduler.kv_holding_waiting)
+        if here >= self._scheduler.max_num_active_reqs:
             return denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
         prefix = self._cached_prefix(command.token_ids) if match_prefix else []
         prefix = prefix[: command.blocks]
@@ -166,7 +167,8 @@ class Reservations:
             tokens = max(0, min(arrival.handover.computed_tokens, request.num_tokens - 1))
             self._read_rest(held, arrival, -(-tokens // self._block_tokens), ranks)
             tokens = min(tokens, held.good_prefix() * self._block_tokens)
-        if tokens:
+        # Who waits with its blocks is preempted by nobody: without room for all its tokens it might wait for ever.
+        if tokens and self._grow(held, -(-request.num_tokens // self._block_tokens)):
             self._adopt(request, held, tokens)
         else:
             self._pool.free_blocks(reversed(held.blocks))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from millrace.contracts.kv import KvHandover, KvRefusal
 from tests.contract.engine.harness import (
     BLOCK_SIZE,
     BLOCKS_TOTAL,
+    MAX_MODEL_LEN,
     MAX_SEQUENCES,
     VOCABULARY,
     Harness,
@@ -126,6 +128,17 @@ def handover(source: Harness, stopped: SequenceStopped, **changes: Any) -> Engin
 def spoilt(checksums: list[list[int]]) -> list[list[int]]:
     """Those of other bytes in the last block."""
     return [[*rank[:-1], rank[-1] ^ 1] for rank in checksums]
+
+
+def steps_until(engine: Harness, since: int, found: Callable[[Any], bool] = lambda _: False) -> int:
+    """Steps told since then, before the first event of that kind."""
+    before = itertools.takewhile(lambda event: not found(event), engine.events[since:])
+    return sum(isinstance(event, EngineStepped) for event in before)
+
+
+def gives(name: str, event: Any) -> bool:
+    """Whether this is a step that gave a sequence tokens."""
+    return isinstance(event, EngineStepped) and any(output.sequence == name for output in event.outputs)
 
 
 class Move:
@@ -559,6 +572,28 @@ def test_a_full_batch_has_no_place_for_another_or_lets_it_wait(pair: Pair) -> No
     name = decoding(pair.source, 20)
     room = reserve(pair.source, pair.target, name, "full-1", blocks=2)
     assert isinstance(room, KvRoomReserved) or room.reason is KvRefusal.NO_BLOCKS
+
+
+def test_who_comes_while_long_prompts_are_computed_decodes_beside_them(pair: Pair) -> None:
+    """A prompt could take each step's whole budget, and all after it wait: who came with its KV has its token first."""
+    under_way = [came_beside_prompts(pair, steps_before=steps) for steps in range(4)]
+    assert any(under_way), "the prompts were computed each time before it came"
+
+
+def came_beside_prompts(pair: Pair, *, steps_before: int) -> bool:
+    """Moves a sequence while a row of prompts, four steps each, is computed. Returns whether some were left by then."""
+    name = decoding(pair.source, 40)
+    move = Move(pair.source, pair.target, name).prepare().round().stop()
+    target, since = pair.target, len(pair.target.events)
+    crowd = [target.add(prompt(MAX_MODEL_LEN - 6), max_tokens=1) for _ in range(MAX_SEQUENCES - 1)]
+    target.until(lambda: steps_until(target, since) >= steps_before, "chunks of the first prompt")
+    assert move.commit().tokens() == unmoved(pair.source, pair.source.given[name])
+    for other in crowd:
+        target.finish(other)
+    added = steps_until(target, since, lambda event: getattr(event, "sequence", "") == name)
+    decoded, answered = (steps_until(target, since, partial(gives, each)) for each in (name, crowd[-1]))
+    assert decoded <= added + 2, "one step may have been under way, and told before the word that it was added"
+    return answered > added + 4
 
 
 # What goes wrong at the end is computed again

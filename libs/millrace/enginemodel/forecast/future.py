@@ -125,10 +125,10 @@ def sequences_of(placement: Placement, origin_ns: int, lengths: Lengths) -> list
 def counting(parameters: EngineParameters, snapshot: StatusSnapshot) -> EngineParameters:
     """The engine as far as counts go: first come first served, no prefix index, one step at a time.
 
-    Its blocks are the free ones and those of each running sequence (shared ones count for each), and no fewer than
-    one sequence of ``max_model_len`` needs, so that the future always ends.
+    Its blocks are the free ones and those of each sequence (shared ones count for each), and no fewer than one sequence
+    of ``max_model_len`` needs, so that the future always ends.
     """
-    blocks = snapshot.blocks_free + sum(status.blocks for status in snapshot.running)
+    blocks = snapshot.blocks_free + sum(status.blocks for status in (*snapshot.running, *snapshot.waiting))
     return msgspec.structs.replace(
         parameters,
         blocks_total=max(blocks, -(-parameters.max_model_len // parameters.block_size)),
@@ -143,21 +143,31 @@ def _restore(
 ) -> list[FutureSequence]:
     """Puts the snapshot's sequences into an empty scheduler. Those at their end are left out, their blocks are free."""
     running = [(status, sequence) for status in snapshot.running if (sequence := _living(status, lengths)) is not None]
-    waiting = []
-    for status in snapshot.waiting:
-        if (sequence := _living(status, lengths)) is not None:
-            sequence.cached_tokens = cached_of(status, cached)
-            waiting.append(sequence)
+    waiting = [(status, sequence) for status in snapshot.waiting if (sequence := _living(status, lengths)) is not None]
     for status, sequence in running:
-        # Where steps are scheduled ahead, the one under way counts as computed already.
-        sequence.computed = min(status.computed_tokens, sequence.total - 1)
         sequence.state = SequenceState.RUNNING
-        sequence.blocks = scheduler.pool.take(status.blocks)
-        sequence.slots = status.blocks * scheduler.parameters.block_size
+        _hold(scheduler, sequence, status)
         scheduler.running.append(sequence)
-    for sequence in waiting:
-        scheduler.add(sequence)
-    return [*(sequence for _, sequence in running), *waiting]
+    for status, sequence in waiting:
+        if _came_with_kv(status, sequence, scheduler.parameters.block_size):
+            _hold(scheduler, sequence, status)
+            scheduler.arrived.append(sequence)
+        else:
+            sequence.cached_tokens = cached_of(status, cached)
+            scheduler.add(sequence)
+    return [sequence for _, sequence in (*running, *waiting)]
+
+
+def _came_with_kv(status: SequenceStatus, sequence: FutureSequence, block_size: int) -> bool:
+    """Whether one that waits has KV, and room for all its tokens: it moved here, and was in no step yet."""
+    return status.computed_tokens > 0 and status.blocks * block_size >= sequence.total
+
+
+def _hold(scheduler: FutureScheduler, sequence: FutureSequence, status: SequenceStatus) -> None:
+    # Where steps are scheduled ahead, the one under way counts as computed already.
+    sequence.computed = min(status.computed_tokens, sequence.total - 1)
+    sequence.blocks = scheduler.pool.take(status.blocks)
+    sequence.slots = status.blocks * scheduler.parameters.block_size
 
 
 def _living(status: SequenceStatus, lengths: Lengths) -> FutureSequence | None:

@@ -334,7 +334,7 @@ def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> Sample:
         at_ns,
         name,
         len(scheduler.running),
-        len(scheduler.waiting),
+        len(scheduler.waiting) + len(scheduler.arrived),
         pool.blocks_total - pool.free,
         pool.blocks_total,
         scheduler.preemptions,

@@ -1,0 +1,70 @@
+"""How the sequences of one engine hold its KV blocks: growing, naming what is full, letting go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.sequence import ScheduledSequence
+from millrace.kvcache.pool import BlockPool
+from millrace.kvcache.segment_pool import SegmentPool
+
+if TYPE_CHECKING:
+    from millrace.enginemodel.contents import KvContents
+
+
+class BlockTables:
+    """The block pool of one engine, and who holds what of it.
+
+    Attributes:
+        contents: What is in the blocks; None where nobody looks.
+    """
+
+    def __init__(self, parameters: EngineParameters) -> None:
+        self.parameters = parameters
+        kind = SegmentPool if parameters.segments else BlockPool
+        self.pool: BlockPool = kind(parameters.blocks_total, caching=parameters.prefix_caching)
+        self.contents: KvContents | None = None
+
+    def steps_with_blocks(self, sequences: list[ScheduledSequence], steps: int) -> int:
+        """How many steps of these sequences, which all decode, at most ``steps``, find the blocks that they need."""
+        block_size, free = self.parameters.block_size, self.pool.free
+        if len(sequences) * -(-steps // block_size) <= free:
+            return steps
+        spare = [sequence.slots - sequence.computed for sequence in sequences]
+        low, high = 0, steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(-(-(middle - slots) // block_size) for slots in spare if middle > slots) <= free:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _grow(self, sequence: ScheduledSequence, end: int) -> None:
+        """Gives a sequence blocks for ``end`` tokens, which are free, and names those that this step fills."""
+        block_size = self.parameters.block_size
+        missing = -(-(end - sequence.slots) // block_size)
+        if missing > 0:
+            sequence.blocks += self.pool.take(missing, after=sequence.blocks[-1] if sequence.blocks else -1)
+            sequence.slots += missing * block_size
+        self._name_blocks(sequence, min(end, sequence.total))
+
+    def _name_blocks(self, sequence: ScheduledSequence, tokens: int) -> None:
+        """Enters full blocks into the prefix index, up to ``tokens`` of known content."""
+        if not self.parameters.prefix_caching:
+            return
+        block_size = self.parameters.block_size
+        for index in range(sequence.named_blocks, tokens // block_size):
+            self.pool.name(sequence.blocks[index], sequence.block_hash(index, block_size))
+            if self.contents is not None:
+                self.contents.filled(sequence, index)
+            sequence.named_blocks = index + 1
+
+    def _release(self, sequence: ScheduledSequence) -> None:
+        if self.contents is not None:
+            self.contents.left(sequence)
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.slots = 0
+        sequence.named_blocks = 0
