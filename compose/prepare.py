@@ -11,6 +11,7 @@ Everything written is readable by its owner and the containers' users only.
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import secrets
@@ -22,6 +23,7 @@ from typing import Any
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
+from millrace.supervision.roles import roles_of
 
 from services.supervisor.layout import STEP_TIMES
 
@@ -100,6 +102,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         "--spares", type=int, default=0, help="of these workers, the last ones start by provisioning only"
     )
     parser.add_argument("--provision", default="", help="provisioning strategy for them: preempt or relief")
+    parser.add_argument("--roles", default="", help="prefill and decode apart: worker-0=prefill,worker-1=decode")
     parser.add_argument("--keys", type=Path, help="file of API keys (millrace keys add); without it none is asked for")
     parser.add_argument("--no-traces", action="store_true", help="send no spans to the collector")
     parser.add_argument("--new-passwords", action="store_true")
@@ -137,7 +140,18 @@ def _what_is_wrong(arguments: argparse.Namespace) -> str:
         return f"--model {arguments.model}: the containers' user may not read {closed[0]}; chmod -R o+rX it"
     if arguments.keys and not arguments.keys.is_file():
         return f"--keys {arguments.keys}: no such file"
-    return ""
+    return _wrong_roles(arguments)
+
+
+def _wrong_roles(arguments: argparse.Namespace) -> str:
+    """Roles that are none, or of workers that there are not."""
+    try:
+        names = roles_of(arguments.roles)
+    except ValueError as error:
+        return f"--roles: {error}"
+    workers = _workers(arguments)
+    strangers = [name for name in names if not fnmatch.filter(workers, name)]
+    return f"--roles: {strangers[0]} is none of {', '.join(workers)}" if strangers else ""
 
 
 def _passwords(out: Path, *, new: bool) -> dict[str, str]:
@@ -195,11 +209,12 @@ def _worker(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _coordinator(arguments: argparse.Namespace) -> dict[str, Any]:
+    fields: dict[str, Any] = {"roles": roles_of(arguments.roles)}
     if arguments.provision in ("", "none"):
-        return {}
+        return fields
     workers = len(_workers(arguments))
     bounds = {"instances_min": workers - arguments.spares, "instances_max": workers}
-    return {"provisioning": {"strategy": arguments.provision, "parameters": bounds}}
+    return fields | {"provisioning": {"strategy": arguments.provision, "parameters": bounds}}
 
 
 def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from millrace.actor.config import BusConfig, load_config
+from millrace.contracts.plan import InstanceRole
 from prometheus_client import CollectorRegistry
 
 from services.coordinator.config import CoordinatorConfig
@@ -264,6 +265,32 @@ def test_spare_workers_start_by_the_provisioner_alone_and_both_sides_know_the_bo
     provisioning = load_config(CoordinatorConfig, folder / "coordinator.json").provisioning
     assert (provisioning.strategy, provisioning.hosts) == ("relief", [provisioner.host])
     assert provisioning.parameters == {"instances_min": 1, "instances_max": 3}
+
+
+def test_roles_reach_the_coordinator(tmp_path: Path) -> None:
+    folder = _prepare(tmp_path, "--cpus", "3", "--roles", "worker-0=prefill,worker-[12]=decode")
+    assert load_config(CoordinatorConfig, folder / "coordinator.json").roles == {
+        "worker-0": InstanceRole.PREFILL,
+        "worker-[12]": InstanceRole.DECODE,
+    }
+
+
+@pytest.mark.parametrize(
+    ("roles", "why"),
+    [
+        ("worker-0", "'worker-0' is not INSTANCE=ROLE with a role of both, prefill, decode"),
+        ("worker-0=prefil", "'worker-0=prefil' is not INSTANCE=ROLE"),
+        ("worker-3=decode", "worker-3 is none of worker-0, worker-1"),
+    ],
+)
+def test_wrong_roles_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], roles: str, why: str
+) -> None:
+    out = tmp_path / "generated"
+    with pytest.raises(SystemExit):
+        _load(COMPOSE / "prepare.py").main(["--cpus", "2", "--roles", roles, "--out", str(out)])
+    assert why in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_every_configuration_is_one_that_its_service_takes(tmp_path: Path) -> None:

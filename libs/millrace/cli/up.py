@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.cli.errors import CliError
-from millrace.contracts.plan import InstanceRole
 from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
+from millrace.supervision.roles import roles_of
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
 DETACHED_WAIT_S = 200.0
@@ -130,16 +130,11 @@ def _roles(text: str) -> dict[str, object]:
     Raises:
         CliError: not a list of INSTANCE=ROLE, or no such role.
     """
-    if not text:
-        return {}
-    roles: dict[str, str] = {}
-    for part in text.split(","):
-        instance, equals, role = part.strip().partition("=")
-        if not instance or not equals or role not in list(InstanceRole):
-            known = ", ".join(InstanceRole)
-            raise CliError(f"--roles: {part.strip()!r} is not INSTANCE=ROLE with a role of {known}")
-        roles[instance] = role
-    return {"roles": roles}
+    try:
+        roles = roles_of(text)
+    except ValueError as error:
+        raise CliError(f"--roles: {error}") from None
+    return {"roles": roles} if roles else {}
 
 
 def worker_settings(words: Iterable[str]) -> dict[str, dict[str, Any]]:
