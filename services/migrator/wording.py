@@ -15,6 +15,7 @@ from millrace.contracts.migration import (
     PrepareMigration,
     PullBlocks,
 )
+from millrace.kvcache.chain import extend_chain, pack_hashes
 
 from services.migrator.config import MigratorLimits
 from services.migrator.state import Outgoing
@@ -158,6 +159,7 @@ def end_of(out: Outgoing) -> EndLease:
 def finished(out: Outgoing, model: str, now_ns: int) -> MigrationFinished:
     """What everybody hears in the end."""
     assert out.outcome is not None
+    block_size, block_hashes = _taken_along(out)
     return MigrationFinished(
         migration=out.migration,
         sequence=out.sequence,
@@ -178,7 +180,19 @@ def finished(out: Outgoing, model: str, now_ns: int) -> MigrationFinished:
         frozen_ns=out.frozen_ns,
         duration_ns=now_ns - (out.started_ns or now_ns),
         mode=out.mode,
+        block_size=block_size,
+        block_hashes=block_hashes,
     )
+
+
+def _taken_along(out: Outgoing) -> tuple[int, bytes]:
+    """Size, tokens, and packed hashes of the blocks that the target has now, too; 0 and none where it did not move."""
+    if out.outcome is not MigrationOutcome.MOVED or not (out.submission and out.frozen and out.endpoint):
+        return 0, b""
+    tokens = [*out.submission.prompt_token_ids, *out.frozen.output_token_ids][: out.frozen.computed_tokens]
+    hashes: list[int] = []
+    extend_chain(hashes, tokens, out.endpoint.block_tokens)
+    return out.endpoint.block_tokens, pack_hashes(hashes)
 
 
 def finished_line(body: MigrationFinished) -> Log:

@@ -10,6 +10,7 @@ that no snapshot shows yet, and what its steps cost (calibration); for each mode
 | InstanceSummary | sign of life, draining or not | |
 | ServicePresence(DEAD, worker) | incarnations until then are dead | |
 | DecisionMade | its sequences are on their way to the chosen instance, and nowhere else | |
+| MigrationFinished(moved) | its sequence's blocks are cached where it came to, too | |
 | RequestFinished | its sequences are on no way any more, their blocks stay; learnt from; predictions judged | |
 | PredictLatency | state rolled forward to now | LatencyPrediction, NoPrediction or ErrorReply |
 | TimerFired(tick) | placements nobody showed in time are dropped | ServicePresence, next timer |
@@ -35,6 +36,7 @@ from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason, PredictLatency
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
@@ -48,7 +50,7 @@ from services.predictor.config import PredictorConfig
 from services.predictor.learnt import Learnt, nothing_learnt
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.neighbours import Hosts
-from services.predictor.prefixes import end_request
+from services.predictor.prefixes import Prefixes, end_request
 from services.predictor.state import LENGTH_MAX, Instance, Placement, parameters_of
 
 #: Predictors of the same instance share its questions.
@@ -69,6 +71,7 @@ SAID_MAX = 1_000
 ACCEPTS: tuple[type[Body], ...] = (
     DecisionMade,
     InstanceSummary,
+    MigrationFinished,
     PredictLatency,
     RequestFinished,
     ServicePresence,
@@ -106,7 +109,7 @@ class PredictorActor:
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches instances, listens to what happens to them, begins to tick."""
-        everywhere = ["decision.*", "outcome.*", f"presence.{Role.WORKER}.*"]
+        everywhere = ["decision.*", "migration.*", "outcome.*", f"presence.{Role.WORKER}.*"]
         if self._serves_all():
             everywhere += ["status.*.*", "summary.*.*"]
         effects: list[Effect] = [WatchKeys(bucket="instance")]
@@ -125,6 +128,8 @@ class PredictorActor:
                 return self._on_question(message, body, now_ns)
             case DecisionMade() as body:
                 return self._on_decision(body, now_ns)
+            case MigrationFinished(outcome=MigrationOutcome.MOVED) as body:
+                return self._on_move(body, now_ns)
             case RequestFinished() as body:
                 return self._on_outcome(body, now_ns)
             case InstanceSummary() as body:
@@ -266,6 +271,13 @@ class PredictorActor:
             self._learnt_of(body.model).outlook.observe(body, now_ns)
         return []
 
+    def _on_move(self, body: MigrationFinished, now_ns: int) -> list[Effect]:
+        for name, take in ((body.source, Prefixes.depart), (body.target, Prefixes.arrive)):
+            if (instance := self._instances.get(subject_token(name or "-"))) is not None:
+                take(instance.prefixes, body, at_ns=now_ns)
+                instance.answers.clear()
+        return []
+
     def _judges(self, body: RequestFinished) -> bool:
         return len(body.instances) == 1 and subject_token(body.instances[0] or "-") in self._instances
 
@@ -368,21 +380,7 @@ class PredictorActor:
 
     def snapshot(self) -> dict[str, Any]:
         """What is known of each instance."""
-        instances = {
-            token: {
-                "model": each.record.model,
-                "incarnation": each.record.incarnation,
-                "step": each.snapshot.step if each.snapshot is not None else None,
-                "heard_ns": each.heard_ns,
-                "draining": each.draining,
-                "placements": list(each.placements),
-                "step_time": each.record.step_time,
-                "scale": each.scale,
-                "fits": each.calibration.kin.fits,
-                "cached_blocks": len(each.prefixes),
-            }
-            for token, each in sorted(self._instances.items())
-        }
+        instances = {token: each.facts() for token, each in sorted(self._instances.items())}
         return {"name": self.name, "instances": instances, "predictions": dict(self.metrics.predictions)}
 
     def check_invariants(self) -> None:

@@ -6,6 +6,7 @@
 | a snapshot that shows it | so many of its blocks are computed |
 | a snapshot without it, or its outcome | its blocks are left there, and what it decoded behind them |
 | a snapshot's free blocks | what was left longest is written over |
+| a migration, with names of what moved | its blocks are cached where it came to, and left where it was |
 | an outcome with fewer cached tokens than believed | what was missing, and all left before it, is gone |
 
 Hits are believed as long as at least half of them came true lately: an engine that says it caches and does not, or
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import StatusSnapshot
 from millrace.kvcache.chain import HASH_BYTES, unpack_hashes
@@ -35,11 +37,17 @@ TRUE_SHARE_MIN, FORGET = 0.5, 0.1
 
 
 class _Followed:
-    """A sequence that was placed here. ``told_ns``: when it was last seen or placed."""
+    """A sequence that was placed here, or moved here.
 
-    __slots__ = ("count", "gone", "holding", "shown", "told_ns")
+    Attributes:
+        told_ns: When it was last seen, placed or moved.
+        brought: Last of the blocks that it came with; None where it was placed.
+    """
 
-    def __init__(self, holding: Holding, told_ns: int) -> None:
+    __slots__ = ("brought", "count", "gone", "holding", "shown", "told_ns")
+
+    def __init__(self, holding: Holding, told_ns: int, brought: int | None = None) -> None:
+        self.brought = brought
         self.holding = holding
         self.count = len(holding.hashes)
         self.told_ns = told_ns
@@ -83,17 +91,35 @@ class Prefixes:
 
     def place(self, sequence: str, placed: DecisionMade, *, at_ns: int) -> int:
         """A sequence was placed here. Returns how many of its tokens are cached."""
-        self.drop(sequence)
-        packed = placed.block_hashes
-        count = len(packed) // HASH_BYTES
-        if not self._names(packed, placed.block_size) or count > HASHES_MAX:
+        if self._follow_one(sequence, placed.block_hashes, placed.block_size, at_ns) is None:
             return 0
+        return self._hits(sequence, placed.prompt_tokens + placed.output_tokens)
+
+    def arrive(self, moved: MigrationFinished, *, at_ns: int) -> None:
+        """A sequence moved here, and what it had is in this cache since."""
+        followed = self._follow_one(moved.sequence, moved.block_hashes, moved.block_size, at_ns)
+        if followed is not None:
+            followed.brought = followed.holding.hashes[-1]
+            self._index.compute(followed.holding, followed.count)
+
+    def depart(self, moved: MigrationFinished, *, at_ns: int) -> None:
+        """A sequence moved away: what it computed is left here."""
+        followed = self._followed.get(moved.sequence)
+        if followed is not None and not followed.gone:
+            followed.gone, followed.brought, followed.told_ns = True, None, at_ns
+            self._index.release(followed.holding)
+
+    def _follow_one(self, sequence: str, packed: bytes, block_size: int, at_ns: int) -> _Followed | None:
+        self.drop(sequence)
+        count = len(packed) // HASH_BYTES
+        if not self._names(packed, block_size) or count > HASHES_MAX:
+            return None
         while self._followed and (len(self._followed) >= FOLLOWED_MAX or self._hashes + count > HASHES_MAX):
             self.drop(next(iter(self._followed)))
         holding = self._index.expect(unpack_hashes(packed), coming=self._in_order)
-        self._followed[sequence] = _Followed(holding, at_ns)
+        self._followed[sequence] = followed = _Followed(holding, at_ns)
         self._hashes += count
-        return self._hits(sequence, placed.prompt_tokens + placed.output_tokens)
+        return followed
 
     def _hits(self, sequence: str, tokens: int) -> int:
         """Cached tokens of a sequence that was placed and has to have ``tokens``, as believed when it was placed."""
@@ -130,13 +156,18 @@ class Prefixes:
         followed = self._followed.get(sequence)
         if followed is None:
             return
-        hashes = unpack_hashes(further)
+        hashes = _behind(unpack_hashes(further), followed.brought)
         if followed.gone:
             self._index.leave(hashes)
         elif outcome.ttft_ns is not None:
             self._index.compute(followed.holding, len(followed.holding.hashes))
             self._index.release(followed.holding, hashes)
         self.drop(sequence)
+
+    def brought(self, sequence: str) -> bool:
+        """Whether a sequence moved here, and not on."""
+        followed = self._followed.get(sequence)
+        return followed is not None and followed.brought is not None
 
     def judge(self, sequence: str, cached_tokens: int, prompt_tokens: int) -> int | None:
         """Learns what was found. Returns the cached tokens that were believed; None for a sequence nobody followed."""
@@ -203,5 +234,11 @@ def end_request(prefixes: Prefixes, outcome: RequestFinished, metrics: Predictor
         if believed is not None:
             metrics.judge_prefix(believed=believed, found=outcome.cached_tokens)
     for index in range(len(outcome.output_tokens)):
-        further = outcome.block_hashes if stayed and index == 0 else b""
-        prefixes.end(f"{outcome.request}.{index}", outcome, further)
+        sequence = f"{outcome.request}.{index}"
+        whole_here = stayed or prefixes.brought(sequence)
+        prefixes.end(sequence, outcome, outcome.block_hashes if index == 0 and whole_here else b"")
+
+
+def _behind(hashes: tuple[int, ...], block: int | None) -> tuple[int, ...]:
+    """Those behind this block; all where it is not among them."""
+    return hashes[hashes.index(block) + 1 :] if block in hashes else hashes

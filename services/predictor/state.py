@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from millrace.contracts.predictor import LatencyPrediction
 from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
@@ -169,6 +170,21 @@ class Instance:
             self.prefixes.drop(sequence)
             if self.forecaster is not None:  # also where it is to be loaded anew: it keeps placements over that
                 self.forecaster.forget(sequence)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of it, for whoever looks."""
+        return {
+            "model": self.record.model,
+            "incarnation": self.record.incarnation,
+            "step": self.snapshot.step if self.snapshot is not None else None,
+            "heard_ns": self.heard_ns,
+            "draining": self.draining,
+            "placements": list(self.placements),
+            "step_time": self.record.step_time,
+            "scale": self.scale,
+            "fits": self.calibration.kin.fits,
+            "cached_blocks": len(self.prefixes),
+        }
 
     def drop_shown(self) -> list[str]:
         """Lets go of placements that the snapshot shows, or should show by now. Returns their sequences."""

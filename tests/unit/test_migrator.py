@@ -33,6 +33,7 @@ from millrace.contracts.migration import (
     PullBlocks,
 )
 from millrace.contracts.worker import CancelSequence, SubmitSequence
+from millrace.kvcache.chain import extend_chain, unpack_hashes
 
 from services.migrator.config import MigratorLimits
 from tests.unit.migrator_rig import BLOCK_TOKENS, MS, Rig, endpoint, record
@@ -90,6 +91,26 @@ def test_every_block_is_read_once_and_none_is_left_out() -> None:
     tokens = len(submitted.prompt_token_ids) + len(submitted.output_token_ids)
     assert positions == list(range(-(-tokens // BLOCK_TOKENS)))
     assert handover.computed_tokens == tokens - 1
+
+
+def test_everybody_hears_the_names_of_the_blocks_that_the_target_has_since() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a", prompt=90)
+    body = rig.migrate(target="b")
+    submitted = rig.published(SubmitSequence)[0]
+    tokens, hashes = submitted.prompt_token_ids + submitted.output_token_ids, list[int]()
+    extend_chain(hashes, tokens[: submitted.handover.computed_tokens], BLOCK_TOKENS)
+    assert body.block_size == BLOCK_TOKENS
+    assert unpack_hashes(body.block_hashes) == tuple(hashes)
+    assert len(hashes) > 90 // BLOCK_TOKENS, "what was decoded is among them"
+
+
+def test_what_did_not_move_names_no_blocks() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    body = rig.migrate(target="nobody")
+    assert body.outcome is not MigrationOutcome.MOVED
+    assert (body.block_size, body.block_hashes) == (0, b"")
 
 
 def test_what_the_targets_prefix_cache_has_does_not_travel() -> None:

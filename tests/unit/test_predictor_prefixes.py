@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, PredictLatency
 from millrace.contracts.status import SequenceState
@@ -121,6 +122,89 @@ def test_what_was_decoded_is_cached_too_for_the_next_turn_of_a_conversation() ->
     extend_chain(hashes, whole[:-1], BLOCK)
     predictor = with_prompt(block_hashes=pack_hashes(hashes[6:]))
     assert cached(predictor, [*whole, 1, 2, 3]) == 144
+
+
+def moved(request: str, tokens: list[int], *, to: str = "w0", **changes: Any) -> MigrationFinished:
+    """From one of w0 and w1 to the other, with all full blocks of these tokens."""
+    names = named(tokens)
+    fields: dict[str, Any] = {
+        "migration": "g",
+        "sequence": f"{request}.0",
+        "model": "m",
+        "source": "w1" if to == "w0" else "w0",
+        "target": to,
+        "outcome": MigrationOutcome.MOVED,
+        "reason": MigrationReason.SCHEDULER,
+        "epoch": 1,
+        "block_size": names["block_size"],
+        "block_hashes": names["block_hashes"],
+    }
+    return MigrationFinished(**fields | changes)
+
+
+ANSWER = list(range(5_000, 5_060))
+
+
+def test_what_moved_here_is_cached_here_from_then_on() -> None:
+    predictor = served()
+    predictor.send(decision("a", "elsewhere", **named(PROMPT)))
+    assert cached(predictor, PROMPT) == 0
+    predictor.send(moved("a", PROMPT + ANSWER[:20]))
+    assert cached(predictor, PROMPT) == 96
+    assert cached(predictor, PROMPT + ANSWER) == 112, "and what it had decoded before"
+
+
+def test_what_it_decoded_on_is_cached_too_for_the_next_turn() -> None:
+    whole, hashes = PROMPT + ANSWER, []
+    extend_chain(hashes, whole[:-1], BLOCK)
+    predictor = served()
+    predictor.send(moved("a", whole[:120]))
+    running = status("a.0", output_tokens=30, prompt_tokens=100, computed_tokens=129, blocks=9)
+    predictor.send(snapshot(step=2, at_ns=START_NS + MS, running=[running], blocks_free=503))
+    predictor.send(finished("a", migrations=1, instances=["w1", "w0"], block_hashes=pack_hashes(hashes[6:])))
+    assert cached(predictor, [*whole, 1, 2, 3]) == 144
+    predictor.send(snapshot(step=3, at_ns=START_NS + 2 * MS, blocks_free=4))
+    assert cached(predictor, [*whole, 1, 2, 3]) == 64, "like all that was left, until memory is needed"
+
+
+def test_what_moved_away_is_left_here_and_what_it_decodes_there_is_not() -> None:
+    whole, hashes = PROMPT + ANSWER, []
+    extend_chain(hashes, whole[:-1], BLOCK)
+    predictor = served()
+    predictor.send(decision("a", "w0", **named(PROMPT)))
+    running = status("a.0", prompt_tokens=100, computed_tokens=100, blocks=7)
+    predictor.send(snapshot(step=2, at_ns=START_NS + MS, running=[running], blocks_free=505))
+    predictor.ask(asking(PROMPT))
+    predictor.send(moved("a", whole[:120], to="w1"))
+    predictor.send(finished("a", migrations=1, instances=["w0", "w1"], block_hashes=pack_hashes(hashes[6:])))
+    assert cached(predictor, [*whole, 1]) == 96
+
+
+def test_one_that_comes_and_goes_again_leaves_what_it_brought() -> None:
+    predictor = served()
+    predictor.send(moved("a", PROMPT))
+    predictor.send(moved("a", PROMPT + ANSWER, to="w1"))
+    assert cached(predictor, PROMPT + ANSWER) == 96
+    predictor.send(moved("a", PROMPT + ANSWER))
+    assert cached(predictor, PROMPT + ANSWER) == 144
+    predictor.actor.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": MigrationOutcome.ABORTED},
+        {"outcome": MigrationOutcome.LOST},
+        {"target": "w9"},
+        {"block_size": 32},
+        {"block_hashes": b"broken"},
+        {"block_size": 0, "block_hashes": b""},
+    ],
+)
+def test_a_move_that_came_to_nothing_or_names_nothing_of_this_engine_changes_nothing(changes: dict[str, Any]) -> None:
+    predictor = served()
+    predictor.send(moved("a", PROMPT, **changes))
+    assert cached(predictor, PROMPT) == 0
 
 
 def test_a_sequence_that_ended_unheard_leaves_its_blocks_when_snapshots_show_it_no_more() -> None:

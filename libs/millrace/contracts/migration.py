@@ -24,6 +24,9 @@ from millrace.contracts.kv import KvEndpoint, KvRefusal
 from millrace.contracts.message import Body
 from millrace.contracts.worker import SubmitSequence
 
+#: Under a name of its own: a message that counts ``bytes`` means a number by that.
+PackedHashes = bytes
+
 
 class MigrationReason(StrEnum):
     """Who wanted a migration."""
@@ -101,6 +104,9 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
         tokens: Length when it was frozen, prompt included; 0 where it was not.
         frozen_ns: From the freeze to the commit's answer: no token was decoded meanwhile.
         duration_ns: From the first message to the last.
+        block_size: Of the blocks that ``block_hashes`` names, tokens; 0 where there are none.
+        block_hashes: Chain hashes of the full blocks that the target has since, from the prompt's first on
+            (kvcache.chain), packed; empty but with MOVED.
     """
 
     migration: str
@@ -122,6 +128,8 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
     frozen_ns: int = 0
     duration_ns: int = 0
     mode: MigrationMode = MigrationMode.LIVE
+    block_size: int = 0
+    block_hashes: PackedHashes = b""
 
 
 class AllotEpoch(Body, frozen=True, kw_only=True, tag="AllotEpoch/1"):
