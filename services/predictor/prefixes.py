@@ -103,11 +103,18 @@ class Prefixes:
             self._index.compute(followed.holding, followed.count)
 
     def depart(self, moved: MigrationFinished, *, at_ns: int) -> None:
-        """A sequence moved away: what it computed is left here."""
+        """A sequence moved away: what it had is left here."""
+        named = self._names(moved.block_hashes, moved.block_size)
+        hashes = unpack_hashes(moved.block_hashes) if named else ()
         followed = self._followed.get(moved.sequence)
-        if followed is not None and not followed.gone:
-            followed.gone, followed.brought, followed.told_ns = True, None, at_ns
-            self._index.release(followed.holding)
+        if followed is None or followed.gone:
+            self._index.leave(hashes)
+        else:
+            self._index.compute(followed.holding, followed.count)
+            self._index.release(followed.holding, hashes[followed.count :])
+            followed.gone, followed.told_ns = True, at_ns
+        if followed is not None:
+            followed.brought = None
 
     def _follow_one(self, sequence: str, packed: bytes, block_size: int, at_ns: int) -> _Followed | None:
         self.drop(sequence)

@@ -177,14 +177,28 @@ def test_what_moved_away_is_left_here_and_what_it_decodes_there_is_not() -> None
     predictor.ask(asking(PROMPT))
     predictor.send(moved("a", whole[:120], to="w1"))
     predictor.send(finished("a", migrations=1, instances=["w0", "w1"], block_hashes=pack_hashes(hashes[6:])))
-    assert cached(predictor, [*whole, 1]) == 96
+    assert cached(predictor, [*whole, 1]) == 112
 
 
-def test_one_that_comes_and_goes_again_leaves_what_it_brought() -> None:
+@pytest.mark.parametrize("shown", [False, True])
+def test_what_moved_away_is_left_here_whether_or_not_a_snapshot_ever_showed_it(shown: bool) -> None:
+    predictor = served()
+    predictor.send(decision("a", "w0", **named(PROMPT)))
+    if shown:
+        running = status("a.0", prompt_tokens=100, computed_tokens=100, blocks=7)
+        predictor.send(snapshot(step=2, at_ns=START_NS + MS, running=[running], blocks_free=505))
+        predictor.ask(asking(PROMPT))
+        predictor.send(snapshot(step=3, at_ns=START_NS + 2 * MS, blocks_free=512))
+        predictor.ask(asking(PROMPT))
+    predictor.send(moved("a", PROMPT + ANSWER[:20], to="w1"))
+    assert cached(predictor, PROMPT + ANSWER) == 112
+
+
+def test_one_that_comes_and_goes_and_comes_again_leaves_what_it_had_each_time() -> None:
     predictor = served()
     predictor.send(moved("a", PROMPT))
-    predictor.send(moved("a", PROMPT + ANSWER, to="w1"))
-    assert cached(predictor, PROMPT + ANSWER) == 96
+    predictor.send(moved("a", PROMPT + ANSWER[:20], to="w1"))
+    assert cached(predictor, PROMPT + ANSWER) == 112
     predictor.send(moved("a", PROMPT + ANSWER))
     assert cached(predictor, PROMPT + ANSWER) == 144
     predictor.actor.check_invariants()
