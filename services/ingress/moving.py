@@ -84,6 +84,8 @@ def switch(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> No
     target.place(sequence.id, 0)  # its blocks are in the target's summaries already, and nothing is to be computed
     target.accept(sequence.id)
     state.owned.setdefault(target.name, {})[sequence.id] = sequence
+    if sequence.blocks is not None:
+        state.holders.note(sequence.blocks, target.name)
     call.migrations += 1
     if target.name not in call.instances:
         call.instances.append(target.name)

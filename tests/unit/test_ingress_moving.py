@@ -9,6 +9,7 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import CancelSequence, ResendTokens
 
 from services.ingress.calls import CallAbandoned, CompleteCall, FailCall, Usage
+from services.ingress.prefixes import HOLDER_STRIDE, PromptBlocks
 from services.ingress.state import Phase
 from tests.unit.ingress_core import chunk, ids
 from tests.unit.ingress_moving import MoveBench
@@ -122,6 +123,16 @@ def test_books_and_acknowledgements_follow_the_owner():
     assert list(bench.actor.state.owned) == [bench.target]
     bench.tokens(bench.target, chunk("$", 3, epoch=1, finish=STOP))
     assert bench.actor.state.acknowledge == {bench.target: [("r.0", 1)]}
+
+
+def test_who_has_its_prompt_now_is_asked_about_its_next_turn():
+    bench = moving()
+    prompt = list(range(HOLDER_STRIDE * 16))
+    bench.sequence.blocks = blocks = PromptBlocks(prompt, 16)
+    holders = bench.actor.state.holders
+    holders.note(blocks, bench.source)
+    bench.moved(3)
+    assert holders.find(PromptBlocks([*prompt, 1, 2, 3], 16), {bench.source, bench.target}) == bench.target
 
 
 def test_tokens_of_the_source_that_were_lost_come_from_the_target():
