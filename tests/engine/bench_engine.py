@@ -33,7 +33,7 @@ from services.worker.vllm_engine import environment
 environment.prepare()
 
 #: Longest wait for anything in these tests, seconds.
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Decoded(msgspec.Struct):

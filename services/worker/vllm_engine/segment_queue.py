@@ -6,8 +6,10 @@ Installed by the scheduler where ``WorkerConfig.migration.segments`` is set, bef
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from millrace.kvcache import native
 from millrace.kvcache.segments import HIT_WINDOW, WINDOW, choose
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
@@ -16,7 +18,7 @@ SEGMENTS = "millrace_segments"
 
 
 class SegmentQueue(FreeKVCacheBlockQueue):
-    """VLLM's queue with another choice in ``popleft`` and ``popleft_n``.
+    """VLLM's queue with another choice in ``popleft`` and ``popleft_n``; used where native/ is not built.
 
     Attributes:
         table: Blocks of the request that is growing, while it is; empty otherwise. Set by ``telling`` managers.
@@ -78,6 +80,74 @@ class SegmentQueue(FreeKVCacheBlockQueue):
         self._hit[block.block_id] = 1
 
 
+class CompiledSegmentQueue(FreeKVCacheBlockQueue):
+    """The same with order and choice in C++ (native/kvcache): vLLM's links between blocks are not used.
+
+    Attributes:
+        table: As SegmentQueue's.
+    """
+
+    def __init__(
+        self,
+        free: list[KVCacheBlock],
+        blocks: list[KVCacheBlock],
+        *,
+        window: int = WINDOW,
+        hit_window: int = HIT_WINDOW,
+    ) -> None:
+        """Args: as SegmentQueue's."""
+        self._free = native.free_queue([block.block_id for block in free], len(blocks))
+        self.table: list[KVCacheBlock] | tuple[()] = ()
+        self._blocks = blocks
+        self._window = window
+        self._hit_window = hit_window
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many are free."""
+        return self._free.count
+
+    def popleft(self) -> KVCacheBlock:
+        """Takes one block. Raises ValueError where none is free."""
+        if not self._free.count:
+            raise ValueError("No free blocks available")
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """Takes ``n`` blocks, in the order in which the growing request should use them."""
+        if n == 0:
+            return []
+        assert self._free.count >= n, f"{n} blocks wanted, {self._free.count} free"
+        table, blocks = self.table, self._blocks
+        after = table[-1].block_id if table else -1
+        return [blocks[block_id] for block_id in self._free.take(n, after, self._window, self._hit_window)]
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Takes out a block whose content a request has found: it counts as hit until it is reused."""
+        self._free.remove(block.block_id)
+
+    def append(self, block: KVCacheBlock) -> None:
+        """Puts it behind all others."""
+        self._free.append([block.block_id])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Puts them behind all others, in this order."""
+        self._free.append([block.block_id for block in blocks])
+
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Puts them before all others, in this order."""
+        self._free.prepend([block.block_id for block in blocks])
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """In order of reuse."""
+        return list(self.iter_blocks_after(None))
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """Those behind a free block in order of reuse, as they are when the first is asked for; all for None."""
+        for block_id in self._free.after(-1 if cursor is None else cursor.block_id):
+            yield self._blocks[block_id]
+
+
 def telling(kind: Any) -> type:
     """A KV-cache manager class that besides tells the queue whose blocks it is about to extend."""
 
@@ -101,19 +171,19 @@ def telling(kind: Any) -> type:
 def new_blocks(pool: Any, count: int, *, after: list[KVCacheBlock]) -> list[KVCacheBlock]:
     """Blocks that are to follow these in a block list, from whichever queue the pool has."""
     queue = pool.free_block_queue
-    if isinstance(queue, SegmentQueue):
+    if isinstance(queue, SegmentQueue | CompiledSegmentQueue):
         queue.table = after
     blocks: list[KVCacheBlock] = pool.get_new_blocks(count)
-    if isinstance(queue, SegmentQueue):
+    if isinstance(queue, SegmentQueue | CompiledSegmentQueue):
         queue.table = ()
     return blocks
 
 
-def install(kv_cache_manager: Any, *, window: int = WINDOW, hit_window: int = HIT_WINDOW) -> SegmentQueue:
-    """Puts a SegmentQueue in the place of the pool's own, with the same blocks in the same order."""
+def install(kv_cache_manager: Any, *, window: int = WINDOW, hit_window: int = HIT_WINDOW) -> None:
+    """Puts a segment queue in the place of the pool's own, with the same blocks in the same order."""
     pool = kv_cache_manager.block_pool
     free = pool.free_block_queue.get_all_free_blocks()
-    pool.free_block_queue = SegmentQueue(free, pool.blocks, window=window, hit_window=hit_window)
+    kind = CompiledSegmentQueue if native.AVAILABLE else SegmentQueue
+    pool.free_block_queue = kind(free, pool.blocks, window=window, hit_window=hit_window)
     for manager in kv_cache_manager.coordinator.single_type_managers:
         manager.__class__ = telling(type(manager))
-    return pool.free_block_queue  # type: ignore[no-any-return]
