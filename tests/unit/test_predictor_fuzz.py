@@ -9,6 +9,7 @@ import pytest
 from millrace.actor.effects import Reply
 from millrace.contracts.local import BusDisconnected, BusReconnected, TimerFired
 from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction
 from millrace.contracts.status import BatchComposition, PresenceState, SequenceState, ServicePresence
 from millrace.kvcache.chain import pack_hashes
@@ -95,11 +96,28 @@ class Speaker:
                 outcome(request, predicted_output_tokens=rng.choice(REALS), output_tokens=[rng.choice(NUMBERS)]),
                 outcome(request, **ended, **told),
                 outcome(request, **ended, **self.found(), block_hashes=self.blocks()["block_hashes"]),
+                self.move(),
+                self.move(),
                 ServicePresence(role="worker", name=name, incarnation=incarnation, at_ns=3, state=state),
                 TimerFired(name="tick"),
                 BusDisconnected(),
                 BusReconnected(),
             ]
+        )
+
+    def move(self) -> Body:
+        """Of a sequence that is known or not, between instances that are."""
+        rng = self.rng
+        return MigrationFinished(
+            migration="g",
+            sequence=f"r{rng.randrange(20)}.{rng.choice((0, 0, 1))}",
+            model="m",
+            source=rng.choice(NAMES),
+            target=rng.choice(NAMES),
+            outcome=rng.choice((MigrationOutcome.MOVED, MigrationOutcome.MOVED, MigrationOutcome.ABORTED)),
+            reason=MigrationReason.DRAIN,
+            epoch=1,
+            **self.blocks(),
         )
 
     def found(self) -> dict[str, Any]:
