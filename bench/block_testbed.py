@@ -72,6 +72,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=["grid", "capacity", "table2"], default=None)
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="of the grid, requests/s")
     parser.add_argument("--policies", nargs="+", default=[*POLICIES, *PREDICTED], help="names as in the tables")
+    parser.add_argument("--low", type=float, default=24.0, help="where the search for capacities begins, requests/s")
     parser.add_argument("--tolerance", type=float, default=0.5, help="of capacities, requests/s")
     arguments = parser.parse_args()
     chosen = options(arguments)
@@ -84,7 +85,8 @@ def main() -> int:
         _grid(specs, arguments.rates, chosen, bound)
     if "capacity" in parts:
         specs = _specs([], arguments.policies, chosen)
-        found, rows = capacities(specs, chosen, bound_s=TTFT_S, low=24.0, high=40.0, tolerance=arguments.tolerance)
+        low, tolerance = arguments.low, arguments.tolerance
+        found, rows = capacities(specs, chosen, bound_s=TTFT_S, low=low, high=40.0, tolerance=tolerance)
         print(f"\nCapacity, requests/s: the highest rate with TTFT p99 < {TTFT_S:g} s, to {arguments.tolerance:g}")
         _print_capacities(found, PAPER)
         _check(rows, bound)

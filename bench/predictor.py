@@ -93,7 +93,7 @@ def row(options: argparse.Namespace, name: str, wrong: float | str, *, calibrate
     metrics, finished = fleet.predictor_metrics, fleet.observer.finished
     ttft, e2e = (metrics.errors[figure] for figure in ("ttft", "e2e"))
     mean_s = statistics.fmean(each.e2e_ns for each in finished) / SECOND
-    scale = statistics.fmean(scale for _, scale, _ in metrics.instances())
+    scale = statistics.fmean(scale for _, scale, *_ in metrics.instances())
     answered = metrics.predictions["predicted"]
     share = answered / max(1, sum(metrics.predictions.values()))
     figures = (
