@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from millrace.contracts.tagger import TagRequest
 from millrace.lengths.features import FEATURES, extract
 from millrace.lengths.history import LengthHistory, RunningMeans
-from millrace.lengths.prompttext import WORDS_MAX, read_prompt
+from millrace.lengths.prompttext import DIGITS_MAX, WORDS_MAX, read_prompt
 from millrace.lengths.repeats import LENGTHS_WANTED, RepeatCache
 
 
@@ -46,6 +47,16 @@ def test_prompts_of_one_template_share_its_hash_and_others_do_not() -> None:
 def test_numbers_of_a_prompt_and_their_difference_are_features() -> None:
     found = _features("Count from 3 to 90.")
     assert (found["number_first"], found["number_last"], found["number_span"]) == (3, 90, 87)
+
+
+@pytest.mark.parametrize("text", ["", "3", "a1b22 333\n4,5", "٣ ³ ½ 7", "x\ud8009y", "0" * 9 + " 12", "é1ü2\x0b3\x1c4"])
+def test_numbers_are_runs_of_plain_digits_whatever_is_between_them(text: str) -> None:
+    runs = re.findall("[0-9]+", text)
+
+    found = read_prompt(text)
+
+    assert found.digits == sum(map(len, runs))
+    assert found.numbers == [int(run) for run in runs if len(run) <= DIGITS_MAX]
 
 
 def test_a_prompt_without_numbers_says_so() -> None:
