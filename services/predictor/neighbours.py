@@ -2,8 +2,8 @@
 
 How much is learnt from steps alone, for each instance: the logarithm of measured over modelled time is taken as its
 own pace, which drifts, plus an effect for each other engine of the host that computes at the same time. Where engines
-do not disturb each other, as on GPUs of their own, the effect comes out as nothing; until it is known it is nothing
-too.
+do not disturb each other, as on GPUs of their own, the effect comes out as nothing; until steps have told, it counts
+with the probability that there is one at all.
 
 What follows from it: a forecast includes how busy the neighbours are, and a placement how much later those get ready
 who decode beside it.
@@ -24,18 +24,20 @@ PACE_DRIFT, EFFECT_DRIFT = 1e-3, 1e-5
 #: What is thought of both before the first step: nothing, give or take a factor of 1.6 and of 1.4.
 PACE_VARIANCE, EFFECT_VARIANCE = 0.25, 0.1
 
-#: An effect is believed from so many standard deviations on: with many neighbours and many sequences beside, one that
-#: is not there would outweigh all else that a placement is judged by.
-CERTAIN = 3.0
-
 #: One observation counts for at most so much (a factor of four), and for no more than a second.
 SURPRISE_MAX, SPAN_S_MAX = log(4.0), 1.0
+
+#: Odds beyond e to this are certainty.
+ODDS_LOG_MAX = 50.0
 
 #: Nobody is slowed more than threefold by one neighbour.
 EFFECT_MAX = log(3.0)
 
 #: Time after which half of what a neighbour did is forgotten; and after which one that tells nothing counts as idle.
 LATELY_NS, SILENCE_NS = 700_000_000, 2_000_000_000
+
+#: An engine that computes says so about every 20 ms; one that got ready may say so 200 ms later.
+WORD_NS = 40_000_000
 
 
 class NeighbourEffect:
@@ -48,8 +50,16 @@ class NeighbourEffect:
 
     @property
     def value(self) -> float:
-        """What is likely, where it is sure that there is something; else nothing. Never less than nothing."""
-        return min(EFFECT_MAX, self._effect) if self._effect > CERTAIN * sqrt(self._variance) else 0.0
+        """What is to be expected: the effect that steps speak for, times the probability that there is any.
+
+        Before the first step both are as likely; the odds are then those of the densities at no effect, before and
+        after the steps. With many neighbours and many sequences beside, one that is not there would outweigh all else
+        that a placement is judged by.
+        """
+        if self._effect <= 0:
+            return 0.0
+        odds = sqrt(self._variance / EFFECT_VARIANCE) * exp(min(ODDS_LOG_MAX, self._effect**2 / (2 * self._variance)))
+        return min(EFFECT_MAX, self._effect) * odds / (1 + odds)
 
     def factor(self, busy: float) -> float:
         """How much longer steps take beside so many busy neighbours."""
@@ -85,32 +95,35 @@ class Mate:
 
     Attributes:
         effect: How each neighbour slows it.
-        running: Sequences in its batch.
+        sequences: That it has, in its batch or waiting for it: all of them get ready later where it is slowed.
         others: Its neighbours.
     """
 
     effect: NeighbourEffect = field(default_factory=NeighbourEffect)
-    running: int = 0
+    sequences: int = 0
     others: list[Mate] = field(default_factory=list)
-    _busy: bool = False
     _share: float = 0.0
     _told_ns: int = 0
+    _until_ns: int = 0
 
-    def note(self, now_ns: int, *, running: int, waiting: int) -> None:
-        """What its engine does from now on."""
+    def note(self, now_ns: int, *, sequences: int, left_ns: int = SILENCE_NS) -> None:
+        """What its engine does from now on. ``left_ns``: for how long it has work, if nothing new comes and it says
+        nothing: the word that it got ready comes late, and steps of others in between were not slowed.
+        """
         self._share, self._told_ns = self.share(now_ns), max(now_ns, self._told_ns)
-        self.running, self._busy = running, running + waiting > 0
+        self.sequences = sequences
+        self._until_ns = self._told_ns + min(SILENCE_NS, max(WORD_NS, left_ns)) if sequences else self._told_ns
 
     def share(self, now_ns: int) -> float:
         """Of the last second or so, for how much of it it was busy."""
         passed_ns = max(0, now_ns - self._told_ns)
-        busy_ns = min(passed_ns, SILENCE_NS) if self._busy else 0
+        busy_ns = min(passed_ns, self._until_ns - self._told_ns)
         share = 1 - (1 - self._share) * _kept(busy_ns)
         return share * _kept(passed_ns - busy_ns)
 
     def busy(self, now_ns: int) -> bool:
         """Whether it computes just now, as far as is known."""
-        return self._busy and now_ns - self._told_ns <= SILENCE_NS
+        return now_ns < self._until_ns
 
     def neighbours_now(self, now_ns: int) -> int:
         """How many others compute just now."""
@@ -122,7 +135,7 @@ class Mate:
 
     def delay_ns(self, longer_ns: int, now_ns: int) -> int:
         """How much later the sequences of its neighbours get ready, in sum, if it computes for so much longer."""
-        slowed = (each.running * (each.effect.factor(1) - 1) for each in self.others if each.busy(now_ns))
+        slowed = (each.sequences * (each.effect.factor(1) - 1) for each in self.others if each.busy(now_ns))
         return round(longer_ns * sum(slowed))
 
 

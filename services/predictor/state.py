@@ -11,7 +11,7 @@ from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 
 from services.predictor.calibration import Calibration
-from services.predictor.neighbours import Mate
+from services.predictor.neighbours import SILENCE_NS, Mate
 from services.predictor.prefixes import Prefixes
 
 #: Bound of any length that a snapshot may tell, tokens or blocks; larger numbers are absurd, and would not fit an
@@ -126,7 +126,8 @@ class Instance:
         """Replaces the snapshot. One that is told again confirms the state and changes nothing."""
         known = self.snapshot
         self.heard_ns = self.told_ns = now_ns
-        self.mate.note(now_ns, running=len(snapshot.running), waiting=len(snapshot.waiting))
+        sequences = len(snapshot.running) + len(snapshot.waiting)
+        self.mate.note(now_ns, sequences=sequences, left_ns=_left_ns(snapshot))
         if known is not None and snapshot.step == known.step and snapshot.at_ns == known.at_ns:
             return
         if known is None or snapshot.step > known.step:
@@ -144,7 +145,7 @@ class Instance:
     def lose(self) -> None:
         """Its process ended: nothing of it holds any more."""
         self.snapshot = self.rolled = self.forecaster = None
-        self.mate.note(self.heard_ns, running=0, waiting=0)
+        self.mate.note(self.heard_ns, sequences=0)
         self.heard_ns = 0
         self.placements.clear()
         self.answers.clear()
@@ -199,6 +200,15 @@ class Instance:
         for name in gone:
             del self.placements[name]
         return gone
+
+
+def _left_ns(snapshot: StatusSnapshot) -> int:
+    """For how long an engine has work, about, if nothing new comes; long where its end is not in sight."""
+    expected = [entry.expected_output_tokens for entry in snapshot.running]
+    if snapshot.waiting or None in expected or not snapshot.step_duration_ns:
+        return SILENCE_NS
+    steps = [(entry.expected_output_tokens or 0) - entry.output_tokens for entry in snapshot.running]
+    return max(1, *steps, 1) * snapshot.step_duration_ns
 
 
 def prefixes_of(parameters: EngineParameters) -> Prefixes:

@@ -264,7 +264,7 @@ def test_the_delay_of_neighbours_counts_by_its_weight():
     assert forecast(asked, neighbours_weight=0).chosen == "a"
     decision = forecast(asked)
     assert decision.chosen == "b"
-    assert "5 x the delay of neighbours included" in decision.reason
+    assert "10 x the delay of neighbours included" in decision.reason
     assert "neighbours" not in forecast(futures(a=predicted(1, 100))).reason
 
 
@@ -272,6 +272,11 @@ def test_what_was_placed_since_counts_one_first_token_each():
     asked = futures(a=predicted(20, 100, since=2), b=predicted(20, 130))
     assert forecast(asked, ttft_weight=0).chosen == "b"
     assert forecast(futures(a=predicted(20, 100, since=1), b=predicted(20, 130)), ttft_weight=0).chosen == "a"
+
+
+def test_waiting_weighs_more_than_what_was_placed_since():
+    asked = futures(a=predicted(20, 100, since=2), b=predicted(25, 100))
+    assert forecast(asked).chosen == "a"  # 100 + 40 + 20 x 20 against 100 + 20 x 25
 
 
 def test_those_without_a_prediction_are_left_out_with_a_note():

@@ -35,15 +35,26 @@ def test_what_a_busy_neighbour_costs_is_learnt_from_steps(slowdown: float) -> No
 @pytest.mark.parametrize("seed", range(20))
 def test_engines_that_do_not_disturb_each_other_come_out_with_nothing(seed: int) -> None:
     effect = NeighbourEffect()
-    observed(effect, slowdown=0.0, seconds=120, seed=seed)
-    assert effect.factor(1) == 1.0
+    observed(effect, slowdown=0.0, seconds=30, seed=seed)
+    assert effect.factor(1) < 1.01
 
 
 def test_until_it_is_known_neighbours_cost_nothing() -> None:
     effect = NeighbourEffect()
     assert effect.factor(3) == 1.0
     effect.observe(START_NS, measured_ns=40 * MS, predicted_ns=20 * MS, busy=1)
-    assert effect.factor(1) == 1.0
+    assert effect.factor(1) < 1.05  # one step that took twice as long says little
+
+
+def test_an_effect_counts_more_the_surer_it_is() -> None:
+    known = []
+    for seconds in (2, 10, 30, 120):
+        effect = NeighbourEffect()
+        observed(effect, slowdown=0.25, seconds=seconds)
+        known.append(effect.factor(1))
+    assert known == sorted(known)
+    assert known[0] < 1.15
+    assert known[-1] > 1.22
 
 
 def test_a_machine_that_gets_slower_by_itself_is_not_blamed_on_the_neighbour() -> None:
@@ -52,17 +63,27 @@ def test_a_machine_that_gets_slower_by_itself_is_not_blamed_on_the_neighbour() -
         pace = 1 + number / 6_000
         at_ns = START_NS + number * 20 * MS
         effect.observe(at_ns, measured_ns=20 * MS * pace, predicted_ns=20 * MS, busy=number // 50 % 2)
-    assert effect.value == 0.0
+    assert effect.value < 0.005
 
 
 def test_a_neighbour_that_tells_nothing_any_more_counts_as_idle() -> None:
     hosts = Hosts()
     mate, other = (hosts.join(name, "host", NeighbourEffect()) for name in ("a", "b"))
-    other.note(START_NS, running=3, waiting=0)
-    assert mate.neighbours_now(START_NS + SILENCE_NS) == 1
-    assert mate.neighbours_now(START_NS + SILENCE_NS + 1) == 0
+    other.note(START_NS, sequences=3)
+    assert mate.neighbours_now(START_NS + SILENCE_NS - 1) == 1
+    assert mate.neighbours_now(START_NS + SILENCE_NS) == 0
     assert mate.neighbours_lately(START_NS + SILENCE_NS) > 0.8
     assert mate.neighbours_lately(START_NS + 20 * SECOND) < 0.01
+
+
+def test_a_neighbour_whose_work_is_about_to_end_is_not_taken_as_busy_until_it_says_so() -> None:
+    hosts = Hosts()
+    mate, other = (hosts.join(name, "host", NeighbourEffect()) for name in ("a", "b"))
+    other.note(START_NS, sequences=3, left_ns=300 * MS)
+    assert mate.neighbours_now(START_NS + 299 * MS) == 1
+    assert mate.neighbours_now(START_NS + 300 * MS) == 0
+    other.note(START_NS + 300 * MS, sequences=1, left_ns=MS)  # it outran what was expected and goes on
+    assert mate.neighbours_now(START_NS + 320 * MS) == 1
 
 
 def test_only_instances_of_the_same_host_are_neighbours() -> None:
@@ -82,9 +103,9 @@ def test_nobody_is_delayed_beside_an_idle_neighbour() -> None:
     hosts, known = Hosts(), NeighbourEffect()
     observed(known, slowdown=0.3, seconds=60)
     mate, other = hosts.join("a", "x", NeighbourEffect()), hosts.join("b", "x", known)
-    other.note(START_NS, running=4, waiting=0)
+    other.note(START_NS, sequences=4)
     assert mate.delay_ns(SECOND, START_NS) == pytest.approx(4 * SECOND * (known.factor(1) - 1), rel=1e-6)
-    other.note(START_NS, running=0, waiting=0)
+    other.note(START_NS, sequences=0)
     assert mate.delay_ns(SECOND, START_NS) == 0
     assert Mate().delay_ns(SECOND, START_NS) == 0
 

@@ -37,7 +37,7 @@ class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metric: Literal["e2e", "ttft", "slo"] = "e2e"
     candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
     others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
-    neighbours_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 5.0
+    neighbours_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 10.0
     ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
     slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
     slo_tpot_ms: Annotated[float, msgspec.Meta(gt=0)] = 100.0
@@ -72,7 +72,7 @@ def decide(
     weight, waiting = parameters.others_weight, parameters.ttft_weight if end_to_end else 0.0
     beside = parameters.neighbours_weight
     loads = [
-        (of(p) + weight * p.others_delay_ns + beside * p.neighbours_delay_ns + waiting * _ttft_ns(p)) / _MS
+        (of(p) + weight * p.others_delay_ns + beside * p.neighbours_delay_ns + waiting * p.ttft_ns) / _MS
         for p in predictions
     ]
     unit = "ms predicted end to end" if end_to_end else "ms predicted to the first token"
@@ -109,6 +109,7 @@ def _e2e_ns(prediction: Prediction) -> int:
 def _behind_ns(prediction: Prediction) -> int:
     """Time for what the asker placed there after it had asked, which the prediction cannot know: each has its prefill
     first, about as long as this one's own time to the first token. It keeps a burst, all of it asked about the same
-    idle instance, from going there as a whole.
+    idle instance, from going there as a whole. It counts once: the weight of waiting is for memory that is short, and
+    a burst's prefills are soon over.
     """
     return prediction.placed_since * prediction.ttft_ns
