@@ -15,6 +15,7 @@ import pstats
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Player:
         self.name = name
         self.handled = 0
         self.trips_ns: list[int] = []
-        self._back = [Publish(subject=f"mr.bench.{other}", body=body)]
+        self._back: list[Effect] = [Publish(subject=f"mr.bench.{other}", body=body)]
         self._balls = balls
         self._seconds = seconds
         self._sent_ns = 0
@@ -86,6 +87,11 @@ class Player:
         """A bench checks nothing."""
 
 
+def _again(player: Player, incarnation: int) -> Player:
+    """A factory of the one player, whatever the incarnation."""
+    return player
+
+
 def simulate(*, verify: bool, pairs: int, handled: int) -> float:
     """Handled messages a second in virtual time."""
     simulation = Simulation(1, verify=verify, invariants_every=0)
@@ -93,7 +99,7 @@ def simulate(*, verify: bool, pairs: int, handled: int) -> float:
         for name, other in ((f"a{pair}", f"b{pair}"), (f"b{pair}", f"a{pair}")):
             balls = 1 if name.startswith("a") else 0
             player = Player(name, other, balls=balls, body=SMALL)
-            simulation.add(lambda _incarnation, player=player: player, node=name, accepts=(LengthTag,))
+            simulation.add(partial(_again, player), node=name, accepts=(LengthTag,))
     began = time.process_time()
     while simulation.handled < handled:
         simulation.run_for(SECOND // (2 * pairs))

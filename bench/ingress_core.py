@@ -254,7 +254,7 @@ def letters() -> Vocabulary:
 
 
 def _profiled() -> int:
-    for measure in (relay_us, lambda: call_us(64)):
+    for measure in (relay_us, partial(call_us, 64, "forecast")):
         profile = cProfile.Profile()
         profile.runcall(measure)
         pstats.Stats(profile).sort_stats("tottime").print_stats(18)

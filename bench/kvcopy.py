@@ -39,7 +39,7 @@ PAGE = 4096
 def main() -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=64, help="MiB of each transfer")
+    parser.add_argument("--mib", type=int, default=64, help="MiB of each transfer, 20 or more")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
@@ -63,7 +63,8 @@ def _copies(folder: Path, *, bytes_: int, rounds: int) -> None:
     source = SharedRegion(2 * bytes_).view
     source[:] = 2
     shared = SharedMemoryCopier(region, folder / "target")
-    links = {"shared memory": shared.connect(peer), "cross memory": CrossMemoryCopier(region.view).connect(peer)}
+    links: dict[str, Link] = {"shared memory": shared.connect(peer)}
+    links["cross memory"] = CrossMemoryCopier(region.view).connect(peer)
     first = _seconds(partial(_carry_out, links["shared memory"], _shuffled(1, bytes_)))
     print(f"first read of a mapping, {bytes_ // MIB} MiB in one piece (page faults): {bytes_ / first / 1e9:.1f} GB/s")
     print(f"{'pieces':>7} {'of':>9} {'memcpy':>7} {'local':>13} " + " ".join(f"{name:>15}" for name in links))
