@@ -12,6 +12,7 @@ import ast
 import contextlib
 import importlib
 import io
+import signal
 import sys
 from pathlib import Path
 
@@ -79,4 +80,6 @@ def _save(title: str, command: str, output: str) -> None:
 
 
 if __name__ == "__main__":
+    # One that is stopped, as by `timeout`, takes the clusters that it started along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))
