@@ -134,15 +134,7 @@ def fit(rows: Sequence[Window], base: LinearStepTime | None = None) -> LinearSte
     norms[norms == 0] = 1.0
     solution = (nnls(weighted / norms, walls * weights)[0] / norms) @ basis
     solution *= walls.sum() / max(1.0, float((features @ solution).sum()))
-    fixed, decode, prefill, context, work, prompted = (float(value) for value in solution)
-    return LinearStepTime(
-        fixed=fixed,
-        per_decode=decode,
-        per_prefill_token=prefill,
-        per_context_token=context,
-        per_prefill_work=work,
-        per_prompted_step=prompted,
-    )
+    return LinearStepTime.fitted(solution)
 
 
 def bias(model: LinearStepTime, rows: Sequence[Window]) -> tuple[float, float]:

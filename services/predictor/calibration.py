@@ -243,15 +243,7 @@ def fit(rows: np.ndarray) -> LinearStepTime:
     usual = (ratio < FIT_OUTLIER_RATIO) & (ratio > 1 / FIT_OUTLIER_RATIO)
     if usual.sum() >= FIT_STEPS_MIN // 2 and not usual.all():
         coefficients = _solve(rows[usual])
-    fixed, decode, prefill, context, work, prompted = (float(value) for value in coefficients)
-    return LinearStepTime(
-        fixed=fixed,
-        per_decode=decode,
-        per_prefill_token=prefill,
-        per_context_token=context,
-        per_prefill_work=work,
-        per_prompted_step=prompted,
-    )
+    return LinearStepTime.fitted(coefficients)
 
 
 def _solver() -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, float]]:

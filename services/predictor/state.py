@@ -208,7 +208,7 @@ def _left_ns(snapshot: StatusSnapshot) -> int:
     if snapshot.waiting or None in expected or not snapshot.step_duration_ns:
         return SILENCE_NS
     steps = [(entry.expected_output_tokens or 0) - entry.output_tokens for entry in snapshot.running]
-    return max(1, *steps, 1) * snapshot.step_duration_ns
+    return max([1, *steps]) * snapshot.step_duration_ns
 
 
 def prefixes_of(parameters: EngineParameters) -> Prefixes:

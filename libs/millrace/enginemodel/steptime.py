@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -94,6 +95,24 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         starts = [0, *(tokens for tokens, _ in self.bends)]
         if any(later <= earlier for earlier, later in itertools.pairwise(starts)):
             raise ValueError(f"bends must begin at rising numbers of tokens, begin at {starts[1:]}")
+
+    @classmethod
+    def fitted(cls, costs: Iterable[float], *, bends: tuple[tuple[int, float], ...] = ()) -> LinearStepTime:
+        """The model of a fit's solution.
+
+        Args:
+            costs: ns of fixed, per_decode, per_prefill_token, per_context_token, per_prefill_work, per_prompted_step.
+        """
+        fixed, decode, prefill, context, work, prompted = (float(ns) for ns in costs)
+        return cls(
+            fixed=fixed,
+            per_decode=decode,
+            per_prefill_token=prefill,
+            per_context_token=context,
+            per_prefill_work=work,
+            per_prompted_step=prompted,
+            bends=bends,
+        )
 
     def cost(self, parameters: EngineParameters) -> StepCost:
         """The same in integers."""

@@ -89,16 +89,8 @@ def fit(
     rows[:, PROMPTED] *= prompted
     times = np.array([ns for _, ns in samples], dtype=float)
     solution = non_negative(rows / times[:, None], rounds=ROUNDS if absolute else 1)
-    fixed, decode, prompt, context, work, whole, *steeper = (float(f"{value:.4g}") for value in solution)
-    return LinearStepTime(
-        fixed=fixed,
-        per_decode=decode,
-        per_prefill_token=prompt,
-        per_context_token=context,
-        per_prefill_work=work,
-        per_prompted_step=whole,
-        bends=_bent(bends, steeper),
-    )
+    rounded = [float(f"{value:.4g}") for value in solution]
+    return LinearStepTime.fitted(rounded[: PROMPTED + 1], bends=_bent(bends, rounded[PROMPTED + 1 :]))
 
 
 def with_longest(model: LinearStepTime, samples: list[Sample]) -> LinearStepTime:
