@@ -16,7 +16,7 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Body, Message
-from millrace.contracts.plan import InstanceRole, Lease, Plan
+from millrace.contracts.plan import InstanceRole, Lease, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 
 from services.coordinator.actor import LEASE_NS, SILENCE_NS_MAX, TICK_NS, CoordinatorActor
@@ -25,6 +25,7 @@ from services.coordinator.planning import role_of
 
 S = 1_000_000_000
 MODEL = "tiny"
+EMPTY = Stage(name="s0", length_min=0, length_max=None, instances=[])
 
 
 class Bench:
@@ -224,7 +225,7 @@ def test_a_lost_write_is_not_repeated_until_the_next_tick() -> None:
     bench.register("a")
     effects = bench.tick()
     assert any(isinstance(effect, PutKey) for effect in effects) or bench.plan
-    bench.keys["plan", MODEL] = (Plan(model=MODEL, epoch=8, stages=[], coordinator="x"), 99)
+    bench.keys["plan", MODEL] = (Plan(model=MODEL, epoch=8, stages=[EMPTY], coordinator="x"), 99)
     bench.register("b")  # its write meets revision 99 and loses
     assert bench.keys["plan", MODEL][1] == 99
     bench.send(KeyChanged(bucket="plan", key=MODEL, value=bench.keys["plan", MODEL][0], revision=99))

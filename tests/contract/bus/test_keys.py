@@ -10,7 +10,7 @@ from millrace.contracts.local import (
     KeyNotPut,
     KeyPut,
 )
-from millrace.contracts.plan import Plan
+from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord
 
 from tests.contract.bus.harness import Harness
@@ -18,7 +18,9 @@ from tests.contract.bus.probe import Probe
 
 
 def plan(epoch: int) -> Plan:
-    return Plan(model="m", epoch=epoch, stages=[], coordinator="c")
+    return Plan(
+        model="m", epoch=epoch, stages=[Stage(name="s0", length_min=0, length_max=None, instances=[])], coordinator="c"
+    )
 
 
 def put(key: str, epoch: int, expected: int | None = None) -> PutKey:
