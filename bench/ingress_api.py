@@ -14,16 +14,16 @@ from pathlib import Path
 
 from models.training.tokenizer import write_tokenizer
 from services.ingress.api.decoding import decode_body
-from services.ingress.api.drafts import Bounds, Caller, build_call, chat_draft
-from services.ingress.api.formats import SCHEMA_BYTES_MAX, checked_schema
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
+from services.ingress.api.parsed_requests import Bounds, Caller, build_call, parse_chat_request
 from services.ingress.api.requests import ChatRequest
+from services.ingress.api.response_formats import SCHEMA_BYTES_MAX, checked_schema
+from services.ingress.api.responses import ChatResponse
 from services.ingress.api.streams import ChatStream, ResponseHead
+from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.api.tools import NO_TOOLS
-from services.ingress.api.wholes import WholeChat
-from services.ingress.calls import ChoiceDelta, Usage
-from services.ingress.text import TextStream
-from services.ingress.tokenizer import ModelTokenizer
+from services.ingress.calls.messages import ChoiceDelta, Usage
+from services.ingress.tokens.detokenizer import TextStream
 
 PROMPT = "List five animals and say which of them is the largest."
 LENGTH = 4096
@@ -47,16 +47,16 @@ def request_parts(tokenizer: ModelTokenizer) -> dict[str, Callable[[], object]]:
     models = ModelRegistry({"m": model}, lambda name: Serving(1))
     message = {"role": "user", "content": PROMPT}
     body = json.dumps({"model": "m", "messages": [message], "max_tokens": 4, "temperature": 0}).encode()
-    draft = chat_draft(body, models, Bounds())
-    assert draft.texts is not None
-    text = draft.texts[0]
+    parsed = parse_chat_request(body, models, Bounds())
+    assert parsed.texts is not None
+    text = parsed.texts[0]
     ids = tokenizer.encode(text, special=False)
     caller = Caller(request="r")
     return {
         "body to Struct": lambda: decode_body(body, ChatRequest),
-        "body to draft: checks and chat template included": lambda: chat_draft(body, models, Bounds()),
+        "body to parsed: checks and chat template included": lambda: parse_chat_request(body, models, Bounds()),
         f"tokenising {len(text)} characters to {len(ids)} tokens": lambda: tokenizer.encode(text, special=False),
-        "draft to call": lambda: build_call(draft, [ids], caller, LENGTH),
+        "parsed to call": lambda: build_call(parsed, [ids], caller, LENGTH),
     }
 
 
@@ -67,7 +67,7 @@ def response_parts() -> dict[str, Callable[[], object]]:
     delta, usage = [ChoiceDelta(0, " word", 1)], Usage(10, 1)
 
     def whole() -> bytes:
-        response = WholeChat(head, NO_TOOLS)
+        response = ChatResponse(head, NO_TOOLS)
         response.deltas([ChoiceDelta(0, "four words of text", 4, "stop")])
         return response.body(usage)
 

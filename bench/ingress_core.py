@@ -32,10 +32,10 @@ from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, Instance
 from tokenizers import Tokenizer, decoders, models
 
 from services.ingress.actor import IngressActor
-from services.ingress.calls import Call, CallKind, CallSubmitted
+from services.ingress.calls.messages import Call, CallKind, CallSubmitted
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
-from services.ingress.text import TextModel, TextStream, Vocabulary
+from services.ingress.tokens.detokenizer import TextModel, TextStream, Vocabulary
 
 MODEL = "m"
 STREAMS = 64

@@ -27,7 +27,7 @@ from millrace.contracts.worker import Sampling
 from bench.ingress_throughput import PROMPT
 from bench.loadgen import Load, quantile
 from bench.local_cluster import MODEL, ClusterOptions, LocalCluster
-from services.ingress.tokenizer import ModelTokenizer
+from services.ingress.api.tokenizer import ModelTokenizer
 from services.worker.modelled import ModelledConfig, ModelledLiveEngine
 
 TOKENS = 32

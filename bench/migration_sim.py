@@ -35,7 +35,7 @@ from millrace.sim.scenarios.load import call_of, request_name
 from millrace.sim.scenarios.reading import scenario_of
 from millrace.workloads.shape import Arrival, RequestShape
 
-from services.ingress.calls import CallAbandoned, DeliverDeltas
+from services.ingress.calls.messages import CallAbandoned, DeliverDeltas
 
 K = 1024
 ENGINE = {

@@ -21,18 +21,18 @@ from millrace.contracts.message import Body
 from millrace.telemetry import Telemetry, open_telemetry
 
 from services.ingress.actor import ACCEPTS, IngressActor
-from services.ingress.api.drafts import Bounds
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
+from services.ingress.api.parsed_requests import Bounds
+from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.config import HttpConfig, IngressConfig, policy_of
 from services.ingress.http.app import App
 from services.ingress.http.connection import ConnectionLimits
+from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, Tracer
 from services.ingress.http.server import HttpServer
-from services.ingress.keys import KeyStore
 from services.ingress.metrics import IngressMetrics
-from services.ingress.text import TextModel
-from services.ingress.tokenizer import ModelTokenizer
+from services.ingress.tokens.detokenizer import TextModel
 
 #: How often the key file is looked at, seconds.
 KEYS_CHECK_S = 1.0
@@ -40,7 +40,7 @@ KEYS_CHECK_S = 1.0
 LAST_WORDS_S = 2.0
 
 
-class Shell:
+class IngressProcess:
     """Composition of one ingress process."""
 
     def __init__(self, config: IngressConfig, telemetry: Telemetry) -> None:
@@ -54,7 +54,7 @@ class Shell:
         self._incarnation = time.time_ns()
         self._rng = random.Random(f"{config.name}/{self._incarnation}")
         self._handle: ActorHandle | None = None
-        self._keys = KeyStore(config.http.keys_file) if config.http.keys_file else None
+        self._keys = ApiKeyStore(config.http.keys_file) if config.http.keys_file else None
         tokenizers = {model.name: ModelTokenizer.load(model.path) for model in config.models}
         self._actor = IngressActor(
             config=config,
@@ -166,7 +166,7 @@ async def serve(config: IngressConfig) -> None:
     telemetry = open_telemetry("ingress", config.name, config.telemetry)
     try:
         telemetry.logger.info("starting", config=masked(config))
-        shell = Shell(config, telemetry)
+        shell = IngressProcess(config, telemetry)
         telemetry.serve_metrics()
         await shell.run()
     finally:

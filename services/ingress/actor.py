@@ -55,12 +55,18 @@ from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.policies.dispatch import DispatchPolicy
 
-from services.ingress import reports
-from services.ingress.allotments import allot, allotted_to
-from services.ingress.answers import take_failure, take_gathered, take_reply
-from services.ingress.calls import Call, CallAbandoned, CallSubmitted, RefusalKind
+from services.ingress import snapshot
+from services.ingress.calls.admission import open_call, refusal_of
+from services.ingress.calls.completion import ACKNOWLEDGE_TIMER, abandon, refuse, refuse_or_fail, send_acknowledgements
+from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.config import IngressConfig
-from services.ingress.continuation import (
+from services.ingress.dispatch.submission import (
+    PLACE_TIMER,
+    place_call,
+    place_waiting,
+)
+from services.ingress.dispatch.tag_client import ask_tag, wants_tag
+from services.ingress.failover.failover import (
     ask_after_outage,
     continue_all,
     continue_or_end,
@@ -68,20 +74,14 @@ from services.ingress.continuation import (
     lose_target,
     lost_earlier,
 )
-from services.ingress.endings import ACKNOWLEDGE_TIMER, abandon, refuse, refuse_or_fail, send_acknowledgements
 from services.ingress.metrics import IngressMetrics
-from services.ingress.moving import take_move
-from services.ingress.opening import open_call, refusal_of
-from services.ingress.placing import (
-    PLACE_TIMER,
-    place_call,
-    place_waiting,
-)
-from services.ingress.relaying import relay
+from services.ingress.migration.epoch_grants import allot, allotted_to
+from services.ingress.migration.ownership import take_move
+from services.ingress.reply_router import take_failure, take_gathered, take_reply
 from services.ingress.state import IngressState
-from services.ingress.tagging import ask_tag, wants_tag
-from services.ingress.text import TextModel
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
+from services.ingress.tokens.detokenizer import TextModel
+from services.ingress.tokens.ingest import relay
 
 #: Bus messages that the runtime shall hand over; anything else is refused there.
 ACCEPTS: tuple[type[Body], ...] = (
@@ -365,7 +365,7 @@ class IngressActor:
     # For people and checkers.
 
     def snapshot(self) -> dict[str, Any]:
-        return reports.snapshot(self._state)
+        return snapshot.snapshot(self._state)
 
     def check_invariants(self) -> None:
-        reports.check_invariants(self._state)
+        snapshot.check_invariants(self._state)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.ingress.instances import Instance
+from services.ingress.cluster.instances import KnownInstance
 
 
 class PendingTag(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class PendingSubmit(msgspec.Struct, frozen=True):
 
     sequence: Any
     epoch: int
-    instance: Instance
+    instance: KnownInstance
 
 
 class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):

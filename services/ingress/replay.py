@@ -7,10 +7,10 @@ import random
 import msgspec
 
 from services.ingress.actor import IngressActor
+from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.config import IngressConfig, policy_of
 from services.ingress.metrics import IngressMetrics
-from services.ingress.text import TextModel
-from services.ingress.tokenizer import ModelTokenizer
+from services.ingress.tokens.detokenizer import TextModel
 
 
 def core_rng(name: str, incarnation: int) -> random.Random:

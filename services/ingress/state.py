@@ -13,19 +13,19 @@ from millrace.contracts.worker import Sampling
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
 from millrace.telemetry.tracecontext import parse_traceparent
 
-from services.ingress.admission import Admission
-from services.ingress.calls import Call, ChoiceDelta, DeltaLogprob
-from services.ingress.cluster import Cluster
+from services.ingress.calls.limits import AdmissionLimits
+from services.ingress.calls.messages import Call, ChoiceDelta, DeltaLogprob
+from services.ingress.cluster.cluster_view import IngressClusterView
+from services.ingress.cluster.instances import KnownInstance
 from services.ingress.config import IngressConfig, policy_parameters
-from services.ingress.instances import Instance
+from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
 from services.ingress.metrics import IngressMetrics
 from services.ingress.pending import Pending, PredictorsHealth
-from services.ingress.prefixes import Holders, PromptBlocks
-from services.ingress.text import TextModel, TextStream
 from services.ingress.times import Times
+from services.ingress.tokens.detokenizer import TextModel, TextStream
 
 
-class Phase(Enum):
+class SequencePhase(Enum):
     """Where a sequence stands."""
 
     WAITING = "waiting"  # ingress owns it: no instance has it, it is to be placed
@@ -36,7 +36,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Allotment:
+class EpochGrant:
     """An epoch that a migration's target may decode in, until it is proven that it does, or the allotment is void.
 
     Attributes:
@@ -51,7 +51,7 @@ class Allotment:
     __slots__ = ("at_ns", "epoch", "incarnation", "instance", "migration", "proof", "source", "span", "tokens")
 
     def __init__(
-        self, sequence: OpenSequence, target: Instance, *, migration: str, epoch: int, now_ns: int, span: str
+        self, sequence: OpenSequence, target: KnownInstance, *, migration: str, epoch: int, now_ns: int, span: str
     ) -> None:
         assert sequence.instance is not None
         self.migration = migration
@@ -77,7 +77,7 @@ class OpenSequence:
         voided: Migrations whose allotments were voided, the latest few: their late questions are refused.
         moved: It came to its instance by a migration in this epoch.
         fresh: No token came in this epoch.
-        excluded: Instance -> incarnation that failed it since it was last owned.
+        excluded: KnownInstance -> incarnation that failed it since it was last owned.
         waiting_since_ns: When it last lost its instance, or came; 0 while it is owned.
         rounds: Pauses since then.
         asking: Correlation of the open question to predictors; empty for none.
@@ -145,12 +145,12 @@ class OpenSequence:
         self.text = text
         self.lazy = not call.call.stream and not call.call.stop  # detokenise once, at the end
         self.log: list[int] = []
-        self.phase = Phase.WAITING
+        self.phase = SequencePhase.WAITING
         self.epoch = self.epoch_max = -1
-        self.allotment: Allotment | None = None
+        self.allotment: EpochGrant | None = None
         self.voided: tuple[str, ...] = ()
         self.moved = False
-        self.instance: Instance | None = None
+        self.instance: KnownInstance | None = None
         self.incarnation = 0  # of the instance, when it was asked
         self.placed_ns = 0
         self.owned = False
@@ -274,8 +274,8 @@ class IngressState:
         self.metrics = metrics
         self.rng = rng
         self.subjects = Subjects(config.bus.cluster)
-        self.cluster = Cluster()
-        self.admission = Admission(config.limits)
+        self.cluster = IngressClusterView()
+        self.admission = AdmissionLimits(config.limits)
         self.calls: dict[str, OpenCall] = {}
         self.deadline_ns = 0  # no open call's is earlier
         self.sequences: dict[str, OpenSequence] = {}
@@ -296,7 +296,7 @@ class IngressState:
         self.tag_from_ns = 0
         self.tags_missing = False  # and said so
         self.predictors: dict[str, PredictorsHealth] = {}  # by model
-        self.holders = Holders()
+        self.holders = PrefixHolders()
         self.stopping = False
         self.stop_at_ns = 0
         self.place_timer_ns = 0

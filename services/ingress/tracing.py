@@ -14,10 +14,10 @@ from millrace.actor.effects import Effect, RecordSpan
 from millrace.contracts.observers import Forecast
 from millrace.telemetry.tracecontext import child, format_traceparent
 
-from services.ingress.calls import Usage
-from services.ingress.deciding import Verdict
+from services.ingress.calls.messages import Usage
+from services.ingress.dispatch.decision import DispatchDecision
 from services.ingress.pending import PendingForecast, PendingTag
-from services.ingress.state import Allotment, OpenCall, OpenSequence
+from services.ingress.state import EpochGrant, OpenCall, OpenSequence
 
 
 def new_span(call: OpenCall, rng: Random) -> str:
@@ -79,10 +79,12 @@ def _said(forecast: Forecast) -> str:
     return f"{forecast.e2e_ns / 1e6:.1f} ms, first token {forecast.ttft_ns / 1e6:.1f} ms{cached}"
 
 
-def begin_placement(sequence: OpenSequence, verdict: Verdict, now_ns: int, rng: Random) -> dict[str, Any] | None:
+def begin_placement(
+    sequence: OpenSequence, dispatch: DispatchDecision, now_ns: int, rng: Random
+) -> dict[str, Any] | None:
     """Opens the sequence's dispatch or continuation span; its attributes so far, or None where nothing is sampled."""
     call = sequence.call
-    decision = verdict.decision
+    decision = dispatch.decision
     earlier = sequence.span
     sequence.span = new_span(call, rng)
     sequence.span_start_ns = now_ns
@@ -92,16 +94,16 @@ def begin_placement(sequence: OpenSequence, verdict: Verdict, now_ns: int, rng: 
         "request": call.request,
         "sequence": sequence.id,
         "epoch": sequence.epoch,
-        "policy": verdict.policy,
+        "policy": dispatch.policy,
         "instance": decision.chosen or "",
         "reason": decision.reason,
         "scores": ", ".join(f"{s.name}={s.score:.3f}" for s in decision.scores[:4]),
         "output_tokens": len(sequence.log),
     }
-    if verdict.fallback:
-        attributes["fallback"] = verdict.fallback
-    if verdict.forecasts:
-        attributes["forecasts"] = msgspec.json.encode(verdict.forecasts).decode()  # `millrace explain` reads it
+    if dispatch.fallback:
+        attributes["fallback"] = dispatch.fallback
+    if dispatch.forecasts:
+        attributes["forecasts"] = msgspec.json.encode(dispatch.forecasts).decode()  # `millrace explain` reads it
     if sequence.owned:
         attributes["cause"] = sequence.why
         attributes["link"] = earlier
@@ -132,7 +134,7 @@ def end_placement(
 
 
 def end_move(
-    sequence: OpenSequence, allotment: Allotment, *, source: str, outcome: str, now_ns: int, out: list[Effect]
+    sequence: OpenSequence, allotment: EpochGrant, *, source: str, outcome: str, now_ns: int, out: list[Effect]
 ) -> None:
     """The target of a migration has the sequence: a span since its epoch was allotted, linked to the one before."""
     call = sequence.call

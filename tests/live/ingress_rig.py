@@ -15,9 +15,10 @@ from millrace.contracts.worker import Sampling
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.ingress.api.drafts import Bounds
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
-from services.ingress.calls import (
+from services.ingress.api.parsed_requests import Bounds
+from services.ingress.api.tokenizer import ModelTokenizer
+from services.ingress.calls.messages import (
     AcceptCall,
     Call,
     CallAbandoned,
@@ -33,11 +34,10 @@ from services.ingress.calls import (
 )
 from services.ingress.http.app import App
 from services.ingress.http.connection import ConnectionLimits
+from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, Tracer
 from services.ingress.http.server import HttpServer
-from services.ingress.keys import KeyStore
-from services.ingress.tokenizer import ModelTokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -143,7 +143,7 @@ LIMITS = ConnectionLimits(
 
 @asynccontextmanager
 async def served(
-    folder: Path, *, keys: KeyStore | None = None, limits: ConnectionLimits = LIMITS
+    folder: Path, *, keys: ApiKeyStore | None = None, limits: ConnectionLimits = LIMITS
 ) -> AsyncIterator[Rig]:
     """Serves models ``tiny`` and ``tools`` on a free port of the loopback."""
     core, registry, bugs = FakeCore(), CollectorRegistry(), []

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvloop
 
-from services.ingress.calls import RefusalKind
+from services.ingress.calls.messages import RefusalKind
 from tests.live.ingress_rig import MAX_MODEL_LEN, Rig, served
 
 CHAT = "/v1/chat/completions"

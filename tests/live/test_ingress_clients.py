@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from langchain_openai import ChatOpenAI, OpenAI
 
-from services.ingress.calls import Call, RefusalKind
+from services.ingress.calls.messages import Call, RefusalKind
 from tests.live.ingress_rig import Rig, served
 
 MESSAGES: Any = [

@@ -14,10 +14,10 @@ import pytest
 import uvloop
 from millrace.cli.__main__ import main as millrace
 
-from services.ingress.api.drafts import Bounds, completion_draft
+from services.ingress.api.parsed_requests import Bounds, parse_completion_request
+from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
 from services.ingress.http.exchange import Exchange, HttpRequest
-from services.ingress.keys import ANYBODY, KeyStore
-from services.ingress.tokenizer import LOOP_CHARACTERS_MAX
+from services.ingress.http.keys import ANYBODY, ApiKeyStore
 from tests.live.ingress_rig import LIMITS, Rig, served
 
 CHAT = "/v1/chat/completions"
@@ -231,11 +231,11 @@ async def test_a_bug_while_a_long_prompt_is_tokenised_is_a_500_and_nobody_waits_
     request = HttpRequest(method="POST", path=COMPLETE, headers={}, body=b"", keep_alive=True, chunked=True)
     exchange = Bodiless(request, None)  # type: ignore[arg-type]
     body = json.dumps({"model": "tiny", "prompt": "x"}).encode()
-    draft = completion_draft(body, rig.models, Bounds())
+    parsed = parse_completion_request(body, rig.models, Bounds())
     rig.calls.submit(
         exchange,
         COMPLETE,
-        msgspec.structs.replace(draft, texts=[Broken()] * (LOOP_CHARACTERS_MAX // 1_000 + 1)),
+        msgspec.structs.replace(parsed, texts=[Broken()] * (LOOP_CHARACTERS_MAX // 1_000 + 1)),
         ANYBODY,
     )
     await until(lambda: exchange.status)
@@ -267,7 +267,7 @@ async def test_keys_made_by_the_command_open_the_door_and_carry_their_limits(tmp
     assert millrace(["keys", "--file", str(file), "add", "alice", "--requests-per-minute", "60"]) == 0
     key = capsys.readouterr().out.strip()
     assert key not in file.read_text()
-    async with served(tmp_path, keys=KeyStore(file)) as rig, httpx.AsyncClient(base_url=rig.url) as client:
+    async with served(tmp_path, keys=ApiKeyStore(file)) as rig, httpx.AsyncClient(base_url=rig.url) as client:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": key}):
             answer = await client.post(CHAT, json=chat(), headers=headers)
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
@@ -283,7 +283,7 @@ def test_a_changed_key_file_is_read_again_and_a_broken_one_changes_nothing(tmp_p
     file = tmp_path / "keys.toml"
     millrace(["keys", "--file", str(file), "add", "alice"])
     alice = capsys.readouterr().out.strip().encode()
-    store = KeyStore(file)
+    store = ApiKeyStore(file)
     millrace(["keys", "--file", str(file), "add", "bob"])
     bob = capsys.readouterr().out.strip().encode()
     assert store.lookup(bob) is None

@@ -14,7 +14,7 @@ from millrace.sim.cluster import MODEL, ClusterShape, MigrationShape, SimulatedC
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 
-from services.ingress.calls import Call, CallKind
+from services.ingress.calls.messages import Call, CallKind
 
 BLOCK = 16
 PROMPT = [97 + index % 26 for index in range(100)]

@@ -17,10 +17,10 @@ from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from tokenizers import Tokenizer, decoders, models
 
 from services.ingress.actor import IngressActor
-from services.ingress.calls import Call, CallKind, CallSubmitted, DeliverDeltas
+from services.ingress.calls.messages import Call, CallKind, CallSubmitted, DeliverDeltas
 from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig, policy_of
 from services.ingress.metrics import IngressMetrics
-from services.ingress.text import TextModel, Vocabulary
+from services.ingress.tokens.detokenizer import TextModel, Vocabulary
 
 SECOND = 1_000_000_000
 MILLISECOND = 1_000_000

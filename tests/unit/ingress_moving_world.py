@@ -32,7 +32,7 @@ from millrace.contracts.worker import (
     TokensForgotten,
 )
 
-from services.ingress.calls import CallAbandoned, CompleteCall, FailCall, RefuseCall
+from services.ingress.calls.messages import CallAbandoned, CompleteCall, FailCall, RefuseCall
 from services.ingress.state import OpenSequence
 from tests.unit.ingress_core import EOS, MILLISECOND, Bench, instance_of
 

@@ -11,18 +11,24 @@ import pytest
 from millrace.contracts.worker import Sampling, StructuredOutput
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from services.ingress.api.drafts import Bounds, Caller, build_call, chat_draft, completion_draft
 from services.ingress.api.errors import REFUSALS, ApiError, refusal
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.openapi import openapi_document
+from services.ingress.api.parsed_requests import (
+    Bounds,
+    Caller,
+    build_call,
+    parse_chat_request,
+    parse_completion_request,
+)
 from services.ingress.api.requests import ChatRequest, CompletionRequest
+from services.ingress.api.responses import ChatResponse
 from services.ingress.api.streams import ChatStream, CompletionStream, ResponseHead
-from services.ingress.api.tokenizing import detokenize, tokenize
+from services.ingress.api.tokenize_endpoints import detokenize, tokenize
+from services.ingress.api.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
 from services.ingress.api.tools import NO_TOOLS
 from services.ingress.api.unsupported import NOT_SUPPORTED
-from services.ingress.api.wholes import WholeChat
-from services.ingress.calls import Call, ChoiceDelta, RefusalKind, Usage
-from services.ingress.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
+from services.ingress.calls.messages import Call, ChoiceDelta, RefusalKind, Usage
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -55,11 +61,11 @@ def registry(template: str | None = TEMPLATE, live: Serving = ALIVE) -> ModelReg
 
 def call_of(body: dict[str, Any], models: ModelRegistry | None = None, bounds: Bounds = BOUNDS) -> Call:
     models = models or registry()
-    make = chat_draft if "messages" in body else completion_draft
-    draft = make(json.dumps({"model": "m"} | body).encode(), models, bounds)
-    encode = draft.model.tokenizer.encode
-    prompts = draft.token_ids or [encode(text, special=draft.special) for text in draft.texts or []]
-    return build_call(draft, prompts, Caller(request="r"), models.limit(draft.model))
+    make = parse_chat_request if "messages" in body else parse_completion_request
+    parsed = make(json.dumps({"model": "m"} | body).encode(), models, bounds)
+    encode = parsed.model.tokenizer.encode
+    prompts = parsed.token_ids or [encode(text, special=parsed.special) for text in parsed.texts or []]
+    return build_call(parsed, prompts, Caller(request="r"), models.limit(parsed.model))
 
 
 def prompt_of(messages: list[Any], template: str = TEMPLATE, **fields: Any) -> str:
@@ -293,7 +299,7 @@ def test_held_back_text_gives_no_event():
 
 
 def test_a_stop_string_is_told_with_the_end():
-    whole = WholeChat(ResponseHead("c-1", 1, "m", 1), NO_TOOLS)
+    whole = ChatResponse(ResponseHead("c-1", 1, "m", 1), NO_TOOLS)
     whole.deltas([ChoiceDelta(0, "a", 1), ChoiceDelta(0, "", 1, "stop", "END")])
     choice = json.loads(whole.body(Usage(1, 2)))["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"], choice["message"]["content"]) == ("stop", "END", "a")

@@ -19,7 +19,7 @@ from millrace.contracts.worker import (
     SubmitSequence,
 )
 
-from services.ingress.calls import (
+from services.ingress.calls.messages import (
     AcceptCall,
     CallAbandoned,
     CompleteCall,

@@ -15,7 +15,7 @@ from millrace.contracts.worker import (
     TokensForgotten,
 )
 
-from services.ingress.calls import CompleteCall, DeliverDeltas, FailCall, RefusalKind, RefuseCall, Usage
+from services.ingress.calls.messages import CompleteCall, DeliverDeltas, FailCall, RefusalKind, RefuseCall, Usage
 from services.ingress.config import ContinuationConfig, IngressConfig
 from tests.unit.ingress_core import NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids
 

@@ -13,7 +13,7 @@ from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import RefusalReason, Sampling, SequenceRefused
 
-from services.ingress.calls import AcceptCall, CallAbandoned, RefusalKind, RefuseCall
+from services.ingress.calls.messages import AcceptCall, CallAbandoned, RefusalKind, RefuseCall
 from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig
 from tests.unit.ingress_core import MILLISECOND, MODEL, NO_TAG, SECOND, START, Bench, chunk, instance_of
 

@@ -7,10 +7,10 @@ from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceSummary
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.ingress import admission
-from services.ingress.admission import Admission, Bucket
-from services.ingress.calls import KeyLimits, RefusalKind
-from services.ingress.cluster import Cluster
+from services.ingress.calls import limits
+from services.ingress.calls.limits import AdmissionLimits, Bucket
+from services.ingress.calls.messages import KeyLimits, RefusalKind
+from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import LimitsConfig
 from services.ingress.metrics import IngressMetrics, LabelledCounter
 from tests.unit.ingress_core import SECOND, START, make_call
@@ -70,7 +70,7 @@ def test_the_time_a_bucket_tells_is_enough_and_no_more(per_minute, amount, spent
 
 
 def test_limits_that_change_in_the_key_file_hold_for_the_next_call():
-    door = Admission(LimitsConfig())
+    door = AdmissionLimits(LimitsConfig())
     tight = make_call("a", key="k", limits=KeyLimits(requests_per_minute=1))
     assert door.admit(tight, 1, 3, START) is None
     assert door.admit(tight, 1, 3, START).kind is RefusalKind.RATE_LIMITED
@@ -79,7 +79,7 @@ def test_limits_that_change_in_the_key_file_hold_for_the_next_call():
 
 
 def test_a_refused_call_is_not_counted():
-    door = Admission(LimitsConfig(calls_open_max=5))
+    door = AdmissionLimits(LimitsConfig(calls_open_max=5))
     call = make_call("a", key="k", limits=KeyLimits(concurrency=1))
     assert door.admit(call, 2, 3, START) is None
     assert door.admit(call, 2, 3, START) is not None
@@ -89,8 +89,8 @@ def test_a_refused_call_is_not_counted():
 
 
 def test_keys_that_rest_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(admission, "KEYS_MAX", 3)
-    door = Admission(LimitsConfig())
+    monkeypatch.setattr(limits, "KEYS_MAX", 3)
+    door = AdmissionLimits(LimitsConfig())
     busy = make_call("busy", key="busy")
     door.admit(busy, 1, 1, START)
     for number in range(50):
@@ -102,7 +102,7 @@ def test_keys_that_rest_are_forgotten_when_there_are_too_many(monkeypatch):
 
 
 def test_what_was_used_without_a_limit_is_not_owed_when_one_is_set():
-    door = Admission(LimitsConfig())
+    door = AdmissionLimits(LimitsConfig())
     free = make_call("a", key="k")
     for _ in range(100):
         assert door.admit(free, 1, 1000, START) is None
@@ -116,7 +116,7 @@ def test_what_was_used_without_a_limit_is_not_owed_when_one_is_set():
 
 
 def test_a_stage_is_chosen_by_length_and_the_others_come_after_it():
-    cluster = Cluster()
+    cluster = IngressClusterView()
     cluster.take_plan("m", plan(stage("short", 0, 100, "a"), stage("long", 100, None, "b")))
     assert [s.name for s in cluster.stages("m", 50)] == ["short", "long"]
     assert [s.name for s in cluster.stages("m", 100)] == ["long", "short"]
@@ -124,7 +124,7 @@ def test_a_stage_is_chosen_by_length_and_the_others_come_after_it():
 
 
 def test_a_plan_of_an_older_epoch_is_ignored_unless_the_store_had_lost_its_plans():
-    cluster = Cluster()
+    cluster = IngressClusterView()
     cluster.take_plan("m", plan(stage("s", 0, None, "a", "b"), epoch=5))
     cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=4))
     assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a", "b"]
@@ -139,7 +139,7 @@ def test_a_plan_of_an_older_epoch_is_ignored_unless_the_store_had_lost_its_plans
 
 
 def test_instances_of_a_changed_plan_keep_what_is_known_of_them():
-    cluster = Cluster()
+    cluster = IngressClusterView()
     cluster.take_summary(summary("b", START, running=2), START)
     cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=1))
     assert cluster.usable("m") == 0
@@ -149,7 +149,7 @@ def test_instances_of_a_changed_plan_keep_what_is_known_of_them():
 
 
 def test_a_draining_or_silent_instance_is_no_candidate_and_says_why():
-    cluster = Cluster()
+    cluster = IngressClusterView()
     cluster.take_plan("m", plan(stage("s", 0, None, "a", "b", "c")))
     cluster.take_summary(summary("a", START, draining=True), START)
     cluster.take_summary(summary("b", START), START)
@@ -168,8 +168,8 @@ def test_a_draining_or_silent_instance_is_no_candidate_and_says_why():
 
 
 def test_strangers_make_room_for_instances_that_are_planned(monkeypatch):
-    monkeypatch.setattr("services.ingress.cluster.INSTANCES_MAX", 4)
-    cluster = Cluster()
+    monkeypatch.setattr("services.ingress.cluster.cluster_view.INSTANCES_MAX", 4)
+    cluster = IngressClusterView()
     cluster.take_plan("m", plan(stage("s", 0, None, "a")))
     cluster.take_summary(summary("a", START), START)
     for number in range(20):
@@ -193,7 +193,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 def test_views_and_sums_are_always_what_the_facts_say(steps):
-    cluster = Cluster()
+    cluster = IngressClusterView()
     names = [f"i{n}" for n in range(4)]
     cluster.take_plan("m", plan(stage("s", 0, None, *names)))
     for number, (what, which, value) in enumerate(steps):

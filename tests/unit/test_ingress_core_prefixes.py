@@ -11,7 +11,7 @@ from millrace.contracts.status import InstanceRecord
 from millrace.kvcache.chain import extend_chain, unpack_hashes
 
 from services.ingress.config import DispatchConfig, IngressConfig
-from services.ingress.prefixes import BLOCKS_MAX, Holders, PromptBlocks
+from services.ingress.dispatch.prefix_blocks import BLOCKS_MAX, PrefixHolders, PromptBlocks
 from tests.unit.ingress_core import NO_TAG, Bench, chunk
 
 BLOCK = 16
@@ -129,7 +129,7 @@ def test_where_but_some_are_asked_whoever_has_had_the_prompt_is_among_them() -> 
 
 
 def test_no_more_holders_are_kept_in_mind_than_there_is_room_for() -> None:
-    holders = Holders(blocks_max=3)
+    holders = PrefixHolders(blocks_max=3)
     prompts = [PromptBlocks([number] * 16, 2) for number in range(4)]
     for number, blocks in enumerate(prompts):
         holders.note(blocks, f"w{number}")

@@ -16,7 +16,7 @@ from millrace.contracts.worker import (
     TokensForgotten,
 )
 
-from services.ingress.calls import AcceptCall, CompleteCall, DeliverDeltas, FailCall, RefuseCall
+from services.ingress.calls.messages import AcceptCall, CompleteCall, DeliverDeltas, FailCall, RefuseCall
 from tests.unit.ingress_core import Bench, chunk, ids, instance_of
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
@@ -91,7 +91,7 @@ def test_tokens_of_another_epoch_or_instance_or_incarnation_are_late():
 
 
 def test_a_token_message_of_a_forgotten_instance_is_kept_out_when_the_instance_table_is_full(monkeypatch):
-    monkeypatch.setattr("services.ingress.cluster.INSTANCES_MAX", 2)
+    monkeypatch.setattr("services.ingress.cluster.cluster_view.INSTANCES_MAX", 2)
     bench = Bench()
     bench.incarnations["w9"] = 5
     bench.tokens("w9", chunk("a"))

@@ -2,7 +2,7 @@
 
 from millrace.contracts.plan import Plan, Stage
 
-from services.ingress.cluster import Cluster
+from services.ingress.cluster.cluster_view import IngressClusterView
 
 
 def plan(epoch: int, *instances: str) -> Plan:
@@ -10,12 +10,12 @@ def plan(epoch: int, *instances: str) -> Plan:
     return Plan(model="m", epoch=epoch, stages=[stage], coordinator="c")
 
 
-def planned(cluster: Cluster) -> list[str]:
+def planned(cluster: IngressClusterView) -> list[str]:
     return [name for stage in cluster.plans["m"].stages for name in stage.instances]
 
 
 def test_an_older_plan_is_ignored():
-    cluster = Cluster()
+    cluster = IngressClusterView()
     cluster.take_plan("m", plan(5, "a"))
     cluster.take_plan("m", plan(4, "b"))
     assert planned(cluster) == ["a"]
@@ -23,7 +23,7 @@ def test_an_older_plan_is_ignored():
 
 
 def test_a_plan_that_is_gone_holds_until_another_is_written_whatever_its_epoch():
-    cluster = Cluster()
+    cluster = IngressClusterView()
     cluster.take_plan("m", plan(5, "a"))
     cluster.take_plan("m", None)
     assert planned(cluster) == ["a"]
@@ -34,7 +34,7 @@ def test_a_plan_that_is_gone_holds_until_another_is_written_whatever_its_epoch()
 
 
 def test_after_a_reconnect_the_stores_plan_counts_even_if_its_epochs_began_anew():
-    cluster = Cluster()
+    cluster = IngressClusterView()
     cluster.take_plan("m", plan(12, "a"))
     cluster.pardon(now_ns=1)
     cluster.take_plan("m", plan(1, "b"))

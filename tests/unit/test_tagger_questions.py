@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from millrace.contracts.worker import Sampling, StructuredOutput
 
-from services.ingress.calls import Call, CallKind
-from services.ingress.tagging import PROMPT_HEAD_MAX, tag_request
+from services.ingress.calls.messages import Call, CallKind
+from services.ingress.dispatch.tag_client import PROMPT_HEAD_MAX, tag_request
 
 
 def _call(prompt: tuple[int, ...] = (1, 2, 3), **fields) -> Call:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.ingress.text import TextStream, Vocabulary
+from services.ingress.tokens.detokenizer import TextStream, Vocabulary
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",

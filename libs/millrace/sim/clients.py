@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.sim.oracle import ExpectedChoice, History, Oracle
-from services.ingress.calls import (
+from services.ingress.calls.messages import (
     AcceptCall,
     Call,
     CallAbandoned,

@@ -43,8 +43,8 @@ from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
 from services.ingress.actor import IngressActor
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
-from services.ingress.text import TextModel
-from services.ingress.text import Vocabulary as TextVocabulary
+from services.ingress.tokens.detokenizer import TextModel
+from services.ingress.tokens.detokenizer import Vocabulary as TextVocabulary
 from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
 from services.migrator.actor import MigratorActor
 from services.migrator.config import MigratorConfig

@@ -18,8 +18,8 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.tokens import Vocabulary as EngineVocabulary
 from millrace.enginemodel.tokens import kv_digest, next_token
-from services.ingress.calls import Call
-from services.ingress.text import TextStream, Vocabulary
+from services.ingress.calls.messages import Call
+from services.ingress.tokens.detokenizer import TextStream, Vocabulary
 
 
 class ExpectedChoice(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from millrace.sim.fault_plan import FaultPlan
 from millrace.sim.links import LinkModel
 from millrace.sim.migrations import MigrationLoad, watch_pauses
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
-from services.ingress.calls import Call, CallKind
+from services.ingress.calls.messages import Call, CallKind
 
 #: Every link, but for faults: about the delays of a local network.
 HEALTHY = LinkModel(jitter_ns=50_000)

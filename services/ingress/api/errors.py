@@ -6,7 +6,7 @@ from math import ceil
 
 import msgspec
 
-from services.ingress.calls import RefusalKind
+from services.ingress.calls.messages import RefusalKind
 
 _encode = msgspec.json.Encoder().encode
 

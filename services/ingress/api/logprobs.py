@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ingress.calls import DeltaLogprob
+from services.ingress.calls.messages import DeltaLogprob
 
 
 def chat_logprobs(entries: list[DeltaLogprob]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 
 from services.ingress.api.errors import ApiError, bad_value, unsupported
 from services.ingress.api.requests import ChatMessage, ChatRequest, TokenizeRequest
-from services.ingress.tokenizer import ChatTemplate, TemplateRefused
+from services.ingress.api.tokenizer import ChatTemplate, TemplateRefused
 
 #: Names that `chat_template_kwargs` may not set: they are the request's own.
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from services.ingress.api.errors import ApiError, unknown_model
-from services.ingress.tokenizer import ModelTokenizer
+from services.ingress.api.tokenizer import ModelTokenizer
 
 _encode = msgspec.json.Encoder().encode
 

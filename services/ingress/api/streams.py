@@ -12,7 +12,7 @@ import msgspec
 
 from services.ingress.api.errors import ApiError
 from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
-from services.ingress.calls import ChoiceDelta, Usage
+from services.ingress.calls.messages import ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 

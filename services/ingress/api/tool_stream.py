@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from services.ingress.api.responses import call_id, calls_reason
 from services.ingress.api.streams import ResponseHead, StreamParts, finish_choice
 from services.ingress.api.tools import OPEN_TAG, ParsedCall, ToolMode, ToolPlan, parse_calls
-from services.ingress.api.wholes import call_id, calls_reason
-from services.ingress.calls import ChoiceDelta, Usage
+from services.ingress.calls.messages import ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 

@@ -13,9 +13,9 @@ import msgspec
 from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.errors import bad_value, unsupported
-from services.ingress.api.formats import checked_schema
 from services.ingress.api.requests import ChatRequest, NamedTool, Tool
-from services.ingress.tokenizer import TemplateTraits
+from services.ingress.api.response_formats import checked_schema
+from services.ingress.api.tokenizer import TemplateTraits
 
 _encode = msgspec.json.Encoder().encode
 #: Longest schema of all functions together, bytes: it travels with each submission.

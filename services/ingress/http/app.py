@@ -9,15 +9,15 @@ from millrace.telemetry.opening import package_version
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from services.ingress.api.drafts import Bounds, chat_draft, completion_draft
 from services.ingress.api.errors import SERVER, ApiError, unknown_model
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
-from services.ingress.api.tokenizing import detokenize, tokenize
+from services.ingress.api.parsed_requests import Bounds, parse_chat_request, parse_completion_request
+from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.http.exchange import Exchange
+from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, bearer, client_id
-from services.ingress.keys import ANYBODY, KeyHolder, KeyStore
 
 _encode = msgspec.json.Encoder().encode
 _MODELS = "/v1/models/"
@@ -34,7 +34,7 @@ class App:
         models: ModelRegistry,
         calls: OpenCalls,
         bounds: Bounds,
-        keys: KeyStore | None,
+        keys: ApiKeyStore | None,
         metrics: HttpMetrics,
         on_bug: Callable[[Exception, str], None],
     ) -> None:
@@ -101,7 +101,7 @@ class App:
             )
         return handler
 
-    def _holder(self, exchange: Exchange, keys: KeyStore) -> KeyHolder:
+    def _holder(self, exchange: Exchange, keys: ApiKeyStore) -> KeyHolder:
         token = bearer(exchange)
         if not token:
             raise _unauthorized("No API key: send the header `Authorization: Bearer <key>`.", "missing_api_key")
@@ -111,12 +111,12 @@ class App:
         return holder
 
     def _chat(self, exchange: Exchange, holder: KeyHolder) -> None:
-        draft = chat_draft(exchange.request.body, self._models, self._bounds)
-        self._calls.submit(exchange, "/v1/chat/completions", draft, holder)
+        parsed = parse_chat_request(exchange.request.body, self._models, self._bounds)
+        self._calls.submit(exchange, "/v1/chat/completions", parsed, holder)
 
     def _completion(self, exchange: Exchange, holder: KeyHolder) -> None:
-        draft = completion_draft(exchange.request.body, self._models, self._bounds)
-        self._calls.submit(exchange, "/v1/completions", draft, holder)
+        parsed = parse_completion_request(exchange.request.body, self._models, self._bounds)
+        self._calls.submit(exchange, "/v1/completions", parsed, holder)
 
     def _list_models(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, self._models.list_body())

@@ -15,7 +15,7 @@ import httptools
 import msgspec
 
 from services.ingress.api.errors import ApiError
-from services.ingress.http.exchange import Exchange, Gone, HttpRequest
+from services.ingress.http.exchange import DisconnectReason, Exchange, HttpRequest
 
 #: Request line and headers together, bytes. Browsers and proxies send under 16 KiB.
 HEAD_BYTES_MAX = 65_536
@@ -107,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.lost(self)
-        self._leave(Gone.CLIENT_GONE)
+        self._leave(DisconnectReason.CLIENT_GONE)
 
     def data_received(self, data: bytes) -> None:
         if self._linger_bytes >= 0:
@@ -214,7 +214,7 @@ class HttpConnection(asyncio.Protocol):
             if now_s - self._last_activity_s > LINGER_S:
                 self.transport.close()
         elif self._behind_since_s and now_s - self._behind_since_s > limits.slow_reader_s:
-            self.cut(Gone.SLOW_READER)
+            self.cut(DisconnectReason.SLOW_READER)
         elif self._in_request:
             if now_s - self._last_activity_s > limits.read_s:
                 self._refuse(ApiError(408, "The request did not come whole in time.", code="request_timeout"))
@@ -224,9 +224,9 @@ class HttpConnection(asyncio.Protocol):
     def check_buffer(self) -> None:
         """Cuts a reader that lets more than the bound wait; called after writes to a stream."""
         if self._behind_since_s and self.transport.get_write_buffer_size() > self._host.limits.buffer_bytes_max:
-            self.cut(Gone.SLOW_READER)
+            self.cut(DisconnectReason.SLOW_READER)
 
-    def cut(self, reason: Gone) -> None:
+    def cut(self, reason: DisconnectReason) -> None:
         """Ends the connection now."""
         self._leave(reason)
         self.transport.abort()
@@ -257,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
             chunked=self._chunked,
         )
 
-    def _leave(self, reason: Gone) -> None:
+    def _leave(self, reason: DisconnectReason) -> None:
         current, self._current = self._current, None
         self._waiting.clear()
         if current is not None:
@@ -281,7 +281,7 @@ class HttpConnection(asyncio.Protocol):
         self._last_activity_s = self._host.now_s()
         self._in_request = False
         if self._current is not None:  # an earlier response is under way: its bytes must not be mixed with these
-            self.cut(Gone.CLIENT_GONE)
+            self.cut(DisconnectReason.CLIENT_GONE)
             return
         self._body.clear()
         # A parser that has failed does not know its method either; it matters for HEAD only.

@@ -17,7 +17,7 @@ _STREAM_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-class Gone(StrEnum):
+class DisconnectReason(StrEnum):
     """Why nobody reads the response any more."""
 
     CLIENT_GONE = "client_gone"
@@ -76,7 +76,7 @@ class Exchange:
         self._channel = channel
         self._streaming = False
         self.closed = False
-        self.on_gone: Callable[[Gone], None] | None = None
+        self.on_gone: Callable[[DisconnectReason], None] | None = None
 
     @property
     def streaming(self) -> bool:
@@ -132,7 +132,7 @@ class Exchange:
             self._channel.transport.write(out)
         self._channel.finished(self)
 
-    def gone(self, reason: Gone) -> None:
+    def gone(self, reason: DisconnectReason) -> None:
         """The connection says that nobody reads any more."""
         if self.closed:
             return

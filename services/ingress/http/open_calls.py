@@ -22,14 +22,15 @@ from millrace.telemetry.tracecontext import (
     sample,
 )
 
-from services.ingress.api.drafts import Caller, Draft, build_call, refuse_hopeless
 from services.ingress.api.errors import SERVER, ApiError, refusal
 from services.ingress.api.models import ModelRegistry
+from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call, refuse_hopeless
+from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
 from services.ingress.api.streams import ChatStream, CompletionStream, EventStream, ResponseHead, error_event
+from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
 from services.ingress.api.tool_stream import ToolChatStream
 from services.ingress.api.tools import ToolMode
-from services.ingress.api.wholes import Whole, WholeChat, WholeCompletion
-from services.ingress.calls import (
+from services.ingress.calls.messages import (
     AcceptCall,
     Call,
     CallAbandoned,
@@ -40,26 +41,25 @@ from services.ingress.calls import (
     FailCall,
     RefuseCall,
 )
-from services.ingress.http.exchange import Exchange, Gone
+from services.ingress.http.exchange import DisconnectReason, Exchange
+from services.ingress.http.keys import KeyHolder
 from services.ingress.http.metrics import HttpMetrics
-from services.ingress.keys import KeyHolder
-from services.ingress.tokenizer import LOOP_CHARACTERS_MAX
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _BEARER = re.compile(rb"(?i:bearer) +(\S+)")
 
 
-class View:
+class ResponseView:
     """One call as the client sees it. ``stream`` or ``whole`` is set, as the client asked."""
 
-    __slots__ = ("dirty", "exchange", "headers", "path", "pending", "stream", "whole")
+    __slots__ = ("collected", "dirty", "exchange", "headers", "path", "pending", "stream")
 
     def __init__(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]]) -> None:
         self.exchange = exchange
         self.path = path
         self.headers = headers
         self.stream: EventStream | None = None
-        self.whole: Whole | None = None
+        self.collected: CollectedResponse | None = None
         self.pending: list[bytes] = []
         self.dirty = False
 
@@ -105,8 +105,8 @@ class OpenCalls:
         self._on_bug = on_bug
         self._prefix = f"{tracer.rng.getrandbits(40):010x}-"
         self._count = 0
-        self._views: dict[str, View] = {}
-        self._dirty: list[View] = []
+        self._views: dict[str, ResponseView] = {}
+        self._dirty: list[ResponseView] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -127,32 +127,32 @@ class OpenCalls:
         self._count += 1
         return f"{self._prefix}{self._count:x}"
 
-    def submit(self, exchange: Exchange, path: str, draft: Draft, holder: KeyHolder) -> None:
+    def submit(self, exchange: Exchange, path: str, parsed: ParsedRequest, holder: KeyHolder) -> None:
         """Tokenises and starts a call.
 
         Raises:
             ApiError: what the client has to change (where tokenising needed no thread).
         """
-        if draft.token_ids is not None:
-            self._start(exchange, path, draft, draft.token_ids, holder)
+        if parsed.token_ids is not None:
+            self._start(exchange, path, parsed, parsed.token_ids, holder)
             return
-        refuse_hopeless(draft, self._models.limit(draft.model))
-        texts = draft.texts or []
+        refuse_hopeless(parsed, self._models.limit(parsed.model))
+        texts = parsed.texts or []
         if sum(map(len, texts)) > LOOP_CHARACTERS_MAX:
-            task = asyncio.get_running_loop().create_task(self._submit_later(exchange, path, draft, holder))
+            task = asyncio.get_running_loop().create_task(self._submit_later(exchange, path, parsed, holder))
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
             return
-        encode = draft.model.tokenizer.encode
-        self._start(exchange, path, draft, [encode(text, special=draft.special) for text in texts], holder)
+        encode = parsed.model.tokenizer.encode
+        self._start(exchange, path, parsed, [encode(text, special=parsed.special) for text in texts], holder)
 
-    async def _submit_later(self, exchange: Exchange, path: str, draft: Draft, holder: KeyHolder) -> None:
-        encode = draft.model.tokenizer.encode_off_loop
-        prompts = [await encode(text, special=draft.special) for text in draft.texts or []]
+    async def _submit_later(self, exchange: Exchange, path: str, parsed: ParsedRequest, holder: KeyHolder) -> None:
+        encode = parsed.model.tokenizer.encode_off_loop
+        prompts = [await encode(text, special=parsed.special) for text in parsed.texts or []]
         if exchange.closed:
             return
         try:
-            self._start(exchange, path, draft, prompts, holder)
+            self._start(exchange, path, parsed, prompts, holder)
         except ApiError as error:
             self.answer_error(exchange, path, error)
 
@@ -163,7 +163,9 @@ class OpenCalls:
             self._on_bug(bug, path)
             self.answer_error(exchange, path, ApiError(500, "Internal error.", kind=SERVER))
 
-    def _start(self, exchange: Exchange, path: str, draft: Draft, prompts: list[list[int]], holder: KeyHolder) -> None:
+    def _start(
+        self, exchange: Exchange, path: str, parsed: ParsedRequest, prompts: list[list[int]], holder: KeyHolder
+    ) -> None:
         request = self.next_id()
         trace, parent = self._trace(exchange)
         caller = Caller(
@@ -173,38 +175,38 @@ class OpenCalls:
             traceparent=format_traceparent(trace),
             parent_span_id=parent,
         )
-        call = build_call(draft, prompts, caller, self._models.limit(draft.model))
-        view = View(exchange, path, [(b"x-request-id", client_id(exchange) or request.encode())])
-        self._shape(view, draft, call)
+        call = build_call(parsed, prompts, caller, self._models.limit(parsed.model))
+        view = ResponseView(exchange, path, [(b"x-request-id", client_id(exchange) or request.encode())])
+        self._shape(view, parsed, call)
         self._views[request] = view
         exchange.on_gone = lambda reason: self._abandon(request, reason)
         self._deliver(CallSubmitted(call=call), call.traceparent)
 
-    def _shape(self, view: View, draft: Draft, call: Call) -> None:
+    def _shape(self, view: ResponseView, parsed: ParsedRequest, call: Call) -> None:
         """Chooses what turns deltas into bytes."""
-        chat = draft.kind is CallKind.CHAT
+        chat = parsed.kind is CallKind.CHAT
         choices = len(call.prompts) * call.n
         prefix = "chatcmpl-" if chat else "cmpl-"
         head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices)
-        echo = self._echo(draft, call)
+        echo = self._echo(parsed, call)
         if not call.stream:
-            view.whole = WholeChat(head, draft.tools) if chat else WholeCompletion(head, echo)
-        elif chat and draft.tools.mode is not ToolMode.NONE:
+            view.collected = ChatResponse(head, parsed.tools) if chat else CompletionResponse(head, echo)
+        elif chat and parsed.tools.mode is not ToolMode.NONE:
             view.stream = ToolChatStream(
-                head, draft.tools, include_usage=draft.include_usage, continuous=draft.continuous_usage
+                head, parsed.tools, include_usage=parsed.include_usage, continuous=parsed.continuous_usage
             )
         elif chat:
-            view.stream = ChatStream(head, include_usage=draft.include_usage, continuous=draft.continuous_usage)
+            view.stream = ChatStream(head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage)
         else:
             view.stream = CompletionStream(
-                head, include_usage=draft.include_usage, continuous=draft.continuous_usage, echo=echo
+                head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage, echo=echo
             )
 
-    def _echo(self, draft: Draft, call: Call) -> list[str]:
-        if not draft.echo:
+    def _echo(self, parsed: ParsedRequest, call: Call) -> list[str]:
+        if not parsed.echo:
             return []
-        decode = draft.model.tokenizer.decode
-        return draft.texts if draft.texts is not None else [decode(ids) for ids in call.prompts]
+        decode = parsed.model.tokenizer.decode
+        return parsed.texts if parsed.texts is not None else [decode(ids) for ids in call.prompts]
 
     def _trace(self, exchange: Exchange) -> tuple[TraceContext, str]:
         """The root span's context, and the client's span id."""
@@ -228,8 +230,8 @@ class OpenCalls:
         if view is None:
             return
         if view.stream is None:
-            assert view.whole is not None
-            view.whole.deltas(effect.deltas)
+            assert view.collected is not None
+            view.collected.deltas(effect.deltas)
             return
         events = view.stream.deltas(effect.deltas, effect.usage)
         if events:
@@ -258,9 +260,9 @@ class OpenCalls:
             view.exchange.end(b"".join(view.pending))
             view.pending.clear()
             return
-        assert view.whole is not None
+        assert view.collected is not None
         self._metrics.responses.add(view.path, "200")
-        view.exchange.respond(200, view.whole.body(effect.usage), headers=view.headers)
+        view.exchange.respond(200, view.collected.body(effect.usage), headers=view.headers)
 
     def _refuse(self, effect: RefuseCall) -> None:
         error = refusal(effect.kind, effect.detail, effect.param, effect.retry_after_s)
@@ -280,7 +282,7 @@ class OpenCalls:
         else:
             self.answer_error(view.exchange, view.path, error, view.headers)
 
-    def _abandon(self, request: str, reason: Gone) -> None:
+    def _abandon(self, request: str, reason: DisconnectReason) -> None:
         if self._views.pop(request, None) is None:
             return
         self._metrics.gone.add(reason.value)

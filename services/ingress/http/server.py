@@ -9,7 +9,7 @@ from email.utils import formatdate
 
 from services.ingress.api.errors import ApiError
 from services.ingress.http.connection import ConnectionLimits, HttpConnection
-from services.ingress.http.exchange import Exchange, Gone
+from services.ingress.http.exchange import DisconnectReason, Exchange
 
 #: How often times are checked, seconds: a limit is overstepped by at most this.
 SWEEP_S = 0.5
@@ -77,7 +77,7 @@ class HttpServer:
             self._sweeper.cancel()
         for connection in list(self._connections):
             if connection.busy:
-                connection.cut(Gone.STOPPING)
+                connection.cut(DisconnectReason.STOPPING)
             else:
                 connection.transport.close()
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.ingress.calls import AcceptCall, Call, CallSubmitted, CompleteCall, DeliverDeltas, FailCall, RefuseCall
+from services.ingress.calls.messages import (
+    AcceptCall,
+    Call,
+    CallSubmitted,
+    CompleteCall,
+    DeliverDeltas,
+    FailCall,
+    RefuseCall,
+)
 
 if TYPE_CHECKING:
     from millrace.sim.process import Handlers, SimProcess

@@ -44,7 +44,7 @@ from services.ingress.config import (
     TaggingConfig,
 )
 from services.ingress.metrics import IngressMetrics
-from services.ingress.text import TextModel
+from services.ingress.tokens.detokenizer import TextModel
 from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics

@@ -12,7 +12,7 @@ from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.lengths import Lengths, RowLengths, load_fitted
 from millrace.workloads.readers import READERS, TIMED, servegen
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
-from services.ingress.calls import Call, CallKind
+from services.ingress.calls.messages import Call, CallKind
 
 #: Token ids of prompts begin here. Requests that share nothing have each an id of their own, repeated.
 _FIRST_TOKEN = 1_000

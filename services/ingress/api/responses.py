@@ -9,12 +9,12 @@ import msgspec
 from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
 from services.ingress.api.streams import ResponseHead, usage_object
 from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
-from services.ingress.calls import ChoiceDelta, DeltaLogprob, Usage
+from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob, Usage
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Whole(Protocol):
+class CollectedResponse(Protocol):
     """Collects deltas and gives one body."""
 
     def deltas(self, deltas: list[ChoiceDelta]) -> None:
@@ -71,7 +71,7 @@ class _Collected:
         )
 
 
-class WholeChat(_Collected):
+class ChatResponse(_Collected):
     """A chat completion."""
 
     def __init__(self, head: ResponseHead, tools: ToolPlan) -> None:
@@ -107,7 +107,7 @@ class WholeChat(_Collected):
         return calls_reason(self._tools.mode, reason)
 
 
-class WholeCompletion(_Collected):
+class CompletionResponse(_Collected):
     """A completion."""
 
     def __init__(self, head: ResponseHead, echo: list[str]) -> None:

@@ -7,13 +7,13 @@ from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFa
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
-from services.ingress.continuation import resend_unanswered
-from services.ingress.moving import proof_unanswered, take_proof
+from services.ingress.dispatch.submission import accepted, forecasts_came, refused, unanswered
+from services.ingress.dispatch.tag_client import tagged
+from services.ingress.failover.failover import resend_unanswered
+from services.ingress.migration.ownership import proof_unanswered, take_proof
 from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit, PendingTag
-from services.ingress.placing import accepted, forecasts_came, refused, unanswered
-from services.ingress.relaying import take_resent
-from services.ingress.state import IngressState, OpenSequence, Phase
-from services.ingress.tagging import tagged
+from services.ingress.state import IngressState, OpenSequence, SequencePhase
+from services.ingress.tokens.ingest import take_resent
 
 
 def take_reply(state: IngressState, reply: Replied, out: list[Effect]) -> None:
@@ -33,7 +33,7 @@ def take_reply(state: IngressState, reply: Replied, out: list[Effect]) -> None:
 def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: object, out: list[Effect]) -> None:
     sequence: OpenSequence = pending.sequence
     sequence.submit = ""
-    if sequence.phase is not Phase.SUBMITTED:
+    if sequence.phase is not SequencePhase.SUBMITTED:
         return  # its tokens were faster than the answer
     if isinstance(answer, SequenceAccepted):
         accepted(state, sequence, out)
@@ -48,7 +48,7 @@ def take_failure(state: IngressState, failure: RequestFailed, out: list[Effect])
     pending = state.pending.pop(failure.correlation, None)
     if isinstance(pending, PendingSubmit):
         pending.sequence.submit = ""
-        if pending.sequence.phase is Phase.SUBMITTED:
+        if pending.sequence.phase is SequencePhase.SUBMITTED:
             unanswered(state, pending.sequence, failure.reason, out)
     elif isinstance(pending, PendingTag):
         tagged(state, pending, None, out)

@@ -13,11 +13,10 @@ from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import RefusalReason, SequenceRefused, SubmitSequence
 
 from services.ingress import tracing
-from services.ingress.allotments import next_epoch
-from services.ingress.asking import Answers, ask, forecasts_of, note_rank, paused, read_answers
-from services.ingress.calls import AcceptCall, RefusalKind
-from services.ingress.deciding import (
-    Verdict,
+from services.ingress.calls.completion import cancel, detach, refuse_or_fail
+from services.ingress.calls.messages import AcceptCall, RefusalKind
+from services.ingress.dispatch.decision import (
+    DispatchDecision,
     candidates_of,
     decide,
     decide_instead,
@@ -25,11 +24,19 @@ from services.ingress.deciding import (
     publish_decision,
     view_of,
 )
-from services.ingress.delivering import deliver_held
-from services.ingress.endings import cancel, detach, refuse_or_fail
+from services.ingress.dispatch.forecast_client import (
+    ForecastAnswers,
+    ask,
+    forecasts_of,
+    note_rank,
+    paused,
+    read_answers,
+)
+from services.ingress.migration.epoch_grants import next_epoch
 from services.ingress.pending import PendingForecast, PendingSubmit
-from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
+from services.ingress.state import IngressState, OpenCall, OpenSequence, SequencePhase
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
+from services.ingress.tokens.token_log import deliver_held
 
 #: Timer of the next sequence that is to be tried again.
 PLACE_TIMER = "place"
@@ -77,7 +84,7 @@ def place(state: IngressState, sequences: list[OpenSequence], out: list[Effect])
         return
     else:
         decision = decide(state, policy, parameters, view)
-    _place_on(state, sequences, Verdict(decision=decision, policy=policy.name, fallback=fallback), out)
+    _place_on(state, sequences, DispatchDecision(decision=decision, policy=policy.name, fallback=fallback), out)
 
 
 def forecasts_came(
@@ -88,20 +95,20 @@ def forecasts_came(
     first = sequences[0]
     for sequence in sequences:
         sequence.asking = ""
-        sequence.phase = Phase.WAITING
+        sequence.phase = SequencePhase.WAITING
     answers = read_answers(state, pending, came, out)
     state.metrics.forecast_wait.observe(state.now_ns - pending.started_ns)
     if not state.connected:
         tracing.end_forecast(first.call, pending, forecasts_of(pending, answers, None), state.now_ns, out)
         wait(state, sequences, out)
         return
-    verdict = _judge(state, pending, answers)
-    tracing.end_forecast(first.call, pending, verdict.forecasts, state.now_ns, out)
-    note_rank(state, pending, answers, verdict.decision.chosen)
-    _place_on(state, sequences, verdict, out)
+    dispatch = _judge(state, pending, answers)
+    tracing.end_forecast(first.call, pending, dispatch.forecasts, state.now_ns, out)
+    note_rank(state, pending, answers, dispatch.decision.chosen)
+    _place_on(state, sequences, dispatch, out)
 
 
-def _judge(state: IngressState, pending: PendingForecast, answers: Answers) -> Verdict:
+def _judge(state: IngressState, pending: PendingForecast, answers: ForecastAnswers) -> DispatchDecision:
     """The policy's decision among those drawn who answered and are still there; else the fallback's among all."""
     sequences: list[OpenSequence] = pending.sequences
     policy, parameters = state.policy_of(sequences[0].call)
@@ -118,7 +125,7 @@ def _judge(state: IngressState, pending: PendingForecast, answers: Answers) -> V
         decision, fallback = decide_instead(
             state, parameters.fallback, view_of(sequences, candidates), why=why, reason=reason
         )
-    return Verdict(
+    return DispatchDecision(
         decision=decision,
         policy=policy.name,
         fallback=fallback,
@@ -127,7 +134,7 @@ def _judge(state: IngressState, pending: PendingForecast, answers: Answers) -> V
     )
 
 
-def _missing(answers: Answers, *, gone: bool) -> tuple[str, str]:
+def _missing(answers: ForecastAnswers, *, gone: bool) -> tuple[str, str]:
     """Why there is no prediction to decide by: a label and the beginning of a sentence."""
     if gone or answers.predictions:
         return "gone", "those who were asked are gone"
@@ -135,38 +142,40 @@ def _missing(answers: Answers, *, gone: bool) -> tuple[str, str]:
     return "no_prediction", f"no prediction of {len(answers.notes)} asked ({', '.join(notes[:3])})"
 
 
-def _place_on(state: IngressState, sequences: list[OpenSequence], verdict: Verdict, out: list[Effect]) -> None:
-    """Submits to whom the verdict names, or waits where it names nobody."""
+def _place_on(
+    state: IngressState, sequences: list[OpenSequence], dispatch: DispatchDecision, out: list[Effect]
+) -> None:
+    """Submits to whom the dispatch names, or waits where it names nobody."""
     first = sequences[0]
     call = first.call
-    chosen = verdict.decision.chosen
-    call.policy = verdict.policy
+    chosen = dispatch.decision.chosen
+    call.policy = dispatch.policy
     if chosen is None:
         if not first.rounds:
-            publish_decision(state, sequences, verdict, out)
+            publish_decision(state, sequences, dispatch, out)
         wait(state, sequences, out)
         return
     if not call.accepted:
         call.placed_ns = state.now_ns
-        call.forecast = verdict.forecast if len(call.call.prompts) == 1 else None
+        call.forecast = dispatch.forecast if len(call.call.prompts) == 1 else None
     for sequence in sequences:
         sequence.epoch = next_epoch(sequence)
-        _submit(state, sequence, verdict, out)
-    publish_decision(state, sequences, verdict, out)
-    state.metrics.dispatches.add(verdict.policy, chosen, by=len(sequences))
+        _submit(state, sequence, dispatch, out)
+    publish_decision(state, sequences, dispatch, out)
+    state.metrics.dispatches.add(dispatch.policy, chosen, by=len(sequences))
 
 
-def _submit(state: IngressState, sequence: OpenSequence, verdict: Verdict, out: list[Effect]) -> None:
-    assert verdict.decision.chosen is not None
+def _submit(state: IngressState, sequence: OpenSequence, dispatch: DispatchDecision, out: list[Effect]) -> None:
+    assert dispatch.decision.chosen is not None
     call = sequence.call
-    instance = state.cluster.instances[verdict.decision.chosen]
+    instance = state.cluster.instances[dispatch.decision.chosen]
     sequence.tries += 1
-    sequence.phase = Phase.SUBMITTED
+    sequence.phase = SequencePhase.SUBMITTED
     sequence.instance = instance
     sequence.incarnation = instance.incarnation
     sequence.fresh = True
     sequence.moved = False
-    sequence.span_attributes = tracing.begin_placement(sequence, verdict, state.now_ns, state.rng)
+    sequence.span_attributes = tracing.begin_placement(sequence, dispatch, state.now_ns, state.rng)
     instance.place(sequence.id, len(sequence.prompt) + len(sequence.log))
     state.owned.setdefault(instance.name, {})[sequence.id] = sequence
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))
@@ -200,7 +209,7 @@ def wait(state: IngressState, sequences: list[OpenSequence], out: list[Effect]) 
         return
     pause_ns = min(PAUSE_MAX_NS, PAUSE_MIN_NS << min(first.rounds, 10))
     for sequence in sequences:
-        sequence.phase = Phase.WAITING
+        sequence.phase = SequencePhase.WAITING
         sequence.tries = 0
         sequence.rounds += 1
         sequence.retry_at_ns = state.now_ns + pause_ns
@@ -260,7 +269,7 @@ def accepted(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> 
     call = sequence.call
     now_ns = state.now_ns
     instance.accept(sequence.id)
-    sequence.phase = Phase.RUNNING
+    sequence.phase = SequencePhase.RUNNING
     sequence.tries = sequence.rounds = 0
     sequence.excluded = {}
     sequence.waiting_since_ns = 0
@@ -327,6 +336,6 @@ def _give_back(state: IngressState, sequence: OpenSequence, why: str, out: list[
     tracing.end_placement(sequence, sequence.span_attributes, why, state.now_ns, out)
     sequence.span_attributes = None
     detach(state, sequence)
-    sequence.phase = Phase.WAITING
+    sequence.phase = SequencePhase.WAITING
     if not sequence.owned or not sequence.why:
         sequence.why = why

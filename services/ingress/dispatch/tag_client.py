@@ -10,10 +10,10 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import StructuredOutput
 
 from services.ingress import tracing
-from services.ingress.calls import Call
-from services.ingress.opening import expected_output
+from services.ingress.calls.admission import expected_output
+from services.ingress.calls.messages import Call
+from services.ingress.dispatch.submission import place_call
 from services.ingress.pending import PendingTag
-from services.ingress.placing import place_call
 from services.ingress.state import IngressState, OpenCall
 
 #: Failures in a row until the tagger is left alone for a while.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit
-from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
+from services.ingress.state import IngressState, OpenCall, OpenSequence, SequencePhase
 
 
 def snapshot(state: IngressState) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def check_invariants(state: IngressState) -> None:
         assert all(s.instance is state.cluster.instances[instance] for s in owned.values())
     for correlation, pending in state.pending.items():
         if isinstance(pending, PendingForecast):
-            assert all(s.asking == correlation and s.phase is Phase.ASKING for s in pending.sequences)
+            assert all(s.asking == correlation and s.phase is SequencePhase.ASKING for s in pending.sequences)
         elif isinstance(pending, PendingSubmit | PendingResend):
             assert pending.sequence.epoch == pending.epoch
             assert state.sequences.get(pending.sequence.id) is pending.sequence
@@ -108,33 +108,33 @@ def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:
     waiting = sequence.id in state.waiting
     owned = sequence.instance is not None and sequence.id in state.owned.get(sequence.instance.name, {})
     match sequence.phase:
-        case Phase.SUBMITTED:
+        case SequencePhase.SUBMITTED:
             assert owned
             assert not waiting
             assert sequence.submit in state.pending
-        case Phase.RUNNING:
+        case SequencePhase.RUNNING:
             assert owned
             assert not waiting
             assert sequence.owned
-        case Phase.PROVING:
+        case SequencePhase.PROVING:
             assert sequence.instance is None
             assert not waiting
             assert sequence.owned
             assert sequence.allotment is not None
             assert sequence.allotment.proof in state.pending
-        case Phase.WAITING:
+        case SequencePhase.WAITING:
             assert sequence.instance is None
             assert waiting or sequence.call.tagging in state.pending
             assert not sequence.submit
             assert not sequence.resend
             assert not sequence.asking
-        case Phase.ASKING:
+        case SequencePhase.ASKING:
             assert sequence.instance is None
             assert not waiting
             assert sequence.asking in state.pending
             assert not sequence.submit
             assert not sequence.resend
-        case Phase.ENDED:
+        case SequencePhase.ENDED:
             raise AssertionError(f"{sequence.id} has ended and is kept")
 
 
@@ -143,7 +143,7 @@ def _check_allotment(state: IngressState, sequence: OpenSequence) -> None:
     if allotment is None:
         assert all(sequence.id not in book for book in state.allotted.values())
         return
-    assert sequence.phase in (Phase.RUNNING, Phase.PROVING)
+    assert sequence.phase in (SequencePhase.RUNNING, SequencePhase.PROVING)
     assert sequence.epoch < allotment.epoch <= sequence.epoch_max
     assert allotment.instance is not allotment.source
     assert sequence.instance in (allotment.source, None)
@@ -154,7 +154,7 @@ def _check_allotment(state: IngressState, sequence: OpenSequence) -> None:
 
 
 def _check_call(state: IngressState, call: OpenCall) -> None:
-    live = [s for s in call.sequences if s.phase is not Phase.ENDED]
+    live = [s for s in call.sequences if s.phase is not SequencePhase.ENDED]
     assert len(live) == call.unended > 0
     assert all(state.sequences.get(s.id) is s for s in live)
     assert call.output_tokens == sum(len(s.log) for s in call.sequences)

@@ -10,7 +10,7 @@ from millrace.contracts.observers import CandidateScore, DecisionMade, Forecast
 from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchPolicy, DispatchView, InstanceView
 from millrace.policies.dispatch.view import Prediction
 
-from services.ingress.prefixes import blocks_of
+from services.ingress.dispatch.prefix_blocks import blocks_of
 from services.ingress.state import IngressState, OpenSequence
 
 #: Scores of filtered instances told in a decision besides the policy's own.
@@ -20,7 +20,7 @@ FORECASTS_MAX = 16
 _NO_PREDICTIONS: dict[str, Prediction] = {}
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision with what led to it.
 
     Attributes:
@@ -78,12 +78,12 @@ def _allowed(state: IngressState, sequence: OpenSequence, name: str, lenient: bo
     return lenient and (sequence.rounds > 0 or state.cluster.instances[name].incarnation != failed)
 
 
-def nobody(state: IngressState, sequence: OpenSequence, policy: str) -> Verdict:
+def nobody(state: IngressState, sequence: OpenSequence, policy: str) -> DispatchDecision:
     """There are no candidates: who is left out, and why."""
     stages = state.cluster.stages(sequence.call.call.model, len(sequence.prompt) + len(sequence.log))
     filtered = [score for stage in stages for score in stage.filtered()]
     filtered.extend(CandidateScore(name, 0.0, "failed this request") for name in sequence.excluded)
-    return Verdict(decision=Decision(None, "no instance can take it", filtered[:FILTERED_MAX]), policy=policy)
+    return DispatchDecision(decision=Decision(None, "no instance can take it", filtered[:FILTERED_MAX]), policy=policy)
 
 
 def view_of(
@@ -132,11 +132,13 @@ def expected_of(sequence: OpenSequence) -> float | None:
     return None if predicted is None else min(predicted, float(sequence.tokens_max))
 
 
-def publish_decision(state: IngressState, sequences: list[OpenSequence], verdict: Verdict, out: list[Effect]) -> None:
+def publish_decision(
+    state: IngressState, sequences: list[OpenSequence], dispatch: DispatchDecision, out: list[Effect]
+) -> None:
     """Tells the bus. Predictors learn from it what the next snapshot does not show yet, so each placement is told."""
     first = sequences[0]
     call = first.call
-    decision = verdict.decision
+    decision = dispatch.decision
     # Where nobody is asked, nobody wants to know what lies where.
     blocks = blocks_of(state, first) if state.policy_of(call)[0].ask is not None and decision.chosen else None
     if blocks is not None and decision.chosen:
@@ -149,19 +151,19 @@ def publish_decision(state: IngressState, sequences: list[OpenSequence], verdict
                 sequences=[s.id for s in sequences],
                 epoch=first.epoch,
                 kind="continuation" if first.owned else "dispatch",
-                policy=verdict.policy,
+                policy=dispatch.policy,
                 model=call.call.model,
                 chosen=decision.chosen or "",
                 reason=f"{first.why}; {decision.reason}" if first.why else decision.reason,
                 scores=decision.scores,
                 at_ns=state.now_ns,
-                wall_us=(state.now_ns - verdict.asked_ns) / 1e3 if verdict.asked_ns else 0.0,
+                wall_us=(state.now_ns - dispatch.asked_ns) / 1e3 if dispatch.asked_ns else 0.0,
                 prompt_tokens=len(first.prompt),
                 output_tokens=len(first.log),
                 max_tokens=first.tokens_max,
                 expected_output_tokens=expected_of(first),
-                forecasts=verdict.forecasts,
-                fallback=verdict.fallback,
+                forecasts=dispatch.forecasts,
+                fallback=dispatch.fallback,
                 block_size=blocks.size if blocks is not None else 0,
                 block_hashes=blocks.packed if blocks is not None else b"",
             ),

@@ -16,9 +16,9 @@ from enum import Enum
 from millrace.actor.effects import Effect
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
 
-from services.ingress.calls import ChoiceDelta, DeliverDeltas, DeltaLogprob, Usage
+from services.ingress.calls.messages import ChoiceDelta, DeliverDeltas, DeltaLogprob, Usage
 from services.ingress.state import IngressState, OpenCall, OpenSequence
-from services.ingress.text import Vocabulary
+from services.ingress.tokens.detokenizer import Vocabulary
 
 _STOP = FinishReason.STOP
 _LENGTH = FinishReason.LENGTH

@@ -5,22 +5,22 @@ from __future__ import annotations
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
-from services.ingress.instances import Instance, StageList
+from services.ingress.cluster.instances import KnownInstance, StageCandidates
 
 #: Instances known at once. A cluster has hundreds; beyond it strangers are forgotten, then more are ignored.
 INSTANCES_MAX = 4_096
 
 
-class Cluster:
+class IngressClusterView:
     """All instances and plans. Only facts come in; who loses what is told by the return values."""
 
     def __init__(self) -> None:
-        self.instances: dict[str, Instance] = {}
+        self.instances: dict[str, KnownInstance] = {}
         self.plans: dict[str, Plan] = {}
         self._once_planned: set[str] = set()
         self._unconfirmed: set[str] = set()  # models whose plan the store may have lost: any epoch replaces it
         self.ignored = 0
-        self._stages: dict[str, list[StageList]] = {}
+        self._stages: dict[str, list[StageCandidates]] = {}
         self._keys: dict[str, str] = {}  # KV key -> model
         self._lengths: dict[str, tuple[int, int] | None] = {}  # by model, filled when asked for
         self._block_sizes: dict[str, int] = {}  # the same
@@ -93,22 +93,22 @@ class Cluster:
         instance = self._instance(name)
         return instance is not None and incarnation > instance.incarnation and self._meet(instance, incarnation, now_ns)
 
-    def lose(self, instance: Instance) -> None:
+    def lose(self, instance: KnownInstance) -> None:
         """It is dead or silent: no new work until it is heard again."""
         instance.dead = True
         self._judge(instance)
 
-    def bury(self, instance: Instance) -> None:
+    def bury(self, instance: KnownInstance) -> None:
         """Its process ended: summaries of this incarnation that are still under way mean nothing."""
         instance.buried = True
         self.lose(instance)
 
-    def withdraw(self, instance: Instance) -> None:
+    def withdraw(self, instance: KnownInstance) -> None:
         """It handed sequences back: no new work until its next summary."""
         instance.withdrawn = True
         self._judge(instance)
 
-    def silent(self, now_ns: int, silence_ns: int) -> list[Instance]:
+    def silent(self, now_ns: int, silence_ns: int) -> list[KnownInstance]:
         """Instances that count as alive and were not heard for so long."""
         return [i for i in self.instances.values() if not i.dead and now_ns - i.heard_ns > silence_ns]
 
@@ -129,7 +129,7 @@ class Cluster:
         """
         return model in self._once_planned
 
-    def stages(self, model: str, length_tokens: int) -> list[StageList]:
+    def stages(self, model: str, length_tokens: int) -> list[StageCandidates]:
         """The lists to look in, in order: the stage of that length, then all others (better served than refused);
         after all of them those that only decode.
         """
@@ -174,14 +174,14 @@ class Cluster:
             for stage in stages:
                 assert stage.candidates() == tuple(i.view for i in stage.instances if i.usable)
 
-    def _instance(self, name: str) -> Instance | None:
+    def _instance(self, name: str) -> KnownInstance | None:
         instance = self.instances.get(name)
         if instance is not None or not name:
             return instance
         if len(self.instances) >= INSTANCES_MAX:
             self._forget_strangers()
         if len(self.instances) < INSTANCES_MAX:
-            instance = self.instances[name] = Instance(name)
+            instance = self.instances[name] = KnownInstance(name)
         return instance
 
     def _forget_strangers(self) -> None:
@@ -191,7 +191,7 @@ class Cluster:
             del self.instances[name]
         self.ignored += len(strangers)
 
-    def _meet(self, instance: Instance, incarnation: int, now_ns: int) -> bool:
+    def _meet(self, instance: KnownInstance, incarnation: int, now_ns: int) -> bool:
         """True if an earlier incarnation is lost by it."""
         if incarnation == instance.incarnation:
             return False
@@ -208,7 +208,7 @@ class Cluster:
         self._lengths.clear()
         self._block_sizes.clear()
 
-    def _judge(self, instance: Instance) -> None:
+    def _judge(self, instance: KnownInstance) -> None:
         usable = not instance.why_not()
         if usable != instance.usable:
             instance.usable = usable
@@ -222,7 +222,7 @@ class Cluster:
         plan = self.plans.get(model)
         if plan is None:
             return
-        lists: list[StageList] = []
+        lists: list[StageCandidates] = []
         for planned in plan.stages:
             found = [i for name in sorted(set(planned.instances)) if (i := self._instance(name)) is not None]
             lists += _listed(planned, found)
@@ -232,12 +232,12 @@ class Cluster:
         self._forget_figures()
 
 
-def _listed(planned: Stage, instances: list[Instance]) -> list[StageList]:
+def _listed(planned: Stage, instances: list[KnownInstance]) -> list[StageCandidates]:
     """A stage as one or two lists: who takes new requests, and who only decodes."""
     decoding = [i for i in instances if planned.roles.get(i.name) is InstanceRole.DECODE]
-    lists = [StageList(planned, [i for i in instances if i not in decoding])]
+    lists = [StageCandidates(planned, [i for i in instances if i not in decoding])]
     if decoding:
-        lists.append(StageList(planned, decoding, decodes=True))
+        lists.append(StageCandidates(planned, decoding, decodes=True))
     for listed in lists:
         for instance in listed.instances:
             instance.stages.append(listed)

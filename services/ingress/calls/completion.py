@@ -7,11 +7,11 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
 
 from services.ingress import tracing
-from services.ingress.admission import Refusal
-from services.ingress.allotments import void
-from services.ingress.calls import Call, CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
-from services.ingress.prefixes import blocks_decoded
-from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
+from services.ingress.calls.limits import Refusal
+from services.ingress.calls.messages import Call, CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
+from services.ingress.dispatch.prefix_blocks import blocks_decoded
+from services.ingress.migration.epoch_grants import void
+from services.ingress.state import IngressState, OpenCall, OpenSequence, SequencePhase
 from services.ingress.times import MILLISECOND_NS
 
 #: Timer that sends what is to be acknowledged, per instance in one message.
@@ -70,7 +70,7 @@ def end_sequence(
     elif sequence.instance is not None:
         acknowledge(state, sequence.instance.name, sequence.id, sequence.epoch, out)
     detach(state, sequence)
-    sequence.phase = Phase.ENDED
+    sequence.phase = SequencePhase.ENDED
     del state.sequences[sequence.id]
     sequence.call.unended -= 1
 
@@ -148,7 +148,7 @@ def refuse_or_fail(state: IngressState, call: OpenCall, kind: RefusalKind, detai
 
 def _end_all(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
     for sequence in call.sequences:
-        if sequence.phase is not Phase.ENDED:
+        if sequence.phase is not SequencePhase.ENDED:
             end_sequence(state, sequence, decoding=True, reason=reason, out=out)
     state.pending.pop(call.tagging, None)
 

@@ -7,16 +7,16 @@ from typing import Any
 from millrace.actor.effects import Effect
 from millrace.contracts.ingress import TokenChunk, TokensGenerated, TokensResent
 
-from services.ingress.allotments import allotted_to, ask_proof
-from services.ingress.calls import ChoiceDelta
-from services.ingress.continuation import ask_resend, continue_or_end, lost_earlier
-from services.ingress.delivering import Taken, deliver, take_chunk
-from services.ingress.endings import complete, end_sequence
-from services.ingress.instances import Instance
+from services.ingress.calls.completion import complete, end_sequence
+from services.ingress.calls.messages import ChoiceDelta
+from services.ingress.cluster.instances import KnownInstance
+from services.ingress.dispatch.submission import accepted
+from services.ingress.failover.failover import ask_resend, continue_or_end, lost_earlier
+from services.ingress.migration.epoch_grants import allotted_to, ask_proof
 from services.ingress.pending import PendingResend
-from services.ingress.placing import accepted
-from services.ingress.state import IngressState, OpenCall, OpenSequence, Phase
-from services.ingress.strays import note_stray
+from services.ingress.state import IngressState, OpenCall, OpenSequence, SequencePhase
+from services.ingress.tokens.stale import note_stray
+from services.ingress.tokens.token_log import Taken, deliver, take_chunk
 
 
 def relay(state: IngressState, message: TokensGenerated, out: list[Effect]) -> None:
@@ -25,7 +25,7 @@ def relay(state: IngressState, message: TokensGenerated, out: list[Effect]) -> N
     if instance is None:
         state.metrics.discarded.add("late", by=len(message.chunks))
         return
-    sequences, running, goes_on = state.sequences, Phase.RUNNING, Taken.GOES_ON
+    sequences, running, goes_on = state.sequences, SequencePhase.RUNNING, Taken.GOES_ON
     several: dict[str, OpenCall] = {}
     for chunk in message.chunks:
         sequence = sequences.get(chunk.sequence)
@@ -52,7 +52,7 @@ def relay(state: IngressState, message: TokensGenerated, out: list[Effect]) -> N
         _settle_several(state, call, out)
 
 
-def _sender(state: IngressState, message: TokensGenerated, out: list[Effect]) -> Instance | None:
+def _sender(state: IngressState, message: TokensGenerated, out: list[Effect]) -> KnownInstance | None:
     """The instance in the incarnation that speaks; None for an earlier incarnation than the known one.
 
     A newer one than the known one means that the earlier is gone.
@@ -86,7 +86,7 @@ def _settle_several(state: IngressState, call: OpenCall, out: list[Effect]) -> N
     if deltas:
         deliver(call, deltas, out)
     for sequence, taken in settling:
-        if sequence.phase is not Phase.ENDED:  # its call may have been given up by an earlier one
+        if sequence.phase is not SequencePhase.ENDED:  # its call may have been given up by an earlier one
             _settle(state, sequence, taken, out)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.ingress.calls import Call, KeyLimits, RefusalKind
+from services.ingress.calls.messages import Call, KeyLimits, RefusalKind
 from services.ingress.config import LimitsConfig
 
 _MINUTE_NS = 60_000_000_000
@@ -80,7 +80,7 @@ class KeyUse:
         self.tokens = Bucket(limits.tokens_per_minute, now_ns)
 
 
-class Admission:
+class AdmissionLimits:
     """All counts of what is open. ``admit`` and ``release`` come in pairs."""
 
     def __init__(self, limits: LimitsConfig) -> None:

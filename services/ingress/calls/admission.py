@@ -9,10 +9,10 @@ from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import Sampling
 from millrace.policies.dispatch import DISPATCH_POLICIES
 
-from services.ingress.admission import Refusal
-from services.ingress.calls import Call, RefusalKind
+from services.ingress.calls.limits import Refusal
+from services.ingress.calls.messages import Call, RefusalKind
 from services.ingress.state import IngressState, OpenCall, OpenSequence
-from services.ingress.text import TextStream
+from services.ingress.tokens.detokenizer import TextStream
 
 
 def refusal_of(state: IngressState, call: Call) -> Refusal | None:

@@ -66,7 +66,7 @@ def blocks_decoded(sequence: OpenSequence) -> bytes:
     return sequence.blocks.decoded(sequence.prompt, sequence.log) if sequence.blocks is not None else b""
 
 
-class Holders:
+class PrefixHolders:
     """Who was given prompts with which beginning lately, by this ingress. One that has most of a prompt is asked, too,
     where a policy asks but some: drawn by chance alone it would rarely be among many.
     """

@@ -12,9 +12,9 @@ from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused
 from millrace.contracts.worker import CancelSequence, ResendTokens
 
 from services.ingress import tracing
-from services.ingress.instances import Instance
+from services.ingress.cluster.instances import KnownInstance
 from services.ingress.pending import PendingProof
-from services.ingress.state import Allotment, IngressState, OpenSequence, Phase
+from services.ingress.state import EpochGrant, IngressState, OpenSequence, SequencePhase
 
 #: Migrations remembered as void per sequence. A late question of an older one voids the open allotment: no harm but
 #: a recompute.
@@ -58,7 +58,7 @@ def _refusal(state: IngressState, body: AllotEpoch, sequence: OpenSequence | Non
         return "an earlier migration of it is not settled yet"
     owner = sequence.instance
     there = owner is not None and (sequence.epoch, owner.name) == (body.epoch, body.source)
-    if sequence.phase is not Phase.RUNNING or not there:
+    if sequence.phase is not SequencePhase.RUNNING or not there:
         where = f"{sequence.phase.value} at {owner.name}" if owner is not None else sequence.phase.value
         return f"it is {where} in epoch {sequence.epoch}"
     target = state.cluster.instances.get(body.target)
@@ -69,16 +69,16 @@ def _refusal(state: IngressState, body: AllotEpoch, sequence: OpenSequence | Non
     return "this migration is void" if body.migration in sequence.voided else ""
 
 
-def _same(allotment: Allotment, body: AllotEpoch) -> bool:
+def _same(allotment: EpochGrant, body: AllotEpoch) -> bool:
     asked = (body.migration, body.target, body.incarnation)
     return (allotment.migration, allotment.instance.name, allotment.incarnation) == asked
 
 
-def _open(state: IngressState, sequence: OpenSequence, body: AllotEpoch) -> Allotment:
+def _open(state: IngressState, sequence: OpenSequence, body: AllotEpoch) -> EpochGrant:
     target = state.cluster.instances[body.target]
     target.used = True
     span = tracing.new_span(sequence.call, state.rng)
-    allotment = Allotment(
+    allotment = EpochGrant(
         sequence, target, migration=body.migration, epoch=next_epoch(sequence), now_ns=state.now_ns, span=span
     )
     sequence.allotment = allotment
@@ -86,7 +86,7 @@ def _open(state: IngressState, sequence: OpenSequence, body: AllotEpoch) -> Allo
     return allotment
 
 
-def close(state: IngressState, sequence: OpenSequence, outcome: str) -> Allotment | None:
+def close(state: IngressState, sequence: OpenSequence, outcome: str) -> EpochGrant | None:
     """Takes the open allotment out of the books and counts what became of it."""
     allotment = sequence.allotment
     if allotment is None:
@@ -116,7 +116,7 @@ def void(state: IngressState, sequence: OpenSequence, outcome: str, out: list[Ef
     )
 
 
-def allotted_to(sequence: OpenSequence, epoch: int, instance: Instance) -> bool:
+def allotted_to(sequence: OpenSequence, epoch: int, instance: KnownInstance) -> bool:
     """Whether the open allotment is of this epoch and to this instance, in its present incarnation."""
     allotment = sequence.allotment
     return (

@@ -11,14 +11,14 @@ import msgspec
 
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import bad_value
-from services.ingress.api.formats import structured_output
 from services.ingress.api.messages import prompt_text
 from services.ingress.api.models import ModelRegistry, ServedModel
 from services.ingress.api.requests import ChatRequest, CompletionRequest, Shared
+from services.ingress.api.response_formats import structured_output
 from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.tools import NO_TOOLS, ToolPlan, plan_tools
 from services.ingress.api.unsupported import refuse_unsupported
-from services.ingress.calls import Call, CallKind, KeyLimits
+from services.ingress.calls.messages import Call, CallKind, KeyLimits
 
 #: Characters of the rendered prompt that the tagger sees.
 HEAD_CHARACTERS = 2_048
@@ -46,7 +46,7 @@ class Bounds(msgspec.Struct, frozen=True):
     choices: int = 128
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request that still needs token ids.
 
     Attributes:
@@ -74,7 +74,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return max(map(len, self.texts)) if self.texts else 0
 
 
-def chat_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draft:
+def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
     """Reads and checks a chat request.
 
     Raises:
@@ -87,7 +87,7 @@ def chat_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draft:
     tools = plan_tools(request, template.traits) if template is not None else NO_TOOLS
     text = prompt_text(request, template)
     usage, continuous = _stream_options(request)
-    return Draft(
+    return ParsedRequest(
         kind=CallKind.CHAT,
         request=request,
         model=model,
@@ -100,7 +100,7 @@ def chat_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draft:
     )
 
 
-def completion_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draft:
+def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
     """Reads and checks a completions request.
 
     Raises:
@@ -113,7 +113,7 @@ def completion_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draf
     if request.echo and request.logprobs is not None:
         raise bad_value("echo", "`echo` with `logprobs` is not supported.", "unsupported_parameter")
     usage, continuous = _stream_options(request)
-    return Draft(
+    return ParsedRequest(
         kind=CallKind.COMPLETION,
         request=request,
         model=model,
@@ -126,44 +126,44 @@ def completion_draft(body: bytes, models: ModelRegistry, bounds: Bounds) -> Draf
     )
 
 
-def refuse_hopeless(draft: Draft, max_model_len: int) -> None:
+def refuse_hopeless(parsed: ParsedRequest, max_model_len: int) -> None:
     """Refuses what cannot fit however it is tokenised, before that costs anything.
 
     Raises:
         ApiError: 400.
     """
-    at_least = max(map(draft.model.tokenizer.tokens_at_least, draft.texts or []), default=0)
+    at_least = max(map(parsed.model.tokenizer.tokens_at_least, parsed.texts or []), default=0)
     if at_least >= max_model_len:
-        raise prompt_too_long(draft.request, f"the prompt has at least {at_least} tokens", max_model_len)
+        raise prompt_too_long(parsed.request, f"the prompt has at least {at_least} tokens", max_model_len)
 
 
-def build_call(draft: Draft, prompts: list[list[int]], caller: Caller, max_model_len: int) -> Call:
+def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, max_model_len: int) -> Call:
     """The finished call.
 
     Raises:
         ApiError: 400 for what depends on the prompt's length.
     """
-    request = draft.request
+    request = parsed.request
     shortest = min(map(len, prompts))
     if shortest == 0:
-        param = "messages" if draft.kind is CallKind.CHAT else "prompt"
+        param = "messages" if parsed.kind is CallKind.CHAT else "prompt"
         raise bad_value(param, f"`{param}` gives a prompt of no tokens.")
-    structured = draft.tools.structured or structured_output(request)
+    structured = parsed.tools.structured or structured_output(request)
     sampling = sampling_of(
         request,
         structured=structured,
         prompt_tokens=max(map(len, prompts)),
         max_model_len=max_model_len,
-        vocabulary=draft.model.tokenizer.vocabulary.size,
+        vocabulary=parsed.model.tokenizer.vocabulary.size,
     )
     return Call(
         request=caller.request,
-        kind=draft.kind,
-        model=draft.model.name,
+        kind=parsed.kind,
+        model=parsed.model.name,
         prompts=prompts,
         sampling=sampling,
         n=request.n or 1,
-        prompt_head=draft.texts[0][:HEAD_CHARACTERS] if draft.texts else "",
+        prompt_head=parsed.texts[0][:HEAD_CHARACTERS] if parsed.texts else "",
         stop=_stops(request),
         include_stop=bool(request.include_stop_str_in_output),
         key=caller.key,

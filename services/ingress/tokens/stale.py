@@ -6,7 +6,7 @@ from millrace.actor.effects import Effect, Publish
 from millrace.contracts.ingress import TokenChunk
 from millrace.contracts.worker import CancelSequence
 
-from services.ingress.endings import acknowledge
+from services.ingress.calls.completion import acknowledge
 from services.ingress.state import IngressState, OpenSequence
 from services.ingress.times import SECOND_NS
 

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from millrace.actor.errors import ConfigError
 from tokenizers import Tokenizer
 
-from services.ingress.text import Vocabulary
+from services.ingress.tokens.detokenizer import Vocabulary
 
 #: Prompts longer than this are tokenised in a thread. Tokenising runs at 2 to 5 MB/s: this much costs the loop 10 to
 #: 25 ms, about one engine step.

@@ -26,15 +26,15 @@ from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import ResendTokens
 
 from services.ingress import tracing
-from services.ingress.allotments import ask_proof, void
-from services.ingress.calls import RefusalKind
-from services.ingress.delivering import deliver, speak_end
-from services.ingress.endings import cancel_at, complete, detach, end_sequence, refuse_or_fail
-from services.ingress.instances import Instance
+from services.ingress.calls.completion import cancel_at, complete, detach, end_sequence, refuse_or_fail
+from services.ingress.calls.messages import RefusalKind
+from services.ingress.cluster.instances import KnownInstance
+from services.ingress.dispatch.submission import arm_place_timer, place
+from services.ingress.migration.epoch_grants import ask_proof, void
 from services.ingress.pending import PendingResend
-from services.ingress.placing import arm_place_timer, place
-from services.ingress.state import IngressState, OpenSequence, Phase
+from services.ingress.state import IngressState, OpenSequence, SequencePhase
 from services.ingress.times import MILLISECOND_NS
+from services.ingress.tokens.token_log import deliver, speak_end
 
 #: First pause of a sequence that was continued before without a new token since; doubles each time. It keeps a
 #: request that crashes every engine from doing so at full speed.
@@ -71,7 +71,7 @@ def _ask_target(state: IngressState, sequence: OpenSequence, out: list[Effect]) 
     if target.dead or target.incarnation != allotment.incarnation or not state.connected:
         void(state, sequence, "lost", out)
         return False
-    sequence.phase = Phase.PROVING
+    sequence.phase = SequencePhase.PROVING
     ask_proof(state, sequence, out)
     return True
 
@@ -80,7 +80,7 @@ def _place_anew(state: IngressState, sequence: OpenSequence, lost_by: str, out: 
     """Nobody has it: it is placed from prompt and log, unless that was fruitless too often."""
     call, why = sequence.call, sequence.why
     cancel_at(state, sequence, lost_by, why, out)
-    sequence.phase = Phase.WAITING
+    sequence.phase = SequencePhase.WAITING
     if sequence.owned:
         state.metrics.continuations.add(why)
         call.continuations += 1
@@ -111,13 +111,13 @@ def _pause(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> No
 
 
 def continue_all(
-    state: IngressState, instance: Instance, why: str, out: list[Effect], *, before_incarnation: int | None = None
+    state: IngressState, instance: KnownInstance, why: str, out: list[Effect], *, before_incarnation: int | None = None
 ) -> None:
     """Everything that an instance had goes on elsewhere (or what was given to it before that incarnation), and what
     was to move there does not.
     """
     for sequence in list(state.owned.get(instance.name, {}).values()):
-        if sequence.phase is Phase.ENDED:  # its call was given up by an earlier one
+        if sequence.phase is SequencePhase.ENDED:  # its call was given up by an earlier one
             continue
         if before_incarnation is None or sequence.incarnation < before_incarnation:
             continue_or_end(state, sequence, why, out)
@@ -132,7 +132,7 @@ def lose_target(state: IngressState, sequence: OpenSequence, out: list[Effect]) 
     assert sequence.allotment is not None
     source = sequence.allotment.source.name
     void(state, sequence, "lost", out)
-    if sequence.phase is Phase.PROVING:
+    if sequence.phase is SequencePhase.PROVING:
         _place_anew(state, sequence, source, out)
     else:
         ask_resend(state, sequence, out)
@@ -205,7 +205,7 @@ def resend_unanswered(state: IngressState, pending: PendingResend, reason: Reque
 
 def look_at_sequences(state: IngressState, out: list[Effect]) -> None:
     """Probes silent sequences and continues stalled ones. Called about once a second while detecting."""
-    now_ns, running, probe_ns = state.now_ns, Phase.RUNNING, state.times.probe
+    now_ns, running, probe_ns = state.now_ns, SequencePhase.RUNNING, state.times.probe
     quiet_ns = min(probe_ns, state.times.stall, state.times.queue_stall)
     for sequence in list(state.sequences.values()):
         if sequence.phase is not running:
@@ -241,5 +241,5 @@ def _elsewhere(state: IngressState, sequence: OpenSequence) -> bool:
 def ask_after_outage(state: IngressState, out: list[Effect]) -> None:
     """The bus is back for the grace time: whoever is still silent may have lost tokens."""
     for sequence in state.sequences.values():
-        if sequence.phase is Phase.RUNNING and sequence.last_ns < state.outage_end_ns:
+        if sequence.phase is SequencePhase.RUNNING and sequence.last_ns < state.outage_end_ns:
             ask_resend(state, sequence, out)

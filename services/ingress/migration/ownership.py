@@ -30,13 +30,13 @@ from millrace.contracts.migration import SequenceMoved
 from millrace.contracts.worker import TokensForgotten
 
 from services.ingress import tracing
-from services.ingress.allotments import allotted_to, ask_proof, close, void
-from services.ingress.continuation import ask_resend, lose_target
-from services.ingress.endings import detach
+from services.ingress.calls.completion import detach
+from services.ingress.failover.failover import ask_resend, lose_target
+from services.ingress.migration.epoch_grants import allotted_to, ask_proof, close, void
 from services.ingress.pending import PendingProof
-from services.ingress.relaying import take_late
-from services.ingress.state import IngressState, OpenSequence, Phase
-from services.ingress.strays import disown
+from services.ingress.state import IngressState, OpenSequence, SequencePhase
+from services.ingress.tokens.ingest import take_late
+from services.ingress.tokens.stale import disown
 
 
 def take_move(state: IngressState, body: SequenceMoved, out: list[Effect]) -> None:
@@ -46,7 +46,7 @@ def take_move(state: IngressState, body: SequenceMoved, out: list[Effect]) -> No
     if sequence is None or instance is None or body.incarnation != instance.incarnation:
         _not_owner(state, sequence, body, out)
     elif sequence.instance is instance and sequence.epoch == body.epoch:
-        if sequence.phase is Phase.RUNNING and len(sequence.log) < body.first_index:
+        if sequence.phase is SequencePhase.RUNNING and len(sequence.log) < body.first_index:
             ask_resend(state, sequence, out)
     elif not allotted_to(sequence, body.epoch, instance):
         _not_owner(state, sequence, body, out)
@@ -54,7 +54,7 @@ def take_move(state: IngressState, body: SequenceMoved, out: list[Effect]) -> No
         switch(state, sequence, out)
         if len(sequence.log) < body.first_index:
             ask_resend(state, sequence, out)
-    elif sequence.phase is Phase.RUNNING:  # else the target's answer will tell whether its tokens are the log's
+    elif sequence.phase is SequencePhase.RUNNING:  # else the target's answer will tell whether its tokens are the log's
         void(state, sequence, "stayed", out)
 
 
@@ -74,7 +74,7 @@ def switch(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> No
     assert allotment is not None
     detach(state, sequence)
     target = allotment.instance
-    sequence.phase = Phase.RUNNING
+    sequence.phase = SequencePhase.RUNNING
     sequence.epoch, sequence.instance, sequence.incarnation = allotment.epoch, target, allotment.incarnation
     sequence.fresh = sequence.moved = True
     sequence.tries = sequence.rounds = sequence.waiting_since_ns = 0
@@ -112,7 +112,7 @@ def take_proof(state: IngressState, pending: PendingProof, answer: Any, out: lis
         state.metrics.resends.add("proven")
         switch(state, sequence, out)
         take_late(state, sequence, answer.chunk, out)
-    elif sequence.phase is Phase.PROVING:
+    elif sequence.phase is SequencePhase.PROVING:
         lose_target(state, sequence, out)
     else:
         void(state, sequence, "stayed", out)
@@ -143,6 +143,6 @@ def proof_unanswered(state: IngressState, pending: PendingProof, out: list[Effec
     sequence: OpenSequence = pending.sequence
     pending.allotment.proof = ""
     state.metrics.resends.add("unproven")
-    if sequence.phase is Phase.PROVING:
+    if sequence.phase is SequencePhase.PROVING:
         sequence.excluded[pending.allotment.instance.name] = pending.allotment.incarnation
         lose_target(state, sequence, out)

@@ -10,7 +10,7 @@ import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.contracts.keyfile import KeyRecord, hash_key, read_key_file
 
-from services.ingress.calls import KeyLimits
+from services.ingress.calls.messages import KeyLimits
 
 
 class KeyHolder(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class KeyHolder(msgspec.Struct, frozen=True):
 ANYBODY = KeyHolder("", KeyLimits())
 
 
-class KeyStore:
+class ApiKeyStore:
     """Keys of one file. ``refresh`` is called about once a second by the shell; a lookup does no I/O."""
 
     def __init__(self, path: str | Path) -> None:

@@ -8,7 +8,7 @@
       incarnation's
     three questions in a row without any answer     nobody is asked for ``pause_s``: the fallback decides at once
 
-Answers that come after the deadline reach no actor; the runtime counts them (``late_reply``).
+ForecastAnswers that come after the deadline reach no actor; the runtime counts them (``late_reply``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from millrace.policies.dispatch.asking import rank
 from millrace.policies.dispatch.view import Prediction
 
 from services.ingress import tracing
-from services.ingress.deciding import FORECASTS_MAX, expected_of
+from services.ingress.dispatch.decision import FORECASTS_MAX, expected_of
+from services.ingress.dispatch.prefix_blocks import blocks_of
 from services.ingress.pending import PendingForecast, PredictorsHealth
-from services.ingress.prefixes import blocks_of
-from services.ingress.state import IngressState, OpenSequence, Phase
+from services.ingress.state import IngressState, OpenSequence, SequencePhase
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Questions in a row without any answer until nobody is asked for a while.
@@ -37,7 +37,7 @@ PREDICTED_MAX_NS = 3_600 * SECOND_NS
 _SILENT = "no answer in time"
 
 
-class Answers(msgspec.Struct, frozen=True):
+class ForecastAnswers(msgspec.Struct, frozen=True):
     """What came of a question.
 
     Attributes:
@@ -91,7 +91,7 @@ def ask(
     )
     correlation = state.correlation("forecast", pending)
     for sequence in sequences:
-        sequence.phase = Phase.ASKING
+        sequence.phase = SequencePhase.ASKING
         sequence.asking = correlation
     timeout_ns = min(int(parameters.deadline_ms * MILLISECOND_NS), call.deadline_ns - state.now_ns)
     out.append(
@@ -135,9 +135,9 @@ def _question(state: IngressState, sequences: list[OpenSequence], asked: tuple[s
 
 def read_answers(
     state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]], out: list[Effect]
-) -> Answers:
+) -> ForecastAnswers:
     """What the answers are worth. Counts each of those asked once, and looks after the pause."""
-    read = Answers({}, {})
+    read = ForecastAnswers({}, {})
     since = dict(zip(pending.asked, pending.placements, strict=True))
     for _, body in answers:
         name = body.instance if isinstance(body, LatencyPrediction | NoPrediction) else ""
@@ -153,7 +153,7 @@ def read_answers(
     return read
 
 
-def _read(state: IngressState, read: Answers, body: LatencyPrediction | NoPrediction, placements: int) -> str:
+def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | NoPrediction, placements: int) -> str:
     """Takes one answer in; how it is counted."""
     name = body.instance
     if isinstance(body, NoPrediction):
@@ -201,7 +201,11 @@ def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
 
 
 def _look_after(
-    state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]], read: Answers, out: list[Effect]
+    state: IngressState,
+    pending: PendingForecast,
+    answers: list[tuple[str, Any]],
+    read: ForecastAnswers,
+    out: list[Effect],
 ) -> None:
     """Counts silences, pauses after some; the log has once what is wrong, and once that predictions are back."""
     model = pending.sequences[0].call.call.model
@@ -223,7 +227,7 @@ def _look_after(
         out.append(Log(level="warning", event="forecast_absurd", fields={"model": model, "answer": absurd[0]}))
 
 
-def forecasts_of(pending: PendingForecast, answers: Answers, chosen: str | None) -> list[Forecast]:
+def forecasts_of(pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> list[Forecast]:
     """What is told of the answers: the chosen one first, then those predicted, soonest end first, then the others."""
     predictions = answers.predictions
     order = sorted(predictions, key=lambda name: (name != chosen, predictions[name].e2e_ns))
@@ -248,7 +252,7 @@ def _told(name: str, prediction: Prediction) -> Forecast:
     )
 
 
-def note_rank(state: IngressState, pending: PendingForecast, answers: Answers, chosen: str | None) -> None:
+def note_rank(state: IngressState, pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> None:
     """Where all were asked: the chosen one's place by predicted end-to-end time."""
     if pending.sampled and chosen in answers.predictions:
         times = [(name, p.e2e_ns) for name, p in answers.predictions.items()]

@@ -24,7 +24,7 @@ IN_FLIGHT_SUMMARIES = 2
 _NOT_ACCEPTED = -1
 
 
-class Instance:
+class KnownInstance:
     """One instance as ingress sees it. ``incarnation`` 0 means never heard of."""
 
     __slots__ = (
@@ -59,7 +59,7 @@ class Instance:
         self.used = False  # something was placed here once
         self.placements = 0  # sequences placed here so far
         self.view = InstanceView(name=name)
-        self.stages: list[StageList] = []
+        self.stages: list[StageCandidates] = []
         self._summaries = 0
         self._in_flight: dict[str, list[int]] = {}  # sequence -> [tokens, summary number at which it leaves]
         self._in_flight_tokens = 0
@@ -148,7 +148,7 @@ class Instance:
         assert self.usable == (not self.why_not())
 
 
-class StageList:
+class StageCandidates:
     """The usable views of one stage, in order of name: of those that take new requests, or of those that only decode.
 
     Attributes:
@@ -157,7 +157,7 @@ class StageList:
 
     __slots__ = ("_positions", "_tuple", "_views", "decodes", "instances", "length_max", "length_min", "name")
 
-    def __init__(self, stage: Stage, instances: list[Instance], *, decodes: bool = False) -> None:
+    def __init__(self, stage: Stage, instances: list[KnownInstance], *, decodes: bool = False) -> None:
         self.name = stage.name
         self.decodes = decodes
         self.length_min = stage.length_min
@@ -179,7 +179,7 @@ class StageList:
         self._positions = {i.name: position for position, i in enumerate(usable)}
         self._tuple = None
 
-    def patch(self, instance: Instance) -> None:
+    def patch(self, instance: KnownInstance) -> None:
         """One instance has a new view."""
         position = self._positions.get(instance.name)
         if position is not None:
