@@ -1,0 +1,181 @@
+"""What a specification must hold before anything of it is started. Pure but for a dispatch policy's file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from millrace.actor.errors import ConfigError
+from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice, StageSpec
+from millrace.cluster.workers import instances_of, workers_of
+from millrace.policies.dispatch.loading import PolicyError, load_policy
+from millrace.policies.migration import TARGET_POLICIES
+from millrace.policies.provisioning import PROVISIONING_POLICIES
+
+#: Instances that one cluster is asked to run at most.
+INSTANCES_MAX = 2_000
+
+#: Processes of one service.
+PROCESSES_MAX = 64
+
+
+def check_spec(spec: ClusterSpec) -> None:
+    """Refuses a cluster that cannot be.
+
+    Raises:
+        ConfigError: beginning with the field, such as ``models[0].stages[1].length_min``.
+    """
+    _check_names("name", [spec.name])
+    if not spec.models:
+        raise ConfigError("models: at least one is needed")
+    _check_names("models[].name", [model.name for model in spec.models])
+    for index, model in enumerate(spec.models):
+        for number, group in enumerate(model.groups):
+            _check_group(f"models[{index}].groups[{number}]", group)
+    workers = workers_of(spec)
+    _check_names("models[].groups[].names", [name for slot in workers for name in {slot.name, *slot.instances}])
+    for index, model in enumerate(spec.models):
+        _check_model(f"models[{index}]", model, instances_of(spec, model))
+    _check_settings(spec, [slot.name for slot in workers])
+    _check_services(spec)
+    _check_policies(spec)
+
+
+def _check_names(where: str, names: list[str]) -> None:
+    """They are tokens of NATS subjects, and parts of file names."""
+    for name in names:
+        if not name or any(c.isspace() or c in "*>/\\" for c in name) or not name.isprintable():
+            raise ConfigError(f"{where} {name!r}: a name has no white space, '*', '>' or '/'")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{where} {twice[0]!r} is given twice")
+
+
+def _check_group(where: str, group: GroupSpec) -> None:
+    if group.names and group.count not in (1, len(group.names)):
+        raise ConfigError(f"{where}.count: {group.count}, but names has {len(group.names)}")
+    least = {"count": 1, "spares": 0, "tensor_parallel": 1, "processes": 0}
+    for name, bound in least.items():
+        value = getattr(group, name)
+        if not bound <= value <= INSTANCES_MAX:
+            raise ConfigError(f"{where}.{name}: {value}, must be between {bound} and {INSTANCES_MAX}")
+    if group.engine is EngineName.VLLM and group.processes not in (0, group.size):
+        raise ConfigError(f"{where}.processes: {group.processes}, but a vLLM engine has a process of its own")
+    if group.tensor_parallel > 1 and group.device == "cpu":
+        raise ConfigError(f"{where}.tensor_parallel: {group.tensor_parallel}, but device is cpu; it splits over GPUs")
+
+
+def _check_model(where: str, model: ModelSpec, instances: list[str]) -> None:
+    if not model.groups:
+        raise ConfigError(f"{where}.groups: at least one is needed")
+    if len(instances) > INSTANCES_MAX:
+        raise ConfigError(f"{where}.groups: {len(instances)} instances, at most {INSTANCES_MAX}")
+    if model.stages:
+        _check_names(f"{where}.stages[].name", [stage.name for stage in model.stages])
+        _check_ranges(f"{where}.stages", model.stages)
+        _check_members(f"{where}.stages", model.stages, instances)
+
+
+def _check_ranges(where: str, stages: list[StageSpec]) -> None:
+    """They tile [0, inf) in ascending order."""
+    expected: int | None = 0
+    for index, stage in enumerate(stages):
+        here = f"{where}[{index}]"
+        if expected is None:
+            raise ConfigError(
+                f"{here}: follows {stages[index - 1].name}, which has no length_max and covers all lengths"
+            )
+        if stage.length_min != expected:
+            kind = "overlaps" if stage.length_min < expected else "leaves a gap after"
+            before = f"{kind} {stages[index - 1].name}, which ends at {expected}" if index else "the first starts at 0"
+            raise ConfigError(f"{here}.length_min: {stage.length_min} {before}")
+        if stage.length_max is not None and stage.length_max <= stage.length_min:
+            raise ConfigError(f"{here}.length_max: {stage.length_max} is not above length_min {stage.length_min}")
+        expected = stage.length_max
+    if expected is not None:
+        raise ConfigError(f"{where}[{len(stages) - 1}].length_max: {expected}; the last stage must have none")
+
+
+def _check_members(where: str, stages: list[StageSpec], instances: list[str]) -> None:
+    """Every instance in one stage, or none named at all."""
+    if len(stages) > len(instances):
+        raise ConfigError(f"{where}: {len(stages)} stages for {len(instances)} instances")
+    if not any(stage.instances for stage in stages):
+        return
+    homes: dict[str, str] = {}
+    for index, stage in enumerate(stages):
+        if not stage.instances:
+            raise ConfigError(f"{where}[{index}].instances: empty, but other stages name theirs")
+        for pattern in stage.instances:
+            for name in _matching(f"{where}[{index}].instances", pattern, instances):
+                if homes.setdefault(name, stage.name) != stage.name:
+                    raise ConfigError(f"{where}[{index}].instances: {name} is in {homes[name]} already")
+    if left := [name for name in instances if name not in homes]:
+        raise ConfigError(f"{where}: no stage has instance {left[0]}")
+
+
+def _matching(where: str, pattern: str, instances: list[str]) -> list[str]:
+    found = [name for name in instances if fnmatchcase(name, pattern)]
+    if not found:
+        raise ConfigError(f"{where}: {pattern!r} is no instance of this model; it has {_some(instances)}")
+    return found
+
+
+def _check_settings(spec: ClusterSpec, workers: list[str]) -> None:
+    for name in spec.settings.workers:
+        if name not in workers:
+            raise ConfigError(f"settings.workers: no such worker {name!r}; there are {_some(workers)}")
+
+
+def _check_services(spec: ClusterSpec) -> None:
+    for name, least in (("ingresses", 1), ("predictors", 0), ("taggers", 0), ("coordinators", 1)):
+        value = getattr(spec.services, name)
+        if not least <= value <= PROCESSES_MAX:
+            raise ConfigError(f"services.{name}: {value}, must be between {least} and {PROCESSES_MAX}")
+    if not 0 <= spec.telemetry.trace_sample <= 1:
+        raise ConfigError(f"telemetry.trace_sample: {spec.telemetry.trace_sample}, must be between 0 and 1")
+    for where, port in (("api.port", spec.api.port), ("nats.port", spec.nats.port)):
+        if not 1 <= port <= 65_535:
+            raise ConfigError(f"{where}: {port}, must be between 1 and 65535")
+
+
+def _check_policies(spec: ClusterSpec) -> None:
+    policies = spec.policies
+    if policies.dispatch.name:
+        try:
+            parameters = load_policy(policies.dispatch.name).parameters
+        except PolicyError as error:
+            raise ConfigError(f"policies.dispatch.name: {error}") from None
+        _check_parameters("dispatch", policies.dispatch, parameters)
+    for kind, choice, registry in (
+        ("migration", policies.migration, TARGET_POLICIES),
+        ("provisioning", policies.provisioning, PROVISIONING_POLICIES),
+    ):
+        _check_choice(kind, choice, registry)
+
+
+def _check_choice(kind: str, choice: PolicyChoice, registry: Mapping[str, Any]) -> None:
+    if not choice.name:
+        if choice.parameters:
+            raise ConfigError(f"policies.{kind}.parameters: given without policies.{kind}.name")
+        return
+    if choice.name not in registry:
+        known = ", ".join(sorted(registry))
+        raise ConfigError(f"policies.{kind}.name: no such policy {choice.name!r}; there are {known}")
+    _check_parameters(kind, choice, registry[choice.name].parameters)
+
+
+def _check_parameters(kind: str, choice: PolicyChoice, parameters: type[msgspec.Struct]) -> None:
+    try:
+        msgspec.convert(choice.parameters, parameters)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"policies.{kind}.parameters of {choice.name}: {error}") from None
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

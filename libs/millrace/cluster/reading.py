@@ -1,0 +1,71 @@
+"""Reads a cluster's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from millrace.actor.errors import ConfigError
+from millrace.cluster.checks import check_spec
+from millrace.cluster.spec import ClusterSpec, ModelSpec
+
+
+def parse_cluster(payload: str | bytes, folder: Path | None = None) -> ClusterSpec:
+    """Reads and checks the text of a cluster's file.
+
+    Args:
+        folder: What relative paths of models, keys, policies and step times are relative to; None leaves them.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    try:
+        spec = msgspec.toml.decode(payload, type=ClusterSpec)
+    except msgspec.DecodeError as error:
+        raise ConfigError(_plain(str(error))) from None
+    spec = spec if folder is None else _anchored(spec, folder)
+    check_spec(spec)
+    return spec
+
+
+def read_cluster(path: str | Path) -> ClusterSpec:
+    """Reads and checks a cluster's file.
+
+    Raises:
+        ConfigError: naming the file and the field.
+    """
+    file = Path(path)
+    try:
+        return parse_cluster(file.read_bytes(), file.absolute().parent)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _plain(error: str) -> str:
+    """Moves the path of msgspec's ``... - at `$.models[0].groups[1]` `` to the front, as a reader of TOML writes it."""
+    text, at, path = error.partition(" - at `$")
+    where = path.rstrip("`").lstrip(".")
+    return f"{where}: {text}" if at and where else text
+
+
+def _anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
+    """With the paths of files absolute. A model's path that is no folder stays: it may be a name."""
+
+    def anchored(path: str) -> str:
+        return str((folder / path).resolve()) if path and (folder / path).exists() else path
+
+    def model(each: ModelSpec) -> ModelSpec:
+        groups = [msgspec.structs.replace(group, step_time=anchored(group.step_time)) for group in each.groups]
+        return msgspec.structs.replace(each, path=anchored(each.path), groups=groups)
+
+    keys = str((folder / spec.api.keys).resolve()) if spec.api.keys else ""
+    dispatch = msgspec.structs.replace(spec.policies.dispatch, name=anchored(spec.policies.dispatch.name))
+    return msgspec.structs.replace(
+        spec,
+        models=[model(each) for each in spec.models],
+        api=msgspec.structs.replace(spec.api, keys=keys),
+        policies=msgspec.structs.replace(spec.policies, dispatch=dispatch),
+    )

@@ -1,0 +1,219 @@
+"""Types of a cluster's specification. Every field but a model's name and path has a default.
+
+    [[models]]
+    name = "llama"
+    path = "/srv/models/llama"
+
+    [[models.groups]]
+    count = 4
+    device = "cuda"
+
+is a whole cluster: four vLLM engines, one GPU each, one stage over all sequence lengths.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import field
+
+from millrace.contracts.plan import InstanceRole
+
+
+class EngineName(StrEnum):
+    """The engine behind an instance."""
+
+    VLLM = "vllm"
+    MODELLED = "modelled"
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Instances of one model that are alike.
+
+    Attributes:
+        name: Prefix of the workers' names: ``worker-0``, ``worker-1``, ... Groups of the same name, also of different
+            models, are numbered on.
+        count: Instances at the start.
+        names: Names of the instances, in place of ``name`` and ``count``.
+        spares: Instances beyond those, started by provisioning only.
+        engine: ``vllm`` or ``modelled``.
+        device: ``cpu``, or a kind of GPU such as ``h100``.
+        tensor_parallel: GPUs per instance.
+        step_time: Step-time set that fits these instances (``cpu-8m``) or a ``.toml`` file of one; empty for the one
+            that ships with the model, if any.
+        role: ``both``, ``prefill`` or ``decode``.
+        host: Name of the provisioner that starts and stops them: ``local`` is the supervisor of this machine.
+        processes: Worker processes that share the instances, modelled engines only; 0 for one per 64 instances, and for
+            one each where provisioning starts and stops them.
+        settings: Further fields of WorkerConfig for these instances.
+    """
+
+    name: str = "worker"
+    count: int = 1
+    names: list[str] = []
+    spares: int = 0
+    engine: EngineName = EngineName.VLLM
+    device: str = "cpu"
+    tensor_parallel: int = 1
+    step_time: str = ""
+    role: InstanceRole = InstanceRole.BOTH
+    host: str = "local"
+    processes: int = 0
+    settings: dict[str, Any] = {}
+
+    @property
+    def size(self) -> int:
+        """Instances at the start."""
+        return len(self.names) or self.count
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One range of sequence lengths and the instances that serve it.
+
+    Attributes:
+        name: Unique within the model; ``s0`` is the shortest.
+        length_min: First length served, tokens.
+        length_max: First length no longer served; unset for no bound.
+        instances: Names or patterns (``gpu0-*``); empty in every stage for a division by the coordinator.
+    """
+
+    name: str
+    length_min: int = 0
+    length_max: int | None = None
+    instances: list[str] = []
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One served model.
+
+    Attributes:
+        name: Served name; clients ask for it, and it is a token of subjects.
+        path: Folder with config.json, tokenizer and weights, relative to the cluster's file; or the name of a model
+            that ships.
+        groups: Its instances.
+        stages: Ranges that tile [0, inf) in ascending order; none for one stage over all lengths.
+    """
+
+    name: str
+    path: str
+    groups: list[GroupSpec] = field(default_factory=lambda: [GroupSpec()])
+    stages: list[StageSpec] = []
+
+
+class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A policy by name, with its parameters.
+
+    Attributes:
+        name: One of the kind's registry; for dispatch also a file that ends in ``.py``. Empty for the default.
+        parameters: Fields of the policy's ``Parameters``.
+    """
+
+    name: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Policies by kind.
+
+    Attributes:
+        dispatch: Which instance takes a new request (ingress).
+        migration: Which instance takes a running sequence (migrator).
+        provisioning: When instances are started and stopped (coordinator). ``instances_min`` and ``instances_max``
+            follow from the groups unless they are given.
+    """
+
+    dispatch: PolicyChoice = PolicyChoice()
+    migration: PolicyChoice = PolicyChoice()
+    provisioning: PolicyChoice = PolicyChoice()
+
+
+class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Processes of each service.
+
+    Attributes:
+        ingresses: They share the API's port.
+        predictors: They share the instances; 0 for none.
+        taggers: A queue group.
+        coordinators: One is active per model, the others stand by.
+        migrators: Whether running sequences can move between instances.
+    """
+
+    ingresses: int = 1
+    predictors: int = 1
+    taggers: int = 1
+    coordinators: int = 1
+    migrators: bool = True
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Further fields of the services' configurations, laid over what follows from the rest of the file.
+
+    Attributes:
+        worker: For all workers. A group's own ``settings`` lie over it.
+        workers: For single workers, by name; over the group's.
+    """
+
+    ingress: dict[str, Any] = {}
+    worker: dict[str, Any] = {}
+    workers: dict[str, dict[str, Any]] = {}
+    migrator: dict[str, Any] = {}
+    predictor: dict[str, Any] = {}
+    tagger: dict[str, Any] = {}
+    coordinator: dict[str, Any] = {}
+
+
+class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The HTTP API.
+
+    Attributes:
+        host: Address that it binds.
+        keys: File of API keys, relative to the cluster's file; empty for none.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: str = ""
+
+
+class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Ports of nats-server on 127.0.0.1; another free one is taken where one is in use."""
+
+    port: int = 4222
+    monitor_port: int = 8222
+
+
+class TelemetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Logs, traces and metrics of every process.
+
+    Attributes:
+        otlp: OTLP/HTTP endpoint; empty for JSON lines in the cluster's folder.
+        trace_sample: Share of requests that are traced, 0 to 1.
+        log_format: ``console`` or ``json``.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        metrics_port: First port of the processes' Prometheus endpoints.
+    """
+
+    otlp: str = ""
+    trace_sample: float = 1.0
+    log_format: str = "console"
+    log_level: str = "info"
+    metrics_port: int = 9100
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A whole cluster.
+
+    Attributes:
+        name: Second token of every subject.
+    """
+
+    name: str = "local"
+    models: list[ModelSpec]
+    policies: ClusterPolicies = ClusterPolicies()
+    services: ServiceCounts = ServiceCounts()
+    settings: ServiceSettings = ServiceSettings()
+    api: ApiSpec = ApiSpec()
+    nats: NatsSpec = NatsSpec()
+    telemetry: TelemetrySpec = TelemetrySpec()

@@ -1,0 +1,248 @@
+"""The cluster's specification: what a small file means, what is refused and by which field, which workers follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from millrace.actor.errors import ConfigError
+from millrace.cluster import (
+    ClusterSpec,
+    GroupSpec,
+    ModelSpec,
+    ServiceSettings,
+    StageSpec,
+    cluster_toml,
+    even_stages,
+    instances_of,
+    parse_cluster,
+    read_cluster,
+    workers_of,
+)
+
+SMALL = """
+[[models]]
+name = "llama"
+path = "llama"
+
+[[models.groups]]
+count = 2
+"""
+
+STAGED = """
+name = "node"
+
+[[models]]
+name = "llama"
+path = "llama"
+
+[[models.groups]]
+name = "gpu"
+count = 4
+device = "h100"
+tensor_parallel = 2
+
+[[models.groups]]
+names = ["slow"]
+role = "decode"
+settings = { max_num_seqs = 8, migration = { enabled = false } }
+
+[[models.stages]]
+name = "s0"
+length_max = 2048
+instances = ["gpu-0", "gpu-1"]
+
+[[models.stages]]
+name = "s1"
+length_min = 2048
+instances = ["gpu-[23]", "slow"]
+
+[[models]]
+name = "nano"
+path = "nano"
+
+[policies.dispatch]
+name = "forecast"
+
+[policies.provisioning]
+name = "preempt"
+parameters = { cooldown_s = 5.0 }
+
+[settings.workers.gpu-0]
+max_num_seqs = 16
+"""
+
+
+def test_a_small_file_is_one_stage_of_vllm_engines_with_one_of_each_service() -> None:
+    spec = parse_cluster(SMALL)
+    model = spec.models[0]
+    assert model.stages == []
+    assert [slot.name for slot in workers_of(spec)] == ["worker-0", "worker-1"] == instances_of(spec, model)
+    assert (spec.services.ingresses, spec.services.predictors, spec.services.migrators) == (1, 1, True)
+
+
+def test_a_file_is_the_same_after_it_was_written_and_read() -> None:
+    for text in (SMALL, STAGED):
+        spec = parse_cluster(text)
+        assert parse_cluster(cluster_toml(spec)) == spec
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans(), max_size=3))
+def test_any_settings_survive_being_written(fields: dict[str, object]) -> None:
+    settings = ServiceSettings(worker={"engine_args": fields, "engine_cores": [1, 2]})
+    spec = ClusterSpec(models=[ModelSpec(name="m", path="p")], settings=settings)
+    assert msgspec.toml.decode(cluster_toml(spec), type=ClusterSpec) == spec
+
+
+def with_stages(stages: str) -> str:
+    return f"{SMALL}\n{stages}"
+
+
+def stage(name: str, *lines: str) -> str:
+    return "\n".join(["[[models.stages]]", f'name = "{name}"', *lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("", "missing required field `models`"),
+        ("models = []", "models: at least one is needed"),
+        (SMALL + "counts = 3", "models[0].groups[0]: Object contains unknown field `counts`"),
+        (SMALL + 'engine = "sglang"', "models[0].groups[0].engine: Invalid enum value 'sglang'"),
+        (SMALL + 'role = "judge"', "models[0].groups[0].role: Invalid enum value 'judge'"),
+        (SMALL.replace("2", "0"), "models[0].groups[0].count: 0, must be between 1 and 2000"),
+        (SMALL.replace("2", "-1"), "models[0].groups[0].count: -1, must be between 1 and 2000"),
+        (SMALL + 'names = ["a", "b", "c"]', "models[0].groups[0].count: 2, but names has 3"),
+        (SMALL + "tensor_parallel = 2", "models[0].groups[0].tensor_parallel: 2, but device is cpu"),
+        (SMALL + "processes = 1", "models[0].groups[0].processes: 1, but a vLLM engine has a process of its own"),
+        (SMALL + "\n" + SMALL, "models[].name 'llama' is given twice"),
+        (SMALL.replace('"llama"', '"l*"', 1), "models[].name 'l*': a name has no white space"),
+        ('name = "a b"\n' + SMALL, "name 'a b': a name has no white space"),
+        (SMALL + '[[models.groups]]\nnames = ["worker-1"]', "models[].groups[].names 'worker-1' is given twice"),
+        (with_stages(stage("s0", "length_min = 1")), "models[0].stages[0].length_min: 1 the first starts at 0"),
+        (
+            with_stages(stage("s0", "length_max = 9") + stage("s1", "length_min = 8")),
+            "models[0].stages[1].length_min: 8 overlaps s0, which ends at 9",
+        ),
+        (
+            with_stages(stage("s0", "length_max = 9") + stage("s1", "length_min = 10")),
+            "models[0].stages[1].length_min: 10 leaves a gap after s0, which ends at 9",
+        ),
+        (with_stages(stage("s0") + stage("s1")), "models[0].stages[1]: follows s0, which has no length_max"),
+        (
+            with_stages(stage("s0", "length_max = 9")),
+            "models[0].stages[0].length_max: 9; the last stage must have none",
+        ),
+        (with_stages(stage("s0", "length_max = 0")), "models[0].stages[0].length_max: 0 is not above length_min 0"),
+        (
+            with_stages(
+                stage("s0", "length_max = 8")
+                + stage("s1", "length_min = 8", "length_max = 9")
+                + stage("s2", "length_min = 9")
+            ),
+            "models[0].stages: 3 stages for 2 instances",
+        ),
+        (with_stages(stage("s0", 'instances = ["w"]')), "models[0].stages[0].instances: 'w' is no instance of this"),
+        (
+            with_stages(stage("s0", "length_max = 9", 'instances = ["worker-0"]') + stage("s1", "length_min = 9")),
+            "models[0].stages[1].instances: empty, but other stages name theirs",
+        ),
+        (
+            with_stages(
+                stage("s0", "length_max = 9", 'instances = ["worker-0"]')
+                + stage("s1", "length_min = 9", 'instances = ["worker-*"]')
+            ),
+            "models[0].stages[1].instances: worker-0 is in s0 already",
+        ),
+        (with_stages(stage("s0", 'instances = ["worker-0"]')), "models[0].stages: no stage has instance worker-1"),
+        (SMALL + '[policies.dispatch]\nname = "best"', "policies.dispatch.name: 'best' is none of"),
+        (
+            SMALL + '[policies.dispatch]\nname = "forecast"\nparameters = { nope = 1 }',
+            "policies.dispatch.parameters of forecast: Object contains unknown field `nope`",
+        ),
+        (SMALL + '[policies.migration]\nname = "best"', "policies.migration.name: no such policy 'best'; there are"),
+        (SMALL + "[policies.migration]\nparameters = { a = 1 }", "policies.migration.parameters: given without"),
+        (SMALL + '[policies.provisioning]\nname = "best"', "policies.provisioning.name: no such policy 'best'"),
+        (SMALL + "[policies.trade]\n", "policies: Object contains unknown field `trade`"),
+        (
+            SMALL + "[settings.workers.worker-9]\n",
+            "settings.workers: no such worker 'worker-9'; there are worker-0, wo",
+        ),
+        (SMALL + "[services]\ningresses = 0", "services.ingresses: 0, must be between 1 and 64"),
+        (SMALL + "[api]\nport = 0", "api.port: 0, must be between 1 and 65535"),
+        (SMALL + "[telemetry]\ntrace_sample = 2.0", "telemetry.trace_sample: 2.0, must be between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_field(text: str, refusal: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_cluster(text)
+    assert refusal in str(refused.value)
+
+
+def test_groups_of_one_name_are_numbered_on_over_models() -> None:
+    groups = [GroupSpec(count=2, spares=1)]
+    models = [ModelSpec(name=name, path=name, groups=groups) for name in ("a", "b")]
+    spec = ClusterSpec(models=models)
+    told = [(slot.name, slot.model.name, slot.spare) for slot in workers_of(spec)]
+    assert told == [
+        ("worker-0", "a", False),
+        ("worker-1", "a", False),
+        ("worker-2", "a", True),
+        ("worker-3", "b", False),
+        ("worker-4", "b", False),
+        ("worker-5", "b", True),
+    ]
+    assert instances_of(spec, models[1]) == ["worker-3", "worker-4"]
+    assert instances_of(spec, models[1], spares=True) == ["worker-3", "worker-4", "worker-5"]
+
+
+@pytest.mark.parametrize(
+    ("count", "processes", "provisioning", "shares"),
+    [(64, 0, "", [64]), (65, 0, "", [33, 32]), (3, 2, "", [2, 1]), (3, 0, "preempt", [1, 1, 1]), (2, 9, "", [1, 1])],
+)
+def test_modelled_engines_share_processes_unless_single_ones_shall_be_stopped(
+    count: int, processes: int, provisioning: str, shares: list[int]
+) -> None:
+    text = f'[[models]]\nname = "m"\npath = "m"\n[[models.groups]]\nengine = "modelled"\ncount = {count}\n'
+    text += f'processes = {processes}\n[policies.provisioning]\nname = "{provisioning}"'
+    assert [len(slot.instances) for slot in workers_of(parse_cluster(text))] == shares
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    file = tmp_path / "cluster.toml"
+    file.write_text(SMALL + '[api]\nkeys = "keys.toml"')
+    spec = read_cluster(file)
+    assert (spec.models[0].path, spec.api.keys) == (str(tmp_path / "llama"), str(tmp_path / "keys.toml"))
+
+
+def test_a_refusal_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    with pytest.raises(ConfigError, match=r"cluster.toml: No such file"):
+        read_cluster(file)
+    file.write_text("models = 3")
+    with pytest.raises(ConfigError, match=r"cluster.toml: models: Expected `array`"):
+        read_cluster(file)
+
+
+@pytest.mark.parametrize(("count", "context", "cuts"), [(1, 64, []), (2, 4096, [720]), (4, 4096, [304, 720, 1728])])
+def test_even_stages_divide_the_context_by_equal_ratios(count: int, context: int, cuts: list[int]) -> None:
+    stages = even_stages(count, context)
+    assert [stage.length_max for stage in stages] == [*cuts, None]
+    assert [stage.length_min for stage in stages] == [0, *cuts]
+
+
+@pytest.mark.parametrize(("count", "context"), [(2, 128), (9, 256), (40, 300)])
+def test_more_stages_than_the_context_can_tell_apart_are_refused(count: int, context: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} stages do not fit into a context of {context} tokens"):
+        even_stages(count, context)
+
+
+def test_fields_with_their_default_are_left_out_of_the_text() -> None:
+    spec = ClusterSpec(models=[ModelSpec(name="m", path="p", stages=[StageSpec(name="s0")])])
+    assert cluster_toml(spec) == (
+        '[[models]]\nname = "m"\npath = "p"\n\n[[models.groups]]\n\n[[models.stages]]\nname = "s0"\n'
+    )
