@@ -21,8 +21,9 @@ _PARAMETERS = {
     "model": "Served model name as one subject token (characters outside A-Z a-z 0-9 _ / = - become _).",
     "instance": "Name of an instance, which is one engine with its worker.",
     "ingress": "Name of an ingress process.",
-    "role": "Kind of service: ingress, tagger, coordinator, worker, supervisor.",
+    "role": "Kind of service: ingress, tagger, coordinator, worker, migrator, broker, supervisor.",
     "name": "Unique name of a service's process.",
+    "stage": "Name of a stage of the model's plan.",
     "host": "Name of a provisioner: what starts and stops instances on one machine.",
 }
 

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from millrace.cli.broker_summaries import BROKER_SUMMARIES
 from millrace.cli.field_text import ITEMS_MAX, bounded_list, duration, shown_fields
 from millrace.cli.migration_summaries import MIGRATION_SUMMARIES
 from millrace.contracts.ingress import SequencesReturned, TokenChunk, TokensGenerated, TokensResent
@@ -175,4 +176,4 @@ _SUMMARIES: dict[type[Body], Callable[[Body], str]] = dict(
         _entry(InstanceRecord, _record),
         _entry(Plan, _plan),
     ]
-) | dict(MIGRATION_SUMMARIES)
+) | {**MIGRATION_SUMMARIES, **BROKER_SUMMARIES}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
 from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
 from millrace.contracts.ingress import SequencesReturned, TokensGenerated, TokensResent
@@ -65,6 +66,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     TokensForgotten,
     TokensGenerated,
     TokensResent,
+    *BROKER_TYPES,
     *MIGRATION_TYPES,
 )
 
@@ -163,7 +165,7 @@ CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(StatusSnapshot,),
         senders=(Role.WORKER,),
-        receivers=(Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR),
+        receivers=(Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
         summary="Full snapshot, at most one per engine step, at least every 250 ms.",
     ),
     Channel(
@@ -172,7 +174,7 @@ CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(InstanceSummary,),
         senders=(Role.WORKER,),
-        receivers=(Role.INGRESS, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR),
+        receivers=(Role.INGRESS, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
         summary="Small snapshot and heartbeat, between every 25 ms and every 250 ms.",
     ),
     Channel(
@@ -187,9 +189,10 @@ CHANNELS: tuple[Channel, ...] = (
             Role.COORDINATOR,
             Role.WORKER,
             Role.MIGRATOR,
+            Role.BROKER,
             Role.SUPERVISOR,
         ),
-        receivers=(Role.INGRESS, Role.WORKER, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR),
+        receivers=(Role.INGRESS, Role.WORKER, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
         summary="Heartbeat of a service, every second; DEAD from the supervisor.",
     ),
     Channel(
@@ -239,6 +242,7 @@ CHANNELS: tuple[Channel, ...] = (
         receivers=(Role.SUPERVISOR,),
         summary="Drain an instance of that host and end it.",
     ),
+    *BROKER_CHANNELS,
     *MIGRATION_CHANNELS,
 )
 

@@ -183,6 +183,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
             Role.OPERATOR,
             Role.COORDINATOR,
             Role.MIGRATOR,
+            Role.BROKER,
         ),
         receivers=(Role.MIGRATOR,),
         summary="Move a sequence away from this instance.",
@@ -264,6 +265,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         receivers=(
             Role.OBSERVER,
             Role.COORDINATOR,
+            Role.BROKER,
         ),
         summary="What became of a migration.",
     ),

@@ -18,6 +18,7 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     WORKER = "worker"
     MIGRATOR = "migrator"
+    BROKER = "broker"
     SUPERVISOR = "supervisor"
     OPERATOR = "operator"  # a person at the command line: reads everything, asks for migrations and drains
     OBSERVER = "observer"  # tap, status, top: reads everything, writes nothing

@@ -112,6 +112,26 @@ class Subjects:
         """Decisions to have more or fewer instances of a model."""
         return f"{self.prefix}.provisioning.{subject_token(model)}"
 
+    def load(self, model: str, stage: str) -> str:
+        """Loads of the instances of a stage."""
+        return f"{self.prefix}.load.{subject_token(model)}.{subject_token(stage)}"
+
+    def ask(self, model: str, instance: str) -> str:
+        """Where an instance's broker is asked to bid for a sequence."""
+        return f"{self.prefix}.ask.{subject_token(model)}.{subject_token(instance)}"
+
+    def bid(self, instance: str) -> str:
+        """Where bids for the sequences of an instance go."""
+        return f"{self.prefix}.bid.{subject_token(instance)}"
+
+    def deal(self, instance: str) -> str:
+        """Where the broker of an instance hears of its deals."""
+        return f"{self.prefix}.deal.{subject_token(instance)}"
+
+    def boundary(self, model: str, stage: str) -> str:
+        """Where that stage ends, from its keeper."""
+        return f"{self.prefix}.boundary.{subject_token(model)}.{subject_token(stage)}"
+
     def provision(self, host: str, verb: str) -> str:
         """A provisioner's inbox; ``verb`` is start or stop (``*`` for both)."""
         return f"{self.prefix}.provision.{subject_token(host)}.{verb}"

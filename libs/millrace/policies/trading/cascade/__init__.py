@@ -1,0 +1,1 @@
+"""CascadeInfer's bid-ask rule, as published."""

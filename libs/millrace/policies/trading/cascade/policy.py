@@ -1,0 +1,77 @@
+"""CascadeInfer's bid-ask rule, as published.
+
+Source: CascadeInfer, section 4.4. The paper does not say which requests an outlier offers: here the longest ones that
+do not exceed what it carries above the mean.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.contracts.observers import CandidateScore
+from millrace.policies.trading.loads import fitting, mean_demand
+from millrace.policies.trading.view import BidView, BurdenView, PickDecision, PickView, Trigger, TriggerView
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Thresholds of the paper.
+
+    Attributes:
+        excess: An instance is an outlier where its demand exceeds the mean of its set by this share; at least 0.
+        earliest: Bids that are left after the earliest starts were kept; at least 1.
+        offers_max: Sequences offered at a time; at least 1.
+    """
+
+    excess: float = 0.25
+    earliest: int = 3
+    offers_max: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        if not 0 <= self.excess < float("inf"):
+            raise ValueError(f"excess must be at least 0 and finite, is {self.excess}")
+        for field in ("earliest", "offers_max"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}")
+
+
+class State(msgspec.Struct, frozen=True):
+    """It has none: an outlier acts at once."""
+
+
+def trigger(view: TriggerView, parameters: Parameters, state: State, now_ns: int) -> tuple[Trigger, State]:
+    """Offers where the demand exceeds the mean by 25 %; nothing without peers."""
+    mean = mean_demand((view.own, *view.peers))
+    demand = view.own.demand
+    if not view.peers or demand <= mean * (1 + parameters.excess):
+        return Trigger(reason=f"{demand} tokens, mean of the set {mean:.0f}"), state
+    chosen = sorted(fitting(view.sequences, demand - mean), key=lambda each: (-each.tokens, each.sequence))
+    offers = tuple(each.sequence for each in chosen[: parameters.offers_max])
+    return Trigger(offers=offers, reason=f"{demand} tokens, {demand / mean - 1:.0%} above the mean of the set"), state
+
+
+def burden(view: BurdenView, parameters: Parameters) -> int:
+    """Says nothing of delay: bids are compared by load and start."""
+    return 0
+
+
+def pick(view: PickView, parameters: Parameters) -> PickDecision:
+    """Drops the more loaded half, keeps the three earliest starts, takes the first that answered.
+
+    Half of one bid is that bid. Equal loads and starts stay in order of arrival. Nobody where nobody bids.
+    """
+    if not view.bids:
+        return PickDecision(None, "nobody bids", [])
+    arrival = {bid.bidder: index for index, bid in enumerate(view.bids)}
+    by_load = sorted(view.bids, key=lambda bid: bid.load_tokens)
+    lighter = by_load[: len(by_load) - len(by_load) // 2]
+    earliest = sorted(lighter, key=lambda bid: (bid.start_ms, arrival[bid.bidder]))[: parameters.earliest]
+    chosen = min(earliest, key=lambda bid: arrival[bid.bidder])
+    scores = [_score(bid, lighter, earliest) for bid in by_load]
+    reason = f"first to answer of {len(earliest)}: {chosen.load_tokens} tokens, starts in {chosen.start_ms} ms"
+    return PickDecision(chosen.bidder, reason, scores)
+
+
+def _score(bid: BidView, lighter: list[BidView], earliest: list[BidView]) -> CandidateScore:
+    note = "" if bid in earliest else "starts later" if bid in lighter else "more loaded half"
+    return CandidateScore(bid.bidder, float(bid.load_tokens), note)

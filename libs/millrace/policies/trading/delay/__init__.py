@@ -1,0 +1,1 @@
+"""Moves what shortens the sum of all sequences' times, by simulation of both sides."""

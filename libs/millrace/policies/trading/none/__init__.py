@@ -1,0 +1,1 @@
+"""No balance: sequences move only where drains, roles, memory or boundaries want it."""

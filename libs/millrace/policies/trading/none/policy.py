@@ -1,0 +1,39 @@
+"""No balance: sequences move only where drains, roles, memory or boundaries want it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.contracts.observers import CandidateScore
+from millrace.policies.trading.view import BidView, BurdenView, PickDecision, PickView, Trigger, TriggerView
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """It has none."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """It has none."""
+
+
+def trigger(view: TriggerView, parameters: Parameters, state: State, now_ns: int) -> tuple[Trigger, State]:
+    """Offers nothing."""
+    return Trigger(reason="no balancing"), state
+
+
+def burden(view: BurdenView, parameters: Parameters) -> int:
+    """Says nothing of delay."""
+    return 0
+
+
+def pick(view: PickView, parameters: Parameters) -> PickDecision:
+    """The bidder with the most idle blocks; equal ones by name. Nobody where nobody bids."""
+    if not view.bids:
+        return PickDecision(None, "nobody bids", [])
+
+    def key(bid: BidView) -> tuple[int, str]:
+        return (-bid.blocks_idle, bid.bidder)
+
+    chosen = min(view.bids, key=key)
+    scores = [CandidateScore(bid.bidder, -float(bid.blocks_idle)) for bid in sorted(view.bids, key=key)]
+    return PickDecision(chosen.bidder, f"most idle memory: {chosen.blocks_idle} blocks with it", scores)

@@ -1,0 +1,161 @@
+"""What a trading policy sees and what it answers. Frozen; the broker makes one view per question.
+
+A move is traded in three steps. ``trigger`` and ``pick`` run at the source, ``burden`` at each bidder, which knows
+itself best. Lengths are in tokens, times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.contracts.broker import LoadCurve, MoveReason
+from millrace.contracts.observers import CandidateScore
+
+
+class LoadView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The load of one instance.
+
+    Attributes:
+        tokens: KV tokens of running sequences.
+        waiting_tokens: Tokens that queued sequences will need at least.
+        queued_tokens: Lengths of sequences that are to move there.
+        tokens_per_s: Tokens that it decodes; 0 where unknown.
+        curve: Forecast over a horizon; None where there is none.
+        age_ns: Since the load was true.
+    """
+
+    name: str
+    tokens: int
+    waiting_tokens: int = 0
+    queued_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_free: int = 0
+    blocks_total: int = 0
+    tokens_per_s: float = 0.0
+    curve: LoadCurve | None = None
+    age_ns: int = 0
+
+    @property
+    def demand(self) -> int:
+        """Tokens that it holds or will have to hold for what it has now."""
+        return self.tokens + self.waiting_tokens + self.queued_tokens
+
+
+class MovableSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A running sequence of the source that may move now.
+
+    Attributes:
+        tokens: Present length, prompt included.
+        rest_p50, rest_p90: Predicted number of tokens still to come; None if unknown.
+    """
+
+    sequence: str
+    tokens: int
+    output_tokens: int
+    blocks: int
+    rest_p50: int | None = None
+    rest_p90: int | None = None
+
+
+class TriggerView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Does this instance carry too much for its set?
+
+    Attributes:
+        peers: The other instances of its set (same stage, a role that decodes), in order of name.
+        sequences: Those that no fence holds back, in the engine's running order.
+    """
+
+    own: LoadView
+    peers: tuple[LoadView, ...]
+    sequences: tuple[MovableSequence, ...]
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Sequences that the source should try to move for balance, the best first; none where it is balanced.
+
+    Attributes:
+        reason: One sentence with units; also where nothing is offered.
+    """
+
+    offers: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class JoinView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The bidder's future with the sequence, by simulation.
+
+    Attributes:
+        others_delay_ns: By how much later its other sequences end, summed.
+        rest_ns: Until the sequence ends there.
+        blocks_peak: Most blocks in use until then.
+        preemptions: More than without it.
+    """
+
+    others_delay_ns: int
+    rest_ns: int
+    blocks_peak: int = 0
+    preemptions: int = 0
+
+
+class BurdenView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What would the sequence cost here?
+
+    Attributes:
+        own: The bidder, with what it has agreed to take.
+        asker: The source, as far as it was heard; None where it was not.
+        peers: The other instances of the bidder's set.
+        forecast: None where the policy needs none, or the bidder cannot forecast itself.
+    """
+
+    own: LoadView
+    sequence: MovableSequence
+    reason: MoveReason
+    asker: LoadView | None = None
+    peers: tuple[LoadView, ...] = ()
+    forecast: JoinView | None = None
+
+
+class BidView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One bid, as MoveBid; ``same_machine``: KV needs no network to get there."""
+
+    bidder: str
+    burden_ns: int
+    load_tokens: int
+    blocks_idle: int
+    rest_ns: int = 0
+    preemptions: int = 0
+    start_ms: int = 0
+    same_machine: bool = False
+
+
+class PickView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Which bid, if any?
+
+    Attributes:
+        bids: In order of arrival; each has room.
+        gain_ns, stay_ns: As in AskForMove.
+        cost_ns: What a move costs the sequence: the pause, and its share of the copying.
+    """
+
+    sequence: MovableSequence
+    reason: MoveReason
+    own: LoadView
+    bids: tuple[BidView, ...]
+    gain_ns: int = 0
+    stay_ns: int = 0
+    cost_ns: int = 0
+
+
+class PickDecision(msgspec.Struct, frozen=True, gc=False):
+    """An answer.
+
+    Attributes:
+        chosen: Bidder; None where the sequence had better stay.
+        reason: One sentence with units.
+        scores: Of every bid; lower is better.
+    """
+
+    chosen: str | None
+    reason: str
+    scores: list[CandidateScore]
