@@ -3,7 +3,14 @@
 from millrace.enginemodel.forecast.forecaster import Forecaster
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen, SurvivalMean, SurvivalMedian
 from millrace.enginemodel.forecast.native import NATIVE
-from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
+from millrace.enginemodel.forecast.question import (
+    Candidate,
+    Forecast,
+    JoinForecast,
+    LeaveForecast,
+    LoadForecast,
+    Placement,
+)
 from millrace.enginemodel.forecast.reference import forecast
 
 __all__ = [
@@ -11,7 +18,10 @@ __all__ = [
     "Candidate",
     "Forecast",
     "Forecaster",
+    "JoinForecast",
+    "LeaveForecast",
     "LengthRule",
+    "LoadForecast",
     "OutrunPlusTen",
     "Placement",
     "SurvivalMean",

@@ -7,11 +7,20 @@ from collections.abc import Mapping
 import msgspec
 
 from millrace.contracts.status import StatusSnapshot
+from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
+from millrace.enginemodel.forecast.moving import curve, join, leave
 from millrace.enginemodel.forecast.native import NATIVE, NativeFuture
 from millrace.enginemodel.forecast.present import Lengths, check_snapshot
-from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
-from millrace.enginemodel.forecast.reference import NOTHING_CACHED, forecast
+from millrace.enginemodel.forecast.question import (
+    Candidate,
+    Forecast,
+    JoinForecast,
+    LeaveForecast,
+    LoadForecast,
+    Placement,
+)
+from millrace.enginemodel.forecast.reference import forecast_of
 from millrace.enginemodel.forecast.scaling import scaled
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import StepCost
@@ -22,8 +31,8 @@ OUTRUN_PLUS_TEN = OutrunPlusTen()
 class Forecaster:
     """The last snapshot of one instance and the placements since.
 
-    Its answers are those of ``reference.forecast`` for the last loaded snapshot, the scaled cost, the time of the last
-    ``advance`` and the placements in the order of ``add``.
+    Its answers are those of ``reference.forecast`` and of ``moving`` for the last loaded snapshot, the scaled cost, the
+    time of the last ``advance`` and the placements in the order of ``add``.
     """
 
     def __init__(
@@ -113,6 +122,19 @@ class Forecaster:
         if self._native is not None:
             self._native.set_scale(scale)
 
+    def set_leave_at(self, tokens: int) -> None:
+        """Says at which length, prompt and output, sequences leave the instance: its stage's upper boundary.
+
+        Args: tokens: 0 for never. Those that are as long already stay to their end, and so does whoever is asked about.
+        """
+        if tokens == self._lengths.leave_at_tokens:
+            return
+        self._lengths = msgspec.structs.replace(self._lengths, leave_at_tokens=tokens)
+        if self._native is not None:
+            self._native.set_lengths(self._lengths)
+        if self._snapshot is not None:
+            self._restart(self._snapshot)
+
     def advance(self, now_ns: int) -> None:
         """Says what time it is, unix ns."""
         self._now_ns = now_ns
@@ -127,15 +149,45 @@ class Forecaster:
         assert self._snapshot is not None, "no snapshot was loaded"
         if self._native is not None:
             return self._native.forecast(candidate, now_ns=self._now_ns, with_delay=with_delay)
-        answer = forecast(
-            self._snapshot,
-            candidate,
-            self._scaled,
-            self.parameters,
+        answer = forecast_of(self._known(), candidate)
+        return answer if with_delay else msgspec.structs.replace(answer, others_delay_ns=0)
+
+    def curve(self, horizon_ns: int, points: int = 16) -> LoadForecast:
+        """Says how loaded the instance will be if nobody else comes. Needs a snapshot.
+
+        Args:
+            horizon_ns: From now to the last moment.
+            points: Evenly spaced moments, now and the last one included.
+
+        Raises:
+            ValueError: fewer than 2 points, far too many, or a horizon below 0.
+        """
+        return curve(self._known(), horizon_ns, points)
+
+    def leave(self, sequence: str) -> LeaveForecast | None:
+        """Says what the others gain if a sequence goes at the end of the step under way. Needs a snapshot.
+
+        Returns: None where the snapshot does not show it, or it has ended before now.
+        """
+        return leave(self._known(), sequence)
+
+    def join(self, candidate: Candidate, *, at_ns: int | None = None) -> JoinForecast:
+        """Says what the others lose if a sequence comes with its KV, all but its last token. Needs a snapshot.
+
+        Args:
+            candidate: One sequence; ``candidate.refusal(parameters)`` must be None. ``cached_tokens`` has no effect.
+            at_ns: When its KV could be there at the earliest, unix ns; None for now.
+        """
+        return join(self._known(), candidate, at_ns=self._now_ns if at_ns is None else at_ns)
+
+    def _known(self) -> ForecastInput:
+        assert self._snapshot is not None, "no snapshot was loaded"
+        return ForecastInput(
+            snapshot=self._snapshot,
+            cost=self._scaled,
+            parameters=self.parameters,
+            lengths=self._lengths,
             now_ns=self._now_ns,
             pending=list(self._placements.values()),
-            rule=self._lengths.rule,
-            default_output_tokens=self._lengths.default_output_tokens,
             cached=self._cached,
         )
-        return answer if with_delay else msgspec.structs.replace(answer, others_delay_ns=0)

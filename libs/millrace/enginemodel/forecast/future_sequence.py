@@ -14,10 +14,11 @@ class FutureSequence(ScheduledSequence):
         ends_total: Prompt and output at its end, tokens.
         arrives_fs: When it comes; 0 for those in the snapshot.
         joined_fs: Begin of the first step whose scheduling could see it.
+        started_fs: Begin of its first step after its admission; None before it.
         token_fs: When each of its new tokens was there.
     """
 
-    __slots__ = ("arrives_fs", "cached_tokens", "ends_total", "joined_fs", "token_fs")
+    __slots__ = ("arrives_fs", "cached_tokens", "ends_total", "joined_fs", "started_fs", "token_fs")
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class FutureSequence(ScheduledSequence):
         self.ends_total = prompt_tokens + final_tokens
         self.arrives_fs = arrives_fs
         self.joined_fs = 0
+        self.started_fs: int | None = None
         self.token_fs: list[int] = []
 
 

@@ -39,10 +39,14 @@ class NativeFuture:
             async_scheduling=parameters.async_scheduling,
         )
         self._native = _module.Forecaster(limits, _native_cost(cost), lengths.default_output_tokens)
+        self.set_lengths(lengths)
+        self._at_ns = 0
+
+    def set_lengths(self, lengths: Lengths) -> None:
+        """Revises lengths by this from the next ``load`` on. Its default is the one of the beginning."""
         self._lengths = lengths
         # This rule is compiled in; any other is asked for each sequence.
-        self._compiled_rule = lengths.rule == OutrunPlusTen()
-        self._at_ns = 0
+        self._compiled_rule = lengths.rule == OutrunPlusTen() and not lengths.leave_at_tokens
 
     def load(self, snapshot: StatusSnapshot, cached: Mapping[str, int]) -> None:
         """Starts again from a snapshot, without placements."""
@@ -60,7 +64,7 @@ class NativeFuture:
             placement.at_ns - self._at_ns,
             candidate.prompt_tokens,
             candidate.output_tokens,
-            self._lengths.of_candidate(candidate),
+            self._lengths.of_placement(candidate),
             candidate.sequences,
             candidate.cached_tokens,
         )

@@ -19,22 +19,34 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         default_output_tokens: Where nothing was predicted.
+        leave_at_tokens: Prompt and output at which a sequence leaves the instance, as at the end of its stage's range;
+            0 for never. One that is as long already stays: so far nobody has taken it.
     """
 
     rule: LengthRule
     default_output_tokens: int
     max_model_len: int
+    leave_at_tokens: int = 0
 
     def of_candidate(self, candidate: Candidate) -> int:
-        """Assumed output length of each of its sequences."""
+        """Assumed output length of each of its sequences, wherever they end."""
         assumed = self._assumed(candidate.expected_output_tokens, candidate.output_tokens)
         bound = candidate.max_tokens if candidate.max_tokens > 0 else assumed
         return min(assumed, bound, self.max_model_len - candidate.prompt_tokens)
 
+    def of_placement(self, candidate: Candidate) -> int:
+        """Output length at which each of its sequences ends here, or leaves."""
+        return self._here(self.of_candidate(candidate), candidate.prompt_tokens, candidate.output_tokens)
+
     def of_sequence(self, status: SequenceStatus) -> int:
-        """Assumed output length; no more than it has where it is at a bound, and so has ended already."""
+        """Output length at which it ends here, or leaves; no more than it has where it is at a bound and has ended."""
         assumed = self._assumed(status.expected_output_tokens, status.output_tokens)
-        return min(assumed, status.max_tokens, self.max_model_len - status.prompt_tokens)
+        bounded = min(assumed, status.max_tokens, self.max_model_len - status.prompt_tokens)
+        return self._here(bounded, status.prompt_tokens, status.output_tokens)
+
+    def _here(self, final_tokens: int, prompt_tokens: int, output_tokens: int) -> int:
+        stays = prompt_tokens + output_tokens >= self.leave_at_tokens
+        return final_tokens if stays else min(final_tokens, self.leave_at_tokens - prompt_tokens)
 
     def _assumed(self, expected: int | None, generated: int) -> int:
         wanted = self.default_output_tokens if expected is None else expected

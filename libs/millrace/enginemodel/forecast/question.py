@@ -76,3 +76,71 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     others: int
     others_delay_ns: int
     output_tokens: int
+
+
+class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance will hold if nobody else comes, at evenly spaced moments from now on.
+
+    Each entry is the state during the last step that began before its moment; of the snapshot where none has begun.
+
+    Attributes:
+        spacing_ns: Between two moments; the first one is now.
+        tokens: Tokens with KV, those that the step computes included.
+        blocks: KV blocks in use.
+        running: Sequences in the running batch.
+        waiting: Sequences in the queue.
+        ended: Of the sequences that are there now, or on their way: how many have ended or left before the moment.
+        preemptions: Since now, to form the steps begun before the moment.
+        blocks_total: KV blocks of the instance.
+    """
+
+    spacing_ns: int
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+    ended: tuple[int, ...]
+    preemptions: tuple[int, ...]
+    blocks_total: int
+
+
+class LeaveForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes for the others if a sequence goes at the end of the step under way. Times in ns.
+
+    Attributes:
+        relieved_ns: Sum over the others of how much sooner each ends; negative where it holds somebody up.
+        preemptions_avoided: Preemptions at the instance until all have ended, with it less without it; may be negative.
+        others: Sequences that are there, placements on their way included, without it.
+        rest_ns: From now until it would end here, or leave at its stage's boundary.
+        rest_tokens: It would generate until then, from the snapshot on.
+    """
+
+    relieved_ns: int
+    preemptions_avoided: int
+    others: int
+    rest_ns: int
+    rest_tokens: int
+
+
+class JoinForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes for the others if a sequence comes with its KV, and what it gets itself. Times in ns, from now.
+
+    Attributes:
+        others_delay_ns: Sum over the others of how much later each ends; may be negative.
+        preemptions: Preemptions at the instance until all have ended, with it less without it; may be negative.
+        others: Sequences that are there, placements on their way included.
+        blocks_peak: Most KV blocks in use from its first step until its end.
+        start_ns: Until its first step begins, which needs a place and blocks for all its tokens.
+        e2e_ns: Until its last token.
+        pace_ns: Mean time per token from its first step on.
+        output_tokens: Length of the whole output that was assumed.
+    """
+
+    others_delay_ns: int
+    preemptions: int
+    others: int
+    blocks_peak: int
+    start_ns: int
+    e2e_ns: int
+    pace_ns: int
+    output_tokens: int

@@ -8,6 +8,7 @@ from itertools import pairwise
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.future import Future, arrivals, sequences_of
 from millrace.enginemodel.forecast.future_sequence import FutureSequence
+from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.present import Lengths
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
@@ -15,7 +16,6 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 
 OUTRUN_PLUS_TEN = OutrunPlusTen()
-NOTHING_CACHED: Mapping[str, int] = {}
 
 
 def forecast(  # noqa: PLR0913  (one argument for each thing that a future depends on; the Forecaster keeps most of them)
@@ -33,33 +33,46 @@ def forecast(  # noqa: PLR0913  (one argument for each thing that a future depen
     """Rolls the instance forward with and without the candidate. ``candidate.refusal(parameters)`` must be None.
 
     Args:
-        snapshot: State right after a step; the next step began at its ``at_ns``, if there was work.
-        cost: Of a step on this instance.
-        now_ns: When the candidate comes, unix ns; what lies before the snapshot counts as its moment.
-        pending: Placements that the snapshot does not show, in the order in which they were made.
+        now_ns: When the candidate comes, unix ns.
         rule: Revises predicted lengths of sequences that have generated tokens.
         default_output_tokens: Assumed where no length was predicted.
-        cached: By sequence, tokens of those waiting in the snapshot that are in the prefix cache.
+
+    The others are the fields of ``ForecastInput``.
     """
     lengths = Lengths(rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len)
-    asked = sequences_of(Placement(candidate, now_ns), snapshot.at_ns, lengths)
+    state = ForecastInput(
+        snapshot=snapshot,
+        cost=cost,
+        parameters=parameters,
+        lengths=lengths,
+        now_ns=now_ns,
+        pending=pending,
+        cached=cached,
+    )
+    return forecast_of(state, candidate)
+
+
+def forecast_of(state: ForecastInput, candidate: Candidate) -> Forecast:
+    """The same of one instance as it is known."""
+    snapshot, lengths = state.snapshot, state.lengths
+    output_tokens = lengths.of_candidate(candidate)
+    asked = sequences_of(Placement(candidate, state.now_ns), snapshot.at_ns, final_tokens=output_tokens)
     ends = []
     for added in (asked, []):
-        coming = arrivals(pending, snapshot.at_ns, lengths)
+        coming = arrivals(state.pending, snapshot.at_ns, lengths)
         placed = sorted([*coming, *added], key=lambda sequence: sequence.arrives_fs)
-        future = Future(snapshot, placed, cost, parameters=parameters, lengths=lengths, cached=cached)
+        future = Future(state, placed)
         future.run()
-        ends.append([sequence.token_fs[-1] for sequence in (*future.present, *coming)])
+        ends.append([sequence.token_fs[-1] for sequence in (*future.present.values(), *coming)])
         if added:
             rolled = future
-    now_fs = asked[0].arrives_fs
-    others = [(later, end) for later, end in zip(*ends, strict=True) if end >= now_fs]
+    others = [(later, end) for later, end in zip(*ends, strict=True) if end >= state.now_fs]
     return _measured(
         asked,
         rolled,
         others=len(others),
         others_delay_ns=sum(later - end for later, end in others) // FS_PER_NS,
-        output_tokens=lengths.of_candidate(candidate),
+        output_tokens=output_tokens,
     )
 
 

@@ -1,0 +1,302 @@
+"""Load curves, and what a sequence that goes or comes does to the others: rules one by one, and against the engine."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.engine import EngineSequence, EngineSnapshot
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.worker import Sampling
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster, JoinForecast, LeaveForecast, LoadForecast
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.steptime import LinearStepTime
+
+AT_NS = 1_700_000_000_000_000_000
+STEP_NS = 1000
+CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
+PER_DECODE = StepCost(fixed=STEP_NS * FS_PER_NS, decode=100 * FS_PER_NS)
+PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
+BOTH = pytest.mark.parametrize(
+    "native",
+    [pytest.param(True, marks=pytest.mark.skipif(not NATIVE, reason="not built here (native/README.md)")), False],
+)
+
+
+def snapshot(
+    running: list[SequenceStatus] | None = None, waiting: list[SequenceStatus] | None = None, *, blocks: int = 64
+) -> StatusSnapshot:
+    running = running or []
+    return StatusSnapshot(
+        instance="i",
+        incarnation=1,
+        model="m",
+        step=1,
+        at_ns=AT_NS,
+        running=running,
+        waiting=waiting or [],
+        blocks_free=blocks - sum(status.blocks for status in running),
+        blocks_total=blocks,
+        preemptions=0,
+        step_duration_ns=STEP_NS,
+        batch=BatchComposition(),
+    )
+
+
+def decoding(name: str, prompt: int, output: int, expected: int = 20, **changes: Any) -> SequenceStatus:
+    """A running sequence that has computed all but its last token."""
+    computed = prompt + output - 1
+    status = SequenceStatus(
+        name, SequenceState.RUNNING, prompt, computed, output, 100, -(-computed // 4), AT_NS, expected
+    )
+    return msgspec.structs.replace(status, **changes)
+
+
+def waiting(name: str, prompt: int, expected: int = 20) -> SequenceStatus:
+    return SequenceStatus(name, SequenceState.WAITING, prompt, 0, 0, 100, 0, AT_NS, expected)
+
+
+def at(
+    state: StatusSnapshot,
+    *,
+    native: bool,
+    cost: StepCost = CONSTANT,
+    parameters: EngineParameters = PARAMETERS,
+    now_ns: int = 0,
+) -> Forecaster:
+    forecaster = Forecaster(cost, parameters, native=native)
+    forecaster.load(state)
+    forecaster.advance(AT_NS + now_ns)
+    return forecaster
+
+
+@BOTH
+def test_a_curve_tells_tokens_blocks_and_ends_at_even_moments(native: bool) -> None:
+    forecaster = at(snapshot([decoding("a.0", 8, 3, expected=5), decoding("b.0", 4, 1, expected=4)]), native=native)
+    assert forecaster.curve(4000, 5) == LoadForecast(
+        spacing_ns=1000,
+        tokens=(14, 16, 18, 7, 0),
+        blocks=(4, 5, 5, 2, 0),
+        running=(2, 2, 2, 1, 0),
+        waiting=(0, 0, 0, 0, 0),
+        ended=(0, 0, 0, 1, 2),
+        preemptions=(0, 0, 0, 0, 0),
+        blocks_total=64,
+    )
+
+
+@BOTH
+def test_an_idle_instance_has_an_empty_curve_until_a_placement_comes(native: bool) -> None:
+    forecaster = at(snapshot(), native=native)
+    forecaster.add("a.0", Candidate(prompt_tokens=10, expected_output_tokens=2), AT_NS + 1500)
+    curve = forecaster.curve(4000, 5)
+    assert (curve.tokens, curve.running) == ((0, 0, 10, 11, 0), (0, 0, 1, 1, 0))
+    assert curve.ended == (0, 0, 0, 0, 1)
+
+
+@BOTH
+def test_a_curve_counts_preemptions_to_come(native: bool) -> None:
+    state = snapshot([decoding(f"{i}.0", 30, 2, expected=60) for i in range(4)], blocks=40)
+    curve = at(state, native=native).curve(200_000, 8)
+    assert curve.preemptions[0] == 0
+    assert curve.preemptions[-1] >= 1
+    assert max(curve.blocks) <= curve.blocks_total == 40
+
+
+@BOTH
+def test_sequences_leave_at_the_boundary_of_their_stage_and_those_beyond_it_stay(native: bool) -> None:
+    state = snapshot([decoding("a.0", 8, 3), decoding("beyond.0", 30, 2)])
+    forecaster = at(state, native=native)
+    assert forecaster.curve(30_000, 4).ended == (0, 0, 2, 2)
+    forecaster.set_leave_at(16)  # "a" is 11 long and has 5 steps left until then
+    left, stays = forecaster.leave("a.0"), forecaster.leave("beyond.0")
+    assert left is not None
+    assert (left.rest_ns, left.rest_tokens) == (5000, 5)
+    assert stays is not None
+    assert stays.rest_tokens == 18
+    forecaster.add("b.0", Candidate(prompt_tokens=10, expected_output_tokens=20), AT_NS)
+    assert forecaster.curve(8000, 2).ended == (0, 2)  # a placement leaves as well
+    assert forecaster.forecast(Candidate(prompt_tokens=10, expected_output_tokens=20)).output_tokens == 20
+    forecaster.set_leave_at(0)
+    assert forecaster.curve(8000, 2).ended == (0, 0)
+
+
+@BOTH
+@pytest.mark.parametrize(("horizon_ns", "points"), [(-1, 16), (1000, 1), (1000, 10**6)])
+def test_what_is_no_curve_is_refused(native: bool, horizon_ns: int, points: int) -> None:
+    with pytest.raises(ValueError, match="curve"):
+        at(snapshot(), native=native).curve(horizon_ns, points)
+
+
+@BOTH
+def test_leaving_makes_the_others_faster_from_the_next_step_on(native: bool) -> None:
+    state = snapshot([decoding("a.0", 8, 3, expected=13), decoding("b.0", 8, 3, expected=23)])
+    forecaster = at(state, native=native, cost=PER_DECODE, now_ns=100)
+    # The step under way still computes both; of the 19 further ones of "b", 9 were shared with "a".
+    assert forecaster.leave("a.0") == LeaveForecast(
+        relieved_ns=9 * 100, preemptions_avoided=0, others=1, rest_ns=10 * 1200 - 100, rest_tokens=10
+    )
+    unchanged = forecaster.leave("a.0")
+    assert unchanged is not None
+    assert unchanged.relieved_ns == 900
+
+
+@BOTH
+def test_leaving_frees_memory_for_those_who_wait(native: bool) -> None:
+    state = snapshot([decoding(f"{i}.0", 60, 2, expected=60) for i in range(2)], [waiting("w.0", 40)], blocks=33)
+    gone = at(state, native=native).leave("1.0")
+    assert gone is not None
+    assert gone.relieved_ns > 30 * STEP_NS  # it need not wait for an end, and nobody is preempted
+    assert gone.others == 2
+
+
+@BOTH
+def test_leaving_avoids_preemptions(native: bool) -> None:
+    state = snapshot([decoding(f"{i}.0", 30, 2, expected=60) for i in range(4)], blocks=40)
+    gone = at(state, native=native).leave("3.0")
+    assert gone is not None
+    assert gone.preemptions_avoided > 0
+
+
+@BOTH
+def test_who_is_not_there_or_has_ended_cannot_leave(native: bool) -> None:
+    state = snapshot([decoding("a.0", 8, 3, expected=5)])
+    assert at(state, native=native).leave("b.0") is None
+    assert at(state, native=native, now_ns=2000).leave("a.0") is not None
+    assert at(state, native=native, now_ns=2001).leave("a.0") is None
+    assert at(snapshot([decoding("full.0", 8, 100)]), native=native).leave("full.0") is None
+
+
+@BOTH
+def test_one_that_waits_may_leave_too(native: bool) -> None:
+    state = snapshot([decoding("a.0", 8, 3)], [waiting("w.0", 30)])
+    gone = at(state, native=native, cost=StepCost(fixed=10**9, prefill_token=10**8)).leave("w.0")
+    # The step under way was formed with the first 31 of its tokens: it has begun, and leaves with what it holds.
+    assert gone is not None
+    assert gone.others == 1
+    assert gone.relieved_ns == 0
+
+
+@BOTH
+def test_one_that_comes_with_its_kv_computes_one_token_in_its_first_step(native: bool) -> None:
+    forecaster = at(snapshot(), native=native, now_ns=77)
+    comer = Candidate(prompt_tokens=40, output_tokens=24, expected_output_tokens=26)
+    assert forecaster.join(comer) == JoinForecast(
+        others_delay_ns=0,
+        preemptions=0,
+        others=0,
+        blocks_peak=17,
+        start_ns=0,
+        e2e_ns=2 * STEP_NS,
+        pace_ns=STEP_NS,
+        output_tokens=26,
+    )
+    assert forecaster.join(comer, at_ns=AT_NS + 10_077).e2e_ns == 12 * STEP_NS
+
+
+@BOTH
+def test_one_that_comes_slows_the_others_while_it_is_there(native: bool) -> None:
+    state = snapshot([decoding("a.0", 8, 3, expected=23)])
+    comer = Candidate(prompt_tokens=8, output_tokens=4, expected_output_tokens=9)
+    answer = at(state, native=native, cost=PER_DECODE, now_ns=100).join(comer)
+    assert (answer.start_ns, answer.e2e_ns, answer.pace_ns) == (1000, 1000 + 5 * 1200, 1200)
+    assert (answer.others, answer.others_delay_ns, answer.preemptions) == (1, 500, 0)
+
+
+@BOTH
+def test_one_that_comes_waits_for_blocks_and_preempts_nobody_to_get_them(native: bool) -> None:
+    state = snapshot([decoding(f"{i}.0", 60, 2, expected=7) for i in range(2)], blocks=34)
+    comer = Candidate(prompt_tokens=40, output_tokens=2, expected_output_tokens=7)
+    answer = at(state, native=native).join(comer)
+    assert (answer.start_ns, answer.preemptions, answer.others_delay_ns) == (5 * STEP_NS, 0, 0)
+
+
+@BOTH
+def test_one_that_comes_waits_for_a_place(native: bool) -> None:
+    state = snapshot([decoding(f"{i}.0", 4, 3, expected=6) for i in range(8)])
+    answer = at(state, native=native).join(Candidate(prompt_tokens=4, output_tokens=1, expected_output_tokens=3))
+    assert (answer.start_ns, answer.e2e_ns) == (3 * STEP_NS, 5 * STEP_NS)
+
+
+@BOTH
+def test_one_that_comes_can_cause_preemptions_later(native: bool) -> None:
+    state = snapshot([decoding(f"{i}.0", 30, 2, expected=30) for i in range(3)], blocks=48)
+    answer = at(state, native=native).join(Candidate(prompt_tokens=30, output_tokens=2, expected_output_tokens=60))
+    assert answer.preemptions > 0
+    assert answer.blocks_peak <= 48
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_leaving_relieves_is_what_the_engine_then_does(seed: int) -> None:
+    """The same engine twice: once the sequence is cancelled at the end of the step under way."""
+    rng = random.Random(seed)
+    names = [f"{index}.0" for index in range(rng.randrange(3, 20))]
+    begun = rng.randrange(5, 40)
+    engines, states = zip(*(engine_with(seed, names, begun) for _ in range(2)), strict=True)
+    state = published(states[0])
+    here = [status.sequence for status in (*state.running, *state.waiting)]
+    if len(here) < 2:
+        pytest.skip("all have ended")
+    leaver = rng.choice(here)
+    forecaster = Forecaster(engines[0].cost, engines[0].parameters, native=False)
+    forecaster.load(state)
+    forecaster.advance(state.at_ns)
+    answer = forecaster.leave(leaver)
+    assert answer is not None
+    stays = ends_of(engines[0], state.at_ns)
+    goes = ends_of(engines[1], state.at_ns, cancelled=leaver)
+    others = [name for name in here if name != leaver]
+    relieved_ns = sum(stays[name] - goes[name] for name in others)
+    assert answer.relieved_ns == pytest.approx(relieved_ns, abs=len(others))  # the engine rounds each step
+    assert answer.rest_ns == pytest.approx(stays[leaver] - state.at_ns, abs=1)
+    assert answer.preemptions_avoided == engines[0].snapshot(0).preemptions - engines[1].snapshot(0).preemptions
+
+
+def engine_with(seed: int, names: list[str], begun: int) -> tuple[ModelledEngine, EngineSnapshot]:
+    rng = random.Random(f"engine {seed}")
+    parameters = EngineParameters(
+        max_model_len=256,
+        block_size=16,
+        blocks_total=rng.choice((20, 40, 200)),
+        max_sequences=rng.choice((4, 16)),
+        token_budget=rng.choice((32, 256)),
+        prefix_caching=False,
+    )
+    engine = ModelledEngine(
+        parameters, LinearStepTime(fixed=1000.0, per_decode=50.0, per_prefill_token=20.0, per_context_token=2.0)
+    )
+    for name in names:
+        output = rng.randrange(10, 100)
+        asked = EngineSequence(
+            sequence=name,
+            prompt_token_ids=[97] * rng.randrange(1, 150),
+            sampling=Sampling(max_tokens=output, ignore_eos=True),
+            expected_output_tokens=output,
+        )
+        assert engine.add(asked) is None
+    now_ns = AT_NS
+    for _ in range(begun):
+        done = engine.step(now_ns)
+        now_ns += done[1] if done else 0
+    return engine, engine.snapshot(now_ns)
+
+
+def ends_of(engine: ModelledEngine, now_ns: int, *, cancelled: str = "") -> dict[str, int]:
+    """When each sequence has its last token; ``cancelled`` goes after one step."""
+    ends: dict[str, int] = {}
+    while (done := engine.step(now_ns)) is not None:
+        now_ns += done[1]
+        ends |= {output.sequence: now_ns for output in done[0].outputs}
+        if cancelled:
+            engine.cancel([cancelled])
+            cancelled = ""
+    return ends
+
+
+def published(state: EngineSnapshot) -> StatusSnapshot:
+    fields = {name: getattr(state, name) for name in state.__struct_fields__}
+    return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)
