@@ -14,6 +14,7 @@
 #include <string>
 
 #include "forecaster.hpp"
+#include "replica.hpp"
 #include "struct_reader.hpp"
 
 namespace nb = nanobind;
@@ -277,6 +278,7 @@ NB_MODULE(enginemodel, module) {
         .def("place", &PyForecaster::place)
         .def("set_scale", &PyForecaster::set_scale)
         .def("ask", &PyForecaster::ask);
+    bind_replica(module);
 }
 
 }  // namespace millrace

@@ -77,3 +77,7 @@ class Forecaster:
         with_delay: bool,
         /,
     ) -> tuple[int, int, int, int, int, int, int, int]: ...
+
+def simulate(
+    limits: Limits, cost: StepCost, blocks: int, requests: Sequence[tuple[int, int, int]]
+) -> list[tuple[int, int]]: ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from millrace.contracts.status import BatchComposition, StatusSnapshot
 from millrace.enginemodel.forecast.lengths import OutrunPlusTen
 from millrace.enginemodel.forecast.present import Lengths, cached_of
-from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
+from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement, ReplicaRequest
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import CostCurve, StepCost
 
@@ -23,21 +23,21 @@ else:
     NATIVE = getattr(_module, "INTERFACE", 1) == INTERFACE
 
 
+def simulate_natively(
+    requests: Sequence[ReplicaRequest], cost: StepCost, parameters: EngineParameters
+) -> list[tuple[int, int]] | None:
+    """First and last token of each request on one idle engine, ns; None where the compiled module cannot tell."""
+    if not NATIVE or not hasattr(_module, "simulate"):
+        return None
+    rows = [(request.at_ns, request.prompt_tokens, request.output_tokens) for request in requests]
+    return _module.simulate(_native_limits(parameters), _native_cost(cost), parameters.blocks_total, rows)
+
+
 class NativeFuture:
     """One instance in the compiled module: what ``reference.forecast`` says of it, some hundred times as fast."""
 
     def __init__(self, cost: StepCost, parameters: EngineParameters, lengths: Lengths) -> None:
-        limits = _module.Limits(
-            max_model_len=parameters.max_model_len,
-            block_size=parameters.block_size,
-            max_sequences=parameters.max_sequences,
-            token_budget=parameters.token_budget,
-            long_prefill_token_threshold=parameters.long_prefill_token_threshold,
-            chunked_prefill=parameters.chunked_prefill,
-            reserve_full_prompt=parameters.reserve_full_prompt,
-            watermark=parameters.watermark,
-            async_scheduling=parameters.async_scheduling,
-        )
+        limits = _native_limits(parameters)
         self._native = _module.Forecaster(limits, _native_cost(cost), lengths.default_output_tokens)
         self.set_lengths(lengths)
         self._at_ns = 0
@@ -123,6 +123,20 @@ class NativeCost:
     def steps_until(self, batch: BatchComposition, limit_fs: int) -> int:
         """How many whole steps of that run pass within ``limit_fs``."""
         return self._native.steps_until(batch.decodes, batch.context_tokens, batch.longest_context, limit_fs)
+
+
+def _native_limits(parameters: EngineParameters) -> _module.Limits:
+    return _module.Limits(
+        max_model_len=parameters.max_model_len,
+        block_size=parameters.block_size,
+        max_sequences=parameters.max_sequences,
+        token_budget=parameters.token_budget,
+        long_prefill_token_threshold=parameters.long_prefill_token_threshold,
+        chunked_prefill=parameters.chunked_prefill,
+        reserve_full_prompt=parameters.reserve_full_prompt,
+        watermark=parameters.watermark,
+        async_scheduling=parameters.async_scheduling,
+    )
 
 
 def _native_cost(cost: StepCost) -> _module.StepCost:

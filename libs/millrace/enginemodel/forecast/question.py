@@ -52,6 +52,19 @@ class Placement(msgspec.Struct, frozen=True):
     at_ns: int = 0
 
 
+class ReplicaRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request of known length that an engine is to serve.
+
+    Attributes:
+        at_ns: Arrival, ns from an arbitrary origin.
+        prompt_tokens, output_tokens: Both at least 1; their sum at most ``max_model_len``.
+    """
+
+    at_ns: int
+    prompt_tokens: int
+    output_tokens: int
+
+
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What would happen if the instance took the candidate now. Times in ns, counted from now.
 
