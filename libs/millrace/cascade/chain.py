@@ -1,0 +1,105 @@
+"""The whole way of requests through a cascade: each pays every tier it reaches, and the judge between them.
+
+The paper plans by the largest tier's p95. An escalated request pays tier 1 + judge + tier 2, so its end-to-end p95 is
+another number; this module simulates it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from millrace.cascade.capacity import Deployment
+from millrace.cascade.replicas import NS, PERCENTILE, ReplicaShape, serve
+from millrace.cascade.routing import Routed
+from millrace.cascade.sample import Floats, JudgedSample
+from millrace.enginemodel.forecast.question import ReplicaRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainLoad:
+    """Load of a cascade.
+
+    Attributes:
+        rate: Arrivals, requests/s (Poisson).
+        judge_s: By tier but the last, seconds between an answer and its score.
+        requests: How many are drawn from the sample, with replacement; 0 for each of the sample once.
+    """
+
+    rate: float
+    judge_s: Sequence[float]
+    requests: int = 0
+    seed: int = 0
+
+
+def chain_latencies(
+    sample: JudgedSample, routed: Routed, deployments: Sequence[Deployment], load: ChainLoad, *, native: bool = True
+) -> Floats:
+    """End-to-end latency of each request, seconds.
+
+    Args:
+        native: Whether the compiled engine model may be used; the result is the same.
+
+    Returns:
+        (requests,), in order of arrival.
+
+    Raises:
+        ValueError: a tier is reached by somebody and has no replica.
+    """
+    rng = Random(f"{load.seed}/chain")
+    count = load.requests or sample.count
+    drawn = [rng.randrange(sample.count) for _ in range(count)] if load.requests else rng.sample(range(count), count)
+    at, starts = 0.0, []
+    for _ in range(count):
+        at += rng.expovariate(load.rate)
+        starts.append(int(at * NS))
+    ready = list(starts)
+    for tier in range(sample.tiers):
+        present = [index for index in range(count) if routed.reached[drawn[index], tier]]
+        if not present:
+            continue
+        if not deployments[tier].replicas:
+            raise ValueError(f"tier {tier} is reached by {len(present)} requests and has no replica")
+        present.sort(key=lambda index: ready[index])
+        arriving = [
+            ReplicaRequest(
+                ready[index],
+                int(sample.prompt_tokens[drawn[index], tier]),
+                int(sample.output_tokens[drawn[index], tier]),
+            )
+            for index in present
+        ]
+        judged_ns = int(load.judge_s[tier] * NS) if tier < sample.tiers - 1 else 0
+        for index, end in zip(present, _serve_tier(arriving, deployments[tier], native=native), strict=True):
+            ready[index] = end + judged_ns
+    return np.array([(ready[index] - starts[index]) / NS for index in range(count)])
+
+
+def chain_p95_s(latencies: Floats) -> float:
+    """95th percentile, seconds."""
+    return float(np.percentile(latencies, PERCENTILE))
+
+
+def _serve_tier(requests: Sequence[ReplicaRequest], deployment: Deployment, *, native: bool) -> list[int]:
+    """End of each request; replicas take turns in proportion to their rates (smooth weighted round robin)."""
+    replicas: list[ReplicaShape] = []
+    weights: list[float] = []
+    for (shape, count), rate in zip(deployment.replicas, deployment.rates, strict=True):
+        replicas += [shape] * count
+        weights += [rate] * count
+    parts: list[list[int]] = [[] for _ in replicas]
+    turns = [(1 / weight, index) for index, weight in enumerate(weights)]
+    heapq.heapify(turns)
+    for position in range(len(requests)):
+        due, index = turns[0]
+        parts[index].append(position)
+        heapq.heapreplace(turns, (due + 1 / weights[index], index))
+    ends = [0] * len(requests)
+    for shape, part in zip(replicas, parts, strict=True):
+        for position, end in zip(part, serve([requests[each] for each in part], shape, native=native), strict=True):
+            ends[position] = end
+    return ends

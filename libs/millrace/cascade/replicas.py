@@ -1,0 +1,167 @@
+"""Latency of one replica as a function of its arrival rate, by simulation with the engine model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+import numpy as np
+
+from millrace.cascade.sample import Integers
+from millrace.enginemodel.forecast.question import ReplicaRequest
+from millrace.enginemodel.forecast.replica import simulate_replica
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import StepCost
+
+NS = 1_000_000_000
+
+#: Requests of one run. The 95th percentile then rests on 15 requests above it.
+RUN_REQUESTS = 300
+
+#: Rates simulated, as shares of the throughput with all requests waiting at once.
+RATE_SHARES = (0.05, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
+
+#: The percentile that counts as a tier's latency (Cascadia, section 4.1).
+PERCENTILE = 95.0
+
+
+class ReplicaShape(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run a model on some GPUs.
+
+    Pipeline parallelism is modelled as ``pipeline`` lanes: each lane runs its own batches at the speed of the
+    tensor-parallel engine plus the hops between stages, and has its share of the KV memory. No published measurement
+    of pipelined engines backs this form.
+
+    Attributes:
+        tensor: GPUs that share each layer.
+        pipeline: Stages.
+        cost: Of a step of one lane, hops included.
+        parameters: Of one lane; its blocks are the lane's share.
+    """
+
+    tensor: int
+    cost: StepCost
+    parameters: EngineParameters
+    pipeline: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor * self.pipeline
+
+    @property
+    def name(self) -> str:
+        """For example ``tp4`` or ``tp4pp2``."""
+        return f"tp{self.tensor}" + (f"pp{self.pipeline}" if self.pipeline > 1 else "")
+
+
+@dataclass(frozen=True, eq=False)
+class TierWorkload:
+    """Requests of one tier: prompt and output lengths, (n,) each, in order of arrival."""
+
+    prompt_tokens: Integers
+    output_tokens: Integers
+
+    @property
+    def count(self) -> int:
+        """Requests; 0 for a tier that nobody reaches."""
+        return len(self.prompt_tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class RateCurve:
+    """p95 latency of one replica, seconds, at some rates, requests/s; both rise."""
+
+    rates: tuple[float, ...]
+    latencies_s: tuple[float, ...]
+
+    def highest_rate(self, latency_s: float) -> float:
+        """Highest rate at which the latency is kept; 0 where not even the lowest rate keeps it."""
+        if latency_s < self.latencies_s[0]:
+            return 0.0
+        return float(np.interp(latency_s, self.latencies_s, self.rates))
+
+    def latency_s(self, rate: float) -> float:
+        """Latency at a rate; infinity beyond the highest rate simulated."""
+        if rate > self.rates[-1]:
+            return math.inf
+        return float(np.interp(rate, self.rates, self.latencies_s))
+
+
+@dataclass
+class ReplicaModel:
+    """Rate curves of shapes under workloads, each simulated once.
+
+    Attributes:
+        seed: Of arrivals; the same draws are used at every rate.
+        native: Whether the compiled engine model may be used.
+        runs: Simulations so far.
+    """
+
+    seed: int = 0
+    requests: int = RUN_REQUESTS
+    native: bool = True
+    runs: int = 0
+    _curves: dict[tuple[bytes, ReplicaShape], RateCurve | None] = field(default_factory=dict)
+
+    def curve(self, workload: TierWorkload, shape: ReplicaShape, key: bytes) -> RateCurve | None:
+        """The rate curve; None where a request does not fit in the shape's memory or context.
+
+        Args:
+            key: Names the workload.
+        """
+        name = (key, shape)
+        if name not in self._curves:
+            self._curves[name] = self._simulate(workload, shape)
+        return self._curves[name]
+
+    def _simulate(self, workload: TierWorkload, shape: ReplicaShape) -> RateCurve | None:
+        longest = int((workload.prompt_tokens + workload.output_tokens).max())
+        if longest > shape.parameters.max_model_len:
+            return None
+        rng = Random(f"{self.seed}/replica")
+        order = [rng.randrange(workload.count) for _ in range(self.requests)]
+        lengths = [(int(workload.prompt_tokens[index]), int(workload.output_tokens[index])) for index in order]
+        gaps = [rng.expovariate(1.0) for _ in lengths]
+        at_once = self._latencies_ns([0] * len(lengths), lengths, shape)
+        throughput = len(lengths) / (max(at_once) / NS)
+        rates, latencies = [], []
+        for share in RATE_SHARES:
+            rate = share * throughput
+            latency_ns = self._latencies_ns(_arrivals(gaps, rate), lengths, shape)
+            rates.append(rate)
+            latencies.append(float(np.percentile(latency_ns, PERCENTILE)) / NS)
+        return RateCurve(tuple(rates), tuple(np.maximum.accumulate(latencies).tolist()))
+
+    def _latencies_ns(
+        self, arrivals: Sequence[int], lengths: Sequence[tuple[int, int]], shape: ReplicaShape
+    ) -> list[int]:
+        """End-to-end latency of each request on one replica; its lanes take turns."""
+        self.runs += shape.pipeline
+        requests = [ReplicaRequest(at, *length) for at, length in zip(arrivals, lengths, strict=True)]
+        return [
+            end - request.at_ns
+            for request, end in zip(requests, serve(requests, shape, native=self.native), strict=True)
+        ]
+
+
+def serve(requests: Sequence[ReplicaRequest], shape: ReplicaShape, *, native: bool = True) -> list[int]:
+    """End of each request on one replica, ns; the lanes of a pipeline take turns."""
+    ends = [0] * len(requests)
+    for lane in range(shape.pipeline):
+        indices = range(lane, len(requests), shape.pipeline)
+        served = simulate_replica([requests[index] for index in indices], shape.cost, shape.parameters, native=native)
+        for index, one in zip(indices, served, strict=True):
+            ends[index] = one.end_ns
+    return ends
+
+
+def _arrivals(gaps: Sequence[float], rate: float) -> list[int]:
+    at, arrivals = 0.0, []
+    for gap in gaps:
+        at += gap / rate
+        arrivals.append(int(at * NS))
+    return arrivals

@@ -1,0 +1,203 @@
+"""Plans of cascades: one replica, the whole chain, quality kept, the published loop beside the exact one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from millrace.cascade.capacity import Deployment
+from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
+from millrace.cascade.planner import CascadePlanner, CascadeProblem, plan_as_published
+from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
+from millrace.cascade.routing import REJECT_ALL, route
+from millrace.cascade.sample import JudgedSample
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.forecast import NATIVE
+from millrace.enginemodel.forecast.question import ReplicaRequest
+from millrace.enginemodel.forecast.replica import simulate_replica
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+
+PARAMETERS = EngineParameters(max_model_len=4096, blocks_total=4096, max_sequences=64)
+EIGHT_BILLION = load_step_time("h100-llama-3-8b")
+
+
+def engine(factor: float, tensor: int = 1) -> ReplicaShape:
+    """An H100 with a model ``factor`` times as slow as an 8B one; GPUs share the work with a loss of a fifth each."""
+    cost = EIGHT_BILLION.times(factor / tensor**0.8).cost(PARAMETERS)
+    return ReplicaShape(tensor=tensor, cost=cost, parameters=PARAMETERS)
+
+
+def judged(count: int = 400, seed: int = 0) -> JudgedSample:
+    """Scores that say how good an answer is within some points; the largest model is the best on average."""
+    rng = np.random.default_rng(seed)
+    scores = np.clip(rng.normal(70, 20, (count, 2)), 0, 100)
+    quality = np.clip(np.column_stack([scores + rng.normal(0, 5, (count, 2)), rng.normal(90, 6, count)]), 0, 100)
+    prompts = np.repeat(rng.integers(50, 800, (count, 1)), 3, axis=1)
+    return JudgedSample(
+        scores=scores, quality=quality, prompt_tokens=prompts, output_tokens=rng.integers(10, 120, (count, 3))
+    )
+
+
+def problem(**changes: object) -> CascadeProblem:
+    fields: dict[str, object] = {
+        "sample": judged(),
+        "rate": 8.0,
+        "gpus": 12,
+        "shapes": [[engine(1.0)], [engine(3.0, 1), engine(3.0, 2)], [engine(8.0, 2), engine(8.0, 4)]],
+        "judge_s": (0.05, 0.05),
+        "quality_min": 80.0,
+        "thresholds_most": 4,
+    }
+    return CascadeProblem(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def requests(seed: int, count: int = 60) -> list[ReplicaRequest]:
+    rng, at = Random(seed), 0
+    drawn = []
+    for _ in range(count):
+        at += int(rng.expovariate(30) * 1e9)
+        drawn.append(ReplicaRequest(at, rng.randint(1, 900), rng.randint(1, 90)))
+    return drawn
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native module is not built here")
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_compiled_replica_equals_the_reference(seed: int, ahead: bool) -> None:
+    rng = Random(seed)
+    parameters = msgspec.structs.replace(
+        PARAMETERS,
+        max_model_len=1024,
+        blocks_total=rng.choice([64, 100, 400]),
+        max_sequences=rng.choice([4, 64]),
+        token_budget=rng.choice([128, 2048]),
+        async_scheduling=ahead,
+    )
+    arrivals = requests(seed)
+    cost = EIGHT_BILLION.cost(parameters)
+    compiled = simulate_replica(arrivals, cost, parameters)
+    assert compiled == simulate_replica(arrivals, cost, parameters, native=False)
+
+
+def test_a_request_alone_takes_one_step_per_token() -> None:
+    cost = StepCost(fixed=5 * FS_PER_NS)
+    [served] = simulate_replica([ReplicaRequest(100, 20, 4)], cost, PARAMETERS)
+    assert (served.first_token_ns, served.end_ns) == (105, 120)
+
+
+def test_a_request_that_the_engine_would_refuse_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit in max_model_len"):
+        simulate_replica([ReplicaRequest(0, 4000, 97)], StepCost(fixed=1), PARAMETERS)
+    with pytest.raises(ValueError, match="before the one ahead"):
+        simulate_replica([ReplicaRequest(5, 1, 1), ReplicaRequest(4, 1, 1)], StepCost(fixed=1), PARAMETERS)
+
+
+def test_latency_rises_with_the_rate_and_more_gpus_serve_more() -> None:
+    sample = judged()
+    workload = TierWorkload(sample.prompt_tokens[:, 0], sample.output_tokens[:, 0])
+    model = ReplicaModel(requests=120)
+    slow, fast = (model.curve(workload, engine(3.0, tensor), b"w") for tensor in (1, 4))
+    assert slow is not None
+    assert fast is not None
+    assert list(slow.latencies_s) == sorted(slow.latencies_s)
+    assert fast.highest_rate(3.0) > slow.highest_rate(3.0) > 0 == slow.highest_rate(0.001)
+    runs = model.runs
+    model.curve(workload, engine(9.0, 1), b"other")
+    assert model.runs > runs
+
+
+def test_a_workload_that_does_not_fit_the_engine_has_no_curve() -> None:
+    workload = TierWorkload(np.array([4000]), np.array([200]))
+    assert ReplicaModel(requests=10).curve(workload, engine(1.0), b"long") is None
+
+
+def test_an_escalated_request_pays_every_tier_and_the_judge() -> None:
+    sample = judged()
+    deployments = tuple(Deployment(((engine(factor), 4),), (100.0,)) for factor in (1.0, 2.0, 4.0))
+    load = ChainLoad(rate=0.5, judge_s=(1.0, 2.0), requests=50)
+    costs = {}
+    for name, thresholds in (("first", (0, 0)), ("second", (REJECT_ALL, 0)), ("third", (REJECT_ALL, REJECT_ALL))):
+        routed = route(sample, thresholds)
+        costs[name] = chain_latencies(sample, routed, deployments, load)
+    assert (costs["second"] - costs["first"]).min() > 2.0  # an accepted answer has waited for its score as well
+    assert (costs["third"] > costs["second"]).all()
+
+
+def test_the_plan_keeps_the_quality_by_its_lower_bound_and_uses_no_gpu_twice() -> None:
+    planner = CascadePlanner(problem())
+    plan = planner.plan()
+    assert plan is not None
+    assert plan.meets
+    assert plan.routed.quality_low >= 80
+    assert sum(plan.gpus) <= 12
+    for share, gpus in zip(plan.routed.shares, plan.gpus, strict=True):
+        assert (gpus > 0) == (share > 0)
+    front = planner.front()
+    assert all(plan.p95_s <= other.p95_s for other in front if other.routed.quality_low >= 80)
+
+
+def test_more_quality_never_costs_less_time() -> None:
+    planner = CascadePlanner(problem())
+    front = planner.front()
+    by_latency = sorted(front, key=lambda design: design.tier_latency_s)
+    qualities = [design.routed.quality_low for design in by_latency]
+    assert qualities == sorted(qualities)
+    assert len(qualities) > 2
+
+
+def test_a_quality_that_no_routing_reaches_gives_the_best_one_flagged() -> None:
+    plan = CascadePlanner(problem(quality_min=99.0)).plan()
+    assert plan is not None
+    assert not plan.meets
+    assert "no routing keeps quality 99" in plan.reason
+
+
+def test_a_latency_bound_gives_the_best_quality_within_it() -> None:
+    slow = CascadePlanner(problem(quality_min=None, latency_max_s=60.0)).plan()
+    fast = CascadePlanner(problem(quality_min=None, latency_max_s=3.0)).plan()
+    assert slow is not None
+    assert fast is not None
+    assert slow.p95_s <= 60
+    assert slow.routed.quality_low >= fast.routed.quality_low
+
+
+def test_too_few_gpus_for_any_model_are_no_plan() -> None:
+    only_large = [[engine(8.0, 4)]] * 3
+    assert CascadePlanner(problem(gpus=3, shapes=only_large)).plan() is None
+
+
+def test_the_published_loop_ends_and_is_not_better_than_the_exact_plan_by_its_own_objective() -> None:
+    asked = problem(use_confidence=False)
+    planner = CascadePlanner(asked)
+    published = plan_as_published(planner)
+    assert published is not None
+    fitting = [design for design in planner.front() if design.routed.quality >= 80]
+    assert published.routed.quality < 80 or min(d.tier_latency_s for d in fitting) <= published.tier_latency_s * 1.0001
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    first, second = (CascadePlanner(problem()).plan() for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert (first.routed.thresholds, first.gpus, first.p95_s) == (second.routed.thresholds, second.gpus, second.p95_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"latency_max_s": 3.0}, "one of quality_min and latency_max_s"),
+        ({"quality_min": None}, "one of quality_min and latency_max_s"),
+        ({"rate": 0.0}, "rate must be positive"),
+        ({"judge_s": (0.1,)}, "shapes needs an entry per tier"),
+    ],
+)
+def test_a_contradictory_problem_is_refused(change: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        problem(**change)
+
+
+def test_p95_is_of_all_requests() -> None:
+    assert chain_p95_s(np.arange(101.0)) == 95.0

@@ -1,0 +1,122 @@
+"""Thresholds on judged samples: who reaches which tier, the paper's example, bounds of quality."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from millrace.cascade.objective import latency_quality_score, quality_latency_score
+from millrace.cascade.routing import REJECT_ALL, initial_thresholds, route, routings, threshold_choices
+from millrace.cascade.sample import JudgedSample
+
+
+def sample(scores: list[list[float]], quality: list[list[float]]) -> JudgedSample:
+    lengths = np.ones((len(quality), len(quality[0])), dtype=np.int64)
+    return JudgedSample(
+        scores=np.array(scores, dtype=float).reshape(len(quality), -1),
+        quality=np.array(quality, dtype=float),
+        prompt_tokens=lengths,
+        output_tokens=lengths,
+    )
+
+
+THREE = sample(
+    [[90, 10], [50, 90], [50, 10], [20, 80]],
+    [[90, 91, 92], [50, 85, 95], [40, 30, 70], [10, 60, 99]],
+)
+
+
+def test_an_answer_at_its_threshold_is_accepted_and_the_last_tier_is_never_judged() -> None:
+    routed = route(THREE, (50, 90))
+    assert routed.answered_by.tolist() == [0, 0, 0, 2]
+    assert routed.shares == (1.0, 0.25, 0.25)
+    assert routed.quality == (90 + 50 + 40 + 99) / 4
+
+
+def test_tiers_are_reached_one_after_the_other() -> None:
+    routed = route(THREE, (90, 90))
+    assert routed.reached.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    assert routed.answered_by.tolist() == [0, 1, 2, 2]
+
+
+def test_an_entry_tier_skips_the_ones_before() -> None:
+    routed = route(THREE, (90, 90), entry=np.array([0, 1, 2, 0]))
+    assert routed.reached.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]]
+    assert routed.shares == (0.5, 0.5, 0.5)
+
+
+def test_the_bound_of_quality_is_below_the_mean_and_nearer_with_more_requests() -> None:
+    few = route(THREE, (50, 90))
+    many = route(sample(THREE.scores.tolist() * 25, THREE.quality.tolist() * 25), (50, 90))
+    assert few.quality_low < many.quality_low < many.quality == few.quality
+    spread = np.std([90, 50, 40, 99], ddof=1)
+    assert few.quality_low == pytest.approx(few.quality - 1.645 * spread / 2)
+
+
+def test_the_first_thresholds_give_tier_i_the_ith_part() -> None:
+    scores = np.random.default_rng(1).uniform(0, 100, (600, 2))
+    drawn = sample(scores.tolist(), np.full((600, 3), 50.0).tolist())
+    shares = route(drawn, initial_thresholds(drawn)).shares
+    assert shares == pytest.approx((1, 1 / 2, 1 / 3), abs=0.01)
+
+
+def test_equal_scores_leave_two_choices() -> None:
+    assert threshold_choices(np.full(9, 70.0), 10) == (70.0, REJECT_ALL)
+    equal = sample([[70]] * 4, [[50, 60]] * 4)
+    assert sorted(routed.shares[1] for routed in routings(equal)) == [0.0, 1.0]
+
+
+def test_every_distinct_routing_is_told_once_and_thinned() -> None:
+    scores = np.random.default_rng(2).uniform(0, 100, (300, 2))
+    drawn = sample(scores.tolist(), np.full((300, 3), 50.0).tolist())
+    found = routings(drawn, most=10)
+    sets = {(routed.reached.tobytes(), routed.answered_by.tobytes()) for routed in found}
+    assert len(sets) == len(found) <= 121
+    assert (1.0, 0.0, 0.0) in [routed.shares for routed in found]
+    assert (1.0, 1.0, 1.0) in [routed.shares for routed in found]
+
+
+def test_the_papers_example_of_the_objective() -> None:
+    def score(latency_s: float, quality: float) -> float:
+        return latency_quality_score(latency_s, quality, quality_min=0.90, utopia=0.95, nadir=0.75, weight=100)
+
+    assert score(11.0, 0.88) == pytest.approx(21.0)
+    assert score(11.4, 0.91) == pytest.approx(11.4)
+    assert score(12.2, 0.93) == pytest.approx(12.2)
+
+
+def test_a_largest_model_that_is_not_the_best_does_not_flip_the_objective() -> None:
+    for utopia in (0.75, 0.70):
+        worse = latency_quality_score(1.0, 0.5, quality_min=0.9, utopia=utopia, nadir=0.75, weight=10)
+        better = latency_quality_score(1.0, 0.8, quality_min=0.9, utopia=utopia, nadir=0.75, weight=10)
+        assert 1.0 < better < worse
+
+
+def test_the_latency_constrained_objective_prefers_quality_within_the_budget() -> None:
+    def score(latency_s: float, quality: float) -> float:
+        return quality_latency_score(latency_s, quality, latency_max_s=10, slowest_s=20, fastest_s=2, weight=100)
+
+    assert score(9, 80) < score(5, 70)
+    assert score(19, 99) == pytest.approx(-99 + 100 * 9 / 18)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"scores": np.zeros((4, 1))}, "scores has shape"),
+        ({"scores": np.full((4, 2), math.nan)}, "scores holds values outside"),
+        ({"quality": np.full((4, 3), 101.0)}, "quality holds values outside"),
+        ({"output_tokens": np.zeros((4, 3), dtype=np.int64)}, "output_tokens holds a length below 1"),
+        ({"prompt_tokens": np.ones((4, 2), dtype=np.int64)}, "prompt_tokens has shape"),
+    ],
+)
+def test_a_malformed_sample_is_refused_by_field(change: dict[str, np.ndarray], told: str) -> None:
+    fields = {name: getattr(THREE, name) for name in ("scores", "quality", "prompt_tokens", "output_tokens")}
+    with pytest.raises(ValueError, match=told):
+        JudgedSample(**{**fields, **change})
+
+
+def test_a_wrong_number_of_thresholds_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 thresholds for 3 tiers"):
+        route(THREE, (50,))
