@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, StartTimer, Stop, Subscribe, WatchKeys
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import (
     BucketReady,
@@ -47,6 +47,7 @@ from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
+from millrace.membership import Heartbeat
 
 from services.coordinator.config import ProvisioningConfig
 from services.coordinator.planning import NO_ROLES, nobody_prefills, plan_stages
@@ -93,6 +94,7 @@ class CoordinatorActor:
         self.name = name
         self._subjects = Subjects(cluster)
         self._incarnation = incarnation
+        self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.COORDINATOR, name=name, incarnation=incarnation)
         self._instances: dict[str, InstanceView] = {}
         self._models: dict[str, ModelState] = {}
         self._ready: set[str] = set()
@@ -111,7 +113,7 @@ class CoordinatorActor:
             Subscribe(subject=self._subjects.summaries()),
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
             *self.provisioning.start(),
-            self._presence(now_ns, PresenceState.ALIVE),
+            self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
 
@@ -209,7 +211,7 @@ class CoordinatorActor:
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = [
-            self._presence(now_ns, PresenceState.ALIVE),
+            self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
         return effects + self._lead(now_ns) + self._plan_all(now_ns) + self._provision(now_ns)
@@ -253,7 +255,7 @@ class CoordinatorActor:
             for model, state in sorted(self._models.items())
             if self._leads(state, now_ns)
         ]
-        return [*held, self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
+        return [*held, self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
 
     # decisions
 
@@ -362,12 +364,6 @@ class CoordinatorActor:
             return []
         self._bound_reached = True
         return [Log(level="error", event="bound_reached", fields={"what": what, "max": INSTANCES_MAX})]
-
-    def _presence(self, now_ns: int, state: PresenceState) -> Publish:
-        body = ServicePresence(
-            role=Role.COORDINATOR, name=self.name, incarnation=self._incarnation, at_ns=now_ns, state=state
-        )
-        return Publish(subject=self._subjects.presence(Role.COORDINATOR, self.name), body=body)
 
     def snapshot(self) -> dict[str, Any]:
         """Instances, and who leads what with which plan."""

@@ -53,6 +53,7 @@ from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.migration import AllotEpoch, SequenceMoved
 from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.membership import Heartbeat
 from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress import snapshot
@@ -128,6 +129,13 @@ class IngressActor:
         """
         self._state = IngressState(
             config=config, incarnation=incarnation, models=models, metrics=metrics, rng=rng, policy=policy
+        )
+        self._heartbeat = Heartbeat(
+            subjects=self._state.subjects,
+            role=Role.INGRESS,
+            name=self._state.name,
+            incarnation=incarnation,
+            url=config.http.address,
         )
         self._ticks = 0
         self._stopped = False
@@ -331,18 +339,7 @@ class IngressActor:
         place_waiting(state, out, all_of_them=True)
 
     def _presence(self, presence: PresenceState) -> Publish:
-        state = self._state
-        return Publish(
-            subject=state.subjects.presence(Role.INGRESS.value, state.name),
-            body=ServicePresence(
-                role=Role.INGRESS.value,
-                name=state.name,
-                incarnation=state.incarnation,
-                at_ns=state.now_ns,
-                state=presence,
-                url=state.config.http.address,
-            ),
-        )
+        return self._heartbeat.presence(self._state.now_ns, presence)
 
     def _on_stop(self, out: list[Effect]) -> None:
         state = self._state

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from millrace.contracts.observers import Forecast
+from millrace.contracts.sequences import SequenceId
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
@@ -138,7 +139,7 @@ class OpenSequence:
     def __init__(self, call: OpenCall, index: int, sampling: Sampling, text: TextStream, now_ns: int) -> None:
         self.call = call
         self.index = index
-        self.id = f"{call.request}.{index}"
+        self.id = str(SequenceId(call.request, index))
         self.prompt = call.call.prompts[index // call.call.n]
         self.sampling = sampling
         self.tokens_max = sampling.max_tokens

@@ -47,11 +47,11 @@ from millrace.contracts.status import (
     InstanceMigrations,
     InstanceRecord,
     InstanceSummary,
-    PresenceState,
     ServicePresence,
     StatusSnapshot,
 )
 from millrace.contracts.subjects import Subjects, subject_token
+from millrace.membership import Heartbeat
 
 from services.migrator.arrivals import Arrivals
 from services.migrator.clearing import EVACUATION, Clearing
@@ -90,9 +90,11 @@ class MigratorActor:
         self.name = config.name
         self._subjects = Subjects(config.bus.cluster)
         self._limits = config.limits
-        self._incarnation = incarnation
+        self._heartbeat = Heartbeat(
+            subjects=self._subjects, role=Role.MIGRATOR, name=config.name, incarnation=incarnation
+        )
         policy, parameters = target_policy(config.target)
-        self._surroundings = Surroundings(self._subjects)
+        self._surroundings = Surroundings(self._subjects, config.membership)
         desk = Desk(config, self._subjects, rng, self._surroundings, metrics, policy, parameters)
         self._departures = Departures(desk)
         self._arrivals = Arrivals(desk)
@@ -133,7 +135,7 @@ class MigratorActor:
                 post = self._posts.get(subject_token(body.instance)) if body.instance else None
                 return self._clearing.on_snapshot(post, body, now_ns) if post is not None else []
             case KeyChanged() as body:
-                self._surroundings.on_key(body)
+                self._surroundings.on_key(body, now_ns)
                 return self._listen(now_ns) if body.bucket == "plan" else self._on_record(body.value)
             case ServicePresence() as body:
                 self._surroundings.on_presence(body)
@@ -217,7 +219,7 @@ class MigratorActor:
         self._arrivals.tick(now_ns)
         timer = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
         listening = [*self._listen(now_ns), *self._surroundings.tick(now_ns)]
-        return [self._presence(now_ns, PresenceState.ALIVE), timer, *listening]
+        return [self._presence(now_ns), timer, *listening]
 
     def _listen(self, now_ns: int) -> list[Effect]:
         return [effect for post in self._posts.values() for effect in self._clearing.listen(post, now_ns)]
@@ -227,20 +229,15 @@ class MigratorActor:
         self._departures.finished.clear()
         for post in self._posts.values():
             effects += self._clearing.abandon(post, now_ns)
-        return [*effects, self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
+        return [*effects, self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
 
-    def _presence(self, now_ns: int, state: PresenceState) -> Publish:
+    def _presence(self, now_ns: int) -> Publish:
         under_way = sorted((out for out in self._departures if out.busy), key=lambda out: out.started_ns)
-        body = ServicePresence(
-            role=Role.MIGRATOR,
-            name=self.name,
-            incarnation=self._incarnation,
-            at_ns=now_ns,
-            state=state,
+        return self._heartbeat.presence(
+            now_ns,
             moving=[row for post in self._posts.values() if (row := self._moving(post, now_ns)) is not None],
             migrations=[out.status() for out in under_way[:TOLD_MAX]],
         )
-        return Publish(subject=self._subjects.presence(Role.MIGRATOR, self.name), body=body)
 
     # for people and checkers
 

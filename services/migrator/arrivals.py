@@ -27,10 +27,11 @@ from millrace.contracts.migration import (
     PrepareMigration,
     PullBlocks,
 )
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.worker import SequenceAccepted, SubmitSequence
 
 from services.migrator import spans
-from services.migrator.desk import INTO, MS, Ask, Desk, answer_all, ask, refusal_of, request_of, say
+from services.migrator.desk import INTO, MS, Ask, Desk, answer_all, ask, refusal_of, say
 from services.migrator.state import OPEN_STAGES, Incoming, Stage
 
 #: What is over is remembered for so long, to answer what is repeated.
@@ -225,7 +226,7 @@ class Arrivals:
         return [ask(INTO, into.migration, into.number, question)]
 
     def _reply(self, into: Incoming, to: str, body: Body) -> list[Effect]:
-        return [Reply(to=to, body=body, request=request_of(into.sequence))] if to else []
+        return [Reply(to=to, body=body, request=request_id_of(into.sequence))] if to else []
 
     def _contradiction(self, into: Incoming, to: str, what: str) -> list[Effect]:
         if into.stage is Stage.OVER and into.answer is not None:

@@ -8,6 +8,7 @@ import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
 from millrace.contracts.migration import MigrationMode
+from millrace.membership import MembershipConfig
 from millrace.policies.migration import TARGET_POLICIES, TargetPolicy
 
 
@@ -83,6 +84,7 @@ class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         instances: Instances that it moves sequences from and to; one, or those that share a worker process.
         mode: How KV travels where the asker does not say.
         target: How a target is chosen.
+        membership: When an instance, or a broker, counts as silent.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
@@ -93,6 +95,7 @@ class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     target: TargetConfig = TargetConfig()
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    membership: MembershipConfig = MembershipConfig()
     record: str = ""
 
     def __post_init__(self) -> None:

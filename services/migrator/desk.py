@@ -12,6 +12,7 @@ from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import EpochRefused, MigrationRefused
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import SequenceRefused
 from millrace.policies.migration import TargetPolicy
@@ -61,26 +62,21 @@ def ask(half: str, migration: str, number: int, question: Ask) -> Effect:
         body=question.body,
         correlation=f"{half}/{migration}/{number}",
         timeout_ns=max(MS, question.timeout_ns),
-        request=request_of(sequence),
+        request=request_id_of(sequence),
         traceparent=traceparent,
     )
 
 
 def say(subject: str, body: Body, sequence: str, traceparent: str) -> Effect:
     """A message without an answer."""
-    return Publish(subject=subject, body=body, request=request_of(sequence), traceparent=traceparent)
+    return Publish(subject=subject, body=body, request=request_id_of(sequence), traceparent=traceparent)
 
 
 def answer_all(waiters: list[str], body: Body, sequence: str) -> list[Effect]:
     """The same answer for everybody who waits; they wait no longer."""
-    effects: list[Effect] = [Reply(to=to, body=body, request=request_of(sequence)) for to in waiters]
+    effects: list[Effect] = [Reply(to=to, body=body, request=request_id_of(sequence)) for to in waiters]
     waiters.clear()
     return effects
-
-
-def request_of(sequence: str) -> str:
-    """Request id of a sequence id ``<request>.<index>``."""
-    return sequence.rpartition(".")[0] or sequence
 
 
 def refusal_of(body: Body | RequestFailure, step: str) -> tuple[KvRefusal, str]:

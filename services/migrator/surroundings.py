@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from millrace.actor.effects import Effect, Subscribe, Unsubscribe
 from millrace.contracts.local import KeyChanged
+from millrace.contracts.observers import CandidateScore
 from millrace.contracts.plan import InstanceRole, Plan
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
-from millrace.policies.migration import Neighbour, TargetQuestion, Wish, sifted
+from millrace.membership import Member, Membership, MembershipConfig, MemberState
+from millrace.policies.migration import Neighbour, TargetQuestion, TargetView, Wish, sifted
 
 _MS = 1_000_000
 
@@ -21,33 +23,30 @@ LISTEN_NS = 300 * _MS
 #: Listening goes on for so long after the last need, so that a burst of migrations subscribes once.
 LINGER_NS = 10_000 * _MS
 
-#: An instance without a summary for this long takes nothing.
-SUSPECT_NS = 1_500 * _MS
-
 #: Blocks promised to a target are counted for this long after the end: until its summaries show them.
 PROMISE_NS = 300 * _MS
 
-#: A wish for so many blocks asks who could take a sequence at all, however little room there is.
-NO_MATTER = -(10**9)
+#: Models whose roles are kept.
+MODELS_MAX = 256
 
-#: Bounds of the state.
-INSTANCES_MAX, MODELS_MAX = 4_096, 256
+
+#: States in which an instance will take nothing for as long as this process lives.
+_LEAVING = (MemberState.DRAINING, MemberState.DEAD, MemberState.GONE)
 
 
 class Surroundings:
     """Instances of the cluster as one migrator sees them."""
 
-    def __init__(self, subjects: Subjects) -> None:
+    def __init__(self, subjects: Subjects, config: MembershipConfig) -> None:
         self._subjects = subjects
-        self._records: dict[str, InstanceRecord] = {}
-        self._summaries: dict[str, tuple[int, InstanceSummary]] = {}
+        self._members = Membership.of(config)
         self._roles: dict[str, dict[str, InstanceRole]] = {}
         self._promises: dict[str, tuple[str, int, int]] = {}  # by migration: (target, blocks, until; 0 while open)
         self._listening: dict[str, tuple[int, int]] = {}  # by subject: (since, until)
 
     # what comes
 
-    def on_key(self, body: KeyChanged) -> None:
+    def on_key(self, body: KeyChanged, now_ns: int) -> None:
         """A record or a plan."""
         value = body.value
         if body.bucket == "plan":
@@ -56,29 +55,27 @@ class Surroundings:
             elif value is None:
                 self._roles.pop(body.key, None)
             return
-        token = subject_token(body.key)
-        if isinstance(value, InstanceRecord) and (token in self._records or len(self._records) < INSTANCES_MAX):
-            self._records[token] = value
+        if isinstance(value, InstanceRecord):
+            self._members.on_record(body.key, value, now_ns)
         elif value is None:
-            self._records.pop(token, None)
-            self._summaries.pop(token, None)
+            self._members.forget(body.key)
 
     def on_summary(self, body: InstanceSummary, now_ns: int) -> None:
         """The state of an instance; of one that is not registered it is not kept."""
-        token = subject_token(body.instance) if body.instance else ""
-        if token in self._records:
-            self._summaries[token] = (now_ns, body)
+        member = self._members.find(body.instance)
+        if member is not None and member.record is not None:
+            self._members.on_summary(body, now_ns)
 
     def on_presence(self, body: ServicePresence) -> None:
-        """An instance that died takes nothing."""
-        if body.state is not PresenceState.ALIVE and body.name:
-            self._summaries.pop(subject_token(body.name), None)
+        """A worker that leaves or died takes nothing."""
+        self._members.on_presence(body)
 
     # what is asked
 
     def record(self, instance: str) -> InstanceRecord | None:
         """The registration of an instance; None where there is none."""
-        return self._records.get(subject_token(instance)) if instance else None
+        member = self._members.find(instance)
+        return member.record if member is not None else None
 
     def role(self, instance: str) -> InstanceRole:
         """What the plan says it does."""
@@ -91,42 +88,45 @@ class Surroundings:
         record = self.record(instance)
         if record is None:
             return False
-        others = (r for r in self._records.values() if r.model == record.model and r.instance != instance)
-        return any(not self._is_draining(other) for other in others)
-
-    def _is_draining(self, record: InstanceRecord) -> bool:
-        heard = self._summaries.get(subject_token(record.instance))
-        return heard is not None and heard[1].incarnation == record.incarnation and heard[1].draining
+        return any(
+            other.model == record.model and other.instance != instance and member.state not in _LEAVING
+            for member, other in self._members.registered()
+        )
 
     def question(self, sequence: str, wish: Wish, now_ns: int, *, handoff: bool) -> TargetQuestion:
         """What the target policy is asked."""
-        neighbours = [self._neighbour(token, record, now_ns) for token, record in self._records.items()]
-        candidates, filtered = sifted(wish, neighbours)
+        candidates, filtered = self._sifted(wish, now_ns)
         return TargetQuestion(
-            sequence=sequence, blocks=wish.blocks, candidates=candidates, handoff=handoff, filtered=filtered
+            sequence=sequence, blocks=wish.blocks or 0, candidates=candidates, handoff=handoff, filtered=filtered
         )
+
+    def _sifted(self, wish: Wish, now_ns: int) -> tuple[tuple[TargetView, ...], tuple[CandidateScore, ...]]:
+        self._members.expire(now_ns)
+        return sifted(wish, [self._neighbour(member, record, now_ns) for member, record in self._members.registered()])
 
     def rooms(self, source: str, now_ns: int) -> list[int]:
         """Idle blocks of each instance that could take a sequence, as far as was heard; the most first."""
         record = self.record(source)
         if record is None:
             return []
-        candidates = self.question("", Wish(source=record, blocks=0), now_ns, handoff=False).candidates
+        candidates, _ = self._sifted(Wish(source=record, blocks=0), now_ns)
         return sorted((target.idle_after(0) for target in candidates), reverse=True)
 
     def shown(self, source: str, now_ns: int) -> int:
         """Idle blocks of the instance that has most of them, by its summary alone: what this migrator has promised
-        comes and goes with its own asking and says nothing of who left. -1 where nobody could take anything.
+        comes and goes with its own asking and says nothing of who left. 0 where nobody could take anything.
         """
         record = self.record(source)
         if record is None:
-            return -1
-        candidates = self.question("", Wish(source=record, blocks=NO_MATTER), now_ns, handoff=False).candidates
-        return max((target.blocks_free for target in candidates), default=-1)
+            return 0
+        candidates, _ = self._sifted(Wish(source=record, blocks=None), now_ns)
+        return max((target.blocks_free for target in candidates), default=0)
 
-    def _neighbour(self, token: str, record: InstanceRecord, now_ns: int) -> Neighbour:
-        at_ns, summary = self._summaries.get(token, (0, None))
-        known = summary is not None and summary.incarnation == record.incarnation and now_ns - at_ns < SUSPECT_NS
+    def _neighbour(self, member: Member, record: InstanceRecord, now_ns: int) -> Neighbour:
+        """An instance that leaves counts as heard only where its summary says that it drains."""
+        summary = member.summary
+        heard = summary is not None and member.current_record is not None
+        heard = heard and (member.serving or (member.state is MemberState.DRAINING and member.summary_drains))
         promised = sum(
             blocks
             for target, blocks, until_ns in self._promises.values()
@@ -134,7 +134,7 @@ class Surroundings:
         )
         return Neighbour(
             record=record,
-            summary=summary if known else None,
+            summary=summary if heard else None,
             role=self.role(record.instance),
             blocks_promised=promised,
         )
@@ -189,7 +189,7 @@ class Surroundings:
     def plain(self) -> dict[str, object]:
         """For people and checkers."""
         return {
-            "instances": sorted(self._records),
+            "instances": sorted(member.token for member, _ in self._members.registered()),
             "listening": sorted(self._listening),
             "promised": {m: [t, b] for m, (t, b, _) in sorted(self._promises.items())},
         }

@@ -23,7 +23,8 @@ Replicas: any number may serve the same instance. Each hears the same events and
 ``predictor``); they share nothing, and their answers differ by what is under way.
 
 Overload: a question costs one forecast (bounded by ``forecast``'s own bounds); late answers are the asker's to drop.
-State is bounded (INSTANCES_MAX and its neighbours); what is beyond is ignored, counted, logged once.
+State is bounded (``membership.members_max``, MODELS_MAX, PLACEMENTS_MAX); what is beyond is ignored, counted,
+logged once.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, Reply, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason, PredictLatency
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
+from millrace.contracts.sequences import SequenceId
+from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.steptime import StepTimeModel
+from millrace.membership import Heartbeat, Member, Membership, MemberState
 from msgspec.structs import replace
 
 from services.predictor.answering import Answers, candidate, fault
@@ -50,6 +53,7 @@ from services.predictor.config import PredictorConfig
 from services.predictor.learnt import Learnt, nothing_learnt
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.neighbours import Hosts
+from services.predictor.placements import PLACEMENTS_MAX, Placements
 from services.predictor.prefixes import Prefixes, end_request
 from services.predictor.state import LENGTH_MAX, Instance, Placement, parameters_of
 
@@ -59,11 +63,8 @@ QUEUE_GROUP = "predictor"
 #: How often presence is shown and placements are looked through.
 TICK_NS = 1_000_000_000
 
-#: A placement that no snapshot showed for so long is forgotten: a submission that is lost is known within 1.5 s.
-PLACEMENT_NS_MAX = 5_000_000_000
-
-#: Bounds of the state: as many instances as ingress knows, and per instance more than its queue takes.
-INSTANCES_MAX, MODELS_MAX, PLACEMENTS_MAX = 4_096, 256, 2_048
+#: Models whose lengths and corrections are learnt.
+MODELS_MAX = 256
 
 #: Different things that are said in the log, each once.
 SAID_MAX = 1_000
@@ -96,14 +97,17 @@ class PredictorActor:
         metrics.instances = self._gauges
         self._config = config
         self._subjects = Subjects(config.bus.cluster)
-        self._incarnation = incarnation
+        self._heartbeat = Heartbeat(
+            subjects=self._subjects, role=Role.PREDICTOR, name=config.name, incarnation=incarnation
+        )
         self._transit_ns = config.transit_us * 1_000
         self._answers = Answers(metrics, transit_ns=self._transit_ns)
+        self._members = Membership.of(config.membership)
         self._instances: dict[str, Instance] = {}
         self._kins = Kins(step_times)
         self._hosts = Hosts()
         self._learnt: dict[str, Learnt] = {}
-        self._whereabouts: dict[str, Instance] = {}  # of placements, by sequence
+        self._placements = Placements(metrics.placements.add)
         self._said: set[str] = set()
         self._now_ns = 0  # of the last message, for gauges
 
@@ -135,37 +139,41 @@ class PredictorActor:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
             case KeyChanged(bucket="instance") as body:
-                return self._on_instance(body)
+                return self._on_instance(body, now_ns)
             case ServicePresence() as body:
                 return self._on_presence(body)
             case TimerFired():
                 return self._on_tick(now_ns)
             case StopRequested():
-                return [self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
+                return [self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
             case _:
                 return []
 
     # instances
 
-    def _on_instance(self, body: KeyChanged) -> list[Effect]:
+    def _on_instance(self, body: KeyChanged, now_ns: int) -> list[Effect]:
         token, record = subject_token(body.key), body.value
         if record is None:
             return self._lose(token)
         if not isinstance(record, InstanceRecord):
             return self._say("warning", "key_of_wrong_type", key=body.key)
+        if token != subject_token(record.instance or "-"):
+            return self._say("warning", "key_of_other_instance", key=body.key, instance=record.instance)
         if not self._serves(record.instance):
             return []
+        change = self._members.on_record(body.key, record, now_ns)
         known = self._instances.get(token)
-        if known is not None and known.record == record:
+        if known is not None and (known.record == record or not change.accepted):
             return []
-        if known is None and len(self._instances) >= INSTANCES_MAX:
-            return self._say("error", "bound_reached", what="instances", max=INSTANCES_MAX)
+        if change.member is None:
+            return self._say("error", "bound_reached", what="instances", max=self._config.membership.members_max)
         effects = [] if known is not None else self._listen(token, Subscribe)
         if known is not None:
-            self._drop_placements(known)
-        return effects + self._register(token, record, known)
+            self._placements.drop(known)
+        return effects + self._register(change.member, record, known)
 
-    def _register(self, token: str, record: InstanceRecord, known: Instance | None) -> list[Effect]:
+    def _register(self, member: Member, record: InstanceRecord, known: Instance | None) -> list[Effect]:
+        token = member.token
         try:
             parameters = parameters_of(record, prefixes=self._config.prefixes)
             kin = self._kins.of(record, parameters)
@@ -174,11 +182,9 @@ class PredictorActor:
             self._hosts.leave(token)
             return self._say("error", "instance_unusable", instance=record.instance, error=str(error))
         calibration = Calibration(kin, enabled=self._config.calibrate)
-        instance = Instance(record=record, parameters=parameters, calibration=calibration)
-        if known is not None:
-            instance.dead_before_ns = known.dead_before_ns
-            if known.calibration.kin is kin:
-                instance.calibration = known.calibration  # the same engine, started again
+        instance = Instance(record=record, parameters=parameters, calibration=calibration, member=member)
+        if known is not None and known.calibration.kin is kin:
+            instance.calibration = known.calibration  # the same engine, started again
         instance.mate = self._hosts.join(token, record.host, instance.calibration.effect)
         self._instances[token] = instance
         if self._kins.knows(record.step_time):
@@ -187,11 +193,12 @@ class PredictorActor:
         return self._say("warning", "step_time_unknown", step_time=record.step_time, model=record.model)
 
     def _lose(self, token: str) -> list[Effect]:
+        self._members.forget(token)
         instance = self._instances.pop(token, None)
         if instance is None:
             return []
         self._hosts.leave(token)
-        self._drop_placements(instance)
+        self._placements.drop(instance)
         return self._listen(token, Unsubscribe)
 
     def _listen(self, token: str, act: type[Subscribe] | type[Unsubscribe]) -> list[Effect]:
@@ -213,31 +220,33 @@ class PredictorActor:
             self.metrics.snapshots.add(refusal)
             expected = refusal in ("old", "other_incarnation")  # a late message, or a record that is under way
             return [] if expected else self._say("warning", "snapshot_refused", instance=body.instance, why=refusal)
+        self._members.observe(body.instance, body.incarnation, now_ns)
         instance.take(body, now_ns)
         self.metrics.snapshots.add("taken")
         return []
 
     def _on_summary(self, body: InstanceSummary, now_ns: int) -> list[Effect]:
         instance = self._instances.get(subject_token(body.instance)) if body.instance else None
-        if instance is not None:
-            instance.take_summary(body, now_ns)
+        if instance is not None and self._members.on_summary(body, now_ns).restarted:
+            self._end_incarnation(instance)
         return []
 
     def _on_presence(self, body: ServicePresence) -> list[Effect]:
         instance = self._instances.get(subject_token(body.name)) if body.name else None
-        if instance is None or body.role != Role.WORKER or body.state is not PresenceState.DEAD:
-            return []
-        instance.dead_before_ns = max(instance.dead_before_ns, body.incarnation or body.at_ns)
-        if instance.record.incarnation <= instance.dead_before_ns:
-            self._drop_placements(instance)
-            instance.lose()
+        if instance is not None and self._members.on_presence(body).moved and _has_ended(instance):
+            self._end_incarnation(instance)
         return []
+
+    def _end_incarnation(self, instance: Instance) -> None:
+        """Drop what the ended process had."""
+        self._placements.drop(instance)
+        instance.lose()
 
     # placements and outcomes
 
     def _on_decision(self, body: DecisionMade, now_ns: int) -> list[Effect]:
         for sequence in body.sequences:
-            self._end_placement(sequence, "moved")
+            self._placements.end(sequence, "moved")
         instance = self._instances.get(subject_token(body.chosen)) if body.chosen else None
         if instance is None:
             return []
@@ -253,8 +262,8 @@ class PredictorActor:
                 self.metrics.placements.add("full")
                 return self._say("error", "bound_reached", what="placements", max=PLACEMENTS_MAX)
             hits = instance.prefixes.place(sequence, body, at_ns=at_ns)
-            instance.place(sequence, Placement(body.request, replace(placed, cached_tokens=hits), at_ns))
-            self._whereabouts[sequence] = instance
+            placement = Placement(body.request, replace(placed, cached_tokens=hits), at_ns)
+            self._placements.add(instance, sequence, placement)
         return []
 
     def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
@@ -263,7 +272,7 @@ class PredictorActor:
             if (instance := self._instances.get(subject_token(name or "-"))) is not None:
                 end_request(instance.prefixes, body, self.metrics)
         for index in range(len(body.output_tokens)):
-            self._end_placement(f"{body.request}.{index}", "ended")
+            self._placements.end(str(SequenceId(body.request, index)), "ended")
         self._learnt_of(body.model).lengths.observe(body)
         stayed = not body.continuations and not body.migrations
         if body.outcome == "completed" and stayed and body.placed_ns and self._judges(body):
@@ -281,25 +290,8 @@ class PredictorActor:
     def _judges(self, body: RequestFinished) -> bool:
         return len(body.instances) == 1 and subject_token(body.instances[0] or "-") in self._instances
 
-    def _end_placement(self, sequence: str, how: str) -> None:
-        instance = self._whereabouts.pop(sequence, None)
-        if instance is not None and sequence in instance.placements:
-            instance.remove(sequence)
-            self.metrics.placements.add(how)
-
-    def _drop_placements(self, instance: Instance) -> None:
-        for sequence in instance.placements:
-            self._whereabouts.pop(sequence, None)
-        instance.placements.clear()
-
     def _on_tick(self, now_ns: int) -> list[Effect]:
-        """Presence; and placements that were shown since, or that nobody will show any more, are let go."""
-        for sequence, instance in list(self._whereabouts.items()):
-            placement = instance.placements.get(sequence)
-            if placement is None:
-                del self._whereabouts[sequence]
-            elif now_ns - placement.at_ns > PLACEMENT_NS_MAX:
-                self._end_placement(sequence, "expired")
+        self._placements.expire(now_ns)
         return self._tick(now_ns)
 
     # questions
@@ -327,6 +319,7 @@ class PredictorActor:
             self.metrics.predictions.add(reason)
             detail = "no such instance is registered"
             return NoPrediction(request=body.request, instance=body.instance or token, reason=reason, detail=detail)
+        self._members.state(instance.member, now_ns)
         learnt = self._learnt_of(body.model)
         answer = self._answers.answer(body, instance, learnt.lengths, now_ns)
         if isinstance(answer, LatencyPrediction):
@@ -363,13 +356,7 @@ class PredictorActor:
 
     def _tick(self, now_ns: int) -> list[Effect]:
         timer = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
-        return [self._presence(now_ns, PresenceState.ALIVE), timer]
-
-    def _presence(self, now_ns: int, state: PresenceState) -> Publish:
-        body = ServicePresence(
-            role=Role.PREDICTOR, name=self.name, incarnation=self._incarnation, at_ns=now_ns, state=state
-        )
-        return Publish(subject=self._subjects.presence(Role.PREDICTOR, self.name), body=body)
+        return [self._heartbeat.presence(now_ns), timer]
 
     def _gauges(self) -> list[tuple[str, float, int, int]]:
         now_ns = self._now_ns
@@ -385,13 +372,16 @@ class PredictorActor:
 
     def check_invariants(self) -> None:
         """Bounds hold; each placement is at one instance, and known to be there."""
-        assert len(self._instances) <= INSTANCES_MAX
+        self._members.check_invariants()
+        assert len(self._instances) <= len(self._members)
         assert len(self._learnt) <= MODELS_MAX
         for instance in self._instances.values():
-            assert len(instance.placements) <= PLACEMENTS_MAX
             instance.prefixes.check_invariants()
-            for sequence in instance.placements:
-                assert self._whereabouts.get(sequence) is instance, f"{sequence} is on its way to two instances"
+        self._placements.check(self._instances.values())
+
+
+def _has_ended(instance: Instance) -> bool:
+    return instance.member.state in (MemberState.DEAD, MemberState.GONE)
 
 
 #: Outcomes that are counted by name.

@@ -13,13 +13,11 @@ from millrace.contracts.predictor import (
 )
 from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.stepcost import StepCost
+from millrace.membership import MemberState
 
 from services.predictor.lengths import LearntLengths
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.state import LENGTH_MAX, Instance, Remembered, plausible
-
-#: Silence after which an instance's state is anybody's guess. Workers say something every 200 ms.
-SILENCE_NS_MAX = 2_000_000_000
 
 #: A busy engine that ends no step for so long hangs: rolling it forward would invent progress. The longest step of
 #: what runs here, a full prompt chunk on one core, takes about a second.
@@ -127,12 +125,11 @@ class Answers:
             return NoPredictionReason.NO_SNAPSHOT, "its last snapshot has figures that no engine can have"
         if snapshot is None:
             return NoPredictionReason.NO_SNAPSHOT, "it has told nothing yet"
-        silent_ns = now_ns - instance.heard_ns
-        if silent_ns > SILENCE_NS_MAX:
-            return NoPredictionReason.STALE_SNAPSHOT, f"silent for {silent_ns / 1e9:.1f} s"
+        if instance.member.state is MemberState.SILENT:
+            return NoPredictionReason.STALE_SNAPSHOT, f"silent for {instance.member.silence_ns(now_ns) / 1e9:.1f} s"
         if instance.busy and instance.told_ns - snapshot.at_ns > STUCK_NS_MAX:
             return NoPredictionReason.STALE_SNAPSHOT, f"no step in {(instance.told_ns - snapshot.at_ns) / 1e9:.1f} s"
-        if instance.draining:
+        if instance.member.state is MemberState.DRAINING:
             return NoPredictionReason.DRAINING, ""
         refusal = asked.refusal(instance.parameters)
         if refusal is not None:

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.membership import MembershipConfig
 
 
 class OutrunRule(StrEnum):
@@ -31,6 +32,7 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         transit_us: From a decision until the engine has the sequence, microseconds: ingress, bus and worker.
         step_times: Files of step-time parameters besides those that ship, by the name that instances give in their
             record. One that cannot be read is as good as none.
+        membership: When an instance counts as silent.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
@@ -47,6 +49,7 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     step_times: dict[str, str] = {}
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    membership: MembershipConfig = MembershipConfig()
     record: str = ""
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.sequences import SequenceId
 from millrace.contracts.status import StatusSnapshot
 from millrace.kvcache.chain import HASH_BYTES, unpack_hashes
 from millrace.kvcache.prefix_index import Holding, PrefixIndex
@@ -241,7 +242,7 @@ def end_request(prefixes: Prefixes, outcome: RequestFinished, metrics: Predictor
         if believed is not None:
             metrics.judge_prefix(believed=believed, found=outcome.cached_tokens)
     for index in range(len(outcome.output_tokens)):
-        sequence = f"{outcome.request}.{index}"
+        sequence = str(SequenceId(outcome.request, index))
         whole_here = stayed or prefixes.brought(sequence)
         prefixes.end(sequence, outcome, outcome.block_hashes if index == 0 and whole_here else b"")
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.contracts.predictor import LatencyPrediction
-from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
+from millrace.contracts.status import InstanceRecord, StatusSnapshot
 from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.membership import Member
 
 from services.predictor.calibration import Calibration
 from services.predictor.neighbours import SILENCE_NS, Mate
@@ -64,7 +65,7 @@ class Instance:
         prefixes: What its prefix cache is believed to hold.
         snapshot: The last one of this incarnation; None before.
         told_ns: When ``snapshot`` was last said to hold.
-        heard_ns: Last sign of life.
+        member: Its liveness.
         placements: By sequence id, in order of decision.
         forecaster: State rolled forward; None where it has to be built anew.
         rolled: The snapshot that it was loaded from; None where it has to be loaded.
@@ -78,11 +79,9 @@ class Instance:
     record: InstanceRecord
     parameters: EngineParameters
     calibration: Calibration
+    member: Member
     prefixes: Prefixes = field(init=False)
-    heard_ns: int = 0
     told_ns: int = 0
-    draining: bool = False
-    dead_before_ns: int = 0
     snapshot: StatusSnapshot | None = None
     placements: dict[str, Placement] = field(default_factory=dict)
     forecaster: Forecaster | None = None
@@ -113,7 +112,7 @@ class Instance:
         """Why a snapshot is not taken; None where it is."""
         if snapshot.model != self.record.model:
             return "other_model"
-        if snapshot.incarnation != self.record.incarnation or snapshot.incarnation <= self.dead_before_ns:
+        if not self.record.incarnation == snapshot.incarnation == self.member.incarnation > self.member.dead_through:
             return "other_incarnation"
         known = self.snapshot
         if known is not None and (snapshot.step < known.step or snapshot.at_ns < known.at_ns):
@@ -125,7 +124,7 @@ class Instance:
     def take(self, snapshot: StatusSnapshot, now_ns: int) -> None:
         """Replaces the snapshot. One that is told again confirms the state and changes nothing."""
         known = self.snapshot
-        self.heard_ns = self.told_ns = now_ns
+        self.told_ns = now_ns
         sequences = len(snapshot.running) + len(snapshot.waiting)
         self.mate.note(now_ns, sequences=sequences, left_ns=_left_ns(snapshot))
         if known is not None and snapshot.step == known.step and snapshot.at_ns == known.at_ns:
@@ -137,16 +136,10 @@ class Instance:
         self.rolled = None
         self.answers.clear()
 
-    def take_summary(self, summary: InstanceSummary, now_ns: int) -> None:
-        """A sign of life."""
-        if summary.incarnation == self.record.incarnation > self.dead_before_ns:
-            self.heard_ns, self.draining = now_ns, summary.draining
-
     def lose(self) -> None:
         """Its process ended: nothing of it holds any more."""
         self.snapshot = self.rolled = self.forecaster = None
-        self.mate.note(self.heard_ns, sequences=0)
-        self.heard_ns = 0
+        self.mate.note(self.member.heard_ns, sequences=0)
         self.placements.clear()
         self.answers.clear()
         self.prefixes = prefixes_of(self.parameters)
@@ -178,8 +171,8 @@ class Instance:
             "model": self.record.model,
             "incarnation": self.record.incarnation,
             "step": self.snapshot.step if self.snapshot is not None else None,
-            "heard_ns": self.heard_ns,
-            "draining": self.draining,
+            "heard_ns": self.member.heard_ns,
+            "state": str(self.member.state),
             "placements": list(self.placements),
             "step_time": self.record.step_time,
             "scale": self.scale,

@@ -44,6 +44,7 @@ from millrace.contracts.provisioner import (
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import DrainWorker
+from millrace.membership import Heartbeat
 
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
@@ -74,7 +75,7 @@ class SupervisorActor:
         """``roster``: what provisioning may start and stop here; without one it may do nothing."""
         self.name = name
         self._subjects = Subjects(cluster)
-        self._incarnation = incarnation
+        self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.SUPERVISOR, name=name, incarnation=incarnation)
         self._children = {spec.name: Child(spec=spec) for spec in children}
         self._roster = roster
         self._stopping = False
@@ -167,7 +168,8 @@ class SupervisorActor:
     def _on_timer(self, timer: str, now_ns: int) -> list[Effect]:
         kind, _, name = timer.partition("/")
         if kind == "tick":
-            return [self._presence(now_ns), *self._drain_again(now_ns), StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
+            again = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
+            return [self._heartbeat.presence(now_ns), *self._drain_again(now_ns), again]
         child = self._children.get(name)
         if child is None:  # retired meanwhile
             return []
@@ -299,10 +301,6 @@ class SupervisorActor:
     def _dead(self, role: str, name: str, now_ns: int) -> Publish:
         body = ServicePresence(role=role, name=name, incarnation=0, at_ns=now_ns, state=PresenceState.DEAD)
         return Publish(subject=self._subjects.presence(role, name), body=body)
-
-    def _presence(self, now_ns: int) -> Publish:
-        body = ServicePresence(role=Role.SUPERVISOR, name=self.name, incarnation=self._incarnation, at_ns=now_ns)
-        return Publish(subject=self._subjects.presence(Role.SUPERVISOR, self.name), body=body)
 
     def snapshot(self) -> dict[str, Any]:
         """Every child's state, pid, restarts and last end."""

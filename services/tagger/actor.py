@@ -24,15 +24,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import Effect, Log, Reply, StartTimer, Stop, Subscribe
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import BusDisconnected, BusReconnected, StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.quantile import ModelUnreadable, decode_model
+from millrace.membership import Heartbeat
 
 from services.tagger.config import NO_TRAINING, LearningConfig
 from services.tagger.effects import (
@@ -84,7 +84,7 @@ class TaggerActor:
         self.name = name
         self.figures = TaggerFigures()
         self._subjects = Subjects(cluster)
-        self._incarnation = incarnation
+        self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.TAGGER, name=name, incarnation=incarnation)
         self._learning = learning
         self._problems_logged: set[str] = set()
         self._pending = PendingRequests()
@@ -97,7 +97,7 @@ class TaggerActor:
             Subscribe(subject=f"{self._subjects.prefix}.tag.*", queue_group=QUEUE_GROUP),
             Subscribe(subject=f"{self._subjects.prefix}.outcome.*"),
             *([LoadLengths()] if loads else []),
-            *self._heartbeat(now_ns),
+            *self._tick(now_ns),
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
@@ -116,9 +116,9 @@ class TaggerActor:
             case KeepingFailed() as body:
                 return self._problem(body.model, body.detail)
             case TimerFired():
-                return [*self._keep(), *self._heartbeat(now_ns)]
+                return [*self._keep(), *self._tick(now_ns)]
             case StopRequested():
-                return [*self._keep(), self._presence(now_ns, PresenceState.LEAVING), Stop(reason="asked to stop")]
+                return [*self._keep(), self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
             case BusDisconnected() | BusReconnected():
                 return []
             case _:
@@ -237,15 +237,9 @@ class TaggerActor:
         self._problems_logged.add(name)
         return [Log(level="warning", event="lengths_problem", fields={"name": name, "reason": why[:500]})]
 
-    def _heartbeat(self, now_ns: int) -> list[Effect]:
+    def _tick(self, now_ns: int) -> list[Effect]:
         timer = StartTimer(name="heartbeat", at_ns=now_ns + HEARTBEAT_NS)
-        return [self._presence(now_ns, PresenceState.ALIVE), timer]
-
-    def _presence(self, now_ns: int, state: PresenceState) -> Publish:
-        body = ServicePresence(
-            role=Role.TAGGER, name=self.name, incarnation=self._incarnation, at_ns=now_ns, state=state
-        )
-        return Publish(subject=self._subjects.presence(Role.TAGGER, self.name), body=body)
+        return [self._heartbeat.presence(now_ns), timer]
 
     def snapshot(self) -> dict[str, Any]:
         """What was answered and learnt, and what is in force."""

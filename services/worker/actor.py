@@ -77,12 +77,12 @@ from millrace.contracts.worker import (
     ResendTokens,
     SubmitSequence,
 )
+from millrace.membership import ServiceLiveness
 
 from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.decoding import Decoding
 from services.worker.desk import Desk, unexpected
 from services.worker.draining import DRAINED, Draining
-from services.worker.ingresses import Ingresses
 from services.worker.intake import Intake
 from services.worker.moving import Moving
 from services.worker.reports import Identity
@@ -137,7 +137,7 @@ class WorkerActor:
         self._moving = Moving(self._desk, info, migration, live_max=live_max)
         self._intake = Intake(self._desk, info, self._moving.reserving, live_max=live_max)
         self._draining = Draining(self._desk, info, subjects=subjects, limits=limits, migration=migration)
-        self._ingresses = Ingresses()
+        self._ingresses = ServiceLiveness()
         self._subjects = subjects
         self._limits = limits
         self._movable = migration.enabled
@@ -241,7 +241,7 @@ class WorkerActor:
 
     def _heard(self, ingress: str, incarnation: int, now_ns: int) -> list[Effect]:
         """A sign of life; a new incarnation leaves the older one's sequences orphaned."""
-        self._ingresses.seen(ingress, now_ns)
+        self._ingresses.heard(ingress, now_ns)
         if not self._ingresses.renewed(ingress, incarnation):
             return []
         return self._cancel_orphans(ingress, incarnation - 1, now_ns, "ingress restarted")
@@ -281,7 +281,7 @@ class WorkerActor:
             effects += self._desk.remind(now_ns)
             for held in self.ledger:
                 held.tick()
-            for ingress in self._ingresses.take_silent(now_ns, limit_ns=self._limits.ingress_silence_ms * _MS):
+            for ingress in self._ingresses.take_silent(now_ns, silence_ns=self._limits.ingress_silence_ms * _MS):
                 known = self._ingresses.incarnation(ingress)
                 effects += self._cancel_orphans(ingress, known, now_ns, "ingress silent")
         forgotten = self.ledger.forget(
@@ -315,7 +315,7 @@ class WorkerActor:
         no later message would show it a gap.
         """
         self.reporter.bus_up = True
-        self._ingresses.all_seen(now_ns)
+        self._ingresses.restart_timers(now_ns)
         told = [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._desk.repeat()]
         return told + self._draining.on_reconnected(now_ns)
 

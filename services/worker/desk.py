@@ -9,6 +9,7 @@ from millrace.actor.effects import Effect, Publish, Reply
 from millrace.actor.engine import CancelInEngine, EngineInfo
 from millrace.contracts.ingress import FinishReason, ReturnReason
 from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import RefusalReason, SequenceRefused
 
@@ -93,7 +94,7 @@ class Desk:
         if held.moved is None or not self.reporter.bus_up:
             return []
         subject = self._subjects.moved(held.ingress)
-        return [Publish(subject=subject, body=held.moved, request=request_of(held.sequence))]
+        return [Publish(subject=subject, body=held.moved, request=request_id_of(held.sequence))]
 
     def remind(self, now_ns: int) -> list[Effect]:
         """Says again how sequences ended that nobody has acknowledged for a while: a last message that was lost is
@@ -149,14 +150,9 @@ class Desk:
         return self.reporter.if_due(now_ns, self.figures.output_tokens)
 
 
-def request_of(sequence: str) -> str:
-    """Request id of a sequence id ``<request>.<index>``."""
-    return sequence.rpartition(".")[0] or sequence
-
-
 def answer(reply_to: str, sequence: str, body: Body, traceparent: str = "") -> list[Effect]:
     """A reply where one is expected."""
-    return [Reply(to=reply_to, body=body, request=request_of(sequence), traceparent=traceparent)] if reply_to else []
+    return [Reply(to=reply_to, body=body, request=request_id_of(sequence), traceparent=traceparent)] if reply_to else []
 
 
 def unexpected(message: Message, detail: str) -> list[Effect]:

@@ -8,6 +8,7 @@ from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, StartTime
 from millrace.actor.engine import EngineInfo, EngineSnapshot
 from millrace.contracts.catalog import Role
 from millrace.contracts.subjects import Subjects
+from millrace.membership import Heartbeat
 
 from services.worker import reports
 from services.worker.config import WorkerLimits
@@ -35,7 +36,9 @@ class Reporter:
         self.draining = False
         self._status_subject = subjects.status(identity.model, identity.instance)
         self._summary_subject = subjects.summary(identity.model, identity.instance)
-        self._presence_subject = subjects.presence(Role.WORKER, identity.instance)
+        self._heartbeat = Heartbeat(
+            subjects=subjects, role=Role.WORKER, name=identity.instance, incarnation=identity.incarnation
+        )
         self._limits = limits
         self._unseen: dict[str, Held] = {}
         self._status_ns = 0
@@ -100,8 +103,7 @@ class Reporter:
 
     def presence(self, now_ns: int) -> Publish:
         """The heartbeat; LEAVING once the worker drains."""
-        body = reports.presence(self.identity, now_ns=now_ns, leaving=self.draining)
-        return Publish(subject=self._presence_subject, body=body)
+        return self._heartbeat.leaving(now_ns) if self.draining else self._heartbeat.presence(now_ns)
 
     def register(self) -> list[Effect]:
         """Writes the instance's record."""

@@ -6,15 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 from millrace.actor.engine import EngineInfo, EngineSnapshot
-from millrace.contracts.catalog import Role
-from millrace.contracts.status import (
-    BatchComposition,
-    InstanceRecord,
-    InstanceSummary,
-    PresenceState,
-    ServicePresence,
-    StatusSnapshot,
-)
+from millrace.contracts.status import BatchComposition, InstanceRecord, InstanceSummary, StatusSnapshot
 
 from services.worker.state import Held
 
@@ -59,14 +51,6 @@ def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
         step_time=info.step_time,
         kv=info.kv,
         kv_refusal=info.kv_refusal,
-    )
-
-
-def presence(identity: Identity, *, now_ns: int, leaving: bool) -> ServicePresence:
-    """The heartbeat of this worker."""
-    state = PresenceState.LEAVING if leaving else PresenceState.ALIVE
-    return ServicePresence(
-        role=Role.WORKER, name=identity.instance, incarnation=identity.incarnation, at_ns=now_ns, state=state
     )
 
 

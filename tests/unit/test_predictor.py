@@ -10,9 +10,10 @@ from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason
 from millrace.contracts.status import BatchComposition, InstanceSummary, PresenceState, ServicePresence
+from millrace.membership import MembershipConfig
 
-from services.predictor.actor import INSTANCES_MAX, PLACEMENT_NS_MAX, PLACEMENTS_MAX
-from services.predictor.answering import REMEMBER_NS, SILENCE_NS_MAX, STUCK_NS_MAX
+from services.predictor.answering import REMEMBER_NS, STUCK_NS_MAX
+from services.predictor.placements import PLACEMENT_NS_MAX, PLACEMENTS_MAX
 from tests.unit.predictor_rig import (
     MS,
     START_NS,
@@ -281,7 +282,7 @@ def test_another_model_is_not_served() -> None:
 
 def test_a_silent_instance_is_stale_until_it_says_something() -> None:
     predictor = served()
-    predictor.now_ns += SILENCE_NS_MAX + 1
+    predictor.now_ns += MembershipConfig().instance_silence_ns + 1
     assert reason(predictor.ask()) == NoPredictionReason.STALE_SNAPSHOT
     predictor.send(summary())
     assert e2e_steps(predictor.ask()) == 10
@@ -417,7 +418,7 @@ def test_a_record_that_no_engine_can_have_is_said_once(wrong: dict[str, Any]) ->
 def test_no_more_instances_are_kept_than_the_bound_says() -> None:
     predictor = Predictor()
     said = []
-    for index in range(INSTANCES_MAX + 3):
+    for index in range(MembershipConfig().members_max + 3):
         said += predictor.register(record(f"w{index}"), key=f"w{index}")
     assert [effect.event for effect in said if isinstance(effect, Log)] == ["bound_reached"]
 

@@ -125,10 +125,10 @@ class Speaker:
         figures = {"cached_tokens": self.rng.randrange(100), "predicted_cached_tokens": 32, "prompt_tokens": 180}
         return self.spoil(figures)
 
-    def record(self) -> Any:
+    def record(self, instance: str) -> Any:
         fields = self.spoil({"block_size": 16, "max_sequences": 8, "token_budget": 128, "blocks_total": 512}, 0.03)
         other = self.spoil({"long_prefill_token_threshold": 0}, 0.1)
-        return record(step_time=self.rng.choice(["ten-ms", "ten-ms", "none"]), **fields, **other)
+        return record(instance, step_time=self.rng.choice(["ten-ms", "ten-ms", "none"]), **fields, **other)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -143,7 +143,7 @@ def test_nothing_that_is_said_stops_it(seed: int) -> None:
             predictor.send(speaker.snapshot())
         elif kind < 0.45:
             name = speaker.rng.choice(NAMES[:4])
-            predictor.register(speaker.rng.choice([speaker.record(), speaker.record(), None]), key=name)
+            predictor.register(speaker.rng.choice([speaker.record(name), speaker.record(name), None]), key=name)
         elif kind < 0.75:
             predictor.send(speaker.other())
         else:

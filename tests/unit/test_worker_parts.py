@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.worker import state
 from services.worker.config import EngineKind, WorkerConfig
-from services.worker.ingresses import INGRESSES_MAX, Ingresses
 from services.worker.metrics import WorkerCollector, WorkerFigures
 from services.worker.state import Held, Ledger, by_ingress
 from services.worker.vllm_engine import names
@@ -76,19 +75,6 @@ def test_chunks_with_alternatives_are_cut_and_the_end_comes_with_the_last() -> N
 def test_sequences_are_grouped_by_ingress_in_order() -> None:
     groups = by_ingress([held("a.0", ingress="x"), held("b.0", ingress="y"), held("c.0", ingress="x")])
     assert {name: [h.sequence for h in group] for name, group in groups.items()} == {"x": ["a.0", "c.0"], "y": ["b.0"]}
-
-
-def test_ingresses_are_bounded_and_renewal_is_told_once() -> None:
-    ingresses = Ingresses()
-    ingresses.seen("i0", 1)
-    assert not ingresses.renewed("i0", 5), "the first incarnation replaces none"
-    assert ingresses.renewed("i0", 6)
-    assert not ingresses.renewed("i0", 6)
-    for index in range(INGRESSES_MAX):
-        ingresses.seen(f"n{index}", 2)
-    assert ingresses.incarnation("i0") == 0
-    assert len(ingresses.take_silent(10, limit_ns=5)) == INGRESSES_MAX
-    assert ingresses.take_silent(10, limit_ns=5) == []
 
 
 # --- snapshot buffer

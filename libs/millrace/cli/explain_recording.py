@@ -13,6 +13,7 @@ from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.sequences import request_id_of
 
 _Told = DecisionMade | RequestFinished | MigrationFinished
 
@@ -23,7 +24,7 @@ def explained_by_recording(file: Path, request: str) -> Explained:
     Raises:
         CliError: the file cannot be read, is no recording, or names no such request.
     """
-    names = {request, request.rpartition(".")[0]} - {""}  # a sequence is <request>.<choice>
+    names = {request, request_id_of(request)}
     try:
         told = [(at_ns, body) for at_ns, body in _told(RecordingReader(file)) if _request_of(body) in names]
     except FileNotFoundError:
@@ -46,7 +47,7 @@ def explained_by_recording(file: Path, request: str) -> Explained:
 
 
 def _request_of(body: _Told) -> str:
-    return body.sequence.rpartition(".")[0] if isinstance(body, MigrationFinished) else body.request
+    return request_id_of(body.sequence) if isinstance(body, MigrationFinished) else body.request
 
 
 def _told(reader: RecordingReader) -> Iterator[tuple[int, _Told]]:

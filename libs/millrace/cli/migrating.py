@@ -17,6 +17,7 @@ from millrace.cli.trace_reading import request_of
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.subjects import Subjects
 
@@ -65,7 +66,7 @@ async def find(bus: Client, subjects: Subjects, wanted: str) -> dict[str, str]:
 
 def is_of(sequence: str, wanted: str) -> bool:
     """Whether ``wanted`` is the sequence or its request."""
-    return wanted in (sequence, sequence.rpartition(".")[0])
+    return wanted in (sequence, request_id_of(sequence))
 
 
 async def _move(bus: Client, subjects: Subjects, arguments: argparse.Namespace, sequence: str, place: str) -> bool:
@@ -80,7 +81,7 @@ async def _move(bus: Client, subjects: Subjects, arguments: argparse.Namespace, 
         subjects.migrate(place, "start"),
         body,
         timeout_s=arguments.within + ANSWER_S,
-        request=sequence.rpartition(".")[0],
+        request=request_id_of(sequence),
     )
     print(line(sequence, place, answer))
     return isinstance(answer, MigrationFinished) and answer.outcome is MigrationOutcome.MOVED

@@ -215,6 +215,7 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
         moving: Of a migrator: its instances from or to which anything moves, or waits to.
         migrations: Of a migrator: those away from its instances that are under way, oldest first; no more than it
             tells of at once.
+        instances: Of a broker: the instances that it acts for.
     """
 
     role: str
@@ -223,5 +224,6 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
     at_ns: int
     state: PresenceState = PresenceState.ALIVE
     url: str = ""
+    instances: list[str] = []
     moving: list[InstanceMigrations] = []
     migrations: list[MigrationStatus] = []

@@ -73,7 +73,6 @@ MODULES = (
     "services.worker.decoding",
     "services.worker.desk",
     "services.worker.draining",
-    "services.worker.ingresses",
     "services.worker.intake",
     "services.worker.leasing",
     "services.worker.moving",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
@@ -82,7 +83,7 @@ class Forecaster:
             check_snapshot(snapshot)
         if self._placements:
             shown = {status.sequence for row in (snapshot.running, snapshot.waiting) for status in row}
-            requests = {sequence.rpartition(".")[0] for sequence in shown}
+            requests = {request_id_of(sequence) for sequence in shown}
             kept = {key: each for key, each in self._placements.items() if key not in shown and key not in requests}
             self._placements = kept
         self._cached = cached

@@ -31,13 +31,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a target.
 
     Attributes:
-        blocks: Needed there.
+        blocks: Needed there; None to ask who could take a sequence however little room there is.
         recompute: No KV travels: fingerprints and copiers do not matter.
         excluded: Instances that have refused this very sequence already.
     """
 
     source: InstanceRecord
-    blocks: int
+    blocks: int | None
     recompute: bool = False
     excluded: Set[str] = frozenset()
 
@@ -59,7 +59,7 @@ def obstacle(wish: Wish, neighbour: Neighbour) -> str:
         return "draining"
     if not wish.recompute and not compatible(kv, record.kv):
         return record.kv_refusal or "KV does not fit"
-    if summary.blocks_free - neighbour.blocks_promised < wish.blocks:
+    if wish.blocks is not None and summary.blocks_free - neighbour.blocks_promised < wish.blocks:
         return "no room"
     return ""
 

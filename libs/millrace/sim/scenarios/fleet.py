@@ -14,6 +14,7 @@ from millrace.actor.engine import EngineInfo
 from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
@@ -264,7 +265,7 @@ class Fleet:
         return self.spec.migration.endpoint(self._groups[name].engine, key=f"{name}/{incarnation}", model=MODEL)
 
     def _output_length(self, sequence: str) -> int:
-        return self._truth(sequence.rpartition(".")[0])
+        return self._truth(request_id_of(sequence))
 
     def _ingress(self, name: str, incarnation: int) -> Actor:
         spec = self.spec

@@ -1,0 +1,50 @@
+"""Thresholds of liveness, the same for every service that follows instances."""
+
+from __future__ import annotations
+
+import msgspec
+
+_MS = 1_000_000
+
+
+class MembershipConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an instance or a service counts as silent. Times in milliseconds.
+
+    Attributes:
+        instance_silence_ms: An instance without a summary for this long gets no new work. Summaries come at least
+            every 250 ms, so six in a row are missing: one or two are lost when a connection is made anew, and a
+            pause of the worker's process rarely takes a second.
+        plan_silence_ms: An instance without a summary for this long leaves the plan. Twice the time above: a new plan
+            costs every service a change, and dispatch avoids the instance already.
+        broker_silence_ms: A migrator whose broker was not heard for this long moves sequences by itself. Brokers
+            announce themselves every 500 ms, so three announcements are missing.
+        members_max: Instances known at once. A cluster has hundreds.
+    """
+
+    instance_silence_ms: int = 1_500
+    plan_silence_ms: int = 3_000
+    broker_silence_ms: int = 1_500
+    members_max: int = 4_096
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be. Raises ValueError naming the field."""
+        for field in self.__struct_fields__:
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}")
+        if self.plan_silence_ms < self.instance_silence_ms:
+            raise ValueError(f"plan_silence_ms must be at least instance_silence_ms, is {self.plan_silence_ms}")
+
+    @property
+    def instance_silence_ns(self) -> int:
+        """``instance_silence_ms`` in nanoseconds."""
+        return self.instance_silence_ms * _MS
+
+    @property
+    def plan_silence_ns(self) -> int:
+        """``plan_silence_ms`` in nanoseconds."""
+        return self.plan_silence_ms * _MS
+
+    @property
+    def broker_silence_ns(self) -> int:
+        """``broker_silence_ms`` in nanoseconds."""
+        return self.broker_silence_ms * _MS

@@ -1,0 +1,59 @@
+"""The presence that every service publishes once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.actor.effects import Publish
+from millrace.contracts.status import InstanceMigrations, MigrationStatus, PresenceState, ServicePresence
+from millrace.contracts.subjects import Subjects
+
+#: Interval between presences. A receiver calls a service silent after several of these.
+HEARTBEAT_NS = 1_000_000_000
+
+
+class Heartbeat:
+    """Builds the presences of one service process."""
+
+    def __init__(
+        self,
+        *,
+        subjects: Subjects,
+        role: str,
+        name: str,
+        incarnation: int,
+        url: str = "",
+        instances: Sequence[str] = (),
+    ) -> None:
+        """Args: as the fields of ``ServicePresence``."""
+        self._subject = subjects.presence(role, name)
+        self._fixed = ServicePresence(
+            role=role, name=name, incarnation=incarnation, at_ns=0, url=url, instances=list(instances)
+        )
+
+    def presence(
+        self,
+        now_ns: int,
+        state: PresenceState = PresenceState.ALIVE,
+        *,
+        moving: Sequence[InstanceMigrations] = (),
+        migrations: Sequence[MigrationStatus] = (),
+    ) -> Publish:
+        """The presence as of now. ``moving``, ``migrations``: of a migrator."""
+        fixed = self._fixed
+        body = ServicePresence(
+            role=fixed.role,
+            name=fixed.name,
+            incarnation=fixed.incarnation,
+            at_ns=now_ns,
+            state=state,
+            url=fixed.url,
+            instances=fixed.instances,
+            moving=list(moving),
+            migrations=list(migrations),
+        )
+        return Publish(subject=self._subject, body=body)
+
+    def leaving(self, now_ns: int) -> Publish:
+        """The last presence of this process."""
+        return self.presence(now_ns, PresenceState.LEAVING)

@@ -1,0 +1,317 @@
+"""Membership: states by events, what counts as a sign of life, bounds."""
+
+import random
+
+import pytest
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.membership import (
+    Member,
+    MemberEvent,
+    Membership,
+    MembershipConfig,
+    MemberState,
+    ServiceLiveness,
+    next_state,
+)
+
+S, E = MemberState, MemberEvent
+MS = 1_000_000
+SILENCE_NS = 1_500 * MS
+
+
+def record(name: str = "w0", incarnation: int = 5, **changes: object) -> InstanceRecord:
+    fields = {
+        "instance": name,
+        "incarnation": incarnation,
+        "model": "m",
+        "engine": "modelled",
+        "engine_version": "1",
+        "max_model_len": 1_024,
+        "max_sequences": 8,
+        "token_budget": 128,
+        "block_size": 16,
+        "blocks_total": 64,
+    }
+    return InstanceRecord(**(fields | changes))  # type: ignore[arg-type]
+
+
+def summary(name: str = "w0", incarnation: int = 5, *, at_ns: int, draining: bool = False) -> InstanceSummary:
+    return InstanceSummary(
+        instance=name,
+        incarnation=incarnation,
+        model="m",
+        at_ns=at_ns,
+        running=0,
+        waiting=0,
+        running_tokens=0,
+        waiting_prefill_tokens=0,
+        blocks_free=64,
+        blocks_total=64,
+        block_size=16,
+        preemptions=0,
+        output_tokens_total=0,
+        draining=draining,
+    )
+
+
+def presence(state: PresenceState, incarnation: int = 5, *, name: str = "w0", at_ns: int = 0) -> ServicePresence:
+    return ServicePresence(role="worker", name=name, incarnation=incarnation, at_ns=at_ns, state=state)
+
+
+@pytest.fixture
+def members() -> Membership:
+    return Membership(silence_ns=SILENCE_NS, members_max=4)
+
+
+def known(members: Membership, name: str = "w0") -> Member:
+    member = members.find(name)
+    assert member is not None
+    members.check_invariants()
+    return member
+
+
+def test_a_new_incarnation_serves_whatever_was_before():
+    for state in MemberState:
+        assert next_state(state, E.STARTED) is S.SERVING
+
+
+def test_only_a_new_incarnation_or_leaving_the_store_ends_death():
+    leads = {event: next_state(S.DEAD, event) for event in MemberEvent}
+    assert {event for event, state in leads.items() if state is not S.DEAD} == {E.STARTED, E.UNREGISTERED}
+
+
+def test_the_table_in_the_docstring_is_the_table_in_force():
+    text = __import__("millrace.membership.member", fromlist=["x"]).__doc__ or ""
+    rows = [[cell.strip() for cell in line.strip(" |").split("|")] for line in text.splitlines() if "|" in line]
+    events = [MemberEvent(name) for name in rows[0][1:]]
+    assert set(events) == set(MemberEvent)
+    written = {(MemberState(row[0]), event): row[1:][i] for row in rows[2:] for i, event in enumerate(events)}
+    assert len(written) == len(MemberState) * len(MemberEvent)
+    for (state, event), after in written.items():
+        assert next_state(state, event) == after, f"{state} after {event}"
+
+
+def test_a_planned_instance_is_unknown_until_it_is_heard(members: Membership):
+    members.expect("w0")
+    assert known(members).state is S.UNKNOWN
+    members.expire(10 * SILENCE_NS)
+    assert known(members).state is S.UNKNOWN, "it was never there to fall silent"
+    change = members.on_record("w0", record(), 1)
+    assert (change.before, known(members).state, change.restarted) == (S.UNKNOWN, S.SERVING, False)
+
+
+def test_a_repeated_record_is_no_sign_of_life(members: Membership):
+    members.on_record("w0", record(), 0)
+    members.on_record("w0", record(), SILENCE_NS)
+    assert [each.name for each in members.expire(SILENCE_NS + 1)] == ["w0"]
+    assert members.expire(SILENCE_NS + 2) == [], "told once"
+
+
+def test_a_changed_record_is_told(members: Membership):
+    assert members.on_record("w0", record(), 0).rerecorded
+    assert not members.on_record("w0", record(), 0).rerecorded
+    assert members.on_record("w0", record(max_sequences=9), 0).rerecorded
+
+
+def test_silence_ends_with_a_summary_or_a_snapshot(members: Membership):
+    members.on_record("w0", record(), 0)
+    assert members.state(known(members), SILENCE_NS) is S.SERVING
+    assert members.state(known(members), SILENCE_NS + 1) is S.SILENT
+    members.on_summary(summary(at_ns=2 * SILENCE_NS), 2 * SILENCE_NS)
+    assert known(members).state is S.SERVING
+    members.expire(4 * SILENCE_NS)
+    assert known(members).state is S.SILENT
+    assert members.observe("w0", 5, 4 * SILENCE_NS).moved
+    assert known(members).state is S.SERVING
+
+
+def test_a_draining_instance_that_was_silent_is_heard_as_draining(members: Membership):
+    members.on_summary(summary(at_ns=1, draining=True), 1)
+    members.expire(10 * SILENCE_NS)
+    members.observe("w0", 5, 10 * SILENCE_NS)
+    assert known(members).state is S.DRAINING
+
+
+def test_draining_can_be_taken_back(members: Membership):
+    members.on_summary(summary(at_ns=1, draining=True), 1)
+    assert known(members).state is S.DRAINING
+    assert members.on_summary(summary(at_ns=2), 2).moved
+    assert known(members).state is S.SERVING
+
+
+def test_replayed_and_late_summaries_change_nothing(members: Membership):
+    members.on_summary(summary(at_ns=5), 5)
+    assert not members.on_summary(summary(at_ns=5, draining=True), 6).accepted
+    assert not members.on_summary(summary(incarnation=4, at_ns=9), 9).accepted
+    assert known(members).heard_ns == 5
+    assert members.ignored == 2
+
+
+def test_a_new_incarnation_says_that_the_earlier_one_is_lost(members: Membership):
+    members.on_record("w0", record(), 0)
+    members.on_summary(summary(at_ns=1), 1)
+    change = members.on_summary(summary(incarnation=6, at_ns=1), 2)
+    assert change.restarted
+    assert known(members).current_record is None, "the record is of the earlier one"
+    assert not members.on_record("w0", record(incarnation=5), 3).accepted
+    assert not members.on_record("w0", record(incarnation=6), 3).restarted
+    assert known(members).current_record is not None
+
+
+def test_death_holds_against_late_summaries_and_ends_with_the_next_incarnation(members: Membership):
+    members.on_summary(summary(at_ns=1), 1)
+    assert members.on_presence(presence(PresenceState.DEAD)).moved
+    assert not members.on_summary(summary(at_ns=2), 2).accepted
+    assert not members.observe("w0", 5, 3).accepted
+    assert known(members).state is S.DEAD
+    assert members.on_record("w0", record(incarnation=6), 4).restarted
+    assert known(members).state is S.SERVING
+
+
+def test_a_death_without_an_incarnation_is_that_of_all_before_it(members: Membership):
+    members.on_summary(summary(incarnation=50, at_ns=1), 1)
+    members.on_presence(presence(PresenceState.DEAD, 0, at_ns=49))
+    assert known(members).state is S.SERVING
+    members.on_presence(presence(PresenceState.DEAD, 0, at_ns=50))
+    assert known(members).state is S.DEAD
+
+
+def test_a_restarted_instance_is_not_killed_by_its_predecessors_death(members: Membership):
+    members.on_summary(summary(incarnation=6, at_ns=1), 1)
+    assert not members.on_presence(presence(PresenceState.DEAD, 5)).accepted
+    assert known(members).state is S.SERVING
+
+
+def test_presences_of_other_roles_and_strangers_change_nothing(members: Membership):
+    members.on_summary(summary(at_ns=1), 1)
+    other = ServicePresence(role="ingress", name="w0", incarnation=5, at_ns=9, state=PresenceState.DEAD)
+    assert not members.on_presence(other).accepted
+    assert members.on_presence(presence(PresenceState.DEAD, name="w9")).member is None
+    assert known(members).state is S.SERVING
+
+
+def test_leaving_and_handing_back_mean_draining_until_a_summary_says_otherwise(members: Membership):
+    members.on_summary(summary(at_ns=1), 1)
+    members.on_presence(presence(PresenceState.LEAVING, 4))
+    assert known(members).state is S.SERVING, "that was an earlier incarnation's"
+    members.on_presence(presence(PresenceState.LEAVING))
+    assert known(members).state is S.DRAINING
+    members.on_summary(summary(at_ns=2), 2)
+    members.withdraw("w0")
+    assert known(members).state is S.DRAINING
+
+
+def test_a_lost_record_ends_nothing_that_reports(members: Membership):
+    members.on_record("w0", record(), 0)
+    change = members.on_record("w0", None, 1)
+    assert (known(members).state, known(members).record, change.rerecorded) == (S.SERVING, None, True)
+    members.expire(SILENCE_NS + 1)
+    assert known(members).state is S.GONE, "silent and not registered"
+    members.on_summary(summary(at_ns=2), 2 * SILENCE_NS)
+    assert known(members).state is S.SERVING
+
+
+def test_one_that_drains_and_unregisters_is_gone(members: Membership):
+    members.on_record("w0", record(), 0)
+    members.on_summary(summary(at_ns=1, draining=True), 1)
+    members.on_record("w0", None, 2)
+    assert known(members).state is S.GONE
+
+
+def test_after_an_outage_silence_is_counted_anew(members: Membership):
+    members.on_summary(summary(at_ns=1), 1)
+    members.restart_timers(9 * SILENCE_NS)
+    assert members.expire(10 * SILENCE_NS) == []
+    assert len(members.expire(10 * SILENCE_NS + 1)) == 1
+
+
+def test_a_record_under_a_foreign_key_is_ignored(members: Membership):
+    assert not members.on_record("w1", record("w0"), 0).accepted
+    assert len(members) == 0
+
+
+def test_names_that_are_no_token_are_found_by_both(members: Membership):
+    members.on_record("a_b", record("a.b"), 0)
+    assert members.find("a.b") is members.find("a_b") is not None
+    members.on_record("a_b", None, 0)
+    assert known(members, "a.b").record is None
+
+
+def test_the_number_is_bounded_and_those_that_are_gone_make_room(members: Membership):
+    for index in range(4):
+        members.on_summary(summary(f"w{index}", at_ns=1), 1)
+    assert members.on_summary(summary("w4", at_ns=1), 1).member is None
+    members.on_summary(summary("w0", at_ns=2, draining=True), 2)
+    members.on_record("w0", None, 2)
+    assert members.on_summary(summary("w4", at_ns=2), 2).accepted
+    assert members.find("w0") is None
+    members.check_invariants()
+
+
+def say_something(members: Membership, rng: random.Random, name: str, now_ns: int) -> None:
+    incarnation, at_ns, token = rng.randrange(1, 9), now_ns - rng.randrange(10), name.replace(".", "_")
+    match rng.randrange(9):
+        case 0:
+            members.expect(name)
+        case 1:
+            members.on_record(token, record(name, incarnation), now_ns)
+        case 2:
+            members.on_record(token, None, now_ns)
+        case 3:
+            members.on_summary(summary(name, incarnation, at_ns=at_ns, draining=rng.random() < 0.3), now_ns)
+        case 4:
+            members.observe(name, incarnation, now_ns)
+        case 5:
+            state = rng.choice(list(PresenceState))
+            members.on_presence(presence(state, rng.choice([0, incarnation]), name=name, at_ns=3))
+        case 6:
+            members.withdraw(name)
+        case 7:
+            members.expire(now_ns)
+        case _:
+            members.restart_timers(now_ns)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_in_whatever_order_invariants_hold(members: Membership, seed: int):
+    rng, now_ns = random.Random(seed), 0
+    for _ in range(500):
+        now_ns += rng.randrange(SILENCE_NS // 2)
+        name = rng.choice(["w0", "w1", "a.b", "w3", "w4", "w5"])
+        held = members.find(name)
+        incarnation = held.incarnation if held is not None else 0
+        say_something(members, rng, name, now_ns)
+        members.check_invariants()
+        assert held is None or members.find(name) is not held or held.incarnation >= incarnation
+
+
+def test_wrong_thresholds_are_refused_by_name():
+    with pytest.raises(ValueError, match="broker_silence_ms"):
+        MembershipConfig(broker_silence_ms=0)
+    with pytest.raises(ValueError, match="plan_silence_ms"):
+        MembershipConfig(instance_silence_ms=4_000)
+
+
+def test_services_are_bounded_and_a_renewal_is_told_once():
+    services = ServiceLiveness(services_max=3)
+    services.heard("i0", 1)
+    assert not services.renewed("i0", 5), "the first incarnation replaces none"
+    assert services.renewed("i0", 6)
+    assert not services.renewed("i0", 6)
+    for index in range(3):
+        services.heard(f"n{index}", 2)
+    assert services.incarnation("i0") == 0
+    assert len(services.take_silent(10, silence_ns=5)) == 3
+    assert services.take_silent(10, silence_ns=5) == []
+
+
+def test_a_service_is_heard_until_it_is_silent_or_leaves():
+    services = ServiceLiveness()
+    assert not services.is_heard("b0", 0, silence_ns=5)
+    services.heard("b0", 10)
+    assert services.is_heard("b0", 14, silence_ns=5)
+    assert not services.is_heard("b0", 15, silence_ns=5)
+    services.restart_timers(20)
+    assert services.is_heard("b0", 24, silence_ns=5)
+    services.lost("b0")
+    assert not services.is_heard("b0", 21, silence_ns=5)
