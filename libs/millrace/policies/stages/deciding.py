@@ -1,0 +1,200 @@
+"""What the policies that search have in common: when they search, what they compare, what they expect."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from millrace.contracts.plan import PlanExpectation, StageExpectation
+from millrace.policies.stages.instance import InstanceModel
+from millrace.policies.stages.membership import StageShape
+from millrace.policies.stages.objectives import (
+    StageCosts,
+    candidate_edges,
+    fair,
+    open_costs,
+    priced,
+    quality_costs,
+    relaxed,
+)
+from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.search import Part, total
+from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics
+from millrace.policies.stages.view import (
+    ObjectiveName,
+    PlanningParameters,
+    PlanningView,
+    StageDecision,
+    one_shape,
+)
+
+Search = Callable[[StageCosts], list[Part] | None]
+
+
+def decide_by(
+    search: Search, view: PlanningView, parameters: PlanningParameters, *, always: bool = False
+) -> StageDecision:
+    """Plans by a search: one stage where there is nothing to gain, the layout in force where it is good enough.
+
+    Going back to one stage needs no margin over the layout in force, since nothing has to move for it.
+
+    Args:
+        search: Finds a partition.
+        view: Model, statistics and layout in force.
+        parameters: Objective and margins.
+        always: Takes what the search finds, whether it is better than one stage or not.
+    """
+    unplanned = _why_not(view, parameters)
+    if unplanned:
+        return unplanned
+    assert view.statistics is not None
+    assert view.instance is not None
+    costs = costs_of(view.statistics, view.instance, view.quality, view.instances, parameters)
+    one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
+    one_cost, parts = total(costs, one), search(priced(costs, parameters.cut_margin))
+    if parts is None or not math.isfinite(total(costs, parts)):
+        parts, why = one, "no layout keeps the constraints"
+    elif not always and len(parts) > 1 and total(costs, parts) > (1 - parameters.margin) * one_cost:
+        share = 1 - total(costs, parts) / one_cost
+        parts, why = one, f"{len(parts)} stages would gain {share:.1%}, less than the margin of {parameters.margin:.0%}"
+    else:
+        why = _gain(total(costs, parts), one_cost, "one stage")
+    current = _parts_of(view.current, costs)
+    if current is not None and current != parts:
+        held = costs_of(view.statistics, view.instance, view.quality, view.instances, relaxed_parameters(parameters))
+        before = total(held, current)
+        margin = parameters.change_margin if len(parts) > 1 else 0.0
+        if math.isfinite(before) and total(costs, parts) > (1 - margin) * before:
+            gain = _gain(total(costs, parts), before, "it")
+            return _decision(view, held, current, reason=f"stays: the best layout is {gain}", keep=True)
+    return _decision(view, costs, parts, reason=why, keep=current == parts)
+
+
+def costs_of(
+    statistics: LengthStatistics,
+    instance: InstanceModel,
+    quality: QualityModel | None,
+    instances: int,
+    parameters: PlanningParameters,
+) -> StageCosts:
+    """Tables of the chosen objective, without stages that would be too slow."""
+    edges = candidate_edges(statistics, parameters.cuts_per_octave)
+    constraints = parameters.constraints
+    if parameters.objective is ObjectiveName.OPEN:
+        costs = open_costs(statistics, instance, edges, instances, constraints)
+    else:
+        model = quality or QualityModel(d0=instance.fixed_s, d1=instance.per_decode_s, d4=instance.per_context_token_s)
+        per_token = instance.kv_bytes_per_token / instance.copy_bytes_per_s
+        costs = quality_costs(statistics, model, edges, instances, transfer_s_per_token=per_token)
+    return fair(costs, constraints.slowdown_max)
+
+
+def relaxed_parameters(parameters: PlanningParameters) -> PlanningParameters:
+    """The same for judging a layout in force."""
+    return msgspec.structs.replace(parameters, constraints=relaxed(parameters.constraints))
+
+
+def _why_not(view: PlanningView, parameters: PlanningParameters) -> StageDecision | None:
+    """The decision where nothing is searched."""
+    one = (one_shape(view.instances),)
+    if view.instances < parameters.instances_min:
+        told = f"{view.instances} instances, fewer than {parameters.instances_min}: one stage"
+        return StageDecision(shapes=one, reason=told)
+    current = view.current or one
+    requests = 0 if view.statistics is None else view.statistics.requests
+    if view.statistics is None or requests < parameters.requests_min:
+        told = f"{requests:.0f} requests known, fewer than {parameters.requests_min}: no change"
+        return StageDecision(shapes=current, reason=told)
+    if view.instance is None:
+        return StageDecision(shapes=current, reason="no step-time model of the instances is known: no change")
+    return None
+
+
+def _parts_of(shapes: Sequence[StageShape], costs: StageCosts) -> list[Part] | None:
+    """The layout in force on the present grid of cuts, its instances in proportion to those that serve now."""
+    if not shapes or len(shapes) > costs.instances:
+        return None
+    bounds = [0]
+    starts = [float(EDGES[edge]) if edge < BINS else math.inf for edge in costs.edges]
+    for shape in shapes[1:]:
+        above = min(max(1, bisect_left(starts, shape.length_min)), len(starts) - 1)
+        lower = above - 1
+        nearer = lower if lower > 0 and shape.length_min / starts[lower] < starts[above] / shape.length_min else above
+        bounds.append(nearer)
+    bounds.append(len(starts) - 1)
+    if any(a >= b for a, b in itertools.pairwise(bounds)):
+        return None
+    counts = apportion([shape.instances for shape in shapes], costs.instances)
+    return [(i, j, d) for (i, j), d in zip(itertools.pairwise(bounds), counts, strict=True)]
+
+
+def apportion(wanted: Sequence[int], instances: int) -> list[int]:
+    """Distributes instances in proportion to numbers of at least 1; each gets at least one.
+
+    Args:
+        wanted: At most as many entries as there are instances.
+        instances: To be distributed.
+    """
+    counts = [1] * len(wanted)
+    for _ in range(instances - len(wanted)):
+        lack = [count / want for count, want in zip(counts, wanted, strict=True)]
+        counts[lack.index(min(lack))] += 1
+    return counts
+
+
+def _decision(
+    view: PlanningView, costs: StageCosts, parts: Sequence[Part], *, reason: str, keep: bool
+) -> StageDecision:
+    assert view.statistics is not None
+    one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
+    shapes = tuple(view.current) if keep else tuple(_shape(costs, part) for part in parts)
+    rate = view.statistics.requests_per_s
+    return StageDecision(
+        shapes=shapes,
+        reason=reason,
+        expects=PlanExpectation(
+            cost=_told(total(costs, parts)),
+            one_stage_cost=_told(total(costs, one)),
+            requests=round(view.statistics.requests),
+            requests_per_s=rate,
+            stages=[_expectation(view, costs, part) for part in parts],
+        ),
+    )
+
+
+def _shape(costs: StageCosts, part: Part) -> StageShape:
+    i, j, d = part
+    low, high = costs.edges[i], costs.edges[j]
+    return StageShape(length_min=EDGES[low], length_max=EDGES[high] if high < BINS else None, instances=d)
+
+
+def _expectation(view: PlanningView, costs: StageCosts, part: Part) -> StageExpectation:
+    i, j, _ = part
+    assert view.statistics is not None
+    assert view.instance is not None
+    span = view.statistics.span_s or 1.0
+    n, context, pace = float(costs.sequences[part]), float(costs.context[i, j]), float(costs.pace_s[part])
+    low, high = costs.edges[i], costs.edges[j]
+    return StageExpectation(
+        step_ns=round(pace * 1e9) if math.isfinite(pace) else 0,
+        sequences=_told(n),
+        kv_used=min(1.0, _told(n * context / view.instance.kv_tokens)),
+        arrivals_per_s=float(view.statistics.paths[low:high].sum()) / span,
+        moves_per_s=view.statistics.crossing(low) / span if low else 0.0,
+    )
+
+
+def _told(value: float) -> float:
+    """A figure for the plan: what has no bound is told as -1."""
+    return value if math.isfinite(value) else -1.0
+
+
+def _gain(cost: float, other: float, what: str) -> str:
+    if not math.isfinite(other):
+        return f"feasible where {what} is not"
+    share = 1 - cost / other if other > 0 else 0.0
+    return f"{share:.1%} better than {what}"

@@ -1,0 +1,276 @@
+"""What a stage costs: tables over (first bin, last bin, instances) that planners minimise.
+
+Two objectives. ``open`` models the running system: the number of sequences in a stage follows from their arrivals and
+from the stage's pace (Little's law), and a stage must hold its sequences and its transfers. ``quality`` is the paper's:
+a fixed set of resident requests, equation 1, and a cost per cut for the volume that crosses it.
+
+Tables have the shape (J + 1, J + 1, E + 1): entry [i, j, d] is the stage of the bins between cut i and cut j on d
+instances, ``inf`` where that is no stage or violates a constraint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from millrace.policies.stages.instance import InstanceModel
+from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.statistics import BINS, EDGES, PER_OCTAVE, Array, LengthStatistics
+
+#: Rounds of the fixed point between a batch's size and the pace that the tail term gives it.
+_ROUNDS = 12
+
+#: The paper's resident set at a load beyond what the cluster can serve is that of this utilisation.
+_UTILISATION_MAX = 0.95
+
+
+class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a stage must keep.
+
+    Attributes:
+        kv_used_max: Mean share of the KV cache in use, 0 to 1.
+        slots_used_max: Mean share of the transfer slots in use, each way, 0 to 1.
+        slowdown_max: phi: no stage's time per token is more than 1 + phi times that of one stage over all lengths.
+        move_gap_s: Time for which a moved sequence stands still, seconds.
+        move_hysteresis: A sequence moves when it is this factor past its boundary, at least 1.
+    """
+
+    kv_used_max: float = 0.85
+    slots_used_max: float = 0.7
+    slowdown_max: float = 0.5
+    move_gap_s: float = 0.02
+    move_hysteresis: float = 1.5
+
+
+#: A layout in force may exceed the constraints by this share before it must change: figures of two periods differ.
+SLACK = 0.15
+
+
+def relaxed(constraints: Constraints) -> Constraints:
+    """The same for a layout in force."""
+    return msgspec.structs.replace(
+        constraints,
+        kv_used_max=min(1.0, constraints.kv_used_max * (1 + SLACK)),
+        slots_used_max=min(1.0, constraints.slots_used_max * (1 + SLACK)),
+        slowdown_max=(1 + constraints.slowdown_max) * (1 + SLACK) - 1,
+    )
+
+
+#: No bound on the slowest stage, as in the paper.
+UNCONSTRAINED = Constraints(slowdown_max=1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCosts:
+    """Tables of one objective.
+
+    Attributes:
+        edges: Candidate cuts as indices into EDGES, J + 1 of them; the first is 0, the last BINS (no bound).
+        cost: (J + 1, J + 1, E + 1). Adds up over stages.
+        pace_s: Same shape. Seconds per output token.
+        cut: (J + 1). Added for each cut at that edge; 0 at the first.
+        sequences: Same shape as ``cost``. Running sequences per instance.
+        context: (J + 1, J + 1). Mean context length of a stage's sequences, tokens.
+    """
+
+    edges: tuple[int, ...]
+    cost: Array
+    pace_s: Array
+    cut: Array
+    sequences: Array
+    context: Array
+
+    @property
+    def instances(self) -> int:
+        """E."""
+        return int(self.cost.shape[2]) - 1
+
+
+def candidate_edges(statistics: LengthStatistics, per_octave: int = PER_OCTAVE) -> tuple[int, ...]:
+    """Edges at which a cut can make sense: between the shortest prompt and the longest sequence.
+
+    Args:
+        statistics: Of at least one sequence, else the only stage is [0, inf).
+        per_octave: Cuts per octave: 1, 2 or 4.
+    """
+    used = np.flatnonzero(statistics.paths.sum(axis=0) + statistics.paths.sum(axis=1) + statistics.decode_tokens)
+    if not len(used):
+        return (0, BINS)
+    stride = PER_OCTAVE // per_octave
+    inner = [k for k in range(int(used[0]) + 1, int(used[-1]) + 1) if (k - 1) % stride == 0]
+    return (0, *inner, BINS)
+
+
+def open_costs(
+    statistics: LengthStatistics,
+    instance: InstanceModel,
+    edges: Sequence[int],
+    instances: int,
+    constraints: Constraints,
+) -> StageCosts:
+    """Mean normalised latency of an open system: sum over stages of the share of output times the time per token.
+
+    A sequence that decodes sees itself and the Poisson number of others, whose mean is Little's n = rate · time:
+    ``t = (c0 + (c1 + c3·L)·(1 + n) + tail) / (1 − prefill share)``.
+    """
+    sums = _Sums(statistics, edges, instances)
+    share = statistics.span_s or 1.0
+    d = sums.instances
+    decoded = sums.of(statistics.decode_tokens)[:, :, None] / share / d  # tokens per second and instance
+    context = _ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens))
+    prefill = sums.of(
+        statistics.prefill_tokens * instance.per_prefill_token_s + statistics.prefill_work * instance.per_prefill_work_s
+    )
+    own = (instance.per_decode_s + instance.per_context_token_s * context)[:, :, None]
+    spare = 1.0 - prefill[:, :, None] / share / d - own * decoded
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace = np.where(spare > 0, (instance.fixed_s + own) / spare, np.inf)
+        if instance.tail_s > 0:
+            longest = _Longest(statistics, edges)
+            for _ in range(_ROUNDS):
+                n = np.where(np.isfinite(pace), decoded * pace, 0.0)
+                over = np.maximum(0.0, longest.expected(n) - context[:, :, None])
+                tail = np.where(n + 1 >= instance.tail_decodes_min, instance.tail_s * over, 0.0)
+                pace = np.where(spare > 0, (instance.fixed_s + own + tail) / spare, np.inf)
+    sequences = np.where(np.isfinite(pace), decoded * np.where(np.isfinite(pace), pace, 0.0), np.inf)
+    held = sequences * context[:, :, None]
+    fits = (held <= constraints.kv_used_max * instance.kv_tokens) & (sequences <= instance.max_sequences)
+    moves = [_moves_per_s(statistics, edge, constraints) for edge in edges]
+    busy = np.asarray([rate * instance.copy_s(_length(edge)) for rate, edge in zip(moves, edges, strict=True)])
+    slots = np.maximum(busy[:, None], busy[None, :])[:, :, None] / (instance.copies_max * d)
+    allowed = sums.valid & fits & (slots <= constraints.slots_used_max)
+    weight = sums.of(statistics.weight)[:, :, None] / max(1.0, statistics.requests)
+    per_move = constraints.move_gap_s / max(1.0, statistics.output_tokens_mean)
+    rate = max(statistics.requests_per_s, 1e-12)
+    return StageCosts(
+        edges=tuple(edges),
+        cost=np.where(allowed & np.isfinite(pace), weight * np.where(np.isfinite(pace), pace, 0.0), np.inf),
+        pace_s=pace,
+        cut=np.asarray(moves) / rate * per_move,
+        sequences=sequences,
+        context=context,
+    )
+
+
+def quality_costs(
+    statistics: LengthStatistics,
+    quality: QualityModel,
+    edges: Sequence[int],
+    instances: int,
+    *,
+    transfer_s_per_token: float = 0.0,
+) -> StageCosts:
+    """The paper's objective: sum over stages of ``d · Q`` of an even part of the stage's resident requests.
+
+    The resident set is the one that one stage over all lengths would hold. The paper adds the time to transfer what
+    crosses a cut, which is seconds, to qualities, which are seconds per token. Here the time to transfer each request
+    that crosses is divided by the mean output length, so that both are sums of normalised latency.
+
+    Source: CascadeInfer, section 4.2.
+    """
+    sums = _Sums(statistics, edges, instances)
+    per_second = 1.0 / (statistics.span_s or 1.0)
+    step = _resident_pace(statistics, quality, instances) * per_second
+    n = sums.of(statistics.decode_tokens * step)
+    rest = (
+        quality.d1 * n
+        + quality.d2 * sums.of(statistics.prompt_tokens * step)
+        + quality.d3 * sums.of(statistics.prompt_tokens_squared * step)
+        + quality.d4 * sums.of(statistics.context_tokens * step)
+    )
+    pace = quality.d0 + rest[:, :, None] / sums.instances
+    resident = float(n[0, -1])
+    crossing = [statistics.crossing(edge) / max(1.0, statistics.requests) for edge in edges]
+    lengths = [_length(edge) for edge in edges]
+    per_token = transfer_s_per_token / max(1.0, statistics.output_tokens_mean)
+    cut = [resident * share * length * per_token for share, length in zip(crossing, lengths, strict=True)]
+    return StageCosts(
+        edges=tuple(edges),
+        cost=np.where(sums.valid, n[:, :, None] * pace, np.inf),
+        pace_s=pace,
+        cut=np.asarray(cut),
+        sequences=n[:, :, None] / sums.instances,
+        context=_ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens)),
+    )
+
+
+def fair(costs: StageCosts, slowdown_max: float) -> StageCosts:
+    """The same without stages that are slower than (1 + slowdown_max) times one stage over all lengths."""
+    bound = (1 + slowdown_max) * costs.pace_s[0, -1, costs.instances]
+    if not math.isfinite(bound):
+        return costs
+    slow = costs.pace_s > bound * (1 + 1e-9)
+    return replace(costs, cost=np.where(slow, np.inf, costs.cost))
+
+
+def priced(costs: StageCosts, cut_margin: float) -> StageCosts:
+    """The same with each cut costing a share of what one stage over all lengths costs."""
+    one = float(costs.cost[0, -1, costs.instances])
+    if not math.isfinite(one):
+        return costs
+    return replace(costs, cut=costs.cut + cut_margin * one)
+
+
+class _Sums:
+    """Sums of per-bin figures over each pair of cuts, by differences of running sums."""
+
+    def __init__(self, statistics: LengthStatistics, edges: Sequence[int], instances: int) -> None:
+        self._edges = np.asarray(edges)
+        below = np.arange(len(edges))
+        counts = np.arange(instances + 1)
+        self.valid: npt.NDArray[np.bool_] = (below[:, None] < below[None, :])[:, :, None] & (counts > 0)
+        self.instances = np.maximum(1, counts)[None, None, :].astype(np.float64)
+
+    def of(self, values: Array) -> Array:
+        """(J + 1, J + 1): sum over the bins between cut i and cut j; 0 where j is not above i."""
+        running = np.concatenate([[0.0], np.cumsum(values)])[self._edges]
+        found: Array = np.maximum(0.0, running[None, :] - running[:, None])
+        return found
+
+
+class _Longest:
+    """Expected longest of n sequences of a stage: the length below which the share n / (n + 1) of them lies."""
+
+    def __init__(self, statistics: LengthStatistics, edges: Sequence[int]) -> None:
+        counts = statistics.decode_tokens + 1e-9  # resident sequences are in proportion to tokens decoded
+        self._running = np.concatenate([[0.0], np.cumsum(counts)])
+        self._lengths = np.asarray([*EDGES, EDGES[-1] * 16], dtype=np.float64)
+        at = self._running[np.asarray(edges)]
+        self._low, self._width = at[:, None, None], (at[None, :] - at[:, None])[:, :, None]
+
+    def expected(self, n: Array) -> Array:
+        """(J + 1, J + 1, E + 1) lengths for as many numbers of sequences."""
+        wanted = self._low + np.maximum(0.0, self._width) * ((n + 1) / (n + 2))
+        found: Array = np.interp(wanted, self._running, self._lengths)
+        return found
+
+
+def _moves_per_s(statistics: LengthStatistics, edge: int, constraints: Constraints) -> float:
+    bins = round(math.log2(constraints.move_hysteresis) * PER_OCTAVE)
+    inner = 0 < edge < BINS
+    return statistics.crossing(edge, hysteresis_bins=bins) / (statistics.span_s or 1.0) if inner else 0.0
+
+
+def _length(edge: int) -> float:
+    return float(EDGES[edge]) if edge < BINS else float(EDGES[-1])
+
+
+def _resident_pace(statistics: LengthStatistics, quality: QualityModel, instances: int) -> float:
+    """Time per token of one stage over all lengths by equation 1, with the resident set that follows from it."""
+    used = (
+        quality.d1 * statistics.decode_tokens.sum()
+        + quality.d2 * statistics.prompt_tokens.sum()
+        + quality.d3 * statistics.prompt_tokens_squared.sum()
+        + quality.d4 * statistics.context_tokens.sum()
+    )
+    utilisation = float(used) / (statistics.span_s or 1.0) / max(1, instances)
+    return quality.d0 / (1 - min(utilisation, _UTILISATION_MAX))
+
+
+def _ratio(above: Array, below: Array) -> Array:
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)

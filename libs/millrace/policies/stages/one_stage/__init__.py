@@ -1,0 +1,1 @@
+"""The stage policy `one_stage`."""

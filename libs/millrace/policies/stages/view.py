@@ -1,0 +1,101 @@
+"""What a stage policy sees and what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from millrace.contracts.plan import PlanExpectation
+from millrace.policies.stages.instance import InstanceModel
+from millrace.policies.stages.membership import StageShape
+from millrace.policies.stages.objectives import Constraints
+from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.statistics import LengthStatistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningView:
+    """One model at the time of planning.
+
+    Attributes:
+        instances: Number of instances that serve.
+        statistics: Lengths of the requests of the last period; None where none are known.
+        instance: Cost of a step and size of the memory; None where unknown.
+        quality: Profiled coefficients of equation 1; None where there are none.
+        current: Layout in force; empty for none.
+    """
+
+    instances: int
+    statistics: LengthStatistics | None = None
+    instance: InstanceModel | None = None
+    quality: QualityModel | None = None
+    current: tuple[StageShape, ...] = ()
+
+
+class StageDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout and why.
+
+    Attributes:
+        shapes: Stages in rising order of length; their instances add up to those of the view, or are the layout in
+            force, which a change of membership alone does not change.
+        reason: One sentence.
+        expects: None where nothing was computed.
+    """
+
+    shapes: tuple[StageShape, ...]
+    reason: str
+    expects: PlanExpectation | None = None
+
+
+class ObjectiveName(StrEnum):
+    """What is minimised: see `objectives.py`."""
+
+    OPEN = "open"
+    QUALITY = "quality"
+
+
+class PlanningParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of the policies that search.
+
+    Attributes:
+        objective: ``open`` (mean normalised latency under load) or ``quality`` (equation 1).
+        margin: Several stages must be better than one by this share, else it is one. The objectives assume perfect
+            balance within a stage and free transfers, so that a small gain is none.
+        cut_margin: Each cut must bring at least this share of what one stage costs.
+        change_margin: A new layout must be better than the one in force by this share, else that one stays.
+        instances_min: With fewer instances it is one stage: splitting two or three engines costs more in balance than
+            lengths cost, and a stage of one engine has no spare.
+        requests_min: With fewer finished requests the layout in force stays.
+        cuts_per_octave: Candidate cuts: 1 (the paper's tiers), 2 or 4.
+        constraints: What a stage must keep.
+    """
+
+    objective: ObjectiveName = ObjectiveName.OPEN
+    margin: float = 0.1
+    cut_margin: float = 0.02
+    change_margin: float = 0.1
+    instances_min: int = 4
+    requests_min: int = 200
+    cuts_per_octave: int = 4
+    constraints: Constraints = Constraints()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError outside of the ranges."""
+        checks = {
+            "margin": 0 <= self.margin < 1,
+            "cut_margin": 0 <= self.cut_margin < 1,
+            "change_margin": 0 <= self.change_margin < 1,
+            "instances_min": self.instances_min >= 1,
+            "requests_min": self.requests_min >= 1,
+            "cuts_per_octave": self.cuts_per_octave in (1, 2, 4),
+        }
+        wrong = [name for name, holds in checks.items() if not holds]
+        if wrong:
+            raise ValueError(f"out of range: {', '.join(f'{name} = {getattr(self, name)}' for name in wrong)}")
+
+
+def one_shape(instances: int) -> StageShape:
+    """One stage over all lengths."""
+    return StageShape(length_min=0, length_max=None, instances=max(1, instances))

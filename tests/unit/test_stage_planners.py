@@ -1,0 +1,451 @@
+"""Stage planners: exact search against brute force, the heuristic, objectives, constraints, and when one stage wins."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, search
+from millrace.policies.stages.deciding import apportion, costs_of
+from millrace.policies.stages.instance import InstanceModel, linear_instance
+from millrace.policies.stages.objectives import (
+    Constraints,
+    StageCosts,
+    candidate_edges,
+    fair,
+    open_costs,
+    quality_costs,
+)
+from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, statistics_of
+from millrace.policies.stages.view import ObjectiveName, PlanningParameters
+
+H200 = InstanceModel(
+    fixed_s=6.224e-3,
+    per_decode_s=9.3e-6,
+    per_context_token_s=30.81e-9,
+    per_prefill_token_s=13e-6,
+    per_prefill_work_s=0.9152e-9,
+    kv_tokens=900_000,
+    max_sequences=1024,
+)
+
+
+def table(rng: random.Random, cuts: int, instances: int, *, holes: float = 0.0) -> StageCosts:
+    """A table of random costs; some entries violate a constraint."""
+    shape = (cuts + 1, cuts + 1, instances + 1)
+    cost = np.full(shape, np.inf)
+    for i, j in itertools.combinations(range(cuts + 1), 2):
+        for d in range(1, instances + 1):
+            if rng.random() >= holes:
+                cost[i, j, d] = rng.uniform(0, 10)
+    cut = np.asarray([rng.uniform(0, 1) for _ in range(cuts + 1)])
+    return StageCosts(
+        edges=tuple(range(cuts + 1)),
+        cost=cost,
+        pace_s=np.ones(shape),
+        cut=cut,
+        sequences=np.ones(shape),
+        context=np.ones(shape[:2]),
+    )
+
+
+def partitions(cuts: int, instances: int) -> Iterator[list[search.Part]]:
+    """Every partition of ``cuts`` tiers and ``instances`` into stages."""
+    for stages in range(1, min(cuts, instances) + 1):
+        for inner in itertools.combinations(range(1, cuts), stages - 1):
+            bounds = [0, *inner, cuts]
+            for split in itertools.combinations(range(1, instances), stages - 1):
+                marks = [0, *split, instances]
+                yield [(bounds[k], bounds[k + 1], marks[k + 1] - marks[k]) for k in range(stages)]
+
+
+def test_exact_equals_brute_force_over_a_thousand_seeds() -> None:
+    infeasible = 0
+    for seed in range(1000):
+        rng = random.Random(seed)
+        cuts, instances = rng.randint(1, 6), rng.randint(1, 5)
+        costs = table(rng, cuts, instances, holes=rng.choice([0.0, 0.3, 0.7]))
+        best = min(search.total(costs, parts) for parts in partitions(cuts, instances))
+        found = search.exact(costs)
+        if found is None:
+            infeasible += 1
+            assert best == math.inf
+            continue
+        assert search.total(costs, found) == pytest.approx(best)
+        assert found in list(partitions(cuts, instances))
+    assert 0 < infeasible < 500
+
+
+def test_no_stage_is_without_an_instance_where_the_papers_recursion_divides_by_zero() -> None:
+    costs = table(random.Random(1), 6, 3)
+    costs.cost[:, :, 0] = 0.0  # e' = e would be free
+    found = search.exact(costs)
+    assert found is not None
+    assert all(d >= 1 for _, _, d in found)
+    assert sum(d for _, _, d in found) == 3
+
+
+def test_a_chain_is_the_best_one_with_one_instance_per_stage() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        cuts, instances = rng.randint(2, 6), rng.randint(1, 5)
+        costs = table(rng, cuts, instances)
+        found = search.chain(costs)
+        assert found is not None
+        if instances <= cuts:
+            chains = [p for p in partitions(cuts, instances) if len(p) == instances]
+            assert search.total(costs, found) == pytest.approx(min(search.total(costs, p) for p in chains))
+        assert sum(d for _, _, d in found) == instances
+        assert [i for i, _, _ in found[1:]] == [j for _, j, _ in found[:-1]]
+
+
+def test_merging_stops_where_no_pair_gains_and_never_makes_it_worse_than_the_chain() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        costs = table(rng, rng.randint(2, 6), rng.randint(2, 5), holes=rng.choice([0.0, 0.2]))
+        started, found = search.chain(costs), search.two_phase(costs)
+        assert found is not None
+        if started is not None:
+            assert search.total(costs, found) <= search.total(costs, started) + 1e-12
+        if not math.isfinite(search.total(costs, found)):
+            continue  # no merge repairs it
+        assert found in list(partitions(len(costs.edges) - 1, costs.instances))
+        for a, b in itertools.pairwise(found):
+            merged = costs.cost[a[0], b[1], a[2] + b[2]]
+            assert merged >= costs.cost[a] + costs.cost[b] + costs.cut[b[0]] - 1e-12
+
+
+# statistics
+
+
+def lognormal(
+    seed: int, count: int = 3000, *, sigma: float = 1.3, median: float = 900.0
+) -> tuple[list[int], list[int]]:
+    rng = random.Random(seed)
+    prompts = [max(1, round(rng.lognormvariate(math.log(300), 1.0))) for _ in range(count)]
+    outputs = [max(1, min(60_000, round(rng.lognormvariate(math.log(median), sigma)))) for _ in range(count)]
+    return prompts, outputs
+
+
+def statistics(rate: float, seed: int = 0, **shape: float) -> LengthStatistics:
+    prompts, outputs = lognormal(seed, **shape)  # type: ignore[arg-type]
+    return statistics_of(prompts, outputs, span_s=len(prompts) / rate)
+
+
+def test_statistics_count_every_token_once() -> None:
+    prompts, outputs = [10, 500, 500, 7], [100, 1, 40_000, 0]
+    found = statistics_of(prompts, outputs, span_s=2.0, cached=[0, 100, 500, 0])
+    assert found.requests == 3
+    assert found.decode_tokens.sum() == pytest.approx(40_101)
+    assert found.weight.sum() == pytest.approx(3)
+    assert found.prefill_tokens.sum() == 10 + 400
+    assert found.context_tokens.sum() == pytest.approx(
+        sum(o * (p + o / 2) for p, o in zip(prompts, outputs, strict=True))
+    )
+    assert found.prompt_tokens.sum() == pytest.approx(10 * 100 + 500 * 40_001)
+    assert found.paths.sum() == 3
+    assert found.requests_per_s == 1.5
+
+
+def test_crossings_are_those_that_begin_below_and_end_above() -> None:
+    found = statistics_of([10, 100, 100, 5000], [50, 50, 50_000, 10], span_s=1.0)
+    edge = EDGES.index(1024)
+    assert found.crossing(edge) == 1
+    assert found.crossing(EDGES.index(32)) == 1
+    assert found.crossing(edge, hysteresis_bins=BINS) == 0
+
+
+def test_no_requests_make_empty_statistics() -> None:
+    empty = statistics_of([], [], span_s=0.0)
+    assert (empty.requests, empty.requests_per_s, empty.output_tokens_mean) == (0, 0, 0)
+    assert candidate_edges(empty) == (0, BINS)
+
+
+def test_candidate_cuts_lie_between_the_shortest_and_the_longest() -> None:
+    edges = candidate_edges(statistics_of([100], [1000], span_s=1.0))
+    assert EDGES[edges[1]] > 64
+    assert EDGES[edges[-2]] < 1400
+    octaves = candidate_edges(statistics_of([100], [1000], span_s=1.0), 1)
+    assert [EDGES[edge] for edge in octaves[1:-1]] == [128, 256, 512, 1024]
+
+
+# objectives
+
+
+def one_stage_pace(rate: float, instances: int, seed: int = 0) -> float:
+    found = statistics(rate, seed)
+    costs = open_costs(found, H200, candidate_edges(found), instances, Constraints())
+    return float(costs.pace_s[0, -1, instances])
+
+
+def test_the_open_objective_is_littles_law() -> None:
+    found = statistics(30.0)
+    costs = open_costs(found, H200, candidate_edges(found), 16, Constraints())
+    t, n, context = costs.pace_s[0, -1, 16], costs.sequences[0, -1, 16], costs.context[0, -1]
+    decoded = found.decode_tokens.sum() / found.span_s / 16
+    prefill = (found.prefill_tokens.sum() * H200.per_prefill_token_s + found.prefill_work.sum() * 0.9152e-9) / 16
+    assert n == pytest.approx(decoded * t)
+    step = H200.fixed_s + (H200.per_decode_s + H200.per_context_token_s * context) * (1 + n)
+    assert t == pytest.approx(step / (1 - prefill / found.span_s))
+
+
+def test_pace_rises_with_load_and_falls_with_instances() -> None:
+    paces = [one_stage_pace(rate, 16) for rate in (0.1, 10, 20, 30)]
+    assert paces == sorted(paces)
+    assert paces[0] == pytest.approx(H200.fixed_s, rel=0.2)
+    by_count = [one_stage_pace(20, count) for count in (32, 16, 12)]
+    assert by_count == sorted(by_count)
+    assert one_stage_pace(1e6, 16) == math.inf
+
+
+def test_a_stage_holds_its_sequences_in_memory() -> None:
+    found = statistics(25.0)
+    edges = candidate_edges(found)
+    small = msgspec.structs.replace(H200, kv_tokens=100_000.0)
+    roomy = open_costs(found, H200, edges, 16, Constraints())
+    tight = open_costs(found, small, edges, 16, Constraints(kv_used_max=0.5))
+    held = tight.sequences * tight.context[:, :, None]
+    assert np.isfinite(roomy.cost[0, -1, 16])
+    assert not np.isfinite(tight.cost[held > 50_000]).any()
+    assert np.isfinite(tight.cost).any()
+
+
+def test_transfers_into_and_out_of_a_stage_fit_its_slots() -> None:
+    found = statistics(25.0)
+    edges = candidate_edges(found)
+    slow = msgspec.structs.replace(H200, copy_overhead_s=3.0)
+    costs = open_costs(found, slow, edges, 16, Constraints())
+    assert np.isfinite(costs.cost[0, -1, 16])  # one stage moves nothing
+    middle = len(edges) // 2
+    moves = found.crossing(edges[middle], hysteresis_bins=2) / found.span_s
+    few = int(moves * slow.copy_s(EDGES[edges[middle]]) / 0.7 / 3)
+    assert few >= 1
+    assert not np.isfinite(costs.cost[0, middle, few])
+
+
+def test_a_tail_makes_uneven_stages_slower_than_even_ones() -> None:
+    found = statistics(25.0)
+    edges = candidate_edges(found)
+    plain = open_costs(found, H200, edges, 16, Constraints())
+    tailed = open_costs(found, msgspec.structs.replace(H200, tail_s=100e-9), edges, 16, Constraints())
+    stages = np.isfinite(tailed.cost) & (tailed.cost > 0)
+    slower = np.divide(tailed.pace_s, plain.pace_s, out=np.ones_like(plain.pace_s), where=stages)
+    assert slower[0, -1, 16] > 1.1
+    middle = len(edges) // 2
+    assert slower[middle, middle + 1, 4] < slower[0, -1, 16]
+
+
+def test_the_papers_objective_on_a_set_is_equation_one() -> None:
+    prompts, outputs = lognormal(3)
+    found = statistics_of(prompts, outputs, span_s=100.0)
+    model = QualityModel(d0=6e-3, d1=9e-6, d2=1e-9, d3=1e-14, d4=30e-9)
+    costs = quality_costs(found, model, candidate_edges(found), 8)
+    n = costs.sequences[0, -1, 1]
+    step = n / found.decode_tokens.sum()
+    q = (
+        model.d0
+        + (
+            model.d1 * n
+            + step * model.d2 * found.prompt_tokens.sum()
+            + step * model.d3 * found.prompt_tokens_squared.sum()
+            + step * model.d4 * found.context_tokens.sum()
+        )
+        / 8
+    )
+    assert costs.cost[0, -1, 8] == pytest.approx(n * q)
+
+
+def test_a_tier_without_requests_costs_nothing() -> None:
+    prompts, outputs = [100] * 500 + [30_000] * 500, [50] * 1000
+    found = statistics_of(prompts, outputs, span_s=600.0)
+    edges = candidate_edges(found)
+    for costs in (
+        open_costs(found, H200, edges, 8, Constraints()),
+        quality_costs(found, QualityModel(d0=6e-3, d4=30e-9), edges, 8),
+    ):
+        i, j = edges.index(EDGES.index(1024)), edges.index(EDGES.index(2048))
+        assert costs.cost[i, j, 1] == 0
+        assert search.exact(costs) is not None
+
+
+def test_the_slowest_stage_keeps_to_the_fairness_bound() -> None:
+    found = statistics(25.0)
+    edges = candidate_edges(found)
+    costs = open_costs(found, H200, edges, 16, Constraints())
+    for slowdown in (0.0, 0.2, 0.5):
+        parts = search.exact(fair(costs, slowdown))
+        assert parts is not None
+        paces = [costs.pace_s[part] for part in parts]
+        assert max(paces) <= (1 + slowdown) * costs.pace_s[0, -1, 16] * (1 + 1e-6)
+    assert fair(costs, math.inf).cost is not None
+
+
+# policies
+
+
+def view(rate: float, instances: int = 16, **shape: float) -> PlanningView:
+    return PlanningView(instances=instances, statistics=statistics(rate, **shape), instance=H200)
+
+
+def decide(name: str, seen: PlanningView, **parameters: object) -> StageDecision:
+    policy = STAGE_POLICIES[name]
+    decision = policy.decide(seen, msgspec.convert(parameters, policy.parameters))
+    assert decision.shapes[0].length_min == 0
+    assert decision.shapes[-1].length_max is None
+    for before, after in itertools.pairwise(decision.shapes):
+        assert before.length_max == after.length_min
+    return decision
+
+
+def test_exact_splits_heavy_tails_under_load_and_says_what_it_expects() -> None:
+    decision = decide("exact", view(25.0))
+    assert len(decision.shapes) > 1
+    assert sum(shape.instances for shape in decision.shapes) == 16
+    assert decision.expects is not None
+    assert decision.expects.cost < 0.95 * decision.expects.one_stage_cost
+    assert len(decision.expects.stages) == len(decision.shapes)
+    assert decision.expects.stages[0].moves_per_s == 0
+    assert decision.expects.stages[1].moves_per_s > 0
+    assert sum(s.arrivals_per_s for s in decision.expects.stages) == pytest.approx(25.0)
+    assert "better than one stage" in decision.reason
+
+
+@pytest.mark.parametrize("name", ["exact", "two_phase"])
+def test_one_stage_wins_at_light_load(name: str) -> None:
+    assert len(decide(name, view(1.0)).shapes) == 1
+
+
+@pytest.mark.parametrize("name", ["exact", "two_phase"])
+def test_one_stage_wins_with_uniform_lengths(name: str) -> None:
+    found = statistics_of([500] * 3000, [400] * 3000, span_s=15.0)
+    assert len(decide(name, PlanningView(instances=16, statistics=found, instance=H200)).shapes) == 1
+
+
+@pytest.mark.parametrize("name", ["exact", "two_phase", "chain", "one_stage"])
+@pytest.mark.parametrize("instances", [1, 2, 3])
+def test_one_stage_wins_with_few_instances(name: str, instances: int) -> None:
+    assert len(decide(name, view(5.0, instances)).shapes) == 1
+
+
+@pytest.mark.parametrize("name", ["exact", "two_phase", "chain"])
+def test_without_statistics_or_step_times_nothing_changes(name: str) -> None:
+    current = decide("exact", view(25.0)).shapes
+    for seen in (
+        PlanningView(instances=16, instance=H200, current=current),
+        PlanningView(instances=16, statistics=statistics_of([5], [5], span_s=1.0), instance=H200, current=current),
+        PlanningView(instances=16, statistics=statistics(25.0), current=current),
+    ):
+        assert decide(name, seen).shapes == current
+    assert len(decide(name, PlanningView(instances=16)).shapes) == 1
+
+
+def test_a_saturated_cluster_stays_one_stage() -> None:
+    decision = decide("exact", view(5000.0))
+    assert len(decision.shapes) == 1
+    assert "constraints" in decision.reason
+
+
+def test_a_chain_has_one_instance_per_stage() -> None:
+    decision = decide("chain", view(25.0, 8))
+    assert [shape.instances for shape in decision.shapes] == [1] * 8
+
+
+@pytest.mark.parametrize("name", ["chain", "two_phase"])
+def test_more_instances_than_tiers_still_give_a_plan(name: str) -> None:
+    decision = decide(name, view(300.0, 200))
+    assert sum(shape.instances for shape in decision.shapes) == 200
+
+
+def test_exact_is_never_worse_than_the_heuristic_on_the_same_table() -> None:
+    for objective in ObjectiveName:
+        for rate in (5.0, 15.0, 30.0):
+            seen = view(rate)
+            assert seen.statistics is not None
+            costs = costs_of(seen.statistics, H200, None, 16, PlanningParameters(objective=objective))
+            best, heuristic = search.exact(costs), search.two_phase(costs)
+            assert best is not None
+            if heuristic is not None:
+                assert search.total(costs, best) <= search.total(costs, heuristic) + 1e-12
+
+
+def test_a_layout_in_force_stays_until_another_is_better_by_the_margin() -> None:
+    seen = view(25.0)
+    first = decide("exact", seen)
+    again = decide("exact", PlanningView(**{**vars(seen), "current": first.shapes}))
+    assert again.shapes == first.shapes
+    drifted = decide("exact", PlanningView(**{**vars(view(25.0, seed=5)), "current": first.shapes}))
+    assert drifted.shapes == first.shapes  # another sample of the same lengths
+    moved = decide("exact", PlanningView(**{**vars(view(9.0, median=6000.0, sigma=0.5)), "current": first.shapes}))
+    assert moved.shapes != first.shapes
+
+
+def test_a_layout_that_is_worse_than_one_stage_is_given_up_without_a_margin() -> None:
+    staged = decide("exact", view(25.0)).shapes
+    found = statistics_of([500] * 3000, [400] * 3000, span_s=15.0)
+    decision = decide("exact", PlanningView(instances=16, statistics=found, instance=H200, current=staged))
+    assert len(decision.shapes) == 1
+
+
+def test_a_change_of_membership_alone_keeps_the_layout_in_force() -> None:
+    first = decide("exact", view(18.0))
+    fewer = decide("exact", PlanningView(**{**vars(view(18.0, 15)), "current": first.shapes}))
+    assert fewer.shapes == first.shapes
+
+
+def test_instances_are_shared_in_proportion_and_each_stage_gets_one() -> None:
+    assert apportion([4, 2, 1], 14) == [8, 4, 2]
+    assert apportion([100, 1, 1], 3) == [1, 1, 1]
+    assert sum(apportion([7, 5, 3], 11)) == 11
+
+
+@pytest.mark.parametrize(
+    ("ranges", "named"),
+    [
+        ([{"length_min": 5}], r"ranges\[0\].length_min is 5"),
+        ([{"length_min": 0, "length_max": 10}], "ranges end at 10"),
+        ([{"length_min": 0, "length_max": 10}, {"length_min": 20}], r"ranges\[1\].length_min is 20"),
+        ([{"length_min": 0, "length_max": 10}, {"length_min": 5}], r"ranges\[1\].length_min is 5"),
+        ([{"length_min": 0, "length_max": 0}, {"length_min": 0}], r"ranges\[0\].length_max 0"),
+        ([{"length_min": 0, "instances": 0}], r"ranges\[0\].instances"),
+        ([], "ranges end at 0"),
+    ],
+)
+def test_fixed_ranges_that_do_not_tile_are_refused(ranges: list[dict[str, int]], named: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=named):
+        msgspec.convert({"ranges": ranges}, STAGE_POLICIES["fixed"].parameters)
+
+
+def test_fixed_ranges_are_the_plan() -> None:
+    ranges = [{"length_min": 0, "length_max": 1024, "instances": 3}, {"length_min": 1024}]
+    shapes = decide("fixed", PlanningView(instances=2), ranges=ranges).shapes
+    assert [(s.length_min, s.length_max, s.instances) for s in shapes] == [(0, 1024, 3), (1024, None, 1)]
+
+
+def test_parameters_out_of_range_are_refused() -> None:
+    for wrong in ({"margin": 1.0}, {"cuts_per_octave": 3}, {"instances_min": 0}, {"objective": "best"}, {"nope": 1}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, STAGE_POLICIES["exact"].parameters)
+
+
+# step costs made linear
+
+
+@pytest.mark.parametrize("name", ["h200-llama-3-8b", "h100-llama-2-7b", "a100-llama-3-8b", "cpu-8m"])
+def test_a_published_step_time_becomes_a_linear_instance(name: str) -> None:
+    cost = load_step_time(name).cost(EngineParameters())
+    made = linear_instance(cost, kv_tokens=100_000, max_sequences=256)
+    for decodes, context in ((4, 500), (32, 1000), (64, 1500)):
+        said = made.fixed_s + decodes * (made.per_decode_s + context * made.per_context_token_s)
+        batch = BatchComposition(decodes=decodes, context_tokens=decodes * context, longest_context=context)
+        assert said == pytest.approx(cost.duration_fs(batch) / 1e15, rel=0.35)
+    assert made.fixed_s > 0
+    assert made.per_prefill_token_s + made.per_prefill_work_s > 0
