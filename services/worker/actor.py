@@ -77,6 +77,7 @@ from millrace.contracts.worker import (
     ResendTokens,
     SubmitSequence,
 )
+from millrace.lengths.remaining import status_of
 from millrace.membership import ServiceLiveness
 
 from services.worker.config import MigrationConfig, WorkerLimits
@@ -275,6 +276,7 @@ class WorkerActor:
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = [StartTimer(name=TICK, at_ns=now_ns + TICK_NS)]
+        effects += self.reporter.judge_estimates(self.ledger)
         if self.reporter.bus_up:
             effects.append(self.reporter.presence(now_ns))
             effects += self._desk.tell_all(now_ns)
@@ -332,6 +334,7 @@ class WorkerActor:
             "bus_up": self.reporter.bus_up,
             "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
             **self._moving.snapshot(),
+            "remaining": msgspec.to_builtins(status_of(self.reporter.remaining)),
             "figures": self.figures.plain(),
         }
 

@@ -106,6 +106,7 @@ class Desk:
     def finish(self, held: Held, finish: FinishReason, now_ns: int, detail: str = "") -> None:
         """Notes the end of a live sequence; its tokens stay."""
         self.reporter.gone(held)
+        self.reporter.left(held, ended=finish is FinishReason.STOP, cut=finish is FinishReason.LENGTH)
         self.ledger.finish(held, finish, now_ns, detail)
         self.figures.finished[finish] += 1
 
@@ -118,6 +119,7 @@ class Desk:
             self.reporter.gone(held)
             self.ledger.drop(held)
         for held in live:
+            self.reporter.left(held)
             effects += self.spans(held, now_ns, outcome)
             effects += self.refuse(held, RefusalReason.STALE_EPOCH, outcome)
         return effects
@@ -126,6 +128,7 @@ class Desk:
         """A sequence decodes on elsewhere: forgotten here, but for its fence. The engine has been told."""
         self.figures.moved += 1
         self.reporter.gone(held)
+        self.reporter.left(held)
         self.ledger.drop(held)
         return self.spans(held, now_ns, spans.MOVED)
 

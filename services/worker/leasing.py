@@ -38,6 +38,7 @@ from millrace.contracts.leases import (
     LeaseKv,
     SequenceFrozen,
 )
+from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
 from services.worker.desk import Desk, answer
@@ -205,10 +206,18 @@ class Leasing:
             output_tokens=body.output_tokens,
             computed_tokens=body.computed_tokens,
             checksums=body.checksums,
-            submission=lease.held.submission_now() if begins else None,
+            submission=self._submission(lease.held) if begins else None,
             endpoint=self._info.kv if begins else None,
         )
         return lease.questions.answer(body.sequence, leased, lease.held.traceparent) + self._next(lease)
+
+    def _submission(self, held: Held) -> SubmitSequence | None:
+        """The submission as if it came now, with the length expected now."""
+        submission = held.submission_now()
+        expected = self._desk.reporter.expected(held.sequence)
+        if submission is None or expected is None:
+            return submission
+        return msgspec.structs.replace(submission, expected_output_tokens=expected)
 
     def stopped(self, body: SequenceStopped, now_ns: int) -> list[Effect]:
         """It stands still. Its tokens go out first, then the answer."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, StartTimer
+from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer
 from millrace.actor.engine import EngineInfo, EngineSnapshot
 from millrace.contracts.catalog import Role
 from millrace.contracts.subjects import Subjects
+from millrace.lengths.remaining import RemainingLengths
 from millrace.membership import Heartbeat
 
 from services.worker import reports
@@ -24,6 +25,7 @@ class Reporter:
     Attributes:
         snapshot: The engine's state as last seen.
         bus_up: Kept by the actor.
+        remaining: What is expected of the sequences now.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class Reporter:
         self.snapshot: EngineSnapshot = reports.empty_snapshot(info, 0)
         self.bus_up = True
         self.draining = False
+        self.remaining = RemainingLengths()
+        self._refusal = ""
         self._status_subject = subjects.status(identity.model, identity.instance)
         self._summary_subject = subjects.summary(identity.model, identity.instance)
         self._heartbeat = Heartbeat(
@@ -86,7 +90,8 @@ class Reporter:
 
     def _status(self, now_ns: int) -> Publish:
         self._status_ns, self._status_stale = now_ns, False
-        body = reports.status(self.identity, self.snapshot)
+        running, waiting = self.remaining.told(self.snapshot.running), self.remaining.told(self.snapshot.waiting)
+        body = reports.status(self.identity, self.snapshot, running=running, waiting=waiting)
         return Publish(subject=self._status_subject, body=body)
 
     def summary(self, now_ns: int, output_tokens: int) -> Publish:
@@ -100,6 +105,25 @@ class Reporter:
         )
         body = reports.summary(self.identity, self.snapshot, self._unseen.values(), counts)
         return Publish(subject=self._summary_subject, body=body)
+
+    def left(self, held: Held, *, ended: bool = False, cut: bool = False) -> None:
+        """Learns from a sequence that ends or goes; see RemainingLengths.left."""
+        length = held.base_index + len(held.token_ids)
+        self.remaining.left(held.sequence, length, entered=held.entered, ended=ended, cut=cut)
+
+    def expected(self, sequence: str) -> int | None:
+        """Length now expected of a running sequence's whole output, tokens; None where nothing is known."""
+        entries = [entry for entry in self.snapshot.running if entry.sequence == sequence]
+        return self.remaining.told(entries)[0].expected_output_tokens if entries else None
+
+    def judge_estimates(self, held: Iterable[Held]) -> list[Effect]:
+        """One line where the engine's estimates stop being believed, or are again. Call once a second."""
+        self.remaining.keep(entry.sequence for entry in held)
+        before, self._refusal = self._refusal, self.remaining.coverage.refusal
+        if bool(before) == bool(self._refusal):
+            return []
+        event = "estimates_refused" if self._refusal else "estimates_believed"
+        return [Log(level="warning", event=event, fields={"why": self._refusal})]
 
     def presence(self, now_ns: int) -> Publish:
         """The heartbeat; LEAVING once the worker drains."""

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 from millrace.actor.engine import EngineInfo, EngineSnapshot
-from millrace.contracts.status import BatchComposition, InstanceRecord, InstanceSummary, StatusSnapshot
+from millrace.contracts.status import (
+    BatchComposition,
+    InstanceRecord,
+    InstanceSummary,
+    SequenceStatus,
+    StatusSnapshot,
+)
 
 from services.worker.state import Held
 
@@ -69,16 +75,18 @@ def empty_snapshot(info: EngineInfo, now_ns: int) -> EngineSnapshot:
     )
 
 
-def status(identity: Identity, snapshot: EngineSnapshot) -> StatusSnapshot:
-    """The full snapshot as it goes out."""
+def status(
+    identity: Identity, snapshot: EngineSnapshot, *, running: list[SequenceStatus], waiting: list[SequenceStatus]
+) -> StatusSnapshot:
+    """The full snapshot as it goes out, with the sequences as the worker tells them."""
     return StatusSnapshot(
         instance=identity.instance,
         incarnation=identity.incarnation,
         model=identity.model,
         step=snapshot.step,
         at_ns=snapshot.at_ns,
-        running=snapshot.running,
-        waiting=snapshot.waiting,
+        running=running,
+        waiting=waiting,
         blocks_free=snapshot.blocks_free,
         blocks_total=snapshot.blocks_total,
         preemptions=snapshot.preemptions,

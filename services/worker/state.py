@@ -72,6 +72,11 @@ class Held:
         return self.finish is None
 
     @property
+    def entered(self) -> int:
+        """Output tokens that it came with."""
+        return self.base_index + self.brought
+
+    @property
     def to_compute(self) -> int:
         """Tokens that the engine has to compute before it decodes; those of a migrated one came, as a rule."""
         if self.moved is None:

@@ -24,8 +24,11 @@ class SequenceStatus(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         computed_tokens: Tokens whose KV is in the engine's cache.
         blocks: KV blocks held.
-        expected_output_tokens: As submitted; None if unknown.
+        expected_output_tokens: Predicted length of the whole output; None if unknown. As submitted, until the instance
+            knows better (``expected_at``).
         immovable: Why it cannot be migrated (what of it cannot be carried); empty where it can.
+        expected_p90: Length that the whole output stays within with a probability of 0.9; None if unknown.
+        expected_at: Output tokens when the instance itself made this estimate; None for a submitted one.
     """
 
     sequence: str
@@ -38,6 +41,8 @@ class SequenceStatus(msgspec.Struct, frozen=True, array_like=True):
     arrival_ns: int
     expected_output_tokens: int | None = None
     immovable: str = ""
+    expected_p90: int | None = None
+    expected_at: int | None = None
 
 
 class BatchComposition(msgspec.Struct, frozen=True, array_like=True):

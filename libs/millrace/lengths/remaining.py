@@ -1,0 +1,190 @@
+"""Remaining lengths as an instance tells them: the engine's own estimate where it may be believed, else survival.
+
+An engine that reads hidden states writes ``(expected, p90, at)`` into a sequence's status (``SequenceStatus``). It is
+believed unless it is older than STALE_TOKENS, or its p90s have not covered what they should of the sequences that ended
+here. Then, and where the engine says nothing, the length that came with the request stands until the sequence outruns
+it, and from there on the median of survival counts; the p90 is survival's throughout. On the recordings of the shipped
+models that rule has a lower error than either alone (docs/decisions/0027).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from millrace.contracts.status import SequenceStatus
+from millrace.lengths.survival import Rest, Survival
+
+#: Tokens after which an engine's estimate says nothing any more.
+STALE_TOKENS = 4_000
+#: Shares of lengths at or below p90 between which p90 is one.
+COVERED_MIN, COVERED_MAX = 0.80, 0.97
+#: Estimates that must have come true, or not, before they are judged; and after which one weighs half.
+JUDGED_MIN = 50
+JUDGED_HALF_LIFE = 200
+#: Estimates of one sequence that are judged: its first, and one each time its length has doubled.
+WATCHED_MAX = 20
+
+
+class Coverage:
+    """How often lengths stayed within their p90, of the estimates judged lately.
+
+    Attributes:
+        judged: Estimates judged so far.
+    """
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self._decay = 0.5 ** (1.0 / JUDGED_HALF_LIFE)
+        self._weight = 0.0
+        self._within = 0.0
+
+    def judge(self, *, within: bool) -> None:
+        """Takes one estimate whose sequence has ended."""
+        self.judged += 1
+        self._weight = self._weight * self._decay + 1.0
+        self._within = self._within * self._decay + within
+
+    @property
+    def share(self) -> float | None:
+        """The share; None before JUDGED_MIN estimates."""
+        return self._within / self._weight if self.judged >= JUDGED_MIN else None
+
+    @property
+    def refusal(self) -> str:
+        """Why these estimates are not believed; empty where they are."""
+        share = self.share
+        if share is None or COVERED_MIN <= share <= COVERED_MAX:
+            return ""
+        return f"p90 covers {share:.0%} of lengths, should cover {COVERED_MIN:.0%} to {COVERED_MAX:.0%}"
+
+
+class _Watched(NamedTuple):
+    """An estimate that will be judged."""
+
+    at: int
+    p90: int
+
+
+class RemainingLengths:
+    """What one instance knows of the rest of its sequences. Learns from every sequence that leaves it.
+
+    Attributes:
+        survival: Learnt from outcomes here.
+        coverage: Of the engine's own estimates.
+        ignored: Estimates of the engine that no sequence can have.
+    """
+
+    def __init__(self, survival: Survival | None = None) -> None:
+        self.survival = survival or Survival()
+        self.coverage = Coverage()
+        self.ignored = 0
+        self._watched: dict[str, list[_Watched]] = {}
+
+    def told(self, entries: Iterable[SequenceStatus]) -> list[SequenceStatus]:
+        """The same sequences with what is expected of them now."""
+        believed = not self.coverage.refusal
+        return [self._told(entry, believed=believed) for entry in entries]
+
+    def _told(self, entry: SequenceStatus, *, believed: bool) -> SequenceStatus:
+        if entry.expected_at is None:
+            return self._by_survival(entry, submitted=entry.expected_output_tokens)
+        if not self._possible(entry):
+            self.ignored += 1
+            return self._by_survival(entry, submitted=None)
+        self._watch(entry)
+        if believed and entry.output_tokens - entry.expected_at <= STALE_TOKENS:
+            return entry
+        return self._by_survival(entry, submitted=None)
+
+    def _possible(self, entry: SequenceStatus) -> bool:
+        expected, p90, at = entry.expected_output_tokens, entry.expected_p90, entry.expected_at
+        return expected is not None and p90 is not None and at is not None and 0 <= at < expected <= p90
+
+    def _watch(self, entry: SequenceStatus) -> None:
+        assert entry.expected_at is not None
+        assert entry.expected_p90 is not None
+        watched = self._watched.setdefault(entry.sequence, [])
+        due = not watched or entry.expected_at >= max(1, 2 * watched[-1].at)
+        if due and len(watched) < WATCHED_MAX:
+            watched.append(_Watched(entry.expected_at, entry.expected_p90))
+
+    def _by_survival(self, entry: SequenceStatus, *, submitted: int | None) -> SequenceStatus:
+        """The submitted length until it is reached, then the median of those that came so far.
+
+        A rest before the first token says no more than the submitted length does, so a waiting sequence keeps that.
+        """
+        generated = entry.output_tokens
+        rest = self.survival.rest(generated)
+        if rest is None:
+            return entry if entry.expected_at is None else _told(entry, submitted, None)
+        rest = rest.within(entry.max_tokens - generated)
+        expected = submitted if submitted is not None and submitted > generated else generated + rest.p50
+        return _told(entry, expected, Rest(expected - generated, max(expected - generated, rest.p90)))
+
+    def left(self, sequence: str, length: int, *, entered: int, ended: bool, cut: bool = False) -> None:
+        """A sequence left this instance.
+
+        Args:
+            sequence: Its id.
+            length: Its output tokens by then.
+            entered: Those that it came with.
+            ended: It ended by itself.
+            cut: ``max_tokens`` ended it. With neither it was cancelled or goes on elsewhere.
+        """
+        self.survival.learn(length, entered=entered, ended=ended)
+        for watched in self._watched.pop(sequence, ()):
+            if ended or cut:
+                self.coverage.judge(within=length <= watched.p90)
+
+    def keep(self, sequences: Iterable[str]) -> None:
+        """Forgets estimates of all other sequences: a bound where an end was missed."""
+        known = set(sequences)
+        for gone in [name for name in self._watched if name not in known]:
+            del self._watched[gone]
+
+
+def _told(entry: SequenceStatus, expected: int | None, rest: Rest | None) -> SequenceStatus:
+    generated = entry.output_tokens
+    return SequenceStatus(
+        entry.sequence,
+        entry.state,
+        entry.prompt_tokens,
+        entry.computed_tokens,
+        generated,
+        entry.max_tokens,
+        entry.blocks,
+        entry.arrival_ns,
+        expected,
+        entry.immovable,
+        generated + rest.p90 if rest is not None else None,
+        generated if rest is not None else None,
+    )
+
+
+class RemainingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """State for people.
+
+    Attributes:
+        outcomes: Sequences that survival was learnt from.
+        coverage: Share of lengths within the engine's p90; None while too few were judged.
+        refusal: Why the engine's estimates are not believed.
+        ignored: Estimates that no sequence can have.
+    """
+
+    outcomes: int
+    coverage: float | None
+    refusal: str
+    ignored: int
+
+
+def status_of(remaining: RemainingLengths) -> RemainingStatus:
+    """What is known, in numbers."""
+    return RemainingStatus(
+        outcomes=remaining.survival.outcomes,
+        coverage=remaining.coverage.share,
+        refusal=remaining.coverage.refusal,
+        ignored=remaining.ignored,
+    )

@@ -1,0 +1,164 @@
+"""Remaining lengths from outcomes alone: the estimator against one written token by token in plain Python."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from millrace.lengths import survival
+from millrace.lengths.survival import BINS, EDGES, EXACT, OUTCOMES_MIN, Rest, Survival, bin_of
+
+LONGEST = 100
+
+
+def _lives(seed: int, count: int = 400) -> list[tuple[int, int, bool]]:
+    """(length, entered, ended) of sequences shorter than the bins of several tokens; some cut, some come later."""
+    rng = np.random.default_rng(seed)
+    lengths = np.minimum(rng.geometric(1 / 25, count), LONGEST)
+    entered = np.where(rng.random(count) < 0.3, rng.integers(0, 20, count), 0)
+    ended = rng.random(count) < 0.8
+    lives = zip(lengths.tolist(), entered.tolist(), ended.tolist(), strict=True)
+    return [(length, came, end) for length, came, end in lives if came < length]
+
+
+def _survival_by_hand(lives: list[tuple[int, int, bool]], *, half_life: float, prior: float) -> list[float]:
+    """P(length > x) for x from 0 on: the product over tokens of one minus ended over at risk."""
+    newest = len(lives)
+    weights = [2.0 ** ((index + 1 - newest) / half_life) for index in range(newest)]
+    curve = [1.0]
+    for token in range(1, LONGEST + 20):
+        at_risk, ended = prior, prior / (token + 1)
+        for (length, came, end), weight in zip(lives, weights, strict=True):
+            if came < token <= length:
+                at_risk += weight
+                ended += weight if end and length == token else 0.0
+        curve.append(curve[-1] * (1.0 - ended / at_risk))
+    return curve
+
+
+def _rest_by_hand(curve: list[float], generated: int, share: float) -> int:
+    level = (1.0 - share) * curve[generated]
+    return next(x for x in range(generated + 1, len(curve)) if curve[x] <= level + 1e-12) - generated
+
+
+def _learnt(lives: list[tuple[int, int, bool]], **options: float) -> Survival:
+    known = Survival(**options)
+    for length, came, end in lives:
+        known.learn(length, entered=came, ended=end)
+    known.curve()
+    return known
+
+
+def test_every_length_lies_in_its_bin_and_bins_are_narrow() -> None:
+    lengths = [*range(1_000), *(1 << power for power in range(24)), 12_345, 131_071, 1 << 23]
+    for length in lengths:
+        low = bin_of(length)
+        assert EDGES[low] <= length < EDGES[low + 1]
+    assert all((after - before) / before <= 1 / 64 for before, after in pairwise(EDGES[EXACT:].tolist()))
+    assert bin_of(1 << 40) == BINS - 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_survival_and_quantiles_equal_those_computed_token_by_token(seed: int) -> None:
+    lives = _lives(seed)
+    known = _learnt(lives, half_life=150.0, prior=1.0)
+    curve = _survival_by_hand(lives, half_life=150.0, prior=1.0)
+    generated = np.arange(0, 60, 7)
+    ahead = np.array([1, 5, 30])
+    alive = known.alive(generated, ahead)
+    for row, count in enumerate(generated.tolist()):
+        assert alive[row] == pytest.approx([curve[count + more] / curve[count] for more in ahead.tolist()])
+    # Where little is left the answer lies in bins of several tokens: only what ends below EXACT is compared.
+    said = known.quantiles(generated, (0.25, 0.5))
+    expected = [[_rest_by_hand(curve, count, share) for share in (0.25, 0.5)] for count in generated.tolist()]
+    assert said.tolist() == expected
+
+
+def test_the_table_says_what_the_exact_query_says() -> None:
+    rng = np.random.default_rng(3)
+    known = _learnt([(int(length), 0, True) for length in rng.lognormal(6, 1.2, 2_000) + 1])
+    for generated in (0, 1, 40, 127, 128, 500, 3_000, 9_999):
+        p50, p90 = known.quantiles([generated], (0.5, 0.9))[0].tolist()
+        told = known.rest(generated)
+        assert told is not None
+        assert told.p50 == pytest.approx(p50, rel=0.04, abs=1)
+        assert told.p90 == pytest.approx(p90, rel=0.04, abs=1)
+
+
+def test_long_outputs_are_found_among_many_short_ones() -> None:
+    """Lengths of two kinds: once past the short ones, the rest is that of the long ones."""
+    rng = np.random.default_rng(4)
+    short, long = rng.integers(20, 60, 900), rng.integers(4_000, 4_400, 100)
+    known = _learnt([(int(length), 0, True) for length in rng.permutation(np.concatenate([short, long]))])
+    begin, late = known.rest(0), known.rest(100)
+    assert begin is not None
+    assert late is not None
+    assert begin.p50 < 60
+    assert late.p50 == pytest.approx(4_100, rel=0.03)
+
+
+def test_cut_outputs_do_not_count_as_ended() -> None:
+    """Half are cut at 50 of lengths uniform up to 100: survivors of 50 still have their 25."""
+    rng = np.random.default_rng(5)
+    known = Survival()
+    for length in rng.integers(1, 101, 4_000).tolist():
+        cut = length > 50 and rng.random() < 0.5
+        known.learn(50 if cut else length, ended=not cut)
+    rest = known.rest(50)
+    assert rest is not None
+    assert rest.p50 == pytest.approx(25, abs=3)
+
+
+def test_halves_of_lives_on_two_instances_teach_what_whole_ones_teach() -> None:
+    """Sequences leave at 30 tokens and end elsewhere: each side, with its part, agrees with whoever saw all."""
+    rng = np.random.default_rng(6)
+    whole, source, target = Survival(half_life=1e9), Survival(half_life=1e9), Survival(half_life=1e9)
+    for length in rng.geometric(1 / 60, 3_000).tolist():
+        whole.learn(length)
+        source.learn(min(length, 30), ended=length <= 30)
+        target.learn(length, entered=30)
+    for known in (whole, source, target):
+        known.curve()
+    points = np.array([5, 20])
+    assert source.alive([0], points) == pytest.approx(whole.alive([0], points))
+    later = np.array([10, 40])
+    assert target.alive([35], later) == pytest.approx(whole.alive([35], later), rel=0.01)
+
+
+def test_what_outran_everything_seen_lasts_as_long_again() -> None:
+    known = _learnt([(length, 0, True) for length in range(1, 51)])
+    rest = known.rest(1_000)
+    assert rest is not None
+    assert rest.p50 == pytest.approx(1_000, rel=0.05)
+    assert rest.p90 == pytest.approx(9_000, rel=0.05)
+
+
+def test_old_outcomes_are_forgotten() -> None:
+    known = _learnt([(1_000, 0, True)] * 3_000 + [(10, 0, True)] * 1_000, half_life=100.0)
+    rest = known.rest(0)
+    assert rest == Rest(10, 10)
+
+
+def test_weights_that_grow_without_end_are_rescaled() -> None:
+    known = _learnt([(20, 0, True), (40, 0, True)] * 5_000, half_life=20.0)
+    assert known.alive([0], [30])[0, 0] == pytest.approx(0.5, abs=0.05)
+    assert known._weight <= survival._WEIGHT_MAX
+
+
+def test_little_says_nothing_and_nonsense_teaches_nothing() -> None:
+    known = Survival()
+    for length, entered in ((0, 0), (-5, 0), (10, -1)):
+        known.learn(length, entered=entered)
+    known.learn(10, entered=10, ended=False)
+    assert known.outcomes == 0
+    for _ in range(OUTCOMES_MIN - 1):
+        known.learn(10)
+    assert known.rest(0) is None
+    known.learn(10)
+    assert known.rest(0) == Rest(10, 10)
+
+
+def test_a_rest_stays_within_what_max_tokens_leaves() -> None:
+    assert Rest(50, 900).within(100) == Rest(50, 100)
+    assert Rest(50, 900).within(0) == Rest(1, 1)
