@@ -8,7 +8,10 @@ import resource
 import time
 from pathlib import Path
 
-from millrace.sim.compiled import use_compiled
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.sim.scenarios.reading import read_scenario
+from millrace.sim.scenarios.running import run_scenario
+from millrace.sim.scenarios.statistics import summarise
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "scenarios"
 #: Label -> (scenario, settings, goal in seconds on one core).
@@ -33,21 +36,11 @@ def main() -> int:
     """Runs and prints; the processor's seconds are this process's own, whatever else the machine does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=24.0, help="requests/s of the small ones (default %(default)s)")
-    parser.add_argument("--python", action="store_true", help="not the compiled modules, where there are some")
     parser.add_argument("--large", action="store_true", help="the thousand instances too: minutes")
     options = parser.parse_args()
-    compiled = not options.python and use_compiled()
-    # Only now, as what is compiled is chosen by the first import.
-    from millrace.enginemodel.coefficients import load_step_time
-    from millrace.sim.scenarios.reading import read_scenario
-    from millrace.sim.scenarios.running import run_scenario
-    from millrace.sim.scenarios.statistics import summarise
-
     folders = (Path(os.environ.get("MILLRACE_DATA", "../shared/data")),)
     wanted = {**SMALL, **LARGE} if options.large else SMALL
-    print(
-        f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {'compiled' if compiled else 'plain Python'}"
-    )
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"{'':<34}{'wall s':>8}{'cpu s':>8}{'goal':>6}{'messages':>12}{'per cpu s':>10}{'steps':>11}{'peak GB':>9}")
     for label, (file, settings, goal_s) in wanted.items():
         if label in SMALL:

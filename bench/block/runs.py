@@ -13,7 +13,6 @@ from time import perf_counter
 
 import msgspec
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.compiled import use_compiled
 from millrace.sim.scenarios.capacity import at_rate
 from millrace.sim.scenarios.running import run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
@@ -124,7 +123,7 @@ def _rows(jobs: Sequence[Job], cores: int) -> Iterator[Row]:
     if cores <= 1 or len(jobs) <= 1:
         yield from map(run_one, jobs)
         return
-    with multiprocessing.get_context("spawn").Pool(min(cores, len(jobs)), use_compiled) as pool:
+    with multiprocessing.get_context("spawn").Pool(min(cores, len(jobs))) as pool:
         yield from pool.imap_unordered(run_one, jobs)
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from millrace.cli.errors import CliError, UsageError
 from millrace.cli.verbs import VERBS, Verb
 
-#: Verbs that run the simulator, in this process or others.
-_SIMULATING = ("sim", "capacity")
 _EPILOG = "`millrace VERB --help` explains a verb. Without options a verb means the cluster that runs here."
 
 
@@ -23,10 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb is None:
         _overview().parse_args(words or ["--help"])
         return 2  # argparse has ended the process for every wrong word; this is for an option without a verb
-    if arguments is None and verb.name in _SIMULATING:
-        from millrace.sim.compiled import use_compiled  # other verbs, health checks among them, start sooner without
-
-        use_compiled()
     try:
         return _run(verb, words[1:])
     except CliError as error:

@@ -20,7 +20,6 @@ from rich.table import Table
 from millrace.cli.errors import CliError
 from millrace.cli.sim import folders_of, progress_bar, wide_console
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.compiled import use_compiled
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +86,7 @@ def _found(work: list[Any], jobs: int) -> Iterator[Any]:
     if jobs <= 1 or len(work) == 1:
         yield from map(find, work)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(work)), use_compiled) as pool:
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(work))) as pool:
         yield from pool.imap(find, work)
 
 

@@ -1,4 +1,4 @@
-"""One direction of a link, with everything drawn from one seeded source. Apart from its model, as this is compiled."""
+"""One direction of a link, with everything drawn from one seeded source."""
 
 from __future__ import annotations
 

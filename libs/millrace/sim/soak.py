@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.sim.cluster import ClusterShape, MigrationShape
-from millrace.sim.compiled import use_compiled
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.migrations import migration_for
 from millrace.sim.scenario import Report, Scenario
@@ -51,7 +50,7 @@ def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, R
     if jobs == 1:
         yield from map(_run, work)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, use_compiled) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap(_run, work)
 
 

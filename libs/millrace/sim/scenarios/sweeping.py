@@ -11,7 +11,6 @@ import msgspec
 
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.policies.dispatch.loading import policy_name
-from millrace.sim.compiled import use_compiled
 from millrace.sim.scenarios.reading import ScenarioError, read_scenario
 from millrace.sim.scenarios.running import Outcome, run_scenario
 from millrace.sim.scenarios.spec import ScenarioSpec
@@ -73,7 +72,7 @@ def run_all(wanted: Sequence[Variant], surroundings: Surroundings, *, jobs: int)
     if jobs <= 1 or len(work) == 1:
         yield from map(run_one, work)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(work)), use_compiled) as pool:
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(work))) as pool:
         yield from pool.imap(run_one, work)
 
 
