@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 import msgspec
-from millrace.sim.scenarios.load import arrivals
-from millrace.sim.scenarios.spec import ScenarioSpec
 
 from bench.block.bound import fluid_bound
 from bench.block.noise import BLOCK_SIGMA
@@ -28,6 +26,8 @@ from bench.block.rows import Row, select
 from bench.block.runs import Job, Options, add_options, options, run_all
 from bench.block.scenarios import FRESH, data_folder, policy_settings, scenario, stand_in
 from bench.block.tables import gains_table, latency_table
+from simulator.scenarios.load import arrivals
+from simulator.scenarios.spec import ScenarioSpec
 
 #: Where engines cache prefixes: what it is worth to know them, and to ask but eight.
 PREFIX_POLICIES = ("forecast blind", "forecast waiting", "forecast d=8")

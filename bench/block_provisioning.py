@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from millrace.sim.scenarios.spec import ScenarioSpec
-
 from bench.block.rows import SLOW_S, Row
 from bench.block.runs import Options, add_options, options, run_all
 from bench.block.scenarios import FRESH, policy_settings, scenario, stand_in
 from bench.block.tables import figure, table
+from simulator.scenarios.spec import ScenarioSpec
 
 RATE = 24.0
 FIRST, MOST = 6, 10

@@ -16,9 +16,6 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
-from millrace.sim.scenarios.capacity import at_rate
-from millrace.sim.scenarios.load import arrivals
-from millrace.sim.scenarios.spec import ScenarioSpec
 from millrace.workloads.shape import RequestShape
 
 from bench.block.bound import fluid_bound, resident_tokens
@@ -28,6 +25,9 @@ from bench.block.rows import Row
 from bench.block.runs import Capacity, Options, add_options, capacities, options, run_all
 from bench.block.scenarios import FRESH, POLICIES, data_folder, policy_settings, scenario, stand_in
 from bench.block.tables import GAIN_HEADS, figure, gains, latency_table, table
+from simulator.scenarios.capacity import at_rate
+from simulator.scenarios.load import arrivals
+from simulator.scenarios.spec import ScenarioSpec
 
 RATES = (24.0, 28.0, 30.0, 32.0)
 TTFT_S = 3.0

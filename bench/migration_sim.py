@@ -29,13 +29,13 @@ from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.copying import NO_COST, SHARED_MEMORY
 from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
-from millrace.sim.scenarios.clients import CountingClients
-from millrace.sim.scenarios.fleet import MODEL, Fleet
-from millrace.sim.scenarios.load import call_of, request_name
-from millrace.sim.scenarios.reading import scenario_of
 from millrace.workloads.shape import Arrival, RequestShape
 
 from services.ingress.calls.messages import CallAbandoned, DeliverDeltas
+from simulator.scenarios.cluster import MODEL, ScenarioCluster
+from simulator.scenarios.counting_clients import CountingClients
+from simulator.scenarios.load import call_of, request_name
+from simulator.scenarios.reading import scenario_of
 
 K = 1024
 ENGINE = {
@@ -73,16 +73,6 @@ class TimedClients(CountingClients):
             self.times.setdefault(effect.request, []).append(process.simulation.now_ns)
 
         return {**super().handlers(process), DeliverDeltas: note}
-
-
-class TimedFleet(Fleet):
-    """A fleet with such clients."""
-
-    clients: TimedClients
-
-    def _build(self) -> None:
-        self.clients = TimedClients()
-        super()._build()
 
 
 @dataclass(slots=True)
@@ -127,10 +117,14 @@ class Stage:
             },
         }
         self._lengths: list[int] = []
-        self.fleet = TimedFleet(
-            scenario_of(table), step_times=load_step_time, truth=lambda request: self._lengths[int(request[1:])]
+        self.clients = TimedClients()
+        self.cluster = ScenarioCluster(
+            scenario_of(table),
+            step_times=load_step_time,
+            truth=lambda request: self._lengths[int(request[1:])],
+            clients=self.clients,
         )
-        self.fleet.simulation.run(self.fleet.begin_ns)
+        self.cluster.simulation.run(self.cluster.begin_ns)
         self.others = [self.submit(OTHERS_PROMPT, ENDLESS) for _ in range(2 * others)]
         for other in self.others:
             self.until(other, 2)
@@ -141,21 +135,21 @@ class Stage:
         self._lengths.append(output)
         arrival = Arrival(0, RequestShape(prompt, output))
         call = call_of(number, arrival, model=MODEL, max_model_len=160 * K, output_limit=0)
-        process = self.fleet.ingresses[0].process
+        process = self.cluster.ingresses[0].process
         assert process is not None
-        self.fleet.clients.submit(process, msgspec.structs.replace(call, stream=True))
+        self.clients.submit(process, msgspec.structs.replace(call, stream=True))
         return request_name(number)
 
     def times(self, request: str) -> list[int]:
         """When its tokens came."""
-        return self.fleet.clients.times.get(request, [])
+        return self.clients.times.get(request, [])
 
     def until(self, request: str, tokens: int) -> None:
         """Runs until it has so many deliveries."""
-        simulation = self.fleet.simulation
+        simulation = self.cluster.simulation
         limit_ns = simulation.now_ns + LIMIT_S * SECOND
         while len(self.times(request)) < tokens:
-            assert simulation.now_ns < limit_ns, f"{request} stands still: {self.fleet.clients.details}"
+            assert simulation.now_ns < limit_ns, f"{request} stands still: {self.clients.details}"
             simulation.run_for(MILLISECOND)
 
     def watch(self, context: int, cells: dict[MigrationMode, Cell], moves: int) -> None:
@@ -165,25 +159,25 @@ class Stage:
         for _ in range(moves):
             for mode, cell in cells.items():
                 self._move(request, mode, cell)
-        process = self.fleet.ingresses[0].process
+        process = self.cluster.ingresses[0].process
         assert process is not None
         process.deliver(CallAbandoned(request=request, reason="client_gone"))
-        self.fleet.simulation.run_for(SECOND)
+        self.cluster.simulation.run_for(SECOND)
 
     def _move(self, request: str, mode: MigrationMode, cell: Cell) -> None:
-        fleet, simulation = self.fleet, self.fleet.simulation
-        names = sorted(fleet.engines, key=lambda name: fleet.engines[name].engine.find(f"{request}.0") is None)
-        told, began = len(fleet.observer.migrations), len(self.times(request))
+        cluster, simulation = self.cluster, self.cluster.simulation
+        names = sorted(cluster.engines, key=lambda name: cluster.engines[name].engine.find(f"{request}.0") is None)
+        told, began = len(cluster.observer.migrations), len(self.times(request))
         simulation.run_for(simulation.rng.randrange(10 * MILLISECOND))  # at any point of a step
         asked_ns = simulation.now_ns
         ask = MigrateSequence(sequence=f"{request}.0", target=names[1], mode=mode)
-        simulation.publish(fleet.subjects.migrate(names[0], "start"), ask, sender="bench")
-        while len(fleet.observer.migrations) == told:
+        simulation.publish(cluster.subjects.migrate(names[0], "start"), ask, sender="bench")
+        while len(cluster.observer.migrations) == told:
             assert simulation.now_ns < asked_ns + LIMIT_S * SECOND, "the migration does not end"
             simulation.run_for(MILLISECOND)
         answered_ns = simulation.now_ns
         self.until(request, len(self.times(request)) + PAUSE_TOKENS)
-        finished = fleet.observer.migrations[told]
+        finished = cluster.observer.migrations[told]
         cell.outcomes[finished.outcome] += 1
         if finished.outcome == MigrationOutcome.MOVED:
             times = self.times(request)[max(0, began - PAUSE_TOKENS) :]

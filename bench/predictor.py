@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from millrace.actor.config import BusConfig
+from millrace.actor.actor import Actor
+from millrace.actor.deps import ActorDeps
+from millrace.contracts.catalog import Role
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.sim.runtime_sim import SECOND
-from millrace.sim.scenarios.fleet import CLUSTER, MODEL, Fleet
-from millrace.sim.scenarios.load import arrivals, call_of
-from millrace.sim.scenarios.spec import ScenarioSpec
 
 from services.predictor.actor import PredictorActor
-from services.predictor.config import PredictorConfig
+from services.predictor.build import PredictorDeps
+from services.predictor.build import build as build_predictor
 from services.predictor.metrics import PredictorMetrics
+from simulator.scenarios.cluster import MODEL, ScenarioCluster
+from simulator.scenarios.load import arrivals, call_of
+from simulator.scenarios.spec import ScenarioSpec
 
 TRUTH = "a30-llama-2-7b"
 GROUP = {
@@ -50,24 +53,34 @@ SETS: dict[str, float | str] = {
 }
 
 
-class MisledFleet(Fleet):
-    """A fleet whose predictor has a set of its own choice under the name of the engines'."""
+class MisledCluster(ScenarioCluster):
+    """A cluster whose predictor has a set of its own choice under the name of the engines'."""
 
     def __init__(
         self, spec: ScenarioSpec, told: dict[str, StepTimeModel], config: dict[str, Any], **fields: Any
     ) -> None:
-        self.predictor_metrics = PredictorMetrics(clock=time.perf_counter_ns)
         self._sets = told
         self._config = config
         super().__init__(spec, **fields)
 
-    def _predictor(self, name: str, incarnation: int) -> PredictorActor:
-        config = {"name": name, "transit_us": int(4 * self.spec.network.delay_us), **self._config}
-        return PredictorActor(
-            config=msgspec.convert({"bus": BusConfig(cluster=CLUSTER), **config}, PredictorConfig),
-            incarnation=incarnation,
-            step_times=self._sets,
-            metrics=self.predictor_metrics,
+    @property
+    def predictor_metrics(self) -> PredictorMetrics:
+        """Of the only predictor."""
+        (predictor,) = self.of_role(Role.PREDICTOR)
+        actor = predictor.actor
+        assert isinstance(actor, PredictorActor)
+        return actor.metrics
+
+    def build_actor(self, role: Role, config: Any, deps: ActorDeps) -> Actor:
+        """Gives the predictor its own sets and fields of configuration, and a clock."""
+        if role is not Role.PREDICTOR:
+            return super().build_actor(role, config, deps)
+        known = msgspec.structs.replace(config, **self._config)
+        return build_predictor(
+            known,
+            PredictorDeps(
+                incarnation=deps.incarnation, rng=deps.rng, clock=time.perf_counter_ns, step_times=self._sets
+            ),
         )
 
 
@@ -89,8 +102,8 @@ def main() -> int:
 
 def row(options: argparse.Namespace, name: str, wrong: float | str, *, calibrate: bool) -> str:
     """One run."""
-    fleet = run(options, wrong, calibrate=calibrate)
-    metrics, finished = fleet.predictor_metrics, fleet.observer.finished
+    cluster = run(options, wrong, calibrate=calibrate)
+    metrics, finished = cluster.predictor_metrics, cluster.observer.finished
     ttft, e2e = (metrics.errors[figure] for figure in ("ttft", "e2e"))
     mean_s = statistics.fmean(each.e2e_ns for each in finished) / SECOND
     scale = statistics.fmean(scale for _, scale, *_ in metrics.instances())
@@ -109,7 +122,7 @@ def percent(share: float, judged: int) -> str:
     return f"{share / judged:.1%}" if judged else "-"
 
 
-def run(options: argparse.Namespace, wrong: float | str, *, calibrate: bool) -> MisledFleet:
+def run(options: argparse.Namespace, wrong: float | str, *, calibrate: bool) -> MisledCluster:
     """Runs every request to its end."""
     spec = msgspec.convert(
         {
@@ -122,27 +135,27 @@ def run(options: argparse.Namespace, wrong: float | str, *, calibrate: bool) -> 
         ScenarioSpec,
     )
     load = arrivals(spec.workload, seed=spec.seed, folders=(Path(),))
-    fleet = MisledFleet(
+    cluster = MisledCluster(
         spec,
         told(wrong),
         {"calibrate": calibrate},
         step_times=load_step_time,
         truth=lambda request: load[int(request[1:])].shape.output_tokens,
     )
-    simulation = fleet.simulation
-    simulation.run(fleet.begin_ns)
+    simulation = cluster.simulation
+    simulation.run(cluster.begin_ns)
     for number, each in enumerate(load):
-        simulation.after(fleet.begin_ns + each.at_ns - simulation.now_ns, arrive, fleet, number, each)
-    while fleet.clients.ended < len(load):
+        simulation.after(cluster.begin_ns + each.at_ns - simulation.now_ns, arrive, cluster, number, each)
+    while cluster.clients.ended < len(load):
         simulation.run_for(SECOND)
-    return fleet
+    return cluster
 
 
-def arrive(fleet: MisledFleet, number: int, each: Any) -> None:
+def arrive(cluster: MisledCluster, number: int, each: Any) -> None:
     """A call reaches the ingress."""
-    process = fleet.ingresses[0].process
+    process = cluster.ingresses[0].process
     assert process is not None
-    fleet.clients.submit(process, call_of(number, each, model=MODEL, max_model_len=4096, output_limit=0))
+    cluster.clients.submit(process, call_of(number, each, model=MODEL, max_model_len=4096, output_limit=0))
 
 
 def told(wrong: float | str) -> dict[str, StepTimeModel]:

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.scenarios.reading import read_scenario
-from millrace.sim.scenarios.running import run_scenario
-from millrace.sim.scenarios.statistics import summarise
+
+from simulator.scenarios.reading import read_scenario
+from simulator.scenarios.running import run_scenario
+from simulator.scenarios.statistics import summarise
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "scenarios"
 #: Label -> (scenario, settings, goal in seconds on one core).

@@ -21,7 +21,7 @@ PURE_FOLDERS = ("unit", "sim")
 
 #: What code of this repository may not call there. Third-party code may (asyncio's loop reads the clock, for one).
 CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep")
-OURS = ("millrace", "services", "tests", "test_")
+OURS = ("millrace", "services", "simulator", "tests", "test_")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -8,8 +8,9 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import StepCost
-from millrace.sim.scenarios.spec import Group, ScenarioSpec
 from millrace.workloads.shape import RequestShape
+
+from simulator.scenarios.spec import Group, ScenarioSpec
 
 
 def fluid_bound(spec: ScenarioSpec, shapes: Sequence[RequestShape]) -> float:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from random import Random
 
 import msgspec
-from millrace.sim.scenarios.lengths_known import NOISE_MAX, NOISE_MIN
+
+from simulator.scenarios.lengths_known import NOISE_MAX, NOISE_MIN
 
 #: Meets Block's mean error on its own 10,000 lengths; see ``bench block_testbed``, which prints all four figures.
 BLOCK_SIGMA = 0.303

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 from millrace.contracts.migration import MigrationOutcome
-from millrace.sim.scenarios.observer import Sample
-from millrace.sim.scenarios.running import Outcome
-from millrace.sim.scenarios.spec import ScenarioSpec
-from millrace.sim.scenarios.statistics import summarise
+
+from simulator.scenarios.observer import Sample
+from simulator.scenarios.running import Outcome
+from simulator.scenarios.spec import ScenarioSpec
+from simulator.scenarios.statistics import summarise
 
 #: Block's bound in its provisioning experiment, seconds.
 SLOW_S = 70.0

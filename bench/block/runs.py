@@ -13,12 +13,12 @@ from time import perf_counter
 
 import msgspec
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.scenarios.capacity import at_rate
-from millrace.sim.scenarios.running import run_scenario
-from millrace.sim.scenarios.spec import ScenarioSpec
 
 from bench.block.rows import Row, Store, row_of
 from bench.block.scenarios import data_folder
+from simulator.scenarios.capacity import at_rate
+from simulator.scenarios.running import run_scenario
+from simulator.scenarios.spec import ScenarioSpec
 
 #: Exit status where --stop-after ended a figure before all its runs were made.
 OUT_OF_TIME = 75

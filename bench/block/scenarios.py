@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from millrace.sim.scenarios.reading import read_scenario
-from millrace.sim.scenarios.spec import ScenarioSpec, Trace
+
+from simulator.scenarios.reading import read_scenario
+from simulator.scenarios.spec import ScenarioSpec, Trace
 
 SCENARIOS = Path(__file__).parent.parent.parent / "examples" / "scenarios"
 

@@ -15,10 +15,6 @@ from typing import Any
 import msgspec
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.steptime import LinearStepTime
-from millrace.sim.scenarios.observer import Finished
-from millrace.sim.scenarios.reading import scenario_of
-from millrace.sim.scenarios.running import run_scenario
-from millrace.sim.scenarios.spec import ScenarioSpec
 
 from bench.live.halves import fitted_on
 from bench.live.neighbours import alone, slowdown, with_neighbours
@@ -26,6 +22,10 @@ from bench.live.recording import Figures, Recording
 from bench.live.step_fit import WINDOWS_MIN, Window, bias, fit, matrix, windows
 from bench.live.transit import Transit
 from services.predictor.state import parameters_of
+from simulator.scenarios.observer import Finished
+from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.running import run_scenario
+from simulator.scenarios.spec import ScenarioSpec
 
 
 class EngineFit(msgspec.Struct, frozen=True, kw_only=True):

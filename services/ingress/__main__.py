@@ -12,6 +12,7 @@ import traceback
 
 import msgspec
 from millrace.actor.config import load_config
+from millrace.actor.deps import actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
@@ -20,18 +21,18 @@ from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.message import Body
 from millrace.telemetry import Telemetry, open_telemetry
 
-from services.ingress.actor import ACCEPTS, IngressActor
+from services.ingress.actor import ACCEPTS
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
-from services.ingress.config import HttpConfig, IngressConfig, policy_of
+from services.ingress.build import IngressDeps, build
+from services.ingress.config import HttpConfig, IngressConfig
 from services.ingress.http.app import App
 from services.ingress.http.connection import ConnectionLimits
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, Tracer
 from services.ingress.http.server import HttpServer
-from services.ingress.metrics import IngressMetrics
 from services.ingress.tokens.detokenizer import TextModel
 
 #: How often the key file is looked at, seconds.
@@ -56,14 +57,13 @@ class IngressProcess:
         self._handle: ActorHandle | None = None
         self._keys = ApiKeyStore(config.http.keys_file) if config.http.keys_file else None
         tokenizers = {model.name: ModelTokenizer.load(model.path) for model in config.models}
-        self._actor = IngressActor(
-            config=config,
+        deps = IngressDeps(
             incarnation=self._incarnation,
+            rng=actor_rng(config.name, self._incarnation),
+            registry=telemetry.registry,
             models={n: TextModel(t.vocabulary, t.eos_token_ids) for n, t in tokenizers.items()},
-            metrics=IngressMetrics(telemetry.registry),
-            rng=random.Random(self._rng.getrandbits(64)),
-            policy=policy_of(config.dispatch),
         )
+        self._actor = build(config, deps)
         self._models = ModelRegistry({n: self._served(n, t) for n, t in tokenizers.items()}, self._serving)
         self._metrics = HttpMetrics(telemetry.registry)
         self._calls = OpenCalls(

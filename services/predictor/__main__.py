@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import sys
-import time
 
+from millrace.actor.deps import ActorDeps
 from millrace.actor.hosting import host
 from millrace.contracts.catalog import Role
 from millrace.enginemodel.forecast import NATIVE
 from millrace.telemetry import Telemetry
 
-from services.predictor.actor import ACCEPTS, PredictorActor
+from services.predictor.actor import ACCEPTS
+from services.predictor.build import PredictorDeps, build
 from services.predictor.config import PredictorConfig
-from services.predictor.metrics import PredictorMetrics
 from services.predictor.step_times import read_step_times
 
 
-def build(config: PredictorConfig, incarnation: int, telemetry: Telemetry) -> PredictorActor:
-    """Makes the actor of this process. A step-time set that cannot be read is said once and done without."""
+def with_step_times(config: PredictorConfig, deps: ActorDeps, telemetry: Telemetry) -> PredictorDeps:
+    """Reads the step-time sets. One that cannot be read is logged and left out."""
     step_times, unreadable = read_step_times(config.step_times)
     for name, error in unreadable.items():
         telemetry.logger.error("step_time_unreadable", step_time=name, error=error)
     telemetry.logger.info("forecasting", native=NATIVE, step_times=sorted(step_times))
-    metrics = PredictorMetrics(telemetry.registry, clock=time.perf_counter_ns)
-    return PredictorActor(config=config, incarnation=incarnation, step_times=step_times, metrics=metrics)
+    return PredictorDeps(**vars(deps), step_times=step_times)
 
 
 if __name__ == "__main__":
-    sys.exit(host(Role.PREDICTOR, PredictorConfig, ACCEPTS, build))
+    sys.exit(host(Role.PREDICTOR, PredictorConfig, ACCEPTS, build, deps_of=with_step_times))

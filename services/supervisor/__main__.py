@@ -14,14 +14,16 @@ import time
 from pathlib import Path
 
 import msgspec
+from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.telemetry import open_telemetry
 
-from services.supervisor.actor import ACCEPTS, SupervisorActor
+from services.supervisor.actor import ACCEPTS
 from services.supervisor.buckets import create_buckets
+from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.config import SupervisorConfig
 from services.supervisor.display import Display, banner
 from services.supervisor.effects import SignalChild, StartChild
@@ -29,7 +31,6 @@ from services.supervisor.launcher import Launcher
 from services.supervisor.layout import Layout, UpOptions
 from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports
 from services.supervisor.probes import http_ready, wait_for
-from services.supervisor.roster import Roster
 
 #: How long nats-server may take to answer /healthz, seconds. It takes 0.1 s; JetStream recovering a large store takes
 #: longer.
@@ -45,7 +46,6 @@ class Cluster:
     def __init__(self, config: SupervisorConfig, layout: Layout) -> None:
         self._config = config
         self._layout = layout
-        self._incarnation = time.time_ns()
         self._directory = Path(config.directory)
         self._launcher = Launcher(self._directory / "logs", self._notify)
         if any(child.fork_config for child in config.children):
@@ -54,13 +54,17 @@ class Cluster:
             self._launcher.forker = ZygoteForker(self._directory / "run" / "zygote.sock", self._notify)
         self._handle: ActorHandle | None = None
         self._early: list[Body] = []
-        self._actor = SupervisorActor(
+        incarnation = time.time_ns()
+        machine = SupervisedMachine(
             name=config.name,
             cluster=config.bus.cluster,
-            incarnation=self._incarnation,
+            host=config.host,
+            model=config.model,
             children=[config.nats, *config.children],
-            roster=Roster(host=config.host, model=config.model, workers=[*config.children, *config.spares]),
+            spares=config.spares,
         )
+        deps = ActorDeps(incarnation=incarnation, rng=actor_rng(config.name, incarnation))
+        self._actor = build(machine, deps)
 
     async def run(self) -> int:
         """Brings everything up, stays, takes everything down; returns the exit code."""

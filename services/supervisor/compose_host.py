@@ -20,18 +20,18 @@ from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect
 from millrace.actor.errors import ConfigError
 from millrace.actor.hosting import host
 from millrace.actor.runtime_nats import ActorHandle
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
-from millrace.telemetry import Telemetry
 
 from services.supervisor.actor import ACCEPTS, SupervisorActor
+from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
-from services.supervisor.roster import Roster
 
 #: How long docker may take to list containers at the start, seconds.
 LIST_LIMIT_S = 30.0
@@ -149,21 +149,23 @@ class ComposeShell:
         task.add_done_callback(self._tasks.discard)
 
 
-def build(config: ComposeHostConfig, incarnation: int, running: Mapping[str, int]) -> SupervisorActor:
+def build_host(config: ComposeHostConfig, deps: ActorDeps, running: Mapping[str, int]) -> SupervisorActor:
     """The actor over the spare services, those that run taken over."""
     specs = [
         ChildSpec(name=service, role=Role.WORKER, presences=[service], stop_limit_ms=config.stop_limit_ms)
         for service in config.services
     ]
-    actor = SupervisorActor(
+    machine = SupervisedMachine(
         name=config.name,
         cluster=config.bus.cluster,
-        incarnation=incarnation,
+        host=config.host,
+        model=config.model,
         children=[spec for spec in specs if spec.name in running],
-        roster=Roster(host=config.host, model=config.model, workers=specs),
+        spares=[spec for spec in specs if spec.name not in running],
     )
+    actor = build(machine, deps)
     for name, pid in running.items():
-        actor.adopt(name, pid, incarnation)
+        actor.adopt(name, pid, deps.incarnation)
     return actor
 
 
@@ -197,10 +199,10 @@ def main() -> int:
         shells.append(ComposeShell(config))
         return shells[0]
 
-    def actor(config: ComposeHostConfig, incarnation: int, _telemetry: Telemetry) -> SupervisorActor:
-        return build(config, incarnation, shells[0].running)
+    def actor(config: ComposeHostConfig, deps: ActorDeps) -> SupervisorActor:
+        return build_host(config, deps, shells[0].running)
 
-    return host(Role.SUPERVISOR, ComposeHostConfig, ACCEPTS, actor, shell_of)
+    return host(Role.SUPERVISOR, ComposeHostConfig, ACCEPTS, actor, shell_of=shell_of)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import msgspec
 from millrace.actor.config import load_config
+from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
 from millrace.actor.engine import AddToEngine, CancelInEngine, Engine, EngineEvent, EngineInfo, KvCommand
 from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
@@ -24,10 +25,10 @@ from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.telemetry import open_telemetry
 
 from services.worker.actor import ACCEPTS, WorkerActor
+from services.worker.build import WorkerOrigin, build
 from services.worker.config import EngineKind, WorkerConfig
 from services.worker.draining import DRAINED
 from services.worker.metrics import WorkerCollector
-from services.worker.replay import origin_of, worker_rng
 from services.worker.reports import Identity
 
 
@@ -111,23 +112,21 @@ async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineL
         telemetry.logger.info("starting", config=masked(config), engines=msgspec.to_builtins(infos))
         runtime = NatsRuntime(bus=config.bus, name=config.name, telemetry=telemetry, registry=telemetry.registry)
         await runtime.connect()
-        actors = [
-            _actor(config, name, incarnation, info, runtime)
-            for name, info in zip(config.instance_names(), infos, strict=True)
+        origins = [
+            _origin(config, name, incarnation, info) for name, info in zip(config.instance_names(), infos, strict=True)
         ]
+        actors = [_actor(origin) for origin in origins]
         telemetry.registry.register(
             WorkerCollector(lambda: [(a.name, a.figures, a.reporter.snapshot, a.ledger.forgotten) for a in actors])
         )
         telemetry.serve_metrics()
-        for actor, link in zip(actors, links, strict=True):
+        for actor, origin, link in zip(actors, origins, links, strict=True):
             link.handle = runtime.add(
                 actor,
                 accepts=ACCEPTS,
                 handlers=link.handlers(),
                 record=_record(config, actor),
-                origin=origin_of(
-                    actor.identity, actor.info, config.limits, cluster=config.bus.cluster, migration=config.migration
-                ),
+                origin=origin.recorded(),
             )
         reason = await runtime.run()
         telemetry.logger.info("stopped", reason=reason)
@@ -136,19 +135,19 @@ async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineL
     return 0 if reason == DRAINED else 1
 
 
-def _actor(config: WorkerConfig, name: str, incarnation: int, info: EngineInfo, runtime: NatsRuntime) -> WorkerActor:
+def _origin(config: WorkerConfig, name: str, incarnation: int, info: EngineInfo) -> WorkerOrigin:
     identity = Identity(
         instance=name, incarnation=incarnation, model=config.model, host=socket.gethostname(), pid=os.getpid()
     )
-    rng = worker_rng(name, incarnation)
-    return WorkerActor(
-        identity=identity,
-        info=info,
-        subjects=runtime.subjects,
-        limits=config.limits,
-        rng=rng,
-        migration=config.migration,
+    return WorkerOrigin(
+        identity=identity, info=info, limits=config.limits, cluster=config.bus.cluster, migration=config.migration
     )
+
+
+def _actor(origin: WorkerOrigin) -> WorkerActor:
+    identity = origin.identity
+    rng = actor_rng(identity.instance, identity.incarnation)
+    return build(origin, ActorDeps(incarnation=identity.incarnation, rng=rng))
 
 
 def _record(config: WorkerConfig, actor: WorkerActor) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.errors import ConfigError
 
-from services.supervisor.compose_host import ComposeHostConfig, ComposeShell, build
+from services.supervisor.compose_host import ComposeHostConfig, ComposeShell, build_host
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
 
@@ -86,7 +87,7 @@ async def test_what_runs_already_is_taken_over(config: ComposeHostConfig, tmp_pa
     (tmp_path / "b.up").touch()
     shell, ear = ComposeShell(config), Ear()
     assert shell.running == {"b": 1}
-    actor = build(config, 1_000, shell.running)
+    actor = build_host(config, ActorDeps(incarnation=1_000, rng=actor_rng(config.name, 1_000)), shell.running)
     assert {name: child["state"] for name, child in actor.snapshot().items()} == {"b": "ready"}
     shell.attach(ear)  # type: ignore[arg-type]
     shell.signal(SignalChild(name="b", pid=1, signal=signal.SIGTERM))

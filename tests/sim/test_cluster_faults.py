@@ -1,6 +1,6 @@
 """The whole cluster in virtual time under random load and random harm, seed after seed.
 
-As many seeds as fit in a budget of processor time run here; ``python -m millrace.sim.soak --seeds 500`` runs them all,
+As many seeds as fit in a budget of processor time run here; ``python -m simulator.soak --seeds 500`` runs them all,
 and ``MILLRACE_SIM_SEEDS=500`` has this test do so. A failing seed is named in the message, with what was done to it.
 """
 
@@ -11,7 +11,8 @@ import pytest
 from millrace.contracts.catalog import Role
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import SECOND
-from millrace.sim.scenario import Report, Scenario
+
+from simulator.soak.run import SoakReport, SoakRun
 
 #: Processor time for random seeds in the ordinary test run, seconds.
 BUDGET_S = 60.0
@@ -26,9 +27,9 @@ def processor_s() -> float:
 @pytest.mark.timeout(3600 if SEEDS else 600)
 def test_random_harm_breaks_no_promise():
     began_s = processor_s()
-    reports: list[Report] = []
+    reports: list[SoakReport] = []
     while len(reports) < SEEDS if SEEDS else processor_s() - began_s < BUDGET_S:
-        reports.append(Scenario(len(reports)).run())
+        reports.append(SoakRun(len(reports)).run())
     outcomes: dict[str, int] = {}
     for report in reports:
         for outcome, count in report.outcomes.items():
@@ -40,19 +41,19 @@ def test_random_harm_breaks_no_promise():
 
 
 def test_the_same_seed_gives_the_same_run():
-    assert Scenario(7).run() == Scenario(7).run()
-    assert Scenario(7).run().trace_hash != Scenario(8).run().trace_hash
+    assert SoakRun(7).run() == SoakRun(7).run()
+    assert SoakRun(7).run().trace_hash != SoakRun(8).run().trace_hash
 
 
 def test_without_faults_every_call_completes_in_its_first_epoch():
-    report = Scenario(3, faults=False).run()
+    report = SoakRun(3, faults=False).run()
     assert set(report.outcomes) <= {"completed", "abandoned"}
     assert report.restarts == 0
     assert report.epochs_max == 0
 
 
-def undisturbed(seed: int, *, rate: float = 0.0) -> Scenario:
-    return Scenario(seed, faults=False, rate=rate)
+def undisturbed(seed: int, *, rate: float = 0.0) -> SoakRun:
+    return SoakRun(seed, faults=False, rate=rate)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,8 +10,9 @@ from millrace.contracts.observers import DecisionMade
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import SECOND
-from millrace.sim.scenario import Scenario
-from millrace.sim.soak import PREDICTORS, run_seed, shape_for
+
+from simulator.soak.run import SoakRun
+from simulator.soak.seeds import PREDICTORS, run_seed, shape_for
 
 
 class Decisions(Checker):
@@ -36,7 +37,7 @@ def test_random_harm_breaks_no_promise_with_forecasts(seed: int) -> None:
 
 
 def test_undisturbed_every_placement_is_forecast() -> None:
-    scenario = Scenario(1, shape=shape_for("forecast"), faults=False)
+    scenario = SoakRun(1, shape=shape_for("forecast"), faults=False)
     decisions = Decisions()
     scenario.cluster.simulation.check_with(decisions)
     scenario.run()
@@ -45,7 +46,7 @@ def test_undisturbed_every_placement_is_forecast() -> None:
 
 
 def test_without_a_predictor_alive_the_fallback_decides_and_no_call_fails() -> None:
-    scenario = Scenario(2, shape=shape_for("forecast"), faults=False)
+    scenario = SoakRun(2, shape=shape_for("forecast"), faults=False)
     cluster = scenario.cluster
     predictors = cluster.of_role(Role.PREDICTOR)
     assert len(predictors) == PREDICTORS

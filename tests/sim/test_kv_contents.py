@@ -12,8 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.actor.actor import Actor
+from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect
 from millrace.actor.engine import KvDenied, KvLeaseTaken, SequenceStopped
+from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvHandover
 from millrace.contracts.message import Message
 from millrace.contracts.migration import SequenceMoved
@@ -22,17 +25,17 @@ from millrace.enginemodel.contents import KvContent, KvContents
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.leases import Leases
 from millrace.enginemodel.stream import ModelledSequence
-from millrace.sim.cluster import MigrationShape, SimulatedCluster
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.kv_network import KvFaults
-from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND
-from millrace.sim.scenario import Report, Scenario
-from millrace.sim.soak import shape_for
 
 from services.ingress.actor import IngressActor
+from simulator.soak.cluster import SoakCluster
+from simulator.soak.run import SoakReport, SoakRun
+from simulator.soak.seeds import shape_for
+from simulator.soak.shape import MigrationShape
 
-#: What clients say of wrong tokens (sim/clients.py).
+#: What clients say of wrong tokens (simulator/soak/clients.py).
 WRONG_TOKENS = "is no start of|follows from nothing|instead of"
 
 
@@ -131,19 +134,17 @@ def trusting(engine: ModelledEngine) -> None:
     engine.moves.arrivals = Trusting(engine.scheduler, engine.moves.endpoint)
 
 
-def cluster(change: Callable[[ModelledEngine], None]) -> type[SimulatedCluster]:
-    class Changed(SimulatedCluster):
-        def _engine_of(self, process: SimProcess) -> ModelledEngine:
-            engine = super()._engine_of(process)
+def cluster(change: Callable[[ModelledEngine], None]) -> type[SoakCluster]:
+    class Changed(SoakCluster):
+        def change_engine(self, engine: ModelledEngine) -> None:
             change(engine)
-            return engine
 
     return Changed
 
 
-def run(kind: type[SimulatedCluster], *, reads: KvFaults | None = None, latency_ns: int = 30_000) -> Report:
+def run(kind: type[SoakCluster], *, reads: KvFaults | None = None, latency_ns: int = 30_000) -> SoakReport:
     shape = shape_for("join_shortest_queue", MigrationShape(verify=False, latency_ns=latency_ns))
-    scenario = Scenario(3, shape=shape, faults=False, rate=12.0, cluster=kind)
+    scenario = SoakRun(3, shape=shape, faults=False, rate=12.0, cluster=kind)
     assert scenario.cluster.network is not None
     scenario.cluster.network.faults = reads or KvFaults()
     return scenario.run()
@@ -183,9 +184,10 @@ def test_ingress_keeps_to_one_history_where_a_frozen_source_goes_on() -> None:
 
 def test_tokens_of_another_history_are_seen_where_ingress_mistakes_the_owner() -> None:
     class Mistaken(cluster(leases(GoesOn))):  # type: ignore[misc]
-        def _ingress(self, name: str, incarnation: int) -> IngressActor:
-            actor = super()._ingress(name, incarnation)
-            actor.__class__ = Gullible
+        def build_actor(self, role: Role, config: Any, deps: ActorDeps) -> Actor:
+            actor = super().build_actor(role, config, deps)
+            if role is Role.INGRESS:
+                actor.__class__ = Gullible
             return actor
 
     with pytest.raises(SimulationFailed, match="follows from nothing"):

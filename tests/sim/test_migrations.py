@@ -7,9 +7,10 @@ import os
 import resource
 
 import pytest
-from millrace.sim.migrations import migration_for
-from millrace.sim.scenario import Report, Scenario
-from millrace.sim.soak import shape_for
+
+from simulator.soak.migration_load import migration_for
+from simulator.soak.run import SoakReport, SoakRun
+from simulator.soak.seeds import shape_for
 
 #: Processor time for random seeds in the ordinary test run, seconds.
 BUDGET_S = 30.0
@@ -17,8 +18,8 @@ SEEDS = int(os.environ.get("MILLRACE_SIM_SEEDS", "0"))
 POLICY = "join_shortest_queue"
 
 
-def scenario(seed: int, *, faults: bool = True, rate: float = 0.0) -> Scenario:
-    return Scenario(seed, shape=shape_for(POLICY, migration_for(seed)), faults=faults, rate=rate)
+def scenario(seed: int, *, faults: bool = True, rate: float = 0.0) -> SoakRun:
+    return SoakRun(seed, shape=shape_for(POLICY, migration_for(seed)), faults=faults, rate=rate)
 
 
 def processor_s() -> float:
@@ -29,7 +30,7 @@ def processor_s() -> float:
 @pytest.mark.timeout(3600 if SEEDS else 600)
 def test_random_harm_to_sequences_that_move_breaks_no_promise():
     began_s = processor_s()
-    reports: list[Report] = []
+    reports: list[SoakReport] = []
     while len(reports) < SEEDS if SEEDS else processor_s() - began_s < BUDGET_S:
         reports.append(scenario(len(reports)).run())
     ended: dict[str, int] = {}

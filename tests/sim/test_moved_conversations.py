@@ -9,12 +9,14 @@ from millrace.contracts.migration import MigrateSequence, MigrationFinished, Mig
 from millrace.contracts.observers import DecisionMade, Forecast, RequestFinished
 from millrace.contracts.worker import Sampling
 from millrace.sim.checkers import Checker
-from millrace.sim.clients import Exchange
-from millrace.sim.cluster import MODEL, ClusterShape, MigrationShape, SimulatedCluster, byte_vocabulary
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 
 from services.ingress.calls.messages import Call, CallKind
+from simulator.soak.clients import Exchange
+from simulator.soak.cluster import SoakCluster
+from simulator.soak.shape import MODEL, MigrationShape, SoakShape
+from simulator.vocabulary import byte_vocabulary
 
 BLOCK = 16
 PROMPT = [97 + index % 26 for index in range(100)]
@@ -46,10 +48,10 @@ class World:
     """Two instances that ask two predictors, undisturbed."""
 
     def __init__(self) -> None:
-        shape = ClusterShape(
+        shape = SoakShape(
             ingresses=1, workers=2, predictors=2, coordinators=1, policy="forecast", migration=MigrationShape()
         )
-        self.cluster, self.heard = SimulatedCluster(3, shape), Heard()
+        self.cluster, self.heard = SoakCluster(3, shape), Heard()
         self.cluster.simulation.check_with(self.heard)
         self.cluster.simulation.run_for(3 * SECOND)
 

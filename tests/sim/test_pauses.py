@@ -5,21 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from millrace.actor.actor import Actor
+from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, Reply
+from millrace.contracts.catalog import Role
 from millrace.contracts.leases import FreezeSequence, SequenceFrozen
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Message
 from millrace.sim.checkers import Checker
 from millrace.sim.checkers.pauses import PauseBounds
-from millrace.sim.cluster import MigrationShape, SimulatedCluster
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.kv_network import KvFaults
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND
-from millrace.sim.scenario import Scenario
-from millrace.sim.soak import shape_for
 
 from services.worker.actor import WorkerActor
+from simulator.soak.cluster import SoakCluster
+from simulator.soak.run import SoakRun
+from simulator.soak.seeds import shape_for
+from simulator.soak.shape import MigrationShape
 
 #: 2 GB/s: a block takes a millisecond.
 SHAPE = MigrationShape(bytes_per_s=2e9)
@@ -28,8 +32,8 @@ BOUNDS = PauseBounds(
 )
 
 
-def scenario(kind: type[SimulatedCluster] = SimulatedCluster) -> Scenario:
-    return Scenario(3, shape=shape_for("join_shortest_queue", SHAPE), faults=False, rate=12.0, cluster=kind)
+def scenario(kind: type[SoakCluster] = SoakCluster) -> SoakRun:
+    return SoakRun(3, shape=shape_for("join_shortest_queue", SHAPE), faults=False, rate=12.0, cluster=kind)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_reads_that_take_longer_than_the_network_does_are_seen() -> None:
 class Forgetting(Checker):
     """Ends whoever drives a migration as soon as its source stands still."""
 
-    def __init__(self, cluster: SimulatedCluster) -> None:
+    def __init__(self, cluster: SoakCluster) -> None:
         self._cluster = cluster
         self.ended = 0
 
@@ -90,7 +94,7 @@ class Sleeping(WorkerActor):
         return effects
 
 
-def forgotten(kind: type[SimulatedCluster] = SimulatedCluster) -> tuple[Scenario, Forgetting]:
+def forgotten(kind: type[SoakCluster] = SoakCluster) -> tuple[SoakRun, Forgetting]:
     made = scenario(kind)
     checker = Forgetting(made.cluster)
     made.cluster.simulation.check_with(checker)
@@ -106,11 +110,12 @@ def test_a_source_that_nobody_drives_any_more_goes_on_by_itself() -> None:
 
 
 def test_a_source_that_does_not_look_at_its_clock_is_seen() -> None:
-    class Cluster(SimulatedCluster):
-        def _worker(self, name: str, incarnation: int) -> WorkerActor:
-            actor = super()._worker(name, incarnation)
-            actor.__class__ = Sleeping
-            actor.frozen_timers = set()  # type: ignore[attr-defined]
+    class Cluster(SoakCluster):
+        def build_actor(self, role: Role, config: Any, deps: ActorDeps) -> Actor:
+            actor = super().build_actor(role, config, deps)
+            if role is Role.WORKER:
+                actor.__class__ = Sleeping
+                actor.frozen_timers = set()  # type: ignore[attr-defined]
             return actor
 
     made, _ = forgotten(Cluster)

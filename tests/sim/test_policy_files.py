@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.scenarios.reading import read_scenario
-from millrace.sim.scenarios.running import Outcome, run_scenario
+
+from simulator.scenarios.reading import read_scenario
+from simulator.scenarios.running import Outcome, run_scenario
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS = ("workload.count=120", "workload.warm_up=0", f"dispatch.policy={EXAMPLES / 'policy' / 'considerate.py'}")

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.enginemodel.coefficients import load_coefficients
-from millrace.sim.provisioning import ProvisioningSpec
 from millrace.sim.runtime_sim import SECOND
-from millrace.sim.scenarios.reading import ScenarioError, scenario_of
-from millrace.sim.scenarios.running import Outcome, run_scenario
-from millrace.sim.scenarios.spec import ScenarioSpec
+
+from simulator.scenarios.provisioning_spec import ProvisioningSpec
+from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.spec import ScenarioSpec
 
 COLD_START_S = 10.0
 RULES = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.enginemodel.steptime import LinearStepTime
-from millrace.sim.scenarios.reading import scenario_of, with_settings
-from millrace.sim.scenarios.running import Outcome, run_scenario
-from millrace.sim.scenarios.saving import save
-from millrace.sim.scenarios.statistics import summarise
+
+from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.saving import save
+from simulator.scenarios.statistics import summarise
 
 ENGINE = {"max_model_len": 4096, "blocks_total": 2000, "max_sequences": 32, "token_budget": 2048}
 SPLIT: dict[str, Any] = {

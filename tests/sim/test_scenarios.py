@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 from millrace.enginemodel.steptime import LinearStepTime
-from millrace.sim.scenarios.plots import draw_run, draw_sweep
-from millrace.sim.scenarios.reading import scenario_of, with_settings
-from millrace.sim.scenarios.running import Outcome, run_scenario
-from millrace.sim.scenarios.saving import save
-from millrace.sim.scenarios.statistics import Summary, summarise
-from millrace.sim.scenarios.sweeping import Surroundings, run_all, variants
+
+from simulator.scenarios.plots import draw_run, draw_sweep
+from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.saving import save
+from simulator.scenarios.statistics import Summary, summarise
+from simulator.scenarios.sweeping import Surroundings, run_all, variants
 
 SMALL: dict[str, Any] = {
     "seed": 3,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from millrace.enginemodel.steptime import LinearStepTime
-from millrace.sim.scenarios.reading import scenario_of, with_settings
-from millrace.sim.scenarios.running import run_scenario
-from millrace.sim.scenarios.statistics import Summary, summarise
+
+from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.running import run_scenario
+from simulator.scenarios.statistics import Summary, summarise
 
 #: Tokens that one hash id of the trace stands for.
 BLOCK = 512

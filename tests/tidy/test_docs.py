@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from millrace.cli.verbs import VERBS
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.sim.scenarios.spec import ScenarioSpec
 
+from simulator.scenarios.spec import ScenarioSpec
 from tests.tidy.tree import ROOT, tracked_files
 
 DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md"]

@@ -9,9 +9,6 @@ import msgspec
 import pytest
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.policies.dispatch import DISPATCH_POLICIES
-from millrace.sim.scenarios.capacity import at_rate
-from millrace.sim.scenarios.reading import scenario_of, with_settings
-from millrace.sim.scenarios.spec import ClusterSpec, Group, ScenarioSpec
 from millrace.workloads.shape import RequestShape
 
 from bench.block.bound import fluid_bound, resident_tokens
@@ -20,6 +17,9 @@ from bench.block.rows import Row, Store, key_of
 from bench.block.runs import OUT_OF_TIME, Job, Options, add_options, capacities, options, run_all
 from bench.block.scenarios import POLICIES, policy_settings
 from bench.block.tables import confidence, figure, gains, gains_table, latency_table, table
+from simulator.scenarios.capacity import at_rate
+from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.spec import ClusterTable, Group, ScenarioSpec
 
 SHAPES = [RequestShape(200, 300), RequestShape(600, 100), RequestShape(50, 700)]
 
@@ -27,7 +27,7 @@ SHAPES = [RequestShape(200, 300), RequestShape(600, 100), RequestShape(50, 700)]
 def cluster(instances: int = 1, *, speed: float = 1.0, blocks: int = 1056, batch: int = 48) -> ScenarioSpec:
     engine = EngineParameters(max_model_len=4096, blocks_total=blocks, max_sequences=batch, token_budget=512)
     group = Group(instances=instances, speed=speed, step_time="a30-llama-2-7b", engine=engine)
-    return ScenarioSpec(cluster=ClusterSpec(groups=(group,)))
+    return ScenarioSpec(cluster=ClusterTable(groups=(group,)))
 
 
 def row(spec: ScenarioSpec, label: str, rate: float, *, ttft_p99: float) -> Row:

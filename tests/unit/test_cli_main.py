@@ -14,8 +14,13 @@ from millrace.cli.errors import CliError
 from millrace.cli.up import worker_settings
 from millrace.cli.verbs import VERBS
 
+from simulator import __main__ as simulator
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+OWN = [verb for verb in VERBS if not verb.program]
+SIMULATOR = [verb for verb in VERBS if verb.program]
+
+
+@pytest.mark.parametrize("verb", OWN, ids=lambda verb: verb.name)
 def test_every_verb_has_a_module_that_explains_itself(verb, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(verb.module)
     assert callable(module.run)
@@ -23,6 +28,32 @@ def test_every_verb_has_a_module_that_explains_itself(verb, capsys: pytest.Captu
         main([verb.name, "--help"])
     assert ended.value.code == 0
     assert f"usage: millrace {verb.name}" in capsys.readouterr().out
+
+
+def test_verbs_of_another_program_are_the_simulators() -> None:
+    assert {verb.name for verb in SIMULATOR} == set(simulator.VERBS)
+    assert {verb.program for verb in SIMULATOR} == {"simulator"}
+
+
+@pytest.mark.parametrize("verb", SIMULATOR, ids=lambda verb: verb.name)
+def test_a_verb_of_the_simulator_explains_itself(verb, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        simulator.main([verb.name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: millrace {verb.name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", SIMULATOR, ids=lambda verb: verb.name)
+def test_a_verb_of_the_simulator_is_run_by_its_program(verb) -> None:
+    command = [sys.executable, "-m", "millrace.cli", verb.name, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: millrace {verb.name}" in done.stdout
+
+
+def test_the_simulator_refuses_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulator.main(["juggle"]) == 2
+    assert "usage: python -m simulator {sim,capacity,replay}" in capsys.readouterr().err
 
 
 def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +65,7 @@ def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["juggle"], ["tap", "--sideways"], ["up", "--engin", "modelled"], ["trace", "a", "b"], ["replay"]]
+    "words", [["juggle"], ["tap", "--sideways"], ["up", "--engin", "modelled"], ["trace", "a", "b"]]
 )
 def test_wrong_usage_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from millrace.actor.recording import Difference, Header, Origin, RecordingWriter
-from millrace.cli.__main__ import main
+from millrace.actor.recording import Difference, Header, RecordingWriter
 from millrace.cli.differences import difference_lines
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.tagger import TagRequest
 
-from services.tagger.replay import replay_actor
+from simulator.__main__ import main
+from simulator.recorded_actor import build_actor
 
 T0 = 1_700_000_000_000_000_000
 CONFIG = json.dumps({"name": "tagger-7", "bus": {"cluster": "local", "password": "***"}})
@@ -19,8 +19,7 @@ CONFIG = json.dumps({"name": "tagger-7", "bus": {"cluster": "local", "password":
 
 def record(path: Path, *, seed: int = 5, recorded_seed: int | None = None, kind: str = "services.tagger.actor") -> None:
     """A tagger's life: start, a question, a heartbeat, the end."""
-    origin = Origin(config=CONFIG, seed=seed)
-    actor = replay_actor(origin.config, origin.seed)
+    actor = build_actor(Header(kind="services.tagger.actor", actor="tagger-7", seed=seed, config=CONFIG))
     written = seed if recorded_seed is None else recorded_seed
     writer = RecordingWriter(path, Header(kind=kind, actor=actor.name, seed=written, config=CONFIG))
     writer.started(T0, actor.start(T0))

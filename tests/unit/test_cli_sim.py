@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from millrace.cli.__main__ import main
+
+from simulator.__main__ import main
 
 SCENARIO = ["--scenario", "any.toml"]
 

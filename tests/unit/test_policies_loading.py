@@ -9,10 +9,10 @@ import pytest
 from millrace.actor.errors import ConfigError
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction
 from millrace.policies.dispatch.loading import PolicyError, load_policy, policy_name
-from millrace.sim.scenarios.reading import ScenarioError, read_scenario
-from millrace.sim.scenarios.sweeping import variants
 
 from services.ingress.config import DispatchConfig, policy_of, policy_parameters
+from simulator.scenarios.reading import ScenarioError, read_scenario
+from simulator.scenarios.sweeping import variants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policy" / "considerate.py"
 LINES_MAX = 60

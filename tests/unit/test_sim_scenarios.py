@@ -9,15 +9,16 @@ import pytest
 from millrace.actor.effects import Reply
 from millrace.contracts.message import Message
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.sim.scenarios.capacity import Found, Search, Target, at_rate, bisect, intervals, parse_target
-from millrace.sim.scenarios.lengths_known import KnowingTagger
-from millrace.sim.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
-from millrace.sim.scenarios.observer import Finished
-from millrace.sim.scenarios.reading import ScenarioError, read_scenario, scenario_of, with_settings
-from millrace.sim.scenarios.spec import Fitted, ScenarioSpec, SloSpec, Trace, WorkloadSpec
-from millrace.sim.scenarios.statistics import spread, within
 from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
+
+from simulator.scenarios.capacity import Found, Search, Target, at_rate, bisect, intervals, parse_target
+from simulator.scenarios.lengths_known import KnowingTagger
+from simulator.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
+from simulator.scenarios.observer import Finished
+from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of, with_settings
+from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, Trace, WorkloadSpec
+from simulator.scenarios.statistics import spread, within
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 

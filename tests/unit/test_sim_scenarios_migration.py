@@ -8,24 +8,24 @@ from io import StringIO
 import msgspec
 import pytest
 from millrace.actor.effects import Subscribe
-from millrace.cli import sim
 from millrace.cli.errors import CliError
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
 from millrace.contracts.plan import InstanceRole
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.sim.scenarios.migration import MigrationSpec
-from millrace.sim.scenarios.observer import Observer
-from millrace.sim.scenarios.reading import ScenarioError, scenario_of
-from millrace.sim.scenarios.running import Outcome
-from millrace.sim.scenarios.spec import Group
-from millrace.sim.scenarios.statistics import summarise
-from millrace.sim.scenarios.tables import run_tables
 from rich.console import Console
 
 from services.migrator.config import MigratorLimits
 from services.worker.config import MigrationConfig
+from simulator.commands import sim
+from simulator.scenarios.migration_spec import MigrationSpec
+from simulator.scenarios.observer import Observer
+from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.scenarios.running import Outcome
+from simulator.scenarios.spec import Group
+from simulator.scenarios.statistics import summarise
+from simulator.scenarios.tables import run_tables
 
 GROUPS = {"cluster": {"groups": [{"name": "front", "instances": 2}, {"name": "back", "instances": 11}]}}
 

@@ -6,12 +6,13 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig, TelemetryConfig, load_config
+from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.loop import run_to_end
@@ -51,6 +52,7 @@ class Shell(Protocol):
 
 
 C = TypeVar("C", bound=ServiceConfig)
+D = TypeVar("D", bound=ActorDeps)
 
 
 def masked(config: object) -> dict[str, object]:
@@ -66,7 +68,9 @@ def host(
     role: str,
     kind: type[C],
     accepts: tuple[type[Body], ...],
-    build: Callable[[C, int, Telemetry], Actor],
+    build: Callable[[C, D], Actor],
+    *,
+    deps_of: Callable[[C, ActorDeps, Telemetry], D] | None = None,
     shell_of: Callable[[C], Shell] | None = None,
 ) -> int:
     """Reads ``--config``, connects, runs the actor until it stops; returns the exit code.
@@ -75,14 +79,20 @@ def host(
         role: Name of the service, for logs.
         kind: Its configuration's type.
         accepts: Wire types that the actor takes.
-        build: Makes the actor from configuration, incarnation (unix ns) and telemetry.
+        build: Builds the actor from configuration and dependencies.
+        deps_of: Adds the service's own dependencies to those that all services share; None where it has none.
         shell_of: Makes what carries out the service's own effects; None where it has none.
     """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}")
     parser.add_argument("--config", required=True, help="TOML or JSON file")
     try:
         config = load_config(kind, parser.parse_args().config)
-        return run_to_end(_serve(role, config, accepts, build, shell_of(config) if shell_of is not None else None))
+        shell = shell_of(config) if shell_of is not None else None
+
+        def make(deps: ActorDeps, telemetry: Telemetry) -> Actor:
+            return build(config, cast("D", deps) if deps_of is None else deps_of(config, deps, telemetry))
+
+        return run_to_end(_serve(role, config, accepts, make, shell))
     except (ConfigError, BusError) as error:
         print(f"{role}: {error}", file=sys.stderr)  # noqa: T201  # before there is a logger
         return 1
@@ -92,7 +102,7 @@ async def _serve(
     role: str,
     config: C,
     accepts: tuple[type[Body], ...],
-    build: Callable[[C, int, Telemetry], Actor],
+    make: Callable[[ActorDeps, Telemetry], Actor],
     shell: Shell | None,
 ) -> int:
     telemetry = open_telemetry(role, config.name, config.telemetry)
@@ -103,7 +113,13 @@ async def _serve(
         await runtime.connect()
         incarnation = time.time_ns()
         origin = Origin(config=msgspec.json.encode(masked(config)).decode(), seed=incarnation)
-        actor = build(config, incarnation, telemetry)
+        deps = ActorDeps(
+            incarnation=incarnation,
+            rng=actor_rng(config.name, incarnation),
+            registry=telemetry.registry,
+            clock=time.perf_counter_ns,
+        )
+        actor = make(deps, telemetry)
         handlers = shell.handlers() if shell is not None else {}
         handle = runtime.add(actor, accepts=accepts, handlers=handlers, record=config.record, origin=origin)
         if shell is not None:

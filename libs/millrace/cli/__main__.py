@@ -5,46 +5,32 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 
-from millrace.cli.errors import CliError, UsageError
-from millrace.cli.verbs import VERBS, Verb
+from millrace.cli.running import run_verb
+from millrace.cli.verbs import VERBS
 
 _EPILOG = "`millrace VERB --help` explains a verb. Without options a verb means the cluster that runs here."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code: 0 fine, 1 failed (one sentence on standard error), 2 wrong usage."""
+    """Runs one verb; returns the exit code: 0 fine, 1 failed (one sentence on standard error), 2 wrong usage.
+
+    A verb of another program replaces this process; where ``arguments`` are given, it is a child process.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((verb for verb in VERBS if words[:1] == [verb.name]), None)
     if verb is None:
         _overview().parse_args(words or ["--help"])
         return 2  # argparse has ended the process for every wrong word; this is for an option without a verb
-    try:
-        return _run(verb, words[1:])
-    except CliError as error:
-        print(f"millrace {verb.name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader (`| head`) has enough. Standard output must not be flushed again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-def _run(verb: Verb, words: list[str]) -> int:
-    module = importlib.import_module(verb.module)
-    parser = argparse.ArgumentParser(
-        prog=f"millrace {verb.name}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # `--engin modelled` would be taken here, but setup/install.py, which looks for --engine, would install vLLM.
-        allow_abbrev=False,
-    )
-    module.add_arguments(parser)
-    return int(module.run(parser.parse_args(words)))
+    if not verb.program:
+        return run_verb(verb.name, importlib.import_module(verb.module), words[1:])
+    command = [sys.executable, "-m", verb.program, *words]
+    if arguments is None:
+        os.execv(command[0], command)
+    return subprocess.run(command, check=False).returncode
 
 
 def _overview() -> argparse.ArgumentParser:

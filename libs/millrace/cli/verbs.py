@@ -13,11 +13,13 @@ class Verb(NamedTuple):
 
     ``module`` has ``add_arguments(parser: ArgumentParser) -> None`` and ``run(arguments: Namespace) -> int``; run
     returns the exit code and raises CliError with one clear sentence where something outside is wrong.
+    ``program``: another program has the verb instead, which runs as ``python -m PROGRAM NAME ...``.
     """
 
     name: str
     summary: str
-    module: str
+    module: str = ""
+    program: str = ""
 
 
 VERBS: tuple[Verb, ...] = (
@@ -28,13 +30,13 @@ VERBS: tuple[Verb, ...] = (
     Verb("tap", "print messages of a subject as they pass", "millrace.cli.tap"),
     Verb("migrate", "move a running request to another instance", "millrace.cli.migrate"),
     Verb("drain", "move everything away from an instance and take it out of service", "millrace.cli.drain"),
-    Verb("replay", "feed a recorded inbox to its actor and show differences", "millrace.cli.replay"),
+    Verb("replay", "feed a recorded inbox to its actor and show differences", program="simulator"),
     Verb("trace", "draw what happened to one request", "millrace.cli.trace"),
     Verb("explain", "tell why a request went where it went", "millrace.cli.explain"),
-    Verb("sim", "run whole clusters in virtual time under random load and faults", "millrace.cli.sim"),
+    Verb("sim", "run whole clusters in virtual time under random load and faults", program="simulator"),
     Verb("train", "train a model from what a cluster recorded", "millrace.cli.train"),
     Verb("profile", "measure an engine's steps and write a step-time model", "millrace.cli.profile"),
-    Verb("capacity", "search the highest rate at which a scenario keeps an SLO", "millrace.cli.capacity"),
+    Verb("capacity", "search the highest rate at which a scenario keeps an SLO", program="simulator"),
     Verb("probe", "whether a URL answers, for health checks", "millrace.cli.probe"),
     Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),
     Verb("schemas", "export the wire contract as JSON Schema and AsyncAPI", "millrace.cli.schemas"),

@@ -1,0 +1,38 @@
+"""Runs one verb: its options, and failures as one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from millrace.cli.errors import CliError, UsageError
+
+
+def run_verb(name: str, module: ModuleType, words: Sequence[str]) -> int:
+    """Runs ``millrace NAME WORDS``; returns the exit code: 0 fine, 1 failed, 2 wrong usage.
+
+    Args:
+        module: Has ``add_arguments(parser)`` and ``run(arguments)``; its docstring is the help (see verbs.py).
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"millrace {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # `--engin modelled` would be taken here, but setup/install.py, which looks for --engine, would install vLLM.
+        allow_abbrev=False,
+    )
+    try:
+        module.add_arguments(parser)
+        return int(module.run(parser.parse_args(words)))
+    except CliError as error:
+        print(f"millrace {name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has enough. Standard output must not be flushed again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,27 @@
+"""Builds the coordinator's actor."""
+
+from __future__ import annotations
+
+from millrace.actor.deps import ActorDeps
+
+from services.coordinator.actor import CoordinatorActor
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.metrics import CoordinatorCollector
+
+
+def build(config: CoordinatorConfig, deps: ActorDeps) -> CoordinatorActor:
+    """The actor of a configuration.
+
+    Raises:
+        ConfigError: the provisioning strategy is wrong.
+    """
+    actor = CoordinatorActor(
+        name=config.name,
+        cluster=config.bus.cluster,
+        incarnation=deps.incarnation,
+        provisioning=config.provisioning,
+        roles=config.roles,
+    )
+    if deps.registry is not None:
+        deps.registry.register(CoordinatorCollector(actor.provisioning.figures))
+    return actor

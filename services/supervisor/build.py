@@ -1,0 +1,43 @@
+"""Builds the supervisor's actor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.actor.deps import ActorDeps
+
+from services.supervisor.actor import SupervisorActor
+from services.supervisor.config import ChildSpec
+from services.supervisor.roster import Roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedMachine:
+    """What a supervisor's actor looks after.
+
+    Attributes:
+        name: Of the supervisor on the bus.
+        host: Name under which provisioning reaches the machine.
+        model: What its workers serve; empty takes any.
+        children: Processes to keep running.
+        spares: Workers that are not started at first.
+    """
+
+    name: str
+    cluster: str
+    host: str
+    model: str
+    children: Sequence[ChildSpec]
+    spares: Sequence[ChildSpec] = ()
+
+
+def build(config: SupervisedMachine, deps: ActorDeps) -> SupervisorActor:
+    """The actor of a machine."""
+    return SupervisorActor(
+        name=config.name,
+        cluster=config.cluster,
+        incarnation=deps.incarnation,
+        children=list(config.children),
+        roster=Roster(host=config.host, model=config.model, workers=[*config.children, *config.spares]),
+    )

@@ -1,0 +1,22 @@
+"""Builds the tagger's actor."""
+
+from __future__ import annotations
+
+from millrace.actor.deps import ActorDeps
+
+from services.tagger.actor import TaggerActor
+from services.tagger.config import TaggerConfig
+from services.tagger.metrics import TaggerCollector
+
+
+def build(config: TaggerConfig, deps: ActorDeps) -> TaggerActor:
+    """The actor of a configuration."""
+    actor = TaggerActor(
+        name=config.name,
+        cluster=config.bus.cluster,
+        incarnation=deps.incarnation,
+        learning=config.learning,
+    )
+    if deps.registry is not None:
+        deps.registry.register(TaggerCollector(lambda: actor.figures))
+    return actor

@@ -1,0 +1,39 @@
+"""Builds the worker's actor."""
+
+from __future__ import annotations
+
+import msgspec
+from millrace.actor.deps import ActorDeps
+from millrace.actor.engine import EngineInfo
+from millrace.actor.recording import Origin
+from millrace.contracts.subjects import Subjects
+
+from services.worker.actor import WorkerActor
+from services.worker.config import MigrationConfig, WorkerLimits
+from services.worker.reports import Identity
+
+
+class WorkerOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker's actor is made of: what its process was configured with, and what its engine said at start."""
+
+    identity: Identity
+    info: EngineInfo
+    limits: WorkerLimits
+    cluster: str
+    migration: MigrationConfig = MigrationConfig()
+
+    def recorded(self) -> Origin:
+        """What a recording of this actor says about it."""
+        return Origin(config=msgspec.json.encode(self).decode(), seed=self.identity.incarnation)
+
+
+def build(config: WorkerOrigin, deps: ActorDeps) -> WorkerActor:
+    """The actor of an instance. Its incarnation is its identity's."""
+    return WorkerActor(
+        identity=config.identity,
+        info=config.info,
+        subjects=Subjects(config.cluster),
+        limits=config.limits,
+        rng=deps.rng,
+        migration=config.migration,
+    )

@@ -1,0 +1,1 @@
+"""Composes simulated clusters from the services' own actors, and runs scenarios, searches and random faults on them."""

@@ -1,0 +1,297 @@
+"""A scenario's cluster: instances in groups, modelled engines that know how long each output is, clients that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from millrace.actor.actor import Actor
+from millrace.actor.deps import ActorDeps
+from millrace.contracts.catalog import Role
+from millrace.contracts.kv import KvEndpoint
+from millrace.enginemodel.scaling import ScaledStepTime
+from millrace.enginemodel.scripted import ScriptedEngine
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.policies.dispatch.loading import load_policy
+from millrace.sim.engine_sim import SimulatedEngine
+from millrace.sim.links import LinkModel
+from millrace.sim.process import SimActor, SimProcess
+from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
+
+from services.coordinator.config import CoordinatorConfig
+from services.ingress.actor import IngressActor
+from services.ingress.config import (
+    ContinuationConfig,
+    DispatchConfig,
+    IngressConfig,
+    LimitsConfig,
+    TaggingConfig,
+)
+from services.ingress.tokens.detokenizer import TextModel
+from services.predictor.config import PredictorConfig
+from services.tagger.config import NO_TRAINING, TaggerConfig
+from services.worker.config import WorkerLimits
+from simulator import services
+from simulator.cluster import BUS, CLUSTER, SimulatedCluster
+from simulator.host import HostShape, SimulatedHost
+from simulator.scenarios import lengths_known, observer
+from simulator.scenarios.counting_clients import CountingClients
+from simulator.scenarios.lengths_known import KnowingTagger
+from simulator.scenarios.migration_spec import PREFIX
+from simulator.scenarios.observer import Observer, Sample
+from simulator.scenarios.spec import Group, ScenarioSpec
+from simulator.services import Instance, SimService
+from simulator.vocabulary import byte_vocabulary
+
+MODEL = "modelled"
+
+#: From the start of the actors to the first possible arrival: leases, plans and summaries have gone round by then.
+WARM_NS = 3 * SECOND
+
+#: An idle worker speaks so often, ms: a third of the silence that would count as its death.
+REPORT_MS_MAX = 500
+
+#: Loads the step-time model of a group by its name or path.
+StepTimes = Callable[[str], StepTimeModel]
+
+
+class ScenarioCluster(SimulatedCluster):
+    """The cluster of one scenario.
+
+    Attributes:
+        begin_ns: First possible arrival, unix ns of virtual time.
+        clients: Submit calls here.
+        observer: What was heard of requests.
+        samples: The engines, looked at now and then.
+    """
+
+    def __init__(
+        self,
+        spec: ScenarioSpec,
+        *,
+        step_times: StepTimes,
+        truth: Callable[[str], int],
+        clients: CountingClients | None = None,
+    ) -> None:
+        """Builds and starts everything.
+
+        Args:
+            truth: Output length of a request by its id, tokens.
+        """
+        network = spec.network
+        link = LinkModel(delay_ns=int(network.delay_us * 1000), jitter_ns=int(network.jitter_us * 1000))
+        self._worker_link = LinkModel(
+            delay_ns=int((network.delay_us + network.worker_delay_us) * 1000),
+            jitter_ns=int((network.jitter_us + network.worker_jitter_us) * 1000),
+        )
+        simulation = Simulation(spec.seed, verify=False, link=link, invariants_every=0)
+        super().__init__(simulation, network=spec.migration.network(simulation))
+        self.spec = spec
+        self.begin_ns = simulation.now_ns + WARM_NS
+        self.clients = clients or CountingClients()
+        self.observer = Observer(name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, migrations=spec.migration.on)
+        self.samples: list[Sample] = []
+        self._truth = truth
+        self._asks = load_policy(spec.dispatch.policy).ask is not None
+        self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
+        self._groups: dict[str, Group] = {}
+        self._ingress_actors: list[IngressActor] = []
+        self._choose_services()
+        self._add_actors()
+        simulation.after(WARM_NS, self._sample)
+        host = self._provisioned() if spec.provisioning.on else None
+        if spec.faults:
+            restart_ns = int(spec.cluster.restart_s * SECOND)
+            self.restart_dead(lambda: restart_ns, but=(Role.WORKER,) if host is not None else ())
+
+    def _choose_services(self) -> None:
+        tagger = services.tagger()
+        if self.spec.prediction.kind != "tagger":
+            tagger = SimService(lengths_known.ACCEPTS, self._knowing_tagger)
+        self.services |= {
+            Role.COORDINATOR: services.coordinator(),
+            Role.TAGGER: tagger,
+            Role.MIGRATOR: services.migrator(),
+            Role.WORKER: services.worker(CLUSTER, self._make_engine, self._endpoint, self.engines),
+            Role.INGRESS: services.ingress({MODEL: TextModel(byte_vocabulary())}, self.clients.handlers),
+        }
+        if self._asks:
+            self.services[Role.PREDICTOR] = services.predictor(self._models)
+
+    def _add_actors(self) -> None:
+        cluster, add = self.spec.cluster, self.add
+        self.simulation.add(lambda _start: self.observer, node="observer", accepts=observer.ACCEPTS)
+        for index in range(cluster.coordinators):
+            add(Role.COORDINATOR, self._coordinator(f"coordinator-{index}"))
+        if self.spec.prediction.kind != "none":
+            add(Role.TAGGER, TaggerConfig(name="tagger-0", bus=BUS, learning=NO_TRAINING))
+        for index in range(cluster.predictors if self._asks else 0):
+            add(Role.PREDICTOR, self._predictor(index))
+        for group in cluster.groups:
+            for name in group.names():
+                self._add_instance(name, group)
+        for index in range(cluster.ingresses):
+            add(Role.INGRESS, self._ingress(f"ingress-{index}"))
+
+    def _add_instance(self, name: str, group: Group) -> SimActor:
+        self._groups[name] = group
+        worker = self.add(Role.WORKER, self._instance(name, group))
+        self.simulation.faults.change_link(name, self._worker_link)
+        if self.spec.migration.on:
+            self.add(Role.MIGRATOR, self.spec.migration.migrator(PREFIX + name, BUS))
+        return worker
+
+    # Configurations
+
+    def _coordinator(self, name: str) -> CoordinatorConfig:
+        roles = self.spec.migration.instance_roles(self.spec.instances())
+        return CoordinatorConfig(name=name, bus=BUS, provisioning=self.spec.provisioning.config(), roles=roles)
+
+    def _predictor(self, index: int) -> PredictorConfig:
+        spec, network = self.spec.cluster.predictor, self.spec.network
+        return PredictorConfig(
+            name=f"predictor-{index}",
+            bus=BUS,
+            shard=index,
+            shards=self.spec.cluster.predictors,
+            rule=spec.rule,
+            default_output_tokens=spec.default_output_tokens,
+            learn_lengths=spec.learn_lengths,
+            calibrate=spec.calibrate,
+            prefixes=spec.prefixes,
+            transit_us=int(4 * network.delay_us + network.worker_delay_us),
+        )
+
+    def _instance(self, name: str, group: Group) -> Instance:
+        intervals = self.spec.intervals
+        limits = WorkerLimits(
+            queue_max=self.spec.cluster.queue_max,
+            status_interval_min_ms=intervals.status_ms,
+            summary_interval_min_ms=intervals.summary_ms,
+            report_interval_max_ms=REPORT_MS_MAX,
+        )
+        return Instance(
+            name=name,
+            model=MODEL,
+            host=group.host,
+            engine=group.engine,
+            step_time=_set_name(group),
+            limits=limits,
+            migration=self.spec.migration.worker_bounds(),
+        )
+
+    def _ingress(self, name: str) -> IngressConfig:
+        spec = self.spec
+        return IngressConfig(
+            name=name,
+            bus=BUS,
+            limits=LimitsConfig(calls_open_max=1 << 40, sequences_open_max=1 << 40, call_timeout_s=spec.limit_s * 10),
+            dispatch=DispatchConfig(policy=spec.dispatch.policy, parameters=spec.dispatch.parameters),
+            tagging=TaggingConfig(mode="never" if spec.prediction.kind == "none" else "needed"),
+            continuation=ContinuationConfig(stall_s=spec.cluster.stall_s, queue_stall_s=spec.cluster.stall_s),
+        )
+
+    # Engines
+
+    def _make_engine(self, instance: Instance, process: SimProcess) -> SimulatedEngine:
+        group, intervals = self._groups[instance.name], self.spec.intervals
+        modelled = ScriptedEngine(
+            instance.engine,
+            self._models[instance.step_time],
+            output_length=self._output_length,
+            tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
+            kv=self._endpoint(instance, process.incarnation),
+        )
+        if group.host and group.neighbour_slowdown:
+            modelled.slowed = partial(self._slowed, instance.name)
+        return SimulatedEngine(
+            process,
+            modelled,
+            snapshot_interval_ns=min(intervals.status_ms, intervals.summary_ms) * MILLISECOND,
+            run_ns_max=intervals.run_ms * MILLISECOND,
+            network=self.network,
+        )
+
+    def _slowed(self, name: str) -> float:
+        """How many times as long a step takes that this instance begins now, for those who compute on the same host."""
+        own = self._groups[name]
+        others = [other for other, group in self._groups.items() if group.host == own.host and other != name]
+        return 1 + own.neighbour_slowdown * sum(self._computes(other) for other in others)
+
+    def _computes(self, name: str) -> bool:
+        engine, actor = self.engines.get(name), self.simulation.actors.get(name)
+        running = actor is not None and actor.process is not None
+        return running and engine is not None and engine.engine.scheduler.has_work()
+
+    def _endpoint(self, instance: Instance, incarnation: int) -> KvEndpoint | None:
+        return self.spec.migration.endpoint(instance.engine, key=f"{instance.name}/{incarnation}", model=instance.model)
+
+    def _output_length(self, sequence: str) -> int:
+        return self._truth(sequence.rpartition(".")[0])
+
+    def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
+        prediction = self.spec.prediction
+        sigma = prediction.sigma if prediction.kind == "noisy" else 0.0
+        return KnowingTagger(name=config.name, cluster=CLUSTER, truth=self._truth, sigma=sigma, rng=deps.rng)
+
+    # What is seen from outside
+
+    def build_actor(self, role: Role, config: object, deps: ActorDeps) -> Actor:
+        """Keeps every incarnation of an ingress, for its counts."""
+        actor = super().build_actor(role, config, deps)
+        if isinstance(actor, IngressActor):
+            self._ingress_actors.append(actor)
+        return actor
+
+    def fallbacks(self) -> int:
+        """Decisions of all ingresses that were made without the predictions that the policy asked for."""
+        return sum(actor.state.metrics.fallbacks.total() for actor in self._ingress_actors)
+
+    def _sample(self) -> None:
+        """Looks at every engine that runs; none of them notices."""
+        at_ns = self.simulation.now_ns - self.begin_ns
+        running = {name: actor for name, actor in self.simulation.actors.items() if actor.process is not None}
+        self.samples += [_sampled(at_ns, name, self.engines[name]) for name in running if name in self.engines]
+        self.simulation.after(self.spec.intervals.sample_ms * MILLISECOND, self._sample)
+
+    # Instances that come and go
+
+    def _provisioned(self) -> SimulatedHost:
+        """What adds instances like those of the first group, and stops any; workers are its to restart."""
+        workers = {actor.name: actor for actor in self.workers}
+        shape = HostShape(
+            cluster=CLUSTER,
+            model=MODEL,
+            running=tuple(workers),
+            spares=self.spec.spares(),
+            cold_start_ns=int(self.spec.provisioning.cold_start_s * SECOND),
+        )
+        return SimulatedHost(self.simulation, shape, workers=workers, add_worker=self._add_worker)
+
+    def _add_worker(self, name: str) -> SimActor:
+        return self._add_instance(name, self.spec.cluster.groups[0])
+
+
+def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> Sample:
+    scheduler = engine.engine.scheduler
+    pool = scheduler.pool
+    return Sample(
+        at_ns,
+        name,
+        len(scheduler.running),
+        len(scheduler.waiting) + len(scheduler.arrived),
+        pool.blocks_total - pool.free,
+        pool.blocks_total,
+        scheduler.preemptions,
+        engine.engine.output_tokens,
+    )
+
+
+def _set_name(group: Group) -> str:
+    """What instances of a group say of their step times, and predictors find them by."""
+    return group.step_time if group.speed == 1.0 else f"{group.step_time} at speed {group.speed:g}"
+
+
+def _step_time(group: Group, step_times: StepTimes) -> StepTimeModel:
+    model = step_times(group.step_time)
+    return model if group.speed == 1.0 else ScaledStepTime(model=model, factor=1 / group.speed)

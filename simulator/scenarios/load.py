@@ -1,0 +1,126 @@
+"""A scenario's requests: lengths and times from its workload, prompts made up to match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from millrace.contracts.worker import Sampling
+from millrace.workloads.arrivals import FromTrace
+from millrace.workloads.lengths import Lengths, RowLengths, load_fitted
+from millrace.workloads.readers import READERS, TIMED, servegen
+from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
+
+from services.ingress.calls.messages import Call, CallKind
+from simulator.scenarios.spec import Fitted, LogNormal, Trace, WorkloadSpec
+
+#: Token ids of prompts begin here. Requests that share nothing have each an id of their own, repeated.
+_FIRST_TOKEN = 1_000
+
+
+def arrivals(spec: WorkloadSpec, *, seed: int, folders: Sequence[Path]) -> list[Arrival]:
+    """All requests of a workload in order of time.
+
+    Args:
+        folders: Where traces with a relative path may be.
+
+    Raises:
+        WorkloadError: a trace is wrong or gives too little.
+    """
+    rng = Random(f"{seed}/workload")
+    if isinstance(spec.arrivals, FromTrace):
+        return _timed(spec, spec.arrivals.speed, rng, folders)
+    lengths = _lengths(spec, rng, folders)
+    times = spec.arrivals.times_ns(Random(f"{seed}/arrivals"))
+    return [Arrival(next(times), cut(lengths.draw(rng), spec.lengths)) for _ in range(spec.count)]
+
+
+def _lengths(spec: WorkloadSpec, rng: Random, folders: Sequence[Path]) -> Lengths:
+    source = spec.lengths
+    if isinstance(source, LogNormal):
+        return source
+    if isinstance(source, Fitted):
+        return load_fitted(source.name)
+    rows = [arrival.shape for arrival in _rows(source, rng, folders, spec.count, 1.0)]
+    return RowLengths(rows, shuffle=source.shuffle)
+
+
+def _timed(spec: WorkloadSpec, speed: float, rng: Random, folders: Sequence[Path]) -> list[Arrival]:
+    source = spec.lengths
+    if not isinstance(source, Trace) or (source.format not in TIMED and source.format != "servegen"):
+        raise WorkloadError("workload.arrivals: the lengths come from no trace that has times")
+    rows = _rows(source, rng, folders, spec.count, speed)
+    if len(rows) < spec.count:
+        raise WorkloadError(f"workload.count: the trace has {len(rows)} rows, {spec.count} are asked for")
+    pace = 1.0 if source.format == "servegen" else speed
+    first_ns = rows[0].at_ns
+    return [Arrival(int((row.at_ns - first_ns) / pace), cut(row.shape, source)) for row in rows[: spec.count]]
+
+
+def _rows(source: Trace, rng: Random, folders: Sequence[Path], count: int, speed: float) -> list[Arrival]:
+    path = find(source.path, folders)
+    if source.format == "servegen":
+        rows = servegen.read(path, rng, begin_s=source.begin_s, count=count + source.skip, speed=speed)
+    else:
+        rows = READERS[source.format](path)
+    if len(rows) <= source.skip:
+        raise WorkloadError(f"{len(rows)} rows, of which {source.skip} shall be skipped", path=path)
+    return rows[source.skip :]
+
+
+def find(path: str, folders: Sequence[Path]) -> Path:
+    """A trace by its path: absolute, or in the first folder that has it.
+
+    Raises:
+        WorkloadError: it is in none of these places.
+    """
+    places = [folder / path for folder in folders]
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        raise WorkloadError(f"is not there; looked for {' and '.join(map(str, places))}", path=path)
+    return found
+
+
+def cut(shape: RequestShape, source: LogNormal | Fitted | Trace) -> RequestShape:
+    """A request within the bounds that the workload sets."""
+    if isinstance(source, LogNormal):
+        return shape
+    prompt = min(shape.prompt_tokens, source.prompt_max or shape.prompt_tokens)
+    output = min(shape.output_tokens, source.output_max or shape.output_tokens)
+    if source.total_max and prompt + output > source.total_max:
+        prompt = max(1, min(prompt, source.total_max - output))
+        output = max(1, min(output, source.total_max - prompt))
+    keep = isinstance(source, Trace) and source.prefixes
+    prefix = shape.prefix[: -(-prompt // shape.prefix_tokens)] if keep and shape.prefix else ()
+    return RequestShape(prompt, output, prefix, shape.prefix_tokens if prefix else 0)
+
+
+def prompt_token_ids(number: int, shape: RequestShape) -> list[int]:
+    """A prompt that shares with others what its shape says, and else nothing."""
+    if not shape.prefix:
+        return [_FIRST_TOKEN + number] * shape.prompt_tokens
+    ids = [-2 - name if name < 0 else (1 << 40) + name for name in shape.prefix]
+    tokens = [token for token in ids for _ in range(shape.prefix_tokens)]
+    return tokens[: shape.prompt_tokens]
+
+
+def request_name(number: int) -> str:
+    """Id of the n-th request."""
+    return f"r{number}"
+
+
+def call_of(
+    number: int, arrival: Arrival, *, model: str, max_model_len: int, output_limit: int, stated: bool = False
+) -> Call:
+    """The call that a client makes of a request."""
+    shape = arrival.shape
+    room = max_model_len - shape.prompt_tokens
+    limit = shape.output_tokens if stated else output_limit or room
+    return Call(
+        request=request_name(number),
+        kind=CallKind.COMPLETION,
+        model=model,
+        prompts=[prompt_token_ids(number, shape)],
+        sampling=Sampling(max_tokens=max(1, min(limit, room)), temperature=0.0, ignore_eos=stated),
+    )

@@ -1,0 +1,108 @@
+"""What a scenario says of migration, and what of the cluster it builds: migrators, and the network that carries KV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from millrace.actor.config import BusConfig
+from millrace.actor.errors import ConfigError
+from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.migration import MigrationMode
+from millrace.contracts.plan import InstanceRole
+from millrace.enginemodel.copying import NO_COST, CopyCost
+from millrace.enginemodel.network import TOKEN_BYTES, modelled_endpoint
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.sim.kv_network import SimKvNetwork
+from millrace.sim.runtime_sim import MICROSECOND, Simulation
+
+from services.migrator.config import MigratorConfig, MigratorLimits, TargetConfig, target_policy
+from services.worker.config import MigrationConfig
+
+#: A migrator is called so, with its instance behind it.
+PREFIX = "migrator-"
+
+
+class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How running sequences move between instances. Off, nothing here has an effect, roles included.
+
+    Attributes:
+        on: A migrator for each instance, and engines whose KV others may read.
+        bandwidth_gbps: Of each instance's link in each direction, Gb/s; transfers share it.
+        latency_us: Before the first byte of each read.
+        copy: What copying and checksums cost the engines themselves; the default is a network card's or a GPU's own
+            way: nothing.
+        token_bytes: KV of one token over all layers and ranks; the default is Llama-3-8B's in 16 bits.
+        roles: By group or instance (which wins); who is not named does both.
+        mode: How KV travels.
+        target: How a migrator chooses where to.
+        limits: Of each migrator.
+    """
+
+    on: bool = False
+    bandwidth_gbps: float = 100.0
+    latency_us: float = 30.0
+    copy: CopyCost = NO_COST
+    token_bytes: int = TOKEN_BYTES
+    roles: dict[str, InstanceRole] = {}
+    mode: MigrationMode = MigrationMode.LIVE
+    target: TargetConfig = TargetConfig()
+    limits: MigratorLimits = MigratorLimits()
+
+    def complaint(self, instances: Mapping[str, tuple[str, ...]]) -> str:
+        """What is wrong, by name; empty where all is well. ``instances``: names by group."""
+        if self.bandwidth_gbps <= 0 or self.latency_us < 0 or self.token_bytes < 1:
+            return "migration: bandwidth_gbps must be above 0, latency_us not negative, token_bytes at least 1"
+        if min(self.copy.copy_bytes_per_s, self.copy.checksum_bytes_per_s) < 0 or self.copy.bytes_per_step < 1:
+            return "migration.copy: rates must not be negative, bytes_per_step at least 1"
+        known = {*instances, *(name for names in instances.values() for name in names)}
+        for name in self.roles:
+            if name not in known:
+                return f"migration.roles: {name!r} is neither a group nor an instance"
+        try:
+            target_policy(self.target)
+        except ConfigError as error:
+            return f"migration.{error}"
+        return ""
+
+    def instance_roles(self, instances: Mapping[str, tuple[str, ...]]) -> dict[str, InstanceRole]:
+        """For the coordinators: roles by instance. ``instances``: names by group."""
+        if not self.on:
+            return {}
+        by_group = {name: self.roles[group] for group in instances if group in self.roles for name in instances[group]}
+        single = {name for names in instances.values() for name in names}
+        return {**by_group, **{name: role for name, role in self.roles.items() if name in single}}
+
+    def network(self, simulation: Simulation) -> SimKvNetwork | None:
+        """What carries KV between the engines; None where nothing moves."""
+        if not self.on:
+            return None
+        latency_ns = int(self.latency_us * MICROSECOND)
+        rate = self.bandwidth_gbps * 1e9 / 8
+        return SimKvNetwork(simulation, bytes_per_s=rate, latency_ns=latency_ns, copy_cost=self.copy)
+
+    def endpoint(self, engine: EngineParameters, *, key: str, model: str) -> KvEndpoint | None:
+        """Where an engine's KV lies; None where nothing moves."""
+        return modelled_endpoint(engine, key=key, model=model, token_bytes=self.token_bytes) if self.on else None
+
+    def worker_bounds(self) -> MigrationConfig:
+        """For the workers: their own bounds, or what the migrators' limits ask for where that is more."""
+        bounds, limits = MigrationConfig(), self.limits
+        return MigrationConfig(
+            leases_max=max(bounds.leases_max, limits.out_max),
+            reservations_max=max(bounds.reservations_max, limits.in_max),
+            lease_ms_max=max(bounds.lease_ms_max, limits.lease_ms),
+            freeze_ms_max=max(bounds.freeze_ms_max, limits.freeze_ms, limits.copy_freeze_ms),
+            reserve_ms_max=max(bounds.reserve_ms_max, limits.reserve_ms),
+        )
+
+    def migrator(self, name: str, bus: BusConfig) -> MigratorConfig:
+        """The migrator of the instance that its name ends with."""
+        return MigratorConfig(
+            name=name,
+            instances=[name.removeprefix(PREFIX)],
+            mode=self.mode,
+            target=self.target,
+            limits=self.limits,
+            bus=bus,
+        )

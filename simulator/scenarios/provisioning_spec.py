@@ -1,0 +1,58 @@
+"""The ``[provisioning]`` table of a scenario."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from millrace.actor.errors import ConfigError
+
+from services.coordinator.config import ProvisioningConfig, strategy_parameters
+
+
+class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a scenario says of provisioning.
+
+    Attributes:
+        strategy: A name of ``PROVISIONING_POLICIES``.
+        parameters: Its parameters; ``instances_max`` says how many spare instances there are.
+        cold_start_s: From the order to an instance's first word, seconds.
+        drain_limit_s: How long requests may go on at an instance that is to stop, seconds.
+    """
+
+    strategy: str = "none"
+    parameters: dict[str, Any] = {}
+    cold_start_s: float = 30.0
+    drain_limit_s: float = 30.0
+
+    @property
+    def on(self) -> bool:
+        """Whether instances come and go."""
+        return self.strategy != "none"
+
+    def config(self) -> ProvisioningConfig:
+        """For the coordinators. Waits are as long as this cold start needs."""
+        return ProvisioningConfig(
+            strategy=self.strategy,
+            parameters=self.parameters,
+            start_limit_s=2 * self.cold_start_s + 10,
+            drain_limit_s=self.drain_limit_s,
+        )
+
+    def complaint(self) -> str:
+        """What is wrong, by name; empty where all is well."""
+        if self.cold_start_s < 0 or self.drain_limit_s < 0:
+            return "provisioning: cold_start_s and drain_limit_s must not be negative"
+        try:
+            strategy_parameters(self.config())
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def spares(self, running: int) -> int:
+        """Instances that may be added to those that run.
+
+        Raises:
+            ConfigError: no such strategy or parameters.
+        """
+        return max(0, getattr(strategy_parameters(self.config()), "instances_max", running) - running)

@@ -1,0 +1,135 @@
+"""Reads a scenario file, with values set from the command line laid over it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
+
+from simulator.scenarios.spec import ScenarioSpec
+
+
+class ScenarioError(ValueError):
+    """A scenario is wrong. The message names the file and the key."""
+
+
+def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
+    """Reads ``path`` and lays ``key.of.a.table=value`` settings over it; values are TOML, else plain strings.
+
+    Raises:
+        ScenarioError: the file cannot be read, or something in it or in a setting is wrong.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ScenarioError(f"{path}: {error}") from None
+    return scenario_of(_located(with_settings(table, settings), path.parent), source=str(path))
+
+
+def _located(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same with the path of a policy's file made absolute: runs may be made by other processes."""
+    dispatch: Any = table.get("dispatch")
+    policy = dispatch.get("policy") if isinstance(dispatch, dict) else None
+    if isinstance(policy, str) and policy.endswith(SUFFIX):
+        found = next((place for place in (Path(policy), folder / policy) if place.is_file()), Path(policy))
+        dispatch["policy"] = str(found.absolute())
+    return table
+
+
+def scenario_of(table: dict[str, Any], *, source: str = "scenario") -> ScenarioSpec:
+    """The scenario that a table says.
+
+    Raises:
+        ScenarioError: naming the wrong key.
+    """
+    try:
+        spec = msgspec.convert(table, ScenarioSpec)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{source}: {error}") from None
+    complaint = _complaint(spec)
+    if complaint:
+        raise ScenarioError(f"{source}: {complaint}")
+    return spec
+
+
+def with_settings(table: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """A copy with each ``a.b.0.c=value`` set; numbers count into lists."""
+    result: Any = _copied(table)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ScenarioError(f"--set {setting}: must be key=value")
+        _set(result, key.strip().split("."), _value(text.strip()), setting)
+    return dict(result)
+
+
+def _set(place: Any, words: list[str], value: Any, setting: str) -> None:
+    for word in words[:-1]:
+        if isinstance(place, list) and word.isdigit() and int(word) < len(place):
+            place = place[int(word)]
+        elif isinstance(place, dict):
+            place = place.setdefault(word, {})
+        else:
+            raise ScenarioError(f"--set {setting}: there is no {word}")
+    last = words[-1]
+    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
+        place[int(last)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise ScenarioError(f"--set {setting}: there is no {last}")
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return [_copied(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _complaint(spec: ScenarioSpec) -> str:
+    """What no single field can see; empty where all is well."""
+    try:
+        policy = load_policy(spec.dispatch.policy)
+    except PolicyError as error:
+        return f"dispatch.policy: {error}"
+    try:
+        msgspec.convert(spec.dispatch.parameters, policy.parameters)
+    except msgspec.ValidationError as error:
+        return f"dispatch.parameters of {policy.name}: {error}"
+    if complaint := spec.provisioning.complaint():
+        return complaint
+    names = [group.name for group in spec.cluster.groups]
+    bounds = {
+        "cluster.groups: at least one is needed": bool(names),
+        "cluster.groups: each needs a name of its own, of letters, digits, - and _": (
+            len(set(names)) == len(names) and all(name.replace("-", "").replace("_", "").isalnum() for name in names)
+        ),
+        "cluster.groups.instances: must be at least 1": all(group.instances >= 1 for group in spec.cluster.groups),
+        "cluster.groups.speed: must be above 0": all(group.speed > 0 for group in spec.cluster.groups),
+        "cluster.ingresses: must be at least 1": spec.cluster.ingresses >= 1,
+        "cluster.coordinators: must be at least 1": spec.cluster.coordinators >= 1,
+        "cluster.predictors: must be at least 1": spec.cluster.predictors >= 1,
+        "workload.count: must be at least 1": spec.workload.count >= 1,
+        "workload.warm_up: must be 0 to less than workload.count": 0 <= spec.workload.warm_up < spec.workload.count,
+        "prediction.sigma: must not be negative": spec.prediction.sigma >= 0,
+        "network: delays must not be negative": min(msgspec.structs.astuple(spec.network)) >= 0,
+        "intervals.summary_ms: must be at most 500, or ingress takes the instance for dead": spec.intervals.summary_ms
+        <= 500,
+        "intervals: must not be negative, and 1 or more but for token_ms and run_ms": (
+            min(spec.intervals.token_ms, spec.intervals.run_ms) >= 0
+            and min(spec.intervals.status_ms, spec.intervals.summary_ms, spec.intervals.sample_ms) >= 1
+        ),
+    }
+    complaint = next((complaint for complaint, holds in bounds.items() if not holds), "")
+    return complaint or spec.migration.complaint(spec.instances())

@@ -1,0 +1,188 @@
+"""Runs one scenario from its first arrival to its last outcome."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from itertools import count, cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from millrace.sim.runtime_sim import MILLISECOND, SECOND
+from millrace.workloads.shape import Arrival
+
+from simulator.scenarios.cluster import MODEL, ScenarioCluster, StepTimes
+from simulator.scenarios.load import arrivals, call_of
+from simulator.scenarios.observer import Finished, Migration, Sample
+from simulator.scenarios.spec import FaultSpec, ScenarioSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Virtual time between two looks at whether all is done, and two reports of progress.
+LOOK_NS = SECOND
+
+#: Outcomes on their way to the observer arrive within this time.
+TAIL_NS = 100 * MILLISECOND
+
+#: Told now and then: calls that ended, and virtual seconds since the first possible arrival.
+Progress = Callable[[int, float], None]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scenario gave.
+
+    Attributes:
+        trace_hash: Order-sensitive hash of all deliveries: equal for equal seeds.
+        messages: Messages handled by all actors.
+        wall_s: Real time of the run, the building of the cluster included.
+        virtual_s: Virtual time from the first possible arrival on.
+        outcomes: Calls by how they ended; ``open`` for those that never did.
+        details: First detail of each kind of failure.
+        fallbacks: Decisions that were made without the predictions that the policy asked for.
+        engine_steps: Steps of all engines.
+    """
+
+    spec: ScenarioSpec
+    trace_hash: int
+    messages: int
+    wall_s: float
+    virtual_s: float
+    outcomes: dict[str, int]
+    details: dict[str, str]
+    fallbacks: int
+    engine_steps: int
+    finished: list[Finished]
+    samples: list[Sample]
+    migrations: list[Migration] = []
+
+
+def run_scenario(
+    spec: ScenarioSpec,
+    *,
+    step_times: StepTimes,
+    folders: Sequence[Path] = (),
+    progress: Progress = lambda ended, virtual_s: None,
+    clock: Callable[[], float] = float,
+) -> Outcome:
+    """Runs it.
+
+    Args:
+        step_times: Loads a step-time model by the name or path that the scenario gives.
+        folders: Where traces may be.
+        clock: Real time in seconds, to say how long it took; the default does not measure.
+
+    Raises:
+        WorkloadError: the workload's trace is wrong.
+        SimulationFailed: an actor failed.
+    """
+    began_s = clock()
+    with _without_collection():
+        load = arrivals(spec.workload, seed=spec.seed, folders=folders)
+        run = _Run(spec, load, step_times)
+        run.to_end(progress)
+    return run.outcome(clock() - began_s)
+
+
+class _Run:
+    """One scenario under way."""
+
+    def __init__(self, spec: ScenarioSpec, load: list[Arrival], step_times: StepTimes) -> None:
+        self._spec = spec
+        self._load = load
+        self._cluster = ScenarioCluster(spec, step_times=step_times, truth=self._output_tokens)
+        self._sim = self._cluster.simulation
+        self._max_model_len = max(group.engine.max_model_len for group in spec.cluster.groups)
+        self._ingresses = cycle(range(spec.cluster.ingresses))
+        self._numbers = count()
+
+    def _output_tokens(self, request: str) -> int:
+        return self._load[int(request[1:])].shape.output_tokens
+
+    def to_end(self, progress: Progress) -> None:
+        sim, cluster = self._sim, self._cluster
+        sim.run(cluster.begin_ns)
+        for fault in self._spec.faults:
+            sim.after(int(fault.at_s * SECOND), self._harm, fault)
+        self._next_arrival()
+        until_ns = cluster.begin_ns + self._load[-1].at_ns + int(self._spec.limit_s * SECOND)
+        while cluster.clients.ended < len(self._load) and sim.now_ns < until_ns:
+            sim.run_for(LOOK_NS)
+            progress(cluster.clients.ended, (sim.now_ns - cluster.begin_ns) / SECOND)
+        sim.run_for(TAIL_NS)
+
+    def _next_arrival(self) -> None:
+        number = next(self._numbers)
+        if number < len(self._load):
+            at_ns = self._cluster.begin_ns + self._load[number].at_ns
+            self._sim.after(at_ns - self._sim.now_ns, self._arrive, number)
+
+    def _arrive(self, number: int) -> None:
+        """A call reaches the next ingress that runs; without one it comes again a little later."""
+        actors = self._cluster.ingresses
+        process = next((p for _ in actors if (p := actors[next(self._ingresses)].process) is not None), None)
+        if process is None:
+            self._sim.after(100 * MILLISECOND, self._arrive, number)
+            return
+        workload = self._spec.workload
+        call = call_of(
+            number,
+            self._load[number],
+            model=MODEL,
+            max_model_len=self._max_model_len,
+            output_limit=workload.output_limit,
+            stated=workload.stated,
+        )
+        self._next_arrival()
+        self._cluster.clients.submit(process, call)
+
+    def _harm(self, fault: FaultSpec) -> None:
+        faults, sim, duration_ns = self._sim.faults, self._sim, int(fault.duration_s * SECOND)
+        if fault.kind == "kill":
+            faults.kill(sim.actors[fault.target])
+        elif fault.kind == "stall":
+            self._cluster.engines[fault.target].stall(duration_ns)
+        elif fault.kind == "partition":
+            faults.partition(fault.target)
+            sim.after(duration_ns, faults.heal, fault.target)
+        else:
+            faults.stop_bus()
+            sim.after(duration_ns, faults.start_bus)
+
+    def outcome(self, wall_s: float) -> Outcome:
+        cluster, sim = self._cluster, self._sim
+        outcomes = dict(sorted(cluster.clients.outcomes.items()))
+        still_open = len(self._load) - cluster.clients.ended
+        return Outcome(
+            spec=self._spec,
+            trace_hash=sim.trace_hash,
+            messages=sim.handled,
+            wall_s=wall_s,
+            virtual_s=(sim.now_ns - cluster.begin_ns) / SECOND,
+            outcomes={**outcomes, "open": still_open} if still_open else outcomes,
+            details=cluster.clients.details,
+            fallbacks=cluster.fallbacks(),
+            engine_steps=sum(engine.engine.steps for engine in cluster.engines.values()),
+            finished=cluster.observer.finished,
+            samples=cluster.samples,
+            migrations=cluster.observer.migrations,
+        )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Reference counts free nearly everything here; the collector would look at it all, over and over."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():
+            # What is left counts as old from here on, or the collector's next look would be at millions of new things.
+            gc.freeze()
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,268 @@
+"""What a scenario file may say. Durations carry their unit in the name; an unknown key is refused by its name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.workloads.arrivals import Arrivals, Poisson
+from millrace.workloads.lengths import LogNormalLengths
+
+from services.predictor.config import OutrunRule
+from simulator.scenarios.migration_spec import MigrationSpec
+from simulator.scenarios.provisioning_spec import ProvisioningSpec
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Instances that are alike.
+
+    Attributes:
+        name: Their names begin with it: ``<name>-000``.
+        instances: How many.
+        step_time: A set of step-time coefficients that ships, or the path of one.
+        speed: How much faster than that they are.
+        engine: Limits of the scheduler.
+        host: The machine that they are on; groups may share one. Empty: each has a machine of its own.
+        neighbour_slowdown: Each other instance of the host that computes makes their steps longer by this share.
+    """
+
+    name: str = "gpu"
+    instances: int = 4
+    step_time: str = "a100-llama-3-8b"
+    speed: float = 1.0
+    engine: EngineParameters = EngineParameters()
+    host: str = ""
+    neighbour_slowdown: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+
+    def names(self) -> tuple[str, ...]:
+        """Of its instances."""
+        return tuple(f"{self.name}-{index:0{len(str(self.instances - 1))}}" for index in range(self.instances))
+
+
+class PredictorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How predictors work; see ``services.predictor.config.PredictorConfig``."""
+
+    rule: OutrunRule = OutrunRule.PLUS_TEN
+    default_output_tokens: int = 128
+    learn_lengths: bool = True
+    calibrate: bool = True
+    prefixes: bool = True
+
+
+class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is there.
+
+    Attributes:
+        predictors: Predictor actors; each answers for its share of the instances. Started only where the policy asks.
+        queue_max: Sequences that may wait at an instance beyond its running batch.
+        restart_s: A process that ended is started again after so long.
+        stall_s: A request without a token for so long goes on elsewhere; long, because overload is no stall.
+    """
+
+    groups: tuple[Group, ...] = (Group(),)
+    ingresses: int = 1
+    coordinators: int = 1
+    predictors: int = 1
+    predictor: PredictorSpec = PredictorSpec()
+    queue_max: int = 100_000
+    restart_s: float = 1.0
+    stall_s: float = 3600.0
+
+
+class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy.
+
+    Attributes:
+        policy: Name of a dispatch policy, or a file that ends in ``.py``; a relative path is looked for from here, then
+            beside the scenario.
+        parameters: Its parameters.
+    """
+
+    policy: str = "join_shortest_queue"
+    parameters: dict[str, Any] = {}
+
+
+class LogNormal(
+    LogNormalLengths, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="log_normal", tag_field="kind"
+):
+    """Independent log-normal lengths."""
+
+
+class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted", tag_field="kind"):
+    """Lengths of a distribution that ships (libs/millrace/workloads/fitted).
+
+    Attributes:
+        prompt_max, output_max, total_max: Longer requests are cut to these, tokens; 0 for no bound.
+    """
+
+    name: str
+    prompt_max: int = 0
+    output_max: int = 0
+    total_max: int = 0
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="kind"):
+    """Rows of a trace.
+
+    Attributes:
+        path: File or folder; a relative one is looked for in MILLRACE_DATA, then beside the scenario.
+        format: ``azure``, ``mooncake``, ``sharegpt`` or ``servegen``.
+        shuffle: Draw rows at random instead of in their order. Not with the trace's own times.
+        skip: Rows left out at the beginning.
+        begin_s: ServeGen: time of the day at which the scenario begins.
+        prefixes: Whether shared prefixes of the trace are kept; else every prompt is a stranger.
+    """
+
+    path: str
+    format: Literal["azure", "mooncake", "sharegpt", "servegen"]
+    shuffle: bool = False
+    skip: int = 0
+    begin_s: float = 0.0
+    prefixes: bool = True
+    prompt_max: int = 0
+    output_max: int = 0
+    total_max: int = 0
+
+
+LengthSource = LogNormal | Fitted | Trace
+
+
+class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What comes.
+
+    Attributes:
+        count: Requests.
+        warm_up: The first ones are served and left out of the statistics.
+        output_limit: ``max_tokens`` of each request; 0 for what the model takes. The engine ends a request at the
+            length that the workload says, which nobody knows before.
+        stated: Each request states its length instead (``ignore_eos`` with ``max_tokens``); no tagger is asked.
+    """
+
+    arrivals: Arrivals = Poisson(rate_per_s=10.0)
+    lengths: LengthSource = LogNormal(prompt_mean=200.0, output_mean=200.0, prompt_sigma=1.0, output_sigma=0.8)
+    count: int = 1000
+    warm_up: int = 0
+    output_limit: int = 0
+    stated: bool = False
+
+
+class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of output lengths beforehand.
+
+    Attributes:
+        kind: ``oracle``: the truth; ``noisy``: the truth times a normal number around 1 with ``sigma``, cut to
+            [0.1, 5] (Block, section 6.3); ``tagger``: the tagger's model; ``none``: nothing.
+    """
+
+    kind: Literal["oracle", "noisy", "tagger", "none"] = "oracle"
+    sigma: float = 0.0
+
+
+class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The network: each message takes two hops of ``delay_us`` and an exponential ``jitter_us``.
+
+    Attributes:
+        worker_delay_us, worker_jitter_us: The same for the hop to and from a worker, on top: where it shares its core
+            with an engine, that has to make room first.
+    """
+
+    delay_us: float = 100.0
+    jitter_us: float = 0.0
+    worker_delay_us: float = 0.0
+    worker_jitter_us: float = 0.0
+
+
+class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that goes wrong.
+
+    Attributes:
+        at_s: When, counted from the first possible arrival.
+        kind: ``kill`` an actor; ``stall`` an instance's engine; ``partition`` a node; ``stop_bus``.
+        target: Name of the actor; empty for the bus.
+        duration_s: How long a stall, partition or outage lasts.
+    """
+
+    at_s: float
+    kind: Literal["kill", "stall", "partition", "stop_bus"]
+    target: str = ""
+    duration_s: float = 1.0
+
+
+class SloSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request must keep to count as goodput; 0 for no bound. ``tpot_ms`` is the mean after the first token."""
+
+    ttft_ms: float = 3000.0
+    tpot_ms: float = 0.0
+    e2e_ms: float = 0.0
+
+
+class IntervalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often things are said and looked at. Live, the first two are 20 and 25 ms and tokens come with each step.
+
+    Attributes:
+        status_ms: Least time between two snapshots of an instance.
+        summary_ms: Least time between two summaries.
+        token_ms: Tokens between the first and the last of a request are told at most so often; 0 for each step.
+        run_ms: Longest run of decode steps that is computed at once; 0 for step by step. Changes no step's time.
+        sample_ms: How often the timeline is sampled.
+    """
+
+    status_ms: int = 250
+    summary_ms: int = 250
+    token_ms: int = 1000
+    run_ms: int = 1000
+    sample_ms: int = 1000
+
+
+class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is written.
+
+    Attributes:
+        folder: Where to; empty for nothing but the printed tables.
+        plots: Whether pictures are drawn.
+    """
+
+    folder: str = ""
+    plots: bool = True
+
+
+class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole scenario.
+
+    Attributes:
+        limit_s: Virtual time after the last arrival at which what is still open counts as lost.
+    """
+
+    name: str = "scenario"
+    seed: int = 0
+    limit_s: float = 3600.0
+    cluster: ClusterTable = ClusterTable()
+    dispatch: DispatchSpec = DispatchSpec()
+    provisioning: ProvisioningSpec = ProvisioningSpec()
+    migration: MigrationSpec = MigrationSpec()
+    workload: WorkloadSpec = WorkloadSpec()
+    prediction: PredictionSpec = PredictionSpec()
+    network: NetworkSpec = NetworkSpec()
+    faults: tuple[FaultSpec, ...] = ()
+    slo: SloSpec = SloSpec()
+    intervals: IntervalSpec = IntervalSpec()
+    output: OutputSpec = OutputSpec()
+
+    def spares(self) -> tuple[str, ...]:
+        """Names of the instances that provisioning may add, like the first group's.
+
+        Raises:
+            ConfigError: no such strategy, or its parameters are wrong.
+        """
+        if not self.provisioning.on:
+            return ()
+        group = self.cluster.groups[0]
+        running = sum(group.instances for group in self.cluster.groups)
+        return tuple(f"{group.name}-{group.instances + index}" for index in range(self.provisioning.spares(running)))
+
+    def instances(self) -> dict[str, tuple[str, ...]]:
+        """Names of all instances by group, spares included."""
+        names = {group.name: group.names() for group in self.cluster.groups}
+        first = self.cluster.groups[0].name
+        return {**names, first: names[first] + self.spares()}

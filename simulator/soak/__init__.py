@@ -1,0 +1,1 @@
+"""Random load and random faults on whole clusters, seed by seed, with checkers."""

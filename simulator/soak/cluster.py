@@ -1,0 +1,124 @@
+"""The soak's cluster: alike workers whose engines generate text that clients can check, and clients that do."""
+
+from __future__ import annotations
+
+from random import Random
+from zlib import crc32
+
+from millrace.contracts.catalog import Role
+from millrace.contracts.kv import KvEndpoint
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.network import modelled_endpoint
+from millrace.sim.engine_sim import SimulatedEngine
+from millrace.sim.kv_network import SimKvNetwork
+from millrace.sim.links import LinkModel
+from millrace.sim.process import SimProcess
+from millrace.sim.runtime_sim import Simulation
+
+from services.coordinator.config import CoordinatorConfig
+from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
+from services.ingress.tokens.detokenizer import TextModel
+from services.migrator.config import MigratorConfig
+from services.predictor.config import PredictorConfig
+from services.tagger.config import NO_TRAINING, TaggerConfig
+from services.worker.config import WorkerLimits
+from simulator import services
+from simulator.cluster import BUS, CLUSTER, SimulatedCluster
+from simulator.process_restarter import WATCH_NS
+from simulator.services import Instance
+from simulator.soak.clients import Clients
+from simulator.soak.oracle import Oracle
+from simulator.soak.shape import MODEL, SoakShape
+from simulator.vocabulary import EOS, byte_vocabulary, spoken_vocabulary
+
+
+class SoakCluster(SimulatedCluster):
+    """A cluster of a shape.
+
+    Attributes:
+        clients: Submit calls here; they check what comes.
+    """
+
+    def __init__(self, seed: int, shape: SoakShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
+        """Builds and starts everything. ``verify``: as for ``Simulation``."""
+        simulation = Simulation(seed, verify=verify, link=link)
+        wire = shape.migration
+        network = None
+        if wire is not None:
+            network = SimKvNetwork(simulation, bytes_per_s=wire.bytes_per_s, latency_ns=wire.latency_ns)
+        super().__init__(simulation, network=network)
+        self.shape = shape
+        self._text = TextModel(byte_vocabulary(), frozenset({EOS}))
+        self._words = spoken_vocabulary(self._text.vocabulary)
+        self._oracle = Oracle(self._modelled_engine, self._text.vocabulary, self._words)
+        self.clients = Clients(self._oracle)
+        self._choose_services()
+        self._add_actors()
+        rng = Random(f"{seed}/supervisor")
+        self.restart_dead(lambda: rng.randrange(*shape.restart_ns))
+        simulation.after(WATCH_NS, self._lose_connections)
+
+    def _choose_services(self) -> None:
+        self.services |= {
+            Role.COORDINATOR: services.coordinator(),
+            Role.TAGGER: services.tagger(),
+            Role.MIGRATOR: services.migrator(),
+            Role.WORKER: services.worker(CLUSTER, self.make_engine, self._endpoint, self.engines),
+            Role.INGRESS: services.ingress({MODEL: self._text}, self.clients.handlers),
+        }
+        if self.shape.predictors:
+            self.services[Role.PREDICTOR] = services.predictor({MODEL: self.shape.step_time})
+
+    def _add_actors(self) -> None:
+        shape, add = self.shape, self.add
+        roles = shape.migration.roles if shape.migration else {}
+        for index in range(shape.coordinators):
+            add(Role.COORDINATOR, CoordinatorConfig(name=f"coordinator-{index}", bus=BUS, roles=roles))
+        for index in range(shape.taggers):
+            add(Role.TAGGER, TaggerConfig(name=f"tagger-{index}", bus=BUS, learning=NO_TRAINING))
+        for index in range(shape.predictors):
+            add(Role.PREDICTOR, PredictorConfig(name=f"predictor-{index}", bus=BUS))
+        for index in range(shape.workers):
+            add(Role.WORKER, self._instance(f"w{index}"))
+        for index in range(shape.ingresses):
+            add(Role.INGRESS, self._ingress(f"ingress-{index}"))
+        for index in range(shape.workers if shape.migration else 0):
+            add(Role.MIGRATOR, MigratorConfig(name=f"migrator-w{index}", instances=[f"w{index}"], bus=BUS))
+
+    def _instance(self, name: str) -> Instance:
+        limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
+        return Instance(name=name, model=MODEL, engine=self.shape.engine, step_time=MODEL, limits=limits)
+
+    def _ingress(self, name: str) -> IngressConfig:
+        shape = self.shape
+        return IngressConfig(
+            name=name,
+            bus=BUS,
+            limits=LimitsConfig(calls_open_max=shape.calls_open_max, call_timeout_s=shape.call_timeout_s),
+            dispatch=DispatchConfig(policy=shape.policy),
+        )
+
+    def make_engine(self, instance: Instance, process: SimProcess) -> SimulatedEngine:
+        """The engine of a worker's incarnation. Without a sampling seed it generates a text of its own."""
+        engine = self._modelled_engine(self._endpoint(instance, process.incarnation))
+        engine.moves.leases.verify = self.shape.migration is None or self.shape.migration.verify
+        engine.noise = crc32(f"{process.name}/{process.incarnation}".encode())
+        self._oracle.noises.append(engine.noise)
+        self.change_engine(engine)
+        return SimulatedEngine(process, engine, network=self.network)
+
+    def change_engine(self, engine: ModelledEngine) -> None:
+        """Does nothing. Tests override it, to have an engine do something wrong."""
+
+    def _endpoint(self, instance: Instance, incarnation: int) -> KvEndpoint | None:
+        if self.shape.migration is None:
+            return None
+        return modelled_endpoint(instance.engine, key=f"{instance.name}/{incarnation}", model=MODEL)
+
+    def _modelled_engine(self, kv: KvEndpoint | None = None) -> ModelledEngine:
+        shape = self.shape
+        return ModelledEngine(shape.engine, shape.step_time, vocabulary=self._words, lengths=shape.lengths, kv=kv)
+
+    def _lose_connections(self) -> None:
+        self.clients.lose_connections()
+        self.simulation.after(WATCH_NS, self._lose_connections)

@@ -1,0 +1,168 @@
+"""Migrations for the soak: sequences that somebody wants moved all the time, and what must hold when they do.
+
+A seed draws whether checksums travel and which roles the workers have; then sequences move at random: one, several at
+once, all of an instance; to a named target or to wherever there is room; now and then one that is not there. Together
+with the other checkers (one owner per epoch, exact tokens, one outcome) this one holds: no engine decodes from blocks
+that were not the sequence's when they were read, whether or not checksums travel, and in the end no lease, reservation
+or migration is left anywhere.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from millrace.actor.effects import Effect, Publish
+from millrace.contracts.message import Message
+from millrace.contracts.migration import EvacuateInstance, MigrateSequence, MigrationFinished, MigrationMode
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.network import TOKEN_BYTES
+from millrace.sim.checkers import Checker
+from millrace.sim.checkers.pauses import JITTERS, BoundedPauses, PauseBounds
+from millrace.sim.links import LinkModel
+from millrace.sim.process import SimActor, SimProcess
+from millrace.sim.runtime_sim import MILLISECOND, Simulation
+
+from services.ingress.config import IngressConfig
+from services.ingress.times import Times
+from services.migrator.config import MigratorLimits
+from services.worker.config import MigrationConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.soak.cluster import SoakCluster
+    from simulator.soak.shape import MigrationShape, SoakShape
+
+#: Somebody wants something moved so often, on average, per second.
+ASKS_PER_S = 12.0
+
+#: Roles that a seed may give to the workers; the first is drawn more often than the others.
+ROLES: tuple[dict[str, InstanceRole], ...] = (
+    {},
+    {},
+    {"w0": InstanceRole.PREFILL, "w1": InstanceRole.DECODE},
+    {"w0": InstanceRole.PREFILL, "w*": InstanceRole.DECODE},
+)
+
+
+def migration_for(seed: int) -> MigrationShape:
+    """What a seed's cluster is like where sequences move."""
+    from simulator.soak.shape import MigrationShape
+
+    rng = Random(f"{seed}/migration shape")
+    return MigrationShape(
+        verify=rng.random() < 0.5,
+        roles=rng.choice(ROLES),
+        bytes_per_s=rng.choice((50e3, 2e6, 12.5e9)) * 1e3,
+        latency_ns=rng.choice((10_000, 300_000, 5_000_000)),
+    )
+
+
+def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
+    """How long a client may wait where sequences move: from the configurations of all who take part."""
+    assert shape.migration is not None
+    engine, limits, times = shape.engine, MigratorLimits(), Times.of(IngressConfig(name="any"))
+    budget, tokens = engine.token_budget, engine.max_sequences * engine.max_model_len
+    fullest = BatchComposition(decodes=engine.max_sequences, prefill_tokens=budget, context_tokens=tokens)
+    step_ns = shape.step_time.duration_ns(fullest)
+    freeze_ns = MigrationConfig().freeze_ms_max * MILLISECOND
+    elsewhere_ns = times.silence + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
+    return PauseBounds(
+        message=2 * (link.delay_ns + JITTERS * link.jitter_ns),
+        step=step_ns,
+        recompute=-(-tokens // (budget - engine.max_sequences)) * step_ns,
+        latency=shape.migration.latency_ns,
+        bytes_per_s=shape.migration.bytes_per_s / max(limits.out_max, limits.in_max),
+        block_bytes=engine.block_size * TOKEN_BYTES,
+        freeze_max=freeze_ns,
+        harm=freeze_ns + limits.lease_ms * MILLISECOND + elsewhere_ns,
+    )
+
+
+def watch_pauses(cluster: SoakCluster, link: LinkModel, disturbed: Callable[[], bool]) -> BoundedPauses:
+    """The checker of a cluster that has migrators."""
+
+    def ingresses() -> dict[str, Any]:
+        return {actor.name: _state(actor) for actor in cluster.ingresses if actor.process is not None}
+
+    def engines() -> dict[str, Any]:
+        here = [actor.name for actor in cluster.workers if actor.process is not None]
+        return {name: cluster.engines[name].engine for name in here}
+
+    return BoundedPauses(pause_bounds(cluster.shape, link), ingresses=ingresses, engines=engines, disturbed=disturbed)
+
+
+def _state(actor: SimActor) -> Any:
+    return actor.actor.state  # type: ignore[attr-defined]
+
+
+class MigrationLoad(Checker):
+    """Asks for migrations, and looks on.
+
+    Attributes:
+        ended: Outcome, with the refusal where there was one -> how many migrations ended so.
+    """
+
+    def __init__(self, cluster: SoakCluster, rng: Random) -> None:
+        self.ended: dict[str, int] = {}
+        self._cluster = cluster
+        self._rng = rng
+        self._until_ns = 0
+
+    def begin(self, until_ns: int) -> None:
+        """Asks from now on; does nothing in a cluster without migrators."""
+        self._until_ns = until_ns
+        if self._cluster.network is not None:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        simulation = self._cluster.simulation
+        if simulation.now_ns >= self._until_ns:
+            return
+        self._ask()
+        simulation.after(int(self._rng.expovariate(ASKS_PER_S) * 1000) * MILLISECOND, self._arrive)
+
+    def _ask(self) -> None:
+        rng, cluster = self._rng, self._cluster
+        source = rng.choice(cluster.workers)
+        if rng.random() < 0.03:
+            self._tell(source.name, "evacuate", EvacuateInstance(limit_ms=rng.choice((200, 3_000))))
+            return
+        running = list(source.actor.snapshot()["sequences"]) if source.process is not None else []
+        wanted = rng.sample(running, min(len(running), rng.choice((1, 1, 1, 2, 6)))) or ["nobody.0"]
+        mode = rng.choice((None, None, None, None, MigrationMode.STOP_AND_COPY, MigrationMode.RECOMPUTE))
+        for sequence in wanted:
+            target = rng.choice(("", *(worker.name for worker in cluster.workers)))
+            self._tell(source.name, "start", MigrateSequence(sequence=sequence, target=target, mode=mode))
+
+    def _tell(self, instance: str, verb: str, body: MigrateSequence | EvacuateInstance) -> None:
+        subject = self._cluster.subjects.migrate(instance, verb)
+        self._cluster.simulation.publish(subject, body, sender="somebody")
+
+    # What must hold
+
+    def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Publish) and isinstance(effect.body, MigrationFinished):
+                body = effect.body
+                how = f"{body.outcome} {body.refusal}" if body.refusal else str(body.outcome)
+                self.ended[how] = self.ended.get(how, 0) + 1
+
+    def on_interval(self, simulation: Simulation) -> None:
+        if self._cluster.network is not None:
+            for name, engine in self._cluster.engines.items():
+                poisoned = engine.engine.moves.arrivals.poisoned
+                assert not poisoned, f"{name} decoded {poisoned} from what was not their KV"
+
+    def is_quiet(self) -> bool:
+        """Whether no lease, reservation or migration is left."""
+        for worker in self._cluster.workers:
+            moves = self._cluster.engines[worker.name].engine.moves
+            if len(moves.leases) or len(moves.arrivals):
+                return False
+        if self._cluster.network is None:
+            return True
+        migrators = self._cluster.migrators
+        return all(m.process is not None and not any(m.actor.snapshot()[k] for k in ("out", "in")) for m in migrators)

@@ -1,0 +1,248 @@
+"""One seed of the cluster simulation: random load, random harm, healing, and what must hold in the end.
+
+Safety holds all the time: each request has at most one outcome, tokens come in order and are those of a run without
+faults, one owner per epoch, bounded queues. Liveness holds after healing: every request ends, a new one is served by
+every ingress, no worker holds anything, and every block is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+from millrace.contracts.worker import Sampling
+from millrace.sim.checkers.order import NoMessageAfterStop, TimeNeverGoesBack
+from millrace.sim.checkers.outcomes import OneOutcome
+from millrace.sim.checkers.ownership import SingleOwnership
+from millrace.sim.checkers.pauses import BoundedPauses
+from millrace.sim.checkers.queues import BoundedQueues
+from millrace.sim.failure import SimulationFailed
+from millrace.sim.links import LinkModel
+from millrace.sim.runtime_sim import MILLISECOND, SECOND
+
+from services.ingress.calls.messages import Call, CallKind
+from simulator.soak.cluster import SoakCluster
+from simulator.soak.fault_plan import FaultPlan
+from simulator.soak.migration_load import MigrationLoad, watch_pauses
+from simulator.soak.shape import MODEL, SoakShape
+
+#: Every link, but for faults: about the delays of a local network.
+HEALTHY = LinkModel(jitter_ns=50_000)
+
+#: The cluster has this long to find itself before load comes.
+WARM_NS = 1500 * MILLISECOND
+
+#: Calls a second: from engines that are idle now and then to queues and preemptions.
+RATES = (4.0, 12.0, 30.0)
+
+#: Faults end this long after the load began.
+FAULTS_NS = 6 * SECOND
+
+#: Load ends later than the faults begin to heal.
+LOAD_NS = 7 * SECOND
+
+#: After healing every open call must end within this time: their deadline and some slack.
+SETTLE_NS = 70 * SECOND
+
+#: A call to the healed cluster must complete within this time.
+SERVE_NS = 15 * SECOND
+
+#: Workers cancel what nobody wants within this time.
+EMPTY_NS = 45 * SECOND
+
+
+class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a seed did.
+
+    Attributes:
+        virtual_s: Virtual time that passed.
+        migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
+    """
+
+    seed: int
+    trace_hash: int
+    handled: int
+    virtual_s: float
+    outcomes: dict[str, int]
+    faults: list[str]
+    restarts: int
+    epochs_max: int
+    migrations: dict[str, int] = {}
+
+
+class SoakRun:
+    """Runs one seed. ``faults`` False gives the same load undisturbed; ``rate`` 0 draws one of RATES; ``cluster`` is
+    what builds it.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        shape: SoakShape | None = None,
+        faults: bool = True,
+        rate: float = 0.0,
+        cluster: type[SoakCluster] = SoakCluster,
+    ) -> None:
+        self.seed = seed
+        self.cluster = cluster(seed, shape or SoakShape(), link=HEALTHY)
+        self.ownership = SingleOwnership()
+        self.outcomes = OneOutcome()
+        self._sim = self.cluster.simulation
+        self._rng = Random(f"{seed}/load")
+        self._rate = rate or self._rng.choice(RATES)
+        self._calls = 0
+        self._load_ends_ns = 0
+        self._plan = FaultPlan(self.cluster, Random(f"{seed}/faults"))
+        self._with_faults = faults
+        self.migrations = MigrationLoad(self.cluster, Random(f"{seed}/migrations"))
+        self.pauses: BoundedPauses | None = None
+        if self.cluster.network is not None:
+            self.pauses = watch_pauses(self.cluster, HEALTHY, disturbed=lambda: bool(self._plan.done))
+            self._sim.check_with(self.pauses)
+        shape = self.cluster.shape
+        bounds = {"live": shape.engine.max_sequences + shape.queue_max, "calls_open": shape.calls_open_max}
+        for checker in (
+            self.ownership,
+            self.outcomes,
+            NoMessageAfterStop(),
+            TimeNeverGoesBack(),
+            BoundedQueues(bounds),
+            self.migrations,
+        ):
+            self._sim.check_with(checker)
+
+    def run(self) -> SoakReport:
+        """Runs it to its end.
+
+        Raises:
+            SimulationFailed: something that must hold did not; the message names the seed and what was done.
+        """
+        try:
+            self._run()
+        except AssertionError as failure:
+            done = "\n".join(f"  {line}" for line in self._plan.done)
+            raise SimulationFailed(f"seed {self.seed}: {failure}\nfaults:\n{done}") from failure
+        return self._report()
+
+    def _run(self) -> None:
+        sim = self._sim
+        began_ns = sim.now_ns
+        sim.run_for(WARM_NS)
+        self._load_ends_ns = sim.now_ns + LOAD_NS
+        self._arrive()
+        self.migrations.begin(self._load_ends_ns)
+        if self._with_faults:
+            self._plan.schedule(SECOND // 2, FAULTS_NS)
+        sim.run_for(FAULTS_NS + SECOND)
+        self._plan.heal()
+        sim.run(self._load_ends_ns)
+        self._until(lambda: not self.cluster.clients.open(), SETTLE_NS, "calls are still open")
+        self._serve()
+        self._until(self._is_empty, EMPTY_NS, "workers still hold sequences or blocks")
+        sim.finish()
+        assert sim.now_ns > began_ns
+        self._check_outcomes()
+
+    # Load
+
+    def _arrive(self) -> None:
+        if self._sim.now_ns >= self._load_ends_ns:
+            return
+        self._submit_somewhere()
+        self._sim.after(int(self._rng.expovariate(self._rate) * SECOND), self._arrive)
+
+    def _submit_somewhere(self) -> None:
+        call = self._draw_call()
+        alive = [actor.process for actor in self.cluster.ingresses if actor.process is not None]
+        if not alive:
+            return
+        self.cluster.clients.submit(self._rng.choice(alive), call)
+        if self._rng.random() < 0.08:
+            delay_ns = int(self._rng.expovariate(2.0) * SECOND)
+            self._sim.after(delay_ns, self.cluster.clients.abandon, call.request)
+
+    def _draw_call(self) -> Call:
+        rng = self._rng
+        self._calls += 1
+        prompts = [
+            [rng.randrange(97, 123) for _ in range(rng.randrange(1, 90))] for _ in range(rng.choice((1, 1, 1, 2)))
+        ]
+        stop = [chr(rng.randrange(97, 123)) + chr(rng.randrange(97, 123))] if rng.random() < 0.3 else []
+        sampling = Sampling(
+            max_tokens=rng.choice((1, 5, 30, 120)),
+            temperature=0.0 if stop else rng.choice((0.0, 0.8)),  # what is sampled may stop anywhere
+            seed=rng.choice((None, rng.getrandbits(32))),
+        )
+        return Call(
+            request=f"r{self._calls}",
+            kind=CallKind.COMPLETION,
+            model=MODEL,
+            prompts=prompts,
+            sampling=sampling,
+            n=rng.choice((1, 1, 1, 2, 3)),
+            stop=stop,
+            include_stop=rng.random() < 0.5,
+            stream=rng.random() < 0.7,
+        )
+
+    # The end
+
+    def _until(self, condition: Callable[[], bool], limit_ns: int, complaint: str) -> None:
+        end_ns = self._sim.now_ns + limit_ns
+        while not condition():
+            assert self._sim.now_ns < end_ns, f"{complaint}: {self._whats_left()}"
+            self._sim.run_for(100 * MILLISECOND)
+
+    def _serve(self) -> None:
+        """Every ingress serves a new call."""
+        self._until(lambda: all(actor.process for actor in self.cluster.ingresses), SERVE_NS, "an ingress is down")
+        requests = []
+        for actor in self.cluster.ingresses:
+            call = self._draw_call()
+            requests.append(call.request)
+            assert actor.process is not None
+            self.cluster.clients.submit(actor.process, call)
+        self._until(lambda: not self.cluster.clients.open(), SERVE_NS, "the healed cluster does not serve")
+        for request in requests:
+            outcome = self.cluster.clients.exchanges[request].outcome
+            assert outcome == "completed", f"the healed cluster ended {request} as {outcome}"
+
+    def _is_empty(self) -> bool:
+        for actor in self.cluster.workers:
+            if actor.process is None or actor.actor.snapshot()["live"]:
+                return False
+            scheduler = self.cluster.engines[actor.name].engine.scheduler
+            if scheduler.has_work() or scheduler.pool.free != scheduler.pool.blocks_total:
+                return False
+        return self.migrations.is_quiet()
+
+    def _whats_left(self) -> str:
+        workers = {actor.name: actor.actor.snapshot() for actor in self.cluster.workers if actor.process is not None}
+        return f"open {self.cluster.clients.open()}, workers {workers}"
+
+    def _check_outcomes(self) -> None:
+        """What was published agrees with what clients saw."""
+        meanings = {"completed": "completed", "abandoned": "cancelled"}
+        for request, exchange in self.cluster.clients.exchanges.items():
+            published = self.outcomes.published.get(request)
+            if exchange.outcome.startswith("refused"):
+                assert published is None, f"{request} was refused, and published as {published}"
+            elif exchange.accepted and exchange.outcome != "connection lost":
+                wanted = meanings.get(exchange.outcome, "failed")
+                assert published == wanted, f"{request} ended as {exchange.outcome}, published as {published}"
+
+    def _report(self) -> SoakReport:
+        sim = self._sim
+        return SoakReport(
+            seed=self.seed,
+            trace_hash=sim.trace_hash,
+            handled=sim.handled,
+            virtual_s=round((sim.now_ns - 1_700_000_000 * SECOND) / SECOND, 1),
+            outcomes=self.cluster.clients.outcomes(),
+            faults=self._plan.done,
+            restarts=self.cluster.restarts,
+            migrations=self.migrations.ended,
+            epochs_max=max((epoch for _sequence, epoch in self.ownership.owners), default=0),
+        )

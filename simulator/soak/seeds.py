@@ -1,0 +1,93 @@
+"""Many seeds of the cluster simulation: ``python -m simulator.soak --seeds 500``.
+
+Prints one line per failing seed and a summary; exit code 1 where a seed failed. One seed again, with its faults and
+outcomes: ``--first 17 --seeds 1 --verbose``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+
+from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.sim.failure import SimulationFailed
+
+from simulator.soak.migration_load import migration_for
+from simulator.soak.run import SoakReport, SoakRun
+from simulator.soak.shape import MigrationShape, SoakShape
+
+#: Predictors of a cluster whose policy asks them: two, so that one can die while the other answers.
+PREDICTORS = 2
+
+#: Dispatch policy where nobody names one.
+POLICY = SoakShape().policy
+
+
+def shape_for(policy: str, migration: MigrationShape | None = None) -> SoakShape:
+    """The cluster of a soak with this dispatch policy."""
+    asks = DISPATCH_POLICIES[policy].ask is not None
+    return SoakShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
+
+
+def run_seed(seed: int, policy: str = POLICY, *, migrations: bool = False) -> SoakReport | str:
+    """The report of a seed, or why it failed."""
+    try:
+        return SoakRun(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
+    except SimulationFailed as failure:
+        return str(failure)
+
+
+def _run(work: tuple[int, str, bool]) -> tuple[int, SoakReport | str]:
+    seed, policy, migrations = work
+    return seed, run_seed(seed, policy, migrations=migrations)
+
+
+def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, SoakReport | str]]:
+    jobs = options.jobs
+    work = [(seed, options.policy, options.migrations) for seed in seeds]
+    if jobs == 1:
+        yield from map(_run, work)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_run, work)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a soak."""
+    parser.add_argument("--seeds", type=int, default=500, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first one")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--policy", choices=sorted(DISPATCH_POLICIES), default=POLICY, help="dispatch policy")
+    parser.add_argument("--migrations", action="store_true", help="sequences move all the time")
+    parser.add_argument("--verbose", action="store_true", help="say what each seed did")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the seeds; returns the exit code."""
+    say = sys.stdout.write
+    began = time.monotonic()
+    failed: list[int] = []
+    outcomes: dict[str, int] = {}
+    handled = 0
+    migrations: dict[str, int] = {}
+    for seed, result in _results(range(options.first, options.first + options.seeds), options):
+        if isinstance(result, str):
+            failed.append(seed)
+            say(f"FAILED {result}\n")
+            continue
+        handled += result.handled
+        for outcome, count in result.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+        for outcome, count in result.migrations.items():
+            migrations[outcome] = migrations.get(outcome, 0) + count
+        if options.verbose:
+            say(f"seed {seed} {result.trace_hash:016x} {result.outcomes} {result.faults}\n")
+    wall_s = time.monotonic() - began
+    say(f"{options.seeds} seeds in {wall_s:.0f} s, {handled:,} messages, outcomes {dict(sorted(outcomes.items()))}\n")
+    if options.migrations:
+        say(f"migrations {dict(sorted(migrations.items()))}\n")
+    say(f"failed: {failed if failed else 'none'}\n")
+    return 1 if failed else 0

@@ -1,0 +1,57 @@
+"""What a soak's cluster is like: how many actors, which engines, how sequences move."""
+
+from __future__ import annotations
+
+import msgspec
+from millrace.contracts.plan import InstanceRole
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.tokens import OutputLengths
+from millrace.sim.runtime_sim import MILLISECOND
+
+MODEL = "modelled"
+
+
+class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How running sequences move between the workers of a cluster.
+
+    Attributes:
+        verify: Whether checksums travel with the blocks. Without them a wrong read is a wrong token.
+        roles: Of workers, by name or pattern.
+        bytes_per_s: Of each worker's link, in each direction.
+        latency_ns: Before the first byte of each read.
+    """
+
+    verify: bool = True
+    roles: dict[str, InstanceRole] = {}
+    bytes_per_s: float = 12.5e9
+    latency_ns: int = 30_000
+
+
+class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a cluster is and what its engines are like.
+
+    Attributes:
+        predictors: Each serves every instance (replicas of each other); 0 for none, which leaves a policy that asks
+            them to its fallback.
+        restart_ns: A process that ended is started again after a time between these.
+        call_timeout_s: Deadline of every call.
+        migration: A migrator for each worker, and how KV travels; None for neither.
+    """
+
+    ingresses: int = 2
+    workers: int = 3
+    taggers: int = 1
+    predictors: int = 0
+    coordinators: int = 2
+    engine: EngineParameters = EngineParameters(
+        max_model_len=512, block_size=16, blocks_total=80, max_sequences=6, token_budget=96
+    )
+    step_time: LinearStepTime = LinearStepTime(fixed=8e6, per_decode=3e5, per_prefill_token=3e4)
+    lengths: OutputLengths = OutputLengths(mean=40, sigma=0.8, length_max=250)
+    policy: str = "join_shortest_queue"
+    queue_max: int = 32
+    calls_open_max: int = 200
+    call_timeout_s: float = 60.0
+    restart_ns: tuple[int, int] = (300 * MILLISECOND, 1500 * MILLISECOND)
+    migration: MigrationShape | None = None
