@@ -153,5 +153,5 @@ class FaultPlan:
         return f"bus away for {duration_ns // MILLISECOND} ms, store {'kept' if keep_store else 'lost'}"
 
     def _heal_bus(self) -> None:
-        if not self._sim.broker.up:
+        if not self._sim.nats.up:
             self._faults.start_bus()

@@ -12,7 +12,7 @@ from millrace.actor.ports import TelemetrySink
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, decode, encode
 from millrace.contracts.local import Replied, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.sim.broker import INBOX, Packet
+from millrace.sim.nats import INBOX, Packet
 from millrace.sim.process import Node, SimProcess, SimWatch
 from millrace.sim.questions import Answer, OpenGather, OpenRequest, OpenWrite, Question
 from millrace.sim.routing import Subscription
@@ -82,10 +82,10 @@ class EffectCarrier:
         packet: Packet = (subject, content, process.name, reply, traceparent)
         queue, link = self._queue, node.up
         if not link.faulty:
-            queue.at(link.arrival(queue.now_ns), self._at_broker, node, node.connection, packet)
+            queue.at(link.arrival(queue.now_ns), self._at_server, node, node.connection, packet)
             return True
         for arrival_ns in link.arrivals(queue.now_ns):
-            queue.at(arrival_ns, self._at_broker, node, node.connection, packet)
+            queue.at(arrival_ns, self._at_server, node, node.connection, packet)
         return True
 
     def _too_large(self, process: SimProcess, reply: str, size: int) -> None:
@@ -98,12 +98,12 @@ class EffectCarrier:
         elif question is not None:
             self._sim.deliver(process, question.on_timeout())
 
-    def _at_broker(self, node: Node, connection: int, packet: Packet) -> None:
-        broker = self._sim.broker
-        if broker.up and not node.partitioned and connection == node.connection:
-            broker.route(packet)
+    def _at_server(self, node: Node, connection: int, packet: Packet) -> None:
+        server = self._sim.nats
+        if server.up and not node.partitioned and connection == node.connection:
+            server.route(packet)
         else:
-            broker.lost += 1
+            server.lost += 1
 
     def _ask(self, process: SimProcess, question: Question, timeout_ns: int) -> str:
         self._questions += 1
@@ -176,13 +176,13 @@ class EffectCarrier:
         stored = encode(value) if self._verify and value is not None else value
         write = (reply, effect.bucket, effect.key, stored, effect.expected_revision)
         for arrival_ns in node.up.arrivals(self._queue.now_ns):
-            self._queue.at(arrival_ns, self._control, node, node.connection, self._sim.broker.write, write)
+            self._queue.at(arrival_ns, self._control, node, node.connection, self._sim.nats.write, write)
 
     def _control(self, node: Node, connection: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self._sim.broker.up and not node.partitioned and connection == node.connection:
+        if self._sim.nats.up and not node.partitioned and connection == node.connection:
             act(*args)
         else:
-            self._sim.broker.lost += 1
+            self._sim.nats.lost += 1
 
     def _on_subscribe(self, process: SimProcess, effect: fx.Subscribe) -> None:
         if effect.subject in process.subscriptions:
@@ -196,13 +196,13 @@ class EffectCarrier:
 
     def _add_interest(self, subscription: Subscription) -> None:
         if not subscription.ended:
-            self._sim.broker.router.add(subscription)
+            self._sim.nats.router.add(subscription)
 
     def _on_unsubscribe(self, process: SimProcess, effect: fx.Unsubscribe) -> None:
         subscription = process.subscriptions.pop(effect.subject, None)
         if subscription is not None:
             subscription.ended = True
-            self._sim.broker.router.remove(subscription)
+            self._sim.nats.router.remove(subscription)
 
     def _on_watch(self, process: SimProcess, effect: fx.WatchKeys) -> None:
         watch = SimWatch(process, effect.bucket, effect.pattern)
@@ -217,7 +217,7 @@ class EffectCarrier:
             return
         watch.generation += 1
         arrival_ns = node.up.arrival(self._queue.now_ns)
-        self._queue.at(arrival_ns, self._control, node, connection, self._sim.broker.watch, (watch, watch.generation))
+        self._queue.at(arrival_ns, self._control, node, connection, self._sim.nats.watch, (watch, watch.generation))
 
     def _on_start_timer(self, process: SimProcess, effect: fx.StartTimer) -> None:
         timer = process.timers.get(effect.name)

@@ -54,7 +54,7 @@ class Faults:
         if place.connected:
             for process in place.processes():
                 for subscription in process.subscriptions.values():
-                    self._sim.broker.router.add(subscription)
+                    self._sim.nats.router.add(subscription)
                 for watch in process.watches:
                     delay_ns = self._sim.rng.randrange(WATCH_RESYNC_NS)
                     self._sim.after(delay_ns, self._sim.carrier.resync, watch, place.connection)
@@ -69,15 +69,15 @@ class Faults:
 
     def stop_bus(self, *, keep_store: bool = True) -> None:
         """Kills the server."""
-        if not self._sim.broker.up:
+        if not self._sim.nats.up:
             return
-        self._sim.broker.stop(keep_store=keep_store)
+        self._sim.nats.stop(keep_store=keep_store)
         for node in self._nodes.values():
             self._sim.after(self._sim.rng.randrange(NOTICE_NS_MAX), self._disconnect, node)
 
     def start_bus(self) -> None:
         """Starts the server again; clients come back one by one."""
-        self._sim.broker.up = True
+        self._sim.nats.up = True
         for node in self._nodes.values():
             self._sim.after(NOTICE_NS_MAX + self._sim.rng.randrange(*RECONNECT_NS), self._reconnect, node)
 
@@ -91,7 +91,7 @@ class Faults:
         node.connected = False
         node.connection += 1
         for process in node.processes():
-            self._sim.broker.forget(process)
+            self._sim.nats.forget(process)
             for reply in list(process.questions):
                 question = self._sim.carrier.close(reply)
                 if question is not None:
@@ -99,12 +99,12 @@ class Faults:
             self._sim.deliver(process, Message(BusDisconnected()))
 
     def _reconnect(self, node: Node) -> None:
-        if node.connected or node.partitioned or not self._sim.broker.up:
+        if node.connected or node.partitioned or not self._sim.nats.up:
             return
         node.connected = True
         for process in node.processes():
             for subscription in process.subscriptions.values():
-                self._sim.broker.router.add(subscription)
+                self._sim.nats.router.add(subscription)
             for watch in process.watches:
                 self._sim.carrier.resync(watch, node.connection)
             self._sim.deliver(process, Message(BusReconnected()))

@@ -28,13 +28,13 @@ from zlib import crc32
 from millrace.actor.ports import NullTelemetry, TelemetrySink
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.sim.broker import Broker, Packet
 from millrace.sim.checkers import Checker
 from millrace.sim.effects_sim import EffectCarrier
 from millrace.sim.events import EventQueue
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.faults import Faults
 from millrace.sim.links import LinkModel
+from millrace.sim.nats import Packet, SimNats
 from millrace.sim.process import ActorFactory, Handlers, Node, SimActor, SimProcess
 
 MICROSECOND = 1_000
@@ -79,7 +79,7 @@ class Simulation:
         self.seed = seed
         self.rng = Random(f"{seed}/network")
         self.queue = EventQueue(Random(f"{seed}/order"), START_NS)
-        self.broker = Broker(self, self.rng)
+        self.nats = SimNats(self, self.rng)
         self.handled = 0
         self.counts: dict[str, int] = {}
         self.trace_hash = seed & _MASK
@@ -118,7 +118,7 @@ class Simulation:
         place = self._nodes.get(node)
         if place is None:
             place = self._nodes[node] = Node(node, self._link, self.rng)
-            place.connected = self.broker.up
+            place.connected = self.nats.up
         actor = SimActor(factory=factory, node=place, accepts=frozenset(accepts), handlers=handlers)
         place.actors.append(actor)
         self.start(actor)
@@ -153,8 +153,8 @@ class Simulation:
 
     def publish(self, subject: str, content: Body | bytes, *, sender: str = "outside", reply_to: str = "") -> None:
         """Puts a message on the bus from outside: any body, or bytes that are none."""
-        if self.broker.up:
-            self.broker.route((subject, content, sender, reply_to, ""))
+        if self.nats.up:
+            self.nats.route((subject, content, sender, reply_to, ""))
 
     def start(self, actor: SimActor) -> None:
         """Starts an actor (again) as a new incarnation, when its node reaches the bus."""
@@ -177,7 +177,7 @@ class Simulation:
         process.alive = False
         process.owner.process = None
         process.waiting.clear()
-        self.broker.forget(process)
+        self.nats.forget(process)
         for subscription in process.subscriptions.values():
             subscription.ended = True
         for reply in list(process.questions):

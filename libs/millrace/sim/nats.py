@@ -20,7 +20,7 @@ Packet = tuple[str, "Body | bytes", str, str, str]
 INBOX = "_INBOX."
 
 
-class Broker:
+class SimNats:
     """One server. While it is down, everything that reaches it is lost.
 
     Attributes:
