@@ -70,6 +70,7 @@ class SimulatedCluster:
             node=config.name,
             accepts=service.accepts,
             handlers=None if service.handlers is None else partial(service.handlers, config),
+            role=role,
         )
         self._actors.setdefault(role, []).append(actor)
         return actor

@@ -74,7 +74,7 @@ class SimulatedHost:
         for name in shape.running:
             self._pids[name], self._up[name] = next(self._numbers), self.workers[name].process
         self.supervisor = simulation.add(
-            self._build, node=f"supervisor-{shape.host}", accepts=ACCEPTS, handlers=self._handlers
+            self._build, node=f"supervisor-{shape.host}", accepts=ACCEPTS, handlers=self._handlers, role=Role.SUPERVISOR
         )
         simulation.after(WATCH_NS, self._watch)
 

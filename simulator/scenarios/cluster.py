@@ -84,7 +84,7 @@ class ScenarioCluster(SimulatedCluster):
             delay_ns=int((network.delay_us + network.worker_delay_us) * 1000),
             jitter_ns=int((network.jitter_us + network.worker_jitter_us) * 1000),
         )
-        simulation = Simulation(spec.seed, verify=False, link=link, invariants_every=0)
+        simulation = Simulation(spec.seed, verify=False, link=link, invariants_every=0, cluster=CLUSTER)
         super().__init__(simulation, network=spec.migration.network(simulation))
         self.spec = spec
         self.begin_ns = simulation.now_ns + WARM_NS
@@ -120,7 +120,7 @@ class ScenarioCluster(SimulatedCluster):
 
     def _add_actors(self) -> None:
         cluster, add = self.spec.cluster, self.add
-        self.simulation.add(lambda _start: self.observer, node="observer", accepts=observer.ACCEPTS)
+        self.simulation.add(lambda _start: self.observer, node="observer", accepts=observer.ACCEPTS, role=Role.OBSERVER)
         for index in range(cluster.coordinators):
             add(Role.COORDINATOR, self._coordinator(f"coordinator-{index}"))
         if self.spec.prediction.kind != "none":

@@ -41,7 +41,7 @@ class SoakCluster(SimulatedCluster):
 
     def __init__(self, seed: int, shape: SoakShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
         """Builds and starts everything. ``verify``: as for ``Simulation``."""
-        simulation = Simulation(seed, verify=verify, link=link)
+        simulation = Simulation(seed, verify=verify, link=link, cluster=CLUSTER)
         wire = shape.migration
         network = None
         if wire is not None:

@@ -266,6 +266,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
             Role.OBSERVER,
             Role.COORDINATOR,
             Role.BROKER,
+            Role.PREDICTOR,
         ),
         summary="What became of a migration.",
     ),

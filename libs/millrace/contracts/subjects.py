@@ -20,6 +20,20 @@ def subject_token(name: str) -> str:
     return _UNSAFE.sub("_", name)
 
 
+def covers(pattern: str, other: str) -> bool:
+    """Whether a NATS pattern matches a subject, or all that another pattern matches.
+
+    ``*`` is one token, ``>`` one or more at the end.
+    """
+    wanted, given = pattern.split("."), other.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > index
+        if index >= len(given) or given[index] == ">" or (token != "*" and token != given[index]):
+            return False
+    return len(wanted) == len(given)
+
+
 class Subjects:
     """Subjects of one cluster. Methods are named as the channels in the catalog."""
 

@@ -12,7 +12,7 @@ from millrace.actor.ports import TelemetrySink
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, decode, encode
 from millrace.contracts.local import Replied, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.sim.nats import INBOX, Packet
+from millrace.sim.nats import Packet
 from millrace.sim.process import Node, SimProcess, SimWatch
 from millrace.sim.questions import Answer, OpenGather, OpenRequest, OpenWrite, Question
 from millrace.sim.routing import Subscription
@@ -69,6 +69,8 @@ class EffectCarrier:
         }
 
     def publish(self, process: SimProcess, subject: str, body: Body, reply: str = "", traceparent: str = "") -> bool:
+        if process.access is not None:
+            process.access.check_publish(process.name, subject)
         node = process.node
         if not node.connected:
             self._sim.count("dropped")
@@ -107,7 +109,7 @@ class EffectCarrier:
 
     def _ask(self, process: SimProcess, question: Question, timeout_ns: int) -> str:
         self._questions += 1
-        reply = f"{INBOX}{process.name}.{self._questions}"
+        reply = f"{process.inbox}{self._questions}"
         self._asked[reply] = (process, question)
         process.questions[reply] = question
         self._queue.at(self._queue.now_ns + timeout_ns, self._on_timeout, reply)
@@ -168,6 +170,8 @@ class EffectCarrier:
             self._sim.deliver(process, question.on_disconnect())
 
     def _on_write(self, process: SimProcess, effect: fx.PutKey | fx.DeleteKey, value: Body | None) -> None:
+        if process.access is not None:
+            process.access.check_write(process.name, effect.bucket, effect.key)
         node = process.node
         reply = self._ask(process, OpenWrite(effect.correlation), WRITE_TIMEOUT_NS)
         if not node.connected:
@@ -187,6 +191,8 @@ class EffectCarrier:
     def _on_subscribe(self, process: SimProcess, effect: fx.Subscribe) -> None:
         if effect.subject in process.subscriptions:
             return
+        if process.access is not None:
+            process.access.check_subscribe(process.name, effect.subject)
         subscription = Subscription(process, effect.subject, effect.queue_group)
         process.subscriptions[effect.subject] = subscription
         node = process.node

@@ -6,18 +6,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from millrace.contracts.message import Body
+from millrace.contracts.permissions import INBOX
+from millrace.contracts.subjects import covers
 from millrace.sim.kv_store import Entry, SimStore
 from millrace.sim.process import SimProcess, SimWatch
 from millrace.sim.questions import NoResponders, WriteResult
-from millrace.sim.routing import Router, Subscription, matches
+from millrace.sim.routing import Router, Subscription
 
 if TYPE_CHECKING:
     from millrace.sim.runtime_sim import Simulation
 
 #: What travels: (subject, body or its bytes, sender, reply subject, traceparent).
 Packet = tuple[str, "Body | bytes", str, str, str]
-
-INBOX = "_INBOX."
 
 
 class SimNats:
@@ -107,12 +107,12 @@ class SimNats:
         """Sends what stands, then each change."""
         self._watches[watch] = generation
         entries = self.store.entries(watch.bucket).items()
-        standing = {key: entry for key, entry in entries if matches(watch.pattern, key)}
+        standing = {key: entry for key, entry in entries if covers(watch.pattern, key)}
         self._send(watch, generation, watch.news_of_all, standing)
 
     def _on_change(self, bucket: str, key: str, entry: Entry) -> None:
         for watch, generation in list(self._watches.items()):
-            if self.up and watch.bucket == bucket and matches(watch.pattern, key):
+            if self.up and watch.bucket == bucket and covers(watch.pattern, key):
                 self._send(watch, generation, watch.news, key, entry)
 
     def _send(self, watch: SimWatch, generation: int, news: Any, *args: Any) -> None:

@@ -12,10 +12,12 @@ from millrace.actor.effects import Effect
 from millrace.contracts.codec import decode
 from millrace.contracts.local import BucketReady, KeyChanged
 from millrace.contracts.message import Body, Message
+from millrace.contracts.permissions import INBOX, inbox_of
 from millrace.sim.link import Link
 from millrace.sim.links import LinkModel
 
 if TYPE_CHECKING:
+    from millrace.sim.access import Access
     from millrace.sim.kv_store import Entry
     from millrace.sim.questions import Question
     from millrace.sim.routing import Subscription
@@ -61,11 +63,13 @@ class SimActor:
         node: Node,
         accepts: frozenset[type[Body]],
         handlers: Callable[[SimProcess], Handlers] | None,
+        access: Access | None = None,
     ) -> None:
         self.factory = factory
         self.node = node
         self.accepts = accepts
         self.handlers = handlers
+        self.access = access
         self.process: SimProcess | None = None
         self.starting = False
         self.name = ""
@@ -129,9 +133,11 @@ class SimProcess:
         self.owner = owner
         self.node = owner.node
         self.accepts = owner.accepts
+        self.access = owner.access
         self.incarnation = incarnation
         self.actor = owner.factory(incarnation)
         self.name = self.actor.name
+        self.inbox = f"{inbox_of(owner.access.role) if owner.access is not None else INBOX}{self.name}."
         self.alive = True
         self.busy = False
         self.stop_reason: str | None = None

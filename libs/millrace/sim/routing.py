@@ -5,22 +5,13 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from millrace.contracts.subjects import covers
+
 if TYPE_CHECKING:
     from millrace.sim.process import SimProcess
 
 #: Routes are remembered per subject; past this many the memory starts over.
 ROUTES_MAX = 100_000
-
-
-def matches(pattern: str, subject: str) -> bool:
-    """True where a subject fits a pattern: ``*`` is one token, ``>`` one or more at the end."""
-    wanted, given = pattern.split("."), subject.split(".")
-    for index, token in enumerate(wanted):
-        if token == ">":
-            return len(given) > index
-        if index >= len(given) or (token != "*" and token != given[index]):
-            return False
-    return len(wanted) == len(given)
 
 
 class Subscription:
@@ -77,7 +68,7 @@ class Router:
         tokens = subject.split(".")
         for count in range(len(tokens)):
             heads = self._wild.get(".".join(tokens[:count]), ())
-            wanting += [subscription for subscription in heads if matches(subscription.subject, subject)]
+            wanting += [subscription for subscription in heads if covers(subscription.subject, subject)]
         plain: list[Subscription] = []
         groups: dict[str, list[Subscription]] = {}
         for subscription in wanting:

@@ -26,8 +26,10 @@ from typing import Any
 from zlib import crc32
 
 from millrace.actor.ports import NullTelemetry, TelemetrySink
+from millrace.contracts.channels import Role
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.sim.access import Access
 from millrace.sim.checkers import Checker
 from millrace.sim.effects_sim import EffectCarrier
 from millrace.sim.events import EventQueue
@@ -74,8 +76,14 @@ class Simulation:
         link: LinkModel | None = None,
         telemetry: TelemetrySink | None = None,
         invariants_every: int = 1,
+        cluster: str = "",
     ) -> None:
-        """``invariants_every``: an actor's invariants are checked after each n-th message; 0 for never."""
+        """Makes an empty network.
+
+        Args:
+            invariants_every: An actor's invariants are checked after each n-th message; 0 for never.
+            cluster: Enforces the permissions that roles have on this cluster; empty for none.
+        """
         self.seed = seed
         self.rng = Random(f"{seed}/network")
         self.queue = EventQueue(Random(f"{seed}/order"), START_NS)
@@ -87,6 +95,8 @@ class Simulation:
         self._link = link or LinkModel()
         self.carrier = EffectCarrier(self, verify=verify, telemetry=telemetry or NullTelemetry())
         self._invariants_every = invariants_every
+        self._cluster = cluster
+        self._access: dict[Role, Access] = {}
         self._nodes: dict[str, Node] = {}
         self.faults = Faults(self, self._nodes)
         self._checkers: list[Checker] = []
@@ -106,6 +116,7 @@ class Simulation:
         node: str,
         accepts: tuple[type[Body], ...],
         handlers: Callable[[SimProcess], Handlers] | None = None,
+        role: Role | None = None,
     ) -> SimActor:
         """Adds an actor and starts it.
 
@@ -114,15 +125,25 @@ class Simulation:
             node: Its process; made with the first actor that names it.
             accepts: Wire types that reach it.
             handlers: Called once per incarnation; gives what carries out effects of the service's own.
+            role: Whose permissions it has; None for all.
         """
         place = self._nodes.get(node)
         if place is None:
             place = self._nodes[node] = Node(node, self._link, self.rng)
             place.connected = self.nats.up
-        actor = SimActor(factory=factory, node=place, accepts=frozenset(accepts), handlers=handlers)
+        actor = SimActor(
+            factory=factory, node=place, accepts=frozenset(accepts), handlers=handlers, access=self._access_of(role)
+        )
         place.actors.append(actor)
         self.start(actor)
         return actor
+
+    def _access_of(self, role: Role | None) -> Access | None:
+        if role is None or not self._cluster:
+            return None
+        if role not in self._access:
+            self._access[role] = Access(role, self._cluster)
+        return self._access[role]
 
     def check_with(self, checker: Checker) -> None:
         """Calls a checker from now on, after each message and every CHECK_NS."""

@@ -1,0 +1,119 @@
+"""The simulated server refuses what nats-server would refuse, and every role may do what its actors do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, Reply, Subscribe
+from millrace.contracts.catalog import Role
+from millrace.contracts.message import Message
+from millrace.contracts.plan import Lease
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.tagger import LengthTag, TagRequest
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.sim.failure import SimulationFailed
+from millrace.sim.runtime_sim import SECOND, Simulation
+
+from simulator.cluster import CLUSTER
+from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.running import run_scenario
+from simulator.soak.seeds import run_seed
+
+SUBJECTS = Subjects(CLUSTER)
+TAG = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
+WRITE = {"correlation": "c", "bucket": "plan", "key": "m"}
+LEASE = Lease(model="m", holder="c", incarnation=1, until_ns=1)
+
+
+class Starts:
+    """An actor that returns some effects at its start."""
+
+    name = "starter"
+
+    def __init__(self, effects: list[Effect]) -> None:
+        self._effects = effects
+
+    def start(self, now_ns: int) -> list[Effect]:
+        return self._effects
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def check_invariants(self) -> None:
+        pass
+
+
+def start(role: Role, *effects: Effect, cluster: str = CLUSTER) -> None:
+    simulation = Simulation(1, cluster=cluster)
+    simulation.add(lambda _incarnation: Starts(list(effects)), node="n", accepts=(), role=role)
+    simulation.run_for(SECOND)
+
+
+ALLOWED = [
+    (Role.INGRESS, Publish(subject=SUBJECTS.tag("m"), body=TAG)),
+    (Role.TAGGER, Reply(to="_INBOX.ingress.x.1", body=LengthTag(request="r", mean=1.0, source="s"))),
+    (Role.TAGGER, Subscribe(subject=SUBJECTS.tag("m"), queue_group="tagger")),
+    (Role.PREDICTOR, Subscribe(subject=SUBJECTS.migrations())),
+    (Role.OBSERVER, Subscribe(subject=f"{SUBJECTS.prefix}.>")),
+    (Role.COORDINATOR, PutKey(**WRITE, value=LEASE)),
+    (Role.COORDINATOR, DeleteKey(**WRITE)),
+]
+
+REFUSED = [
+    (Role.TAGGER, Publish(subject=SUBJECTS.tag("m"), body=TAG)),
+    (Role.TAGGER, Reply(to="_INBOX.worker.x.1", body=LengthTag(request="r", mean=1.0, source="s"))),
+    (Role.TAGGER, Subscribe(subject=SUBJECTS.migrations())),
+    (Role.TAGGER, Subscribe(subject="mr.other.tag.m")),
+    (Role.TAGGER, Subscribe(subject=f"{SUBJECTS.prefix}.>")),
+    (Role.INGRESS, Subscribe(subject="_INBOX.worker.>")),
+    (Role.OBSERVER, Publish(subject=SUBJECTS.tag("m"), body=TAG)),
+    (Role.WORKER, PutKey(**WRITE, value=LEASE)),
+    (Role.WORKER, DeleteKey(**WRITE)),
+]
+
+
+@pytest.mark.parametrize(("role", "effect"), ALLOWED)
+def test_what_the_catalog_allows_passes(role: Role, effect: Effect) -> None:
+    start(role, effect)
+
+
+@pytest.mark.parametrize(("role", "effect"), REFUSED)
+def test_what_the_catalog_does_not_allow_ends_the_run(role: Role, effect: Effect) -> None:
+    with pytest.raises(SimulationFailed, match=rf"starter may not .* does not let role {role}"):
+        start(role, effect)
+
+
+@pytest.mark.parametrize(("role", "effect"), REFUSED)
+def test_a_simulation_of_no_cluster_allows_all(role: Role, effect: Effect) -> None:
+    start(role, effect, cluster="")
+
+
+def test_a_repeated_refusal_is_refused_each_time() -> None:
+    allowed, refused = ALLOWED[1], REFUSED[1]
+    with pytest.raises(SimulationFailed, match="_INBOX.worker.x.1"):
+        start(Role.TAGGER, allowed[1], allowed[1], refused[1])
+
+
+def test_every_role_may_do_what_its_actors_do() -> None:
+    """With migrations, forecasts, faults, a tagger of its own and instances that come and go."""
+    report = run_seed(3, "forecast", migrations=True)
+    assert not isinstance(report, str), report
+    assert report.migrations["moved"] > 0
+    outcome = run_scenario(
+        scenario_of(
+            {
+                "cluster": {"groups": [{"instances": 2}]},
+                "dispatch": {"policy": "forecast"},
+                "prediction": {"kind": "tagger"},
+                "provisioning": {"strategy": "relief", "parameters": {"instances_max": 3}, "cold_start_s": 2.0},
+                "migration": {"on": True},
+                "workload": {"count": 150, "arrivals": {"kind": "poisson", "rate_per_s": 40.0}},
+            }
+        ),
+        step_times=load_step_time,
+    )
+    assert outcome.outcomes == {"completed": 150}
