@@ -94,7 +94,7 @@ def test_a_simulation_of_no_cluster_allows_all(role: Role, effect: Effect) -> No
 
 def test_a_repeated_refusal_is_refused_each_time() -> None:
     allowed, refused = ALLOWED[1], REFUSED[1]
-    with pytest.raises(SimulationFailed, match="_INBOX.worker.x.1"):
+    with pytest.raises(SimulationFailed, match=r"_INBOX\.worker\.x\.1"):
         start(Role.TAGGER, allowed[1], allowed[1], refused[1])
 
 

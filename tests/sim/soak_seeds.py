@@ -1,0 +1,63 @@
+"""Seeds of random faults in tests: half of them fixed, half drawn from the commit, so that each commit explores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+
+from simulator.soak.run import SoakReport
+from simulator.soak.seeds import POLICY, run_seed
+
+#: Drawn seeds lie below this.
+SEED_MAX = 1_000_000
+
+#: Stands for the commit where there is no git.
+NO_COMMIT = "none"
+
+GIT_SECONDS_MAX = 30
+
+
+def commit() -> str:
+    """Id of the commit under test: MILLRACE_SIM_COMMIT, or git's."""
+    if named := os.environ.get("MILLRACE_SIM_COMMIT"):
+        return named
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS_MAX,
+            check=False,
+        )
+    except OSError:
+        return NO_COMMIT
+    return done.stdout.strip() or NO_COMMIT
+
+
+def soak_seeds(count: int, *, of: str | None = None) -> list[int]:
+    """So many seeds, or as many as MILLRACE_SIM_SEEDS says: first the fixed ones, then those of the commit.
+
+    Args:
+        of: The commit; None for the one under test.
+    """
+    count = int(os.environ.get("MILLRACE_SIM_SEEDS", "0")) or count
+    of = commit() if of is None else of
+    return [*range(count - count // 2), *(_drawn(of, index) for index in range(count // 2))]
+
+
+def _drawn(of: str, index: int) -> int:
+    return int.from_bytes(blake2b(f"{of}/{index}".encode(), digest_size=8).digest(), "big") % SEED_MAX
+
+
+def passed(seed: int, policy: str = POLICY, *, migrations: bool = False) -> SoakReport:
+    """The report of a seed. One that fails fails the test, with the command that runs it again."""
+    result = run_seed(seed, policy, migrations=migrations)
+    if isinstance(result, SoakReport):
+        return result
+    options = f"--policy {policy}" + " --migrations" * migrations
+    return pytest.fail(f"{result}\nagain: python -m simulator.soak --first {seed} --seeds 1 --verbose {options}")

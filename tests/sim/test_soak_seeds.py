@@ -1,0 +1,37 @@
+"""Seeds of tests: a fixed number, half fixed, half of the commit; a failing one says how to run it again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim import soak_seeds as drawn
+from tests.sim.soak_seeds import commit, passed, soak_seeds
+
+
+def test_half_of_the_seeds_are_the_first_ones_and_half_depend_on_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLRACE_SIM_SEEDS", raising=False)
+    one, other = soak_seeds(10, of="abc"), soak_seeds(10, of="def")
+    assert one == soak_seeds(10, of="abc")
+    assert one[:5] == other[:5] == [0, 1, 2, 3, 4]
+    assert not set(one[5:]) & set(other[5:])
+    assert all(0 <= seed < drawn.SEED_MAX for seed in one)
+
+
+def test_their_number_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_SIM_SEEDS", "7")
+    assert len(soak_seeds(2)) == 7
+    assert soak_seeds(2)[:4] == [0, 1, 2, 3]
+
+
+def test_the_commit_may_be_named_and_is_fixed_outside_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_SIM_COMMIT", "named")
+    assert commit() == "named"
+    monkeypatch.delenv("MILLRACE_SIM_COMMIT")
+    monkeypatch.setenv("PATH", "")
+    assert commit() == drawn.NO_COMMIT
+
+
+def test_a_seed_that_fails_says_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn, "run_seed", lambda *_args, **_options: "seed 17: what went wrong")
+    with pytest.raises(pytest.fail.Exception, match=r"what went wrong\nagain: .* --first 17 --seeds 1 .*--migrations"):
+        passed(17, "forecast", migrations=True)
