@@ -1,30 +1,30 @@
-"""Ingress's core: sole owner of open calls, their token logs, admission, and the choice of instances.
+"""Core of an ingress: sole owner of open calls, their token logs, admission, and the choice of instances.
 
     message in           change                                       messages out
     TokensGenerated      logs grow, text comes out, choices end        DeliverDeltas, CompleteCall; ResendTokens
-    CallSubmitted        let in or refused                             TagRequest | PredictLatency |
+    CallSubmitted        admitted or refused                           TagRequest | PredictLatency |
                                                                          SubmitSequence | RefuseCall
     CallAbandoned        the call is gone                              CancelSequence, RequestFinished
-    Gathered             predictions known, as far as they came        SubmitSequence
+    Gathered             predictions known, as far as they arrived     SubmitSequence
     Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
       RequestFailed        unanswered; tokens resent
     InstanceSummary      instance alive, its view replaced             SubmitSequence of what waited for it
     KeyChanged           plan or registration                          the same
-    ServicePresence      DEAD: everything it had goes on elsewhere     SubmitSequence (continuation)
-    SequencesReturned    these go on elsewhere                         SubmitSequence (continuation)
+    ServicePresence      DEAD: everything it had fails over            SubmitSequence (failover)
+    SequencesReturned    these fail over                               SubmitSequence (failover)
     AllotEpoch           a migration's target may decode in it        EpochAllotted, EpochRefused; CancelSequence
     SequenceMoved        the target owns it, or the source went on    CancelSequence, ResendTokens
     BusDisconnected,     detectors freeze, then ask what was missed    ResendTokens
       BusReconnected
     TimerFired           deadlines, silence, stalls, retries,          FailCall, ResendTokens, AcknowledgeSequences,
                            acknowledgements, presence                    ServicePresence
-    StopRequested        nothing new is let in                         ServicePresence LEAVING, at the end Stop
+    StopRequested        nothing new is admitted                       ServicePresence LEAVING, at the end Stop
 
-Invariants: a call that was let in ends in exactly one of RefuseCall, FailCall, CompleteCall, or CallAbandoned; a
-sequence has one epoch at a time, raised with each submission and migration, and at most one instance in it; besides it
-at most one epoch is allotted to a migration's target, above it, whose tokens count from the moment that the target is
-proven to continue this very log; no epoch is ever given out twice; the log only grows (but for what follows a stop
-string); what a client saw is what the log says.
+Invariants: an admitted call ends in exactly one of RefuseCall, FailCall, CompleteCall, or CallAbandoned; a sequence
+changes its state only by an event of ``lifecycle.py``; it has one epoch at a time, raised with each submission and
+migration, and at most one instance in it; besides it at most one epoch is granted to a migration's target, above it,
+whose tokens count from the moment that the target is proven to continue this very log; no epoch is ever used twice; the
+log only grows (but for what follows a stop string); what a client saw is what the log says.
 
 When overloaded: calls and sequences beyond the configured numbers are refused QUEUE_FULL before anything is kept of
 them; calls that wait for an instance count among them and wait for a bounded time.
@@ -58,33 +58,30 @@ from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress import snapshot
 from services.ingress.calls.admission import open_call, refusal_of
-from services.ingress.calls.completion import ACKNOWLEDGE_TIMER, abandon, refuse, refuse_or_fail, send_acknowledgements
+from services.ingress.calls.completion import (
+    ACKNOWLEDGE_TIMER,
+    abandon,
+    refuse,
+    refuse_or_fail,
+    send_acknowledgements,
+)
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.config import IngressConfig
-from services.ingress.dispatch.submission import (
-    PLACE_TIMER,
-    place_call,
-    place_waiting,
-)
-from services.ingress.dispatch.tag_client import ask_tag, wants_tag
-from services.ingress.failover.failover import (
-    ask_after_outage,
-    continue_all,
-    continue_or_end,
-    look_at_sequences,
-    lose_target,
-    lost_earlier,
-)
+from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
+from services.ingress.failover.instance_loss import lose_earlier_incarnation, lose_instance
+from services.ingress.failover.resend import ask_after_outage, look_at_sequences
+from services.ingress.lifecycle import InstanceLost, TargetLost
 from services.ingress.metrics import IngressMetrics
-from services.ingress.migration.epoch_grants import allot, allotted_to
+from services.ingress.migration.epoch_grants import grant_epoch, granted_to
 from services.ingress.migration.ownership import take_move
+from services.ingress.reactions import react
 from services.ingress.reply_router import take_failure, take_gathered, take_reply
 from services.ingress.state import IngressState
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 from services.ingress.tokens.detokenizer import TextModel
-from services.ingress.tokens.ingest import relay
+from services.ingress.tokens.ingest import ingest_tokens
 
-#: Bus messages that the runtime shall hand over; anything else is refused there.
+#: Bus messages that the runtime hands over; anything else is refused there.
 ACCEPTS: tuple[type[Body], ...] = (
     TokensGenerated,
     SequencesReturned,
@@ -94,11 +91,11 @@ ACCEPTS: tuple[type[Body], ...] = (
     SequenceMoved,
 )
 
-#: Deadlines and silence are looked at this often: a sixth of the shortest of them (1.5 s).
+#: Interval of the checks of deadlines and silence: a sixth of the shortest of them (1.5 s).
 TICK_NS = 250 * MILLISECOND_NS
-#: Every that many ticks each sequence is looked at (probes, stalls): limits there are seconds.
+#: Ticks between two checks of every sequence (probes, stalls): limits there are seconds.
 TICKS_PER_LOOK = 4
-#: Heartbeat of this ingress; workers give it up after five.
+#: Heartbeat of this ingress; workers give an ingress up after five missing ones.
 PRESENCE_NS = 1 * SECOND_NS
 
 #: Later than any deadline.
@@ -110,7 +107,7 @@ _GRACE = "grace"
 
 
 class IngressActor:
-    """One ingress. Its shell carries out the effects of calls.py and gives it CallSubmitted and CallAbandoned."""
+    """One ingress. Its shell carries out the effects of calls/messages.py and sends CallSubmitted and CallAbandoned."""
 
     def __init__(
         self,
@@ -130,6 +127,7 @@ class IngressActor:
         self._state = IngressState(
             config=config, incarnation=incarnation, models=models, metrics=metrics, rng=rng, policy=policy
         )
+        self._state.bind(react)
         self._heartbeat = Heartbeat(
             subjects=self._state.subjects,
             role=Role.INGRESS,
@@ -181,7 +179,7 @@ class IngressActor:
         body = message.body
         match body:
             case TokensGenerated():
-                relay(self._state, body, out)
+                ingest_tokens(self._state, body, out)
             case InstanceSummary():
                 self._on_summary(body, out)
             case CallSubmitted():
@@ -201,7 +199,7 @@ class IngressActor:
             case SequencesReturned():
                 self._on_returned(body, out)
             case AllotEpoch():
-                allot(self._state, body, message.reply_to, out)
+                grant_epoch(self._state, body, message.reply_to, out)
             case SequenceMoved():
                 take_move(self._state, body, out)
             case KeyChanged():
@@ -222,7 +220,7 @@ class IngressActor:
             self._stop_when_idle(out)
         return out
 
-    # Life of a call: let in, tagged, placed.
+    # Life of a call: admitted, tagged, dispatched.
 
     def _on_call(self, call: Call, out: list[Effect]) -> None:
         state = self._state
@@ -231,11 +229,7 @@ class IngressActor:
         if refusal is not None:
             refuse(state, call, refusal, out)
             return
-        opened = open_call(state, call)
-        if wants_tag(state, opened):
-            ask_tag(state, opened, out)
-        else:
-            place_call(state, opened, out)
+        dispatch_new(state, open_call(state, call), out)
 
     # Instances and plans.
 
@@ -244,9 +238,9 @@ class IngressActor:
         known = state.cluster.instances.get(summary.instance)
         was_usable = known is not None and known.usable
         if state.cluster.take_summary(summary, state.now_ns):
-            lost_earlier(state, summary.instance, out)
+            lose_earlier_incarnation(state, summary.instance, out)
         if not was_usable and state.waiting and state.cluster.instances[summary.instance].usable:
-            place_waiting(state, out, all_of_them=True)
+            dispatch_waiting(state, out, all_of_them=True)
 
     def _on_key(self, change: KeyChanged, out: list[Effect]) -> None:
         state = self._state
@@ -258,9 +252,9 @@ class IngressActor:
             and (value is None or isinstance(value, InstanceRecord))
             and state.cluster.take_record(change.key, value, state.now_ns)
         ):
-            lost_earlier(state, change.key, out)
+            lose_earlier_incarnation(state, change.key, out)
         if state.waiting:
-            place_waiting(state, out, all_of_them=True)
+            dispatch_waiting(state, out, all_of_them=True)
 
     def _on_presence(self, presence: ServicePresence, out: list[Effect]) -> None:
         state = self._state
@@ -269,8 +263,8 @@ class IngressActor:
             return
         same = presence.incarnation == instance.incarnation
         if same or (presence.incarnation == 0 and instance.incarnation <= presence.at_ns):
-            state.cluster.bury(instance)
-            continue_all(state, instance, "instance_dead", out)
+            state.cluster.mark_dead(instance)
+            lose_instance(state, instance, "instance_dead", out)
 
     def _on_returned(self, message: SequencesReturned, out: list[Effect]) -> None:
         state = self._state
@@ -283,9 +277,9 @@ class IngressActor:
             if sequence is None:
                 continue
             if sequence.epoch == epoch and sequence.instance is instance:
-                continue_or_end(state, sequence, f"returned_{message.reason.value}", out)
-            elif allotted_to(sequence, epoch, instance):
-                lose_target(state, sequence, out)
+                state.fire(sequence, InstanceLost(f"returned_{message.reason.value}"), out)
+            elif granted_to(sequence, epoch, instance):
+                state.fire(sequence, TargetLost(), out)
 
     # Time and the bus.
 
@@ -293,8 +287,8 @@ class IngressActor:
         state = self._state
         if name == _TICK:
             self._tick(out)
-        elif name == PLACE_TIMER:
-            place_waiting(state, out)
+        elif name == DISPATCH_TIMER:
+            dispatch_waiting(state, out)
         elif name == ACKNOWLEDGE_TIMER:
             send_acknowledgements(state, out)
         elif name == _PRESENCE:
@@ -312,13 +306,13 @@ class IngressActor:
         if state.detecting(state.now_ns):
             for instance in state.cluster.silent(state.now_ns, state.times.silence):
                 state.cluster.lose(instance)
-                continue_all(state, instance, "instance_silent", out)
+                lose_instance(state, instance, "instance_silent", out)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state, out)
         state.metrics.sequences_waiting = len(state.waiting)
 
     def _end_late(self, out: list[Effect]) -> None:
-        """Ends calls past their deadlines, and notes when to look again: each tick at each call would be most of it."""
+        """End calls past their deadlines, and note the next deadline: a scan per tick would cost more than the rest."""
         state = self._state
         for call in [c for c in state.calls.values() if c.deadline_ns <= state.now_ns]:
             waited_s = (state.now_ns - call.arrival_ns) / SECOND_NS
@@ -331,12 +325,12 @@ class IngressActor:
         state.connected = True
         state.outage_end_ns = state.now_ns
         state.detectors_from_ns = state.now_ns + state.times.reconnect_grace
-        state.cluster.pardon(state.detectors_from_ns)
+        state.cluster.reset_liveness(state.detectors_from_ns)
         for sequence in state.waiting.values():
-            sequence.waiting_since_ns = state.now_ns  # the time of the outage does not count
-            sequence.rounds = 0
+            sequence.retry.since_ns = state.now_ns  # the time of the outage does not count
+            sequence.retry.rounds = 0
         out.append(StartTimer(name=_GRACE, at_ns=state.detectors_from_ns))
-        place_waiting(state, out, all_of_them=True)
+        dispatch_waiting(state, out, all_of_them=True)
 
     def _presence(self, presence: PresenceState) -> Publish:
         return self._heartbeat.presence(self._state.now_ns, presence)

@@ -52,13 +52,13 @@ class IngressMetrics(Collector):
         refusals: By kind.
         dispatches: By (policy, instance).
         continuations: By reason.
-        migrations: Allotted epochs by what became of them: ``moved``; ``rescued`` (the source was lost meanwhile, the
+        migrations: Granted epochs by outcome: ``moved``; ``rescued`` (the source was lost meanwhile, the
             target had it already); ``stayed`` (the source had gone on); ``replaced`` by a later one; ``lost`` (the
             target is gone, or has it not); ``ended`` (the sequence did, at its source); and those that were
             ``refused``.
         migration_gap: As ``gap``, around a migration.
         discarded: Token chunks by what was wrong: ``late`` (old epoch, ended or unknown sequence), ``duplicate``,
-            ``contradiction``, ``gap``, ``unproven`` (of an allotted epoch, before its target is the owner).
+            ``contradiction``, ``gap``, ``unproven`` (of a granted epoch, before its target is the owner).
         resends: By how they ended.
         tags: By how the question ended.
         forecasts: Candidates asked, by what came: ``answered``, ``unanswered`` in time, ``absurd``, ``outdated`` (of

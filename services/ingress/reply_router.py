@@ -1,4 +1,4 @@
-"""Answers to what ingress asked, and the lack of them: found again by correlation, handed to whoever asked."""
+"""Reply router: hands an answer, or the lack of one, to whoever asked, by its correlation."""
 
 from __future__ import annotations
 
@@ -7,59 +7,65 @@ from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFa
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
-from services.ingress.dispatch.submission import accepted, forecasts_came, refused, unanswered
-from services.ingress.dispatch.tag_client import tagged
-from services.ingress.failover.failover import resend_unanswered
+from services.ingress.dispatch.dispatcher import on_forecasts, on_tag
+from services.ingress.failover.resend import resend_unanswered
+from services.ingress.lifecycle import Accepted, SequencePhase, SubmissionRefused, SubmissionUnanswered
 from services.ingress.migration.ownership import proof_unanswered, take_proof
 from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit, PendingTag
-from services.ingress.state import IngressState, OpenSequence, SequencePhase
+from services.ingress.state import IngressState
 from services.ingress.tokens.ingest import take_resent
 
 
 def take_reply(state: IngressState, reply: Replied, out: list[Effect]) -> None:
-    """Someone answered."""
+    """Handle an answer."""
     pending = state.pending.pop(reply.correlation, None)
     answer = reply.body
-    if isinstance(pending, PendingSubmit):
-        _take_submit_answer(state, pending, answer, out)
-    elif isinstance(pending, PendingTag):
-        tagged(state, pending, answer if isinstance(answer, LengthTag) else None, out)
-    elif isinstance(pending, PendingProof):
-        take_proof(state, pending, answer, out)
-    elif isinstance(pending, PendingResend):
-        take_resent(state, pending, answer, out)
+    match pending:
+        case PendingSubmit():
+            _take_submit_answer(state, pending, answer, out)
+        case PendingTag():
+            on_tag(state, pending, answer if isinstance(answer, LengthTag) else None, out)
+        case PendingProof():
+            take_proof(state, pending, answer, out)
+        case PendingResend():
+            take_resent(state, pending, answer, out)
+        case PendingForecast() | None:
+            pass  # forecasts come gathered; the question of a call that ended was forgotten
 
 
 def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: object, out: list[Effect]) -> None:
-    sequence: OpenSequence = pending.sequence
+    sequence = pending.sequence
     sequence.submit = ""
     if sequence.phase is not SequencePhase.SUBMITTED:
-        return  # its tokens were faster than the answer
+        return  # its tokens arrived before the answer
     if isinstance(answer, SequenceAccepted):
-        accepted(state, sequence, out)
+        state.fire(sequence, Accepted(), out)
     elif isinstance(answer, SequenceRefused):
-        refused(state, sequence, answer, out)
+        state.fire(sequence, SubmissionRefused(answer), out)
     else:
-        unanswered(state, sequence, RequestFailure.MALFORMED, out)
+        state.fire(sequence, SubmissionUnanswered(RequestFailure.MALFORMED), out)
 
 
 def take_failure(state: IngressState, failure: RequestFailed, out: list[Effect]) -> None:
-    """Nobody answered."""
+    """Handle the lack of an answer."""
     pending = state.pending.pop(failure.correlation, None)
-    if isinstance(pending, PendingSubmit):
-        pending.sequence.submit = ""
-        if pending.sequence.phase is SequencePhase.SUBMITTED:
-            unanswered(state, pending.sequence, failure.reason, out)
-    elif isinstance(pending, PendingTag):
-        tagged(state, pending, None, out)
-    elif isinstance(pending, PendingProof):
-        proof_unanswered(state, pending, out)
-    elif isinstance(pending, PendingResend):
-        resend_unanswered(state, pending, failure.reason, out)
+    match pending:
+        case PendingSubmit():
+            pending.sequence.submit = ""
+            if pending.sequence.phase is SequencePhase.SUBMITTED:
+                state.fire(pending.sequence, SubmissionUnanswered(failure.reason), out)
+        case PendingTag():
+            on_tag(state, pending, None, out)
+        case PendingProof():
+            proof_unanswered(state, pending, out)
+        case PendingResend():
+            resend_unanswered(state, pending, failure.reason, out)
+        case PendingForecast() | None:
+            pass
 
 
 def take_gathered(state: IngressState, gathered: Gathered, out: list[Effect]) -> None:
-    """Predictors answered, as far as they did."""
+    """Handle the answers of predictors, as far as they came."""
     pending = state.pending.pop(gathered.correlation, None)
-    if isinstance(pending, PendingForecast):  # else its call is over
-        forecasts_came(state, pending, gathered.answers, out)
+    if isinstance(pending, PendingForecast):  # else its call has ended
+        on_forecasts(state, pending, gathered.answers, out)

@@ -1,15 +1,18 @@
-"""What an ingress tells people and checkers about itself."""
+"""Snapshot of an ingress for people, and its invariants for checkers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from services.ingress.calls.open_call import OpenCall
+from services.ingress.lifecycle import SequencePhase
 from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit
-from services.ingress.state import IngressState, OpenCall, OpenSequence, SequencePhase
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
 
 
 def snapshot(state: IngressState) -> dict[str, Any]:
-    """Who owns what, in which epoch, at which instance; made of plain types."""
+    """Owner, epoch and instance of each sequence; made of plain types."""
     return {
         "name": state.name,
         "incarnation": state.incarnation,
@@ -59,17 +62,17 @@ def _call(call: OpenCall) -> dict[str, Any]:
 
 
 def _sequence(sequence: OpenSequence) -> dict[str, Any]:
-    allotment = sequence.allotment
+    grant = sequence.grant
     return {
         "request": sequence.call.request,
         "phase": sequence.phase.value,
         "epoch": sequence.epoch,
         "instance": sequence.instance.name if sequence.instance is not None else "",
-        "allotted": [] if allotment is None else [allotment.epoch, allotment.instance.name],
+        "granted": [] if grant is None else [grant.epoch, grant.instance.name],
         "incarnation": sequence.incarnation,
         "log": list(sequence.log),
         "owned": sequence.owned,
-        "why": sequence.why,
+        "why": sequence.retry.why,
     }
 
 
@@ -88,23 +91,23 @@ def check_invariants(state: IngressState) -> None:
         assert all(s.instance is state.cluster.instances[instance] for s in owned.values())
     for correlation, pending in state.pending.items():
         if isinstance(pending, PendingForecast):
-            assert all(s.asking == correlation and s.phase is SequencePhase.ASKING for s in pending.sequences)
+            assert all(s.asking == correlation and s.phase is SequencePhase.FORECASTING for s in pending.sequences)
         elif isinstance(pending, PendingSubmit | PendingResend):
             assert pending.sequence.epoch == pending.epoch
             assert state.sequences.get(pending.sequence.id) is pending.sequence
         elif isinstance(pending, PendingProof):
-            assert pending.allotment.proof == correlation
-            assert pending.sequence.allotment is pending.allotment
+            assert pending.grant.proof == correlation
+            assert pending.sequence.grant is pending.grant
             assert state.sequences.get(pending.sequence.id) is pending.sequence
-    for target, allotted in state.allotted.items():
-        assert allotted, f"{target} has an empty book of allotments"
-        assert all(state.sequences.get(name) is sequence for name, sequence in allotted.items())
+    for target, granted in state.granted.items():
+        assert granted, f"{target} has an empty table of grants"
+        assert all(state.sequences.get(name) is sequence for name, sequence in granted.items())
 
 
 def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:
     assert len(sequence.log) <= sequence.tokens_max
     assert sequence.epoch <= sequence.epoch_max
-    _check_allotment(state, sequence)
+    _check_grant(state, sequence)
     waiting = sequence.id in state.waiting
     owned = sequence.instance is not None and sequence.id in state.owned.get(sequence.instance.name, {})
     match sequence.phase:
@@ -116,41 +119,41 @@ def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:
             assert owned
             assert not waiting
             assert sequence.owned
-        case SequencePhase.PROVING:
+        case SequencePhase.VERIFYING:
             assert sequence.instance is None
             assert not waiting
             assert sequence.owned
-            assert sequence.allotment is not None
-            assert sequence.allotment.proof in state.pending
+            assert sequence.grant is not None
+            assert sequence.grant.proof in state.pending
         case SequencePhase.WAITING:
             assert sequence.instance is None
             assert waiting or sequence.call.tagging in state.pending
             assert not sequence.submit
-            assert not sequence.resend
+            assert not sequence.resend.correlation
             assert not sequence.asking
-        case SequencePhase.ASKING:
+        case SequencePhase.FORECASTING:
             assert sequence.instance is None
             assert not waiting
             assert sequence.asking in state.pending
             assert not sequence.submit
-            assert not sequence.resend
+            assert not sequence.resend.correlation
         case SequencePhase.ENDED:
             raise AssertionError(f"{sequence.id} has ended and is kept")
 
 
-def _check_allotment(state: IngressState, sequence: OpenSequence) -> None:
-    allotment = sequence.allotment
-    if allotment is None:
-        assert all(sequence.id not in book for book in state.allotted.values())
+def _check_grant(state: IngressState, sequence: OpenSequence) -> None:
+    grant = sequence.grant
+    if grant is None:
+        assert all(sequence.id not in book for book in state.granted.values())
         return
-    assert sequence.phase in (SequencePhase.RUNNING, SequencePhase.PROVING)
-    assert sequence.epoch < allotment.epoch <= sequence.epoch_max
-    assert allotment.instance is not allotment.source
-    assert sequence.instance in (allotment.source, None)
-    assert allotment.incarnation == allotment.instance.incarnation
-    assert allotment.tokens <= len(sequence.log)
-    assert state.allotted[allotment.instance.name][sequence.id] is sequence
-    assert not allotment.proof or allotment.proof in state.pending
+    assert sequence.phase in (SequencePhase.RUNNING, SequencePhase.VERIFYING)
+    assert sequence.epoch < grant.epoch <= sequence.epoch_max
+    assert grant.instance is not grant.source
+    assert sequence.instance in (grant.source, None)
+    assert grant.incarnation == grant.instance.incarnation
+    assert grant.tokens <= len(sequence.log)
+    assert state.granted[grant.instance.name][sequence.id] is sequence
+    assert not grant.proof or grant.proof in state.pending
 
 
 def _check_call(state: IngressState, call: OpenCall) -> None:

@@ -1,4 +1,4 @@
-"""Spans of a call: ``ingress`` at the root; ``tag``, ``forecast``, ``dispatch``, ``continuation`` below; if sampled.
+"""Trace spans of a sampled call: ``ingress`` at the root; ``tag``, ``forecast``, ``dispatch``, ``continuation`` below.
 
 A worker's queue, prefill and decode spans are children of the ``dispatch`` or ``continuation`` span that placed the
 sequence, whose context travels in SubmitSequence's ``traceparent``.
@@ -14,21 +14,21 @@ from millrace.actor.effects import Effect, RecordSpan
 from millrace.contracts.observers import Forecast
 from millrace.telemetry.tracecontext import child, format_traceparent
 
-from services.ingress.calls.messages import Usage
-from services.ingress.dispatch.decision import DispatchDecision
+from services.ingress.calls.open_call import OpenCall
+from services.ingress.dispatch.choice import DispatchChoice
 from services.ingress.pending import PendingForecast, PendingTag
-from services.ingress.state import EpochGrant, OpenCall, OpenSequence
+from services.ingress.sequence import EpochGrant, OpenSequence
 
 
 def new_span(call: OpenCall, rng: Random) -> str:
-    """Context of a new child of the call's root span; the call's own where nothing is sampled."""
+    """Context of a new child of the call's root span; the call's own where it is not sampled."""
     if call.trace is None:
         return call.call.traceparent
     return format_traceparent(child(call.trace, rng))
 
 
 def end_tag(call: OpenCall, pending: PendingTag, result: str, now_ns: int, out: list[Effect]) -> None:
-    """The question to the tagger ended."""
+    """Record the question to the tagger."""
     if call.trace is None:
         return
     attributes: dict[str, Any] = {"request": call.request, "result": result}
@@ -49,7 +49,7 @@ def end_tag(call: OpenCall, pending: PendingTag, result: str, now_ns: int, out: 
 def end_forecast(
     call: OpenCall, pending: PendingForecast, forecasts: list[Forecast], now_ns: int, out: list[Effect]
 ) -> None:
-    """The question to predictors ended."""
+    """Record the question to predictors."""
     if call.trace is None:
         return
     answered = [f for f in forecasts if not f.note]
@@ -57,7 +57,7 @@ def end_forecast(
         "request": call.request,
         "asked": len(pending.asked),
         "answered": len(answered),
-        "answers": ", ".join(f"{f.name}: {f.note or _said(f)}" for f in forecasts),
+        "answers": ", ".join(f"{f.name}: {f.note or _forecast_text(f)}" for f in forecasts),
     }
     if pending.sampled:
         attributes["rank_sample"] = True
@@ -74,57 +74,51 @@ def end_forecast(
     )
 
 
-def _said(forecast: Forecast) -> str:
+def _forecast_text(forecast: Forecast) -> str:
     cached = f", {forecast.cached_tokens} tokens cached" if forecast.cached_tokens else ""
     return f"{forecast.e2e_ns / 1e6:.1f} ms, first token {forecast.ttft_ns / 1e6:.1f} ms{cached}"
 
 
-def begin_placement(
-    sequence: OpenSequence, dispatch: DispatchDecision, now_ns: int, rng: Random
-) -> dict[str, Any] | None:
-    """Opens the sequence's dispatch or continuation span; its attributes so far, or None where nothing is sampled."""
-    call = sequence.call
-    decision = dispatch.decision
-    earlier = sequence.span
-    sequence.span = new_span(call, rng)
-    sequence.span_start_ns = now_ns
+def begin_placement(sequence: OpenSequence, choice: DispatchChoice, now_ns: int, rng: Random) -> None:
+    """Open the sequence's dispatch or continuation span."""
+    call, span, decision = sequence.call, sequence.span, choice.decision
+    earlier, span.context = span.context, new_span(call, rng)
+    span.start_ns = now_ns
     if call.trace is None:
-        return None
+        return
     attributes: dict[str, Any] = {
         "request": call.request,
         "sequence": sequence.id,
         "epoch": sequence.epoch,
-        "policy": dispatch.policy,
+        "policy": choice.policy,
         "instance": decision.chosen or "",
         "reason": decision.reason,
         "scores": ", ".join(f"{s.name}={s.score:.3f}" for s in decision.scores[:4]),
         "output_tokens": len(sequence.log),
     }
-    if dispatch.fallback:
-        attributes["fallback"] = dispatch.fallback
-    if dispatch.forecasts:
-        attributes["forecasts"] = msgspec.json.encode(dispatch.forecasts).decode()  # `millrace explain` reads it
+    if choice.fallback:
+        attributes["fallback"] = choice.fallback
+    if choice.forecasts:
+        attributes["forecasts"] = msgspec.json.encode(choice.forecasts).decode()  # `millrace explain` reads it
     if sequence.owned:
-        attributes["cause"] = sequence.why
+        attributes["cause"] = sequence.retry.why
         attributes["link"] = earlier
-    return attributes
+    span.attributes = attributes
 
 
-def end_placement(
-    sequence: OpenSequence, attributes: dict[str, Any] | None, error: str, now_ns: int, out: list[Effect]
-) -> None:
-    """The placement was accepted (no error) or came to nothing."""
-    call = sequence.call
+def end_placement(sequence: OpenSequence, error: str, now_ns: int, out: list[Effect]) -> None:
+    """Record the span: the placement was accepted (no error), or failed. Does nothing after the first time."""
+    call, span = sequence.call, sequence.span
+    attributes, span.attributes = span.attributes, None
     if attributes is None or call.trace is None:
         return
-    attributes = dict(attributes)
     earlier = attributes.pop("link", "")
     out.append(
         RecordSpan(
             name="continuation" if "cause" in attributes else "dispatch",
-            traceparent=sequence.span,
+            traceparent=span.context,
             parent_span_id=call.trace.span_id,
-            start_ns=sequence.span_start_ns,
+            start_ns=span.start_ns,
             end_ns=now_ns,
             attributes=attributes,
             links=[earlier] if earlier else [],
@@ -134,27 +128,27 @@ def end_placement(
 
 
 def end_move(
-    sequence: OpenSequence, allotment: EpochGrant, *, source: str, outcome: str, now_ns: int, out: list[Effect]
+    sequence: OpenSequence, grant: EpochGrant, *, source: str, outcome: str, now_ns: int, out: list[Effect]
 ) -> None:
-    """The target of a migration has the sequence: a span since its epoch was allotted, linked to the one before."""
+    """Record a migration: a span since its epoch was granted, linked to the one before."""
     call = sequence.call
-    earlier, sequence.span = sequence.span, allotment.span
+    earlier, sequence.span.context = sequence.span.context, grant.span
     if call.trace is None:
         return
     out.append(
         RecordSpan(
             name="move",
-            traceparent=allotment.span,
+            traceparent=grant.span,
             parent_span_id=call.trace.span_id,
-            start_ns=allotment.at_ns,
+            start_ns=grant.at_ns,
             end_ns=now_ns,
             attributes={
                 "request": call.request,
                 "sequence": sequence.id,
-                "epoch": allotment.epoch,
-                "migration": allotment.migration,
+                "epoch": grant.epoch,
+                "migration": grant.migration,
                 "source": source,
-                "instance": allotment.instance.name,
+                "instance": grant.instance.name,
                 "outcome": outcome,
                 "output_tokens": len(sequence.log),
             },
@@ -163,11 +157,11 @@ def end_move(
     )
 
 
-def end_call(call: OpenCall, outcome: str, usage: Usage, error: str, now_ns: int, out: list[Effect]) -> None:
-    """The root span."""
+def end_call(call: OpenCall, outcome: str, error: str, now_ns: int, out: list[Effect]) -> None:
+    """Record the root span."""
     if call.trace is None:
         return
-    first = call.first_token_ns
+    usage, first = call.usage(), call.first_token_ns
     out.append(
         RecordSpan(
             name="ingress",
@@ -186,7 +180,7 @@ def end_call(call: OpenCall, outcome: str, usage: Usage, error: str, now_ns: int
                 "continuations": call.continuations,
                 "migrations": call.migrations,
                 "instances": ", ".join(call.instances),
-                "finish_reasons": ", ".join(s.finish_reason for s in call.sequences),
+                "finish_reasons": ", ".join(s.output.finish_reason for s in call.sequences),
             },
             events=[("first_token", first, {})] if first else [],
             error=error,

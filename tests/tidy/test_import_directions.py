@@ -1,13 +1,37 @@
 """Import directions that concern single files; those between packages are contracts in pyproject.toml."""
 
 import ast
+from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.tidy.tree import imported_modules, is_within, parsed, python_files
 
 #: The pure core: time, randomness and answers from outside come in as arguments and messages.
 PURE_FOLDERS = tuple(f"libs/millrace/{name}/" for name in ("contracts", "policies", "enginemodel", "kvcache"))
-PURE_SERVICE_FILES = ("actor.py", "state.py")
+
+#: Modules of services that do I/O, read clocks or compose a process; every other module of a service is pure core.
+#: ``metrics`` modules hold counters as prometheus_client's collectors, which touch nothing outside.
+SHELLS = (
+    "*/__main__.py",
+    "*/metrics.py",
+    "ingress/api/tokenizer.py",
+    "ingress/http/*",
+    "supervisor/buckets.py",
+    "supervisor/compose_host.py",
+    "supervisor/display.py",
+    "supervisor/launcher.py",
+    "supervisor/layout.py",
+    "supervisor/preflight.py",
+    "supervisor/probes.py",
+    "supervisor/zygote.py",
+    "tagger/shell.py",
+    "worker/modelled.py",
+    "worker/profile.py",
+    "worker/vllm_engine/*",
+    "worker/zygote.py",
+)
+#: Pure modules that may import shells: they compose an actor from its files, or parse HTTP bodies with the tokenizer.
+ABOVE_SHELLS = ("*/build.py", "*/replay.py", "ingress/api/*")
 
 IMPURE = frozenset(
     "asyncio concurrent datetime http httpx logging multiprocessing nats opentelemetry os prometheus_client requests "
@@ -29,18 +53,39 @@ ENGINE_HOMES = (
 )
 
 
+def _is_one_of(path: Path, patterns: tuple[str, ...]) -> bool:
+    inside = str(path).removeprefix("services/")
+    return any(fnmatch(inside, pattern) for pattern in patterns)
+
+
 def _pure_files() -> list[Path]:
-    return [
-        path
-        for path in python_files("libs", "services")
-        if str(path).startswith(PURE_FOLDERS) or (path.parts[0] == "services" and path.name in PURE_SERVICE_FILES)
-    ]
+    library = [path for path in python_files("libs") if str(path).startswith(PURE_FOLDERS)]
+    return library + [path for path in python_files("services") if not _is_one_of(path, SHELLS)]
 
 
-def test_there_is_a_pure_core_to_look_at():
+def test_there_is_a_pure_core_to_look_at_and_every_shell_exists():
     files = [str(path) for path in _pure_files()]
     assert any(path.startswith(PURE_FOLDERS) for path in files)
-    assert any(path.startswith("services/") for path in files)
+    assert {Path(name).parts[1] for name in files if name.startswith("services/")} >= {"ingress", "worker"}
+    services = python_files("services")
+    unused = [pattern for pattern in SHELLS if not any(_is_one_of(path, (pattern,)) for path in services)]
+    assert not unused, "no such module: " + ", ".join(unused)
+
+
+def test_the_core_of_a_service_imports_no_shell():
+    shells = frozenset(
+        ".".join(path.with_suffix("").parts)
+        for path in python_files("services")
+        if _is_one_of(path, SHELLS) and path.name not in ("metrics.py", "__init__.py")
+    )
+    wrong = [
+        f"{path}:{line}: {module}"
+        for path in _pure_files()
+        if path.parts[0] == "services" and not _is_one_of(path, ABOVE_SHELLS)
+        for module, line in imported_modules(path)
+        if module in shells
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_pure_core_imports_no_clock_socket_or_environment():

@@ -19,7 +19,11 @@ from tokenizers import Tokenizer, decoders, models
 from services.ingress.actor import IngressActor
 from services.ingress.calls.messages import Call, CallKind, CallSubmitted, DeliverDeltas
 from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig, policy_of
+from services.ingress.lifecycle import SequencePhase, transitions_of
 from services.ingress.metrics import IngressMetrics
+from services.ingress.reactions import react
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
 from services.ingress.tokens.detokenizer import TextModel, Vocabulary
 
 SECOND = 1_000_000_000
@@ -46,6 +50,33 @@ NO_TAG = TaggingConfig(mode="never")
 PLAIN = DispatchConfig(policy="join_shortest_queue")
 
 
+class TransitionLog:
+    """Stands between an ingress and its reactions, and checks that each change of a sequence's state was an event's."""
+
+    def __init__(self) -> None:
+        self.taken: set[tuple[SequencePhase, type[Any]]] = set()
+        self._expected: dict[OpenSequence, frozenset[SequencePhase]] = {}
+
+    def react(self, state: IngressState, sequence: OpenSequence, event: Any, out: list[Effect]) -> None:
+        self._check(sequence)
+        rows = transitions_of(sequence.phase, type(event))
+        self.taken.add((sequence.phase, type(event)))
+        self._expected[sequence] = frozenset(row.target for row in rows)
+        react(state, sequence, event, out)
+
+    def _check(self, sequence: OpenSequence) -> None:
+        expected = self._expected.get(sequence, frozenset({SequencePhase.WAITING}))
+        assert sequence.phase in expected, f"{sequence.id} became {sequence.phase} without an event"
+
+    def check(self, state: IngressState) -> None:
+        for sequence in state.sequences.values():
+            self._check(sequence)
+        for sequence in [s for s in self._expected if s.id not in state.sequences]:
+            assert sequence.phase is SequencePhase.ENDED
+            self._check(sequence)
+            del self._expected[sequence]
+
+
 class Bench:
     """An ingress with a clock, its open requests and everything that it let out."""
 
@@ -61,6 +92,8 @@ class Bench:
             rng=Random(seed),
             policy=policy_of(self.config.dispatch),
         )
+        self.transitions = TransitionLog()
+        self.actor.state.bind(self.transitions.react)
         self.started = self.actor.start(START)
         self.effects: list[Effect] = list(self.started)
         self.summary_at = {f"w{i}": 0 for i in range(instances)}
@@ -77,6 +110,7 @@ class Bench:
         out = self.actor.handle(Message(body=body, reply_to=reply_to), self.now_ns)
         self.effects += out
         self.actor.check_invariants()
+        self.transitions.check(self.actor.state)
         return out
 
     def plan(self, *names: str, epoch: int = 1) -> list[Effect]:

@@ -8,7 +8,7 @@ from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import CancelSequence, ResendTokens, SubmitSequence, TokensForgotten
 
-from services.ingress.state import OpenSequence
+from services.ingress.sequence import OpenSequence
 from tests.unit.ingress_core import Bench, instance_of
 
 

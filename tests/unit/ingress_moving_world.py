@@ -33,7 +33,7 @@ from millrace.contracts.worker import (
 )
 
 from services.ingress.calls.messages import CallAbandoned, CompleteCall, FailCall, RefuseCall
-from services.ingress.state import OpenSequence
+from services.ingress.sequence import OpenSequence
 from tests.unit.ingress_core import EOS, MILLISECOND, Bench, instance_of
 
 SEQUENCE = "r.0"
@@ -270,7 +270,7 @@ class World:
         target = self.rng.choice([w for w in self.workers.values() if w is not source])
         if source.held is None or source.held.finish is not None or source.held.frozen or not target.up:
             return
-        if self.sequence.allotment is not None and self.rng.random() < 0.8:
+        if self.sequence.grant is not None and self.rng.random() < 0.8:
             return  # most wait for the one before
         move = Move(f"m{len(self.moves)}", source, target, source.incarnation, target.incarnation, source.held.epoch)
         self.moves.append(move)

@@ -52,7 +52,7 @@ def test_the_predictors_of_all_candidates_are_asked_before_anything_is_submitted
     assert asked.expected_output_tokens is None
     assert not bench.submissions()
     assert not bench.sent(DecisionMade)
-    assert bench.actor.snapshot()["sequences"]["r.0"]["phase"] == "asking"
+    assert bench.actor.snapshot()["sequences"]["r.0"]["phase"] == "forecasting"
 
 
 def test_the_sequence_goes_to_the_one_that_ends_soonest_and_the_decision_tells_what_was_predicted():

@@ -202,7 +202,7 @@ def test_views_and_sums_are_always_what_the_facts_say(steps):
         if what == "summary":
             cluster.take_summary(summary(instance.name, now_ns, incarnation=max(1, instance.incarnation)), now_ns)
         elif what == "restart":
-            cluster.meet(instance.name, instance.incarnation + 1, now_ns)
+            cluster.observe_incarnation(instance.name, instance.incarnation + 1, now_ns)
         elif what == "plan":
             epoch = cluster.plans["m"].epoch + 1
             cluster.take_plan("m", plan(stage("s", 0, None, *names[: which + 1]), epoch=epoch))

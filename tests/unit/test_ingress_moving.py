@@ -10,7 +10,7 @@ from millrace.contracts.worker import CancelSequence, ResendTokens
 
 from services.ingress.calls.messages import CallAbandoned, CompleteCall, FailCall, Usage
 from services.ingress.dispatch.prefix_blocks import HOLDER_STRIDE, PromptBlocks
-from services.ingress.state import SequencePhase
+from services.ingress.lifecycle import SequencePhase
 from tests.unit.ingress_core import chunk, ids
 from tests.unit.ingress_moving import MoveBench
 
@@ -95,7 +95,7 @@ def test_an_epoch_that_nobody_waits_for_is_not_given_out():
     bench.tokens(bench.source, chunk("abc"))
     asked = AllotEpoch(migration="m", sequence="r.0", epoch=0, source=bench.source, target=bench.target, incarnation=1)
     assert bench.send(asked) == []
-    assert bench.sequence.allotment is None
+    assert bench.sequence.grant is None
 
 
 # The switch.
@@ -247,7 +247,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_migration_leaves_both():
 def test_a_source_that_dies_leaves_it_to_a_target_that_has_it():
     bench = moving()
     bench.die(bench.source)
-    assert bench.sequence.phase is SequencePhase.PROVING
+    assert bench.sequence.phase is SequencePhase.VERIFYING
     assert bench.question() == (bench.target, ResendTokens(sequence="r.0", epoch=1, from_index=3))
     assert len(bench.placed()) == 1
     bench.tell(chunk("de", 3, epoch=1))
@@ -262,7 +262,7 @@ def test_a_source_that_dies_leaves_it_to_a_target_that_has_it():
 def test_a_source_that_only_seemed_lost_is_left_alone_while_the_target_may_read_from_it():
     bench = moving()
     bench.pass_time(1.75, alive=(bench.target, bench.third))
-    assert bench.sequence.phase is SequencePhase.PROVING
+    assert bench.sequence.phase is SequencePhase.VERIFYING
     bench.tell(chunk("d", 3, epoch=1))
     assert bench.cancels() == []
     bench.summary(bench.source)
@@ -304,7 +304,7 @@ def test_a_target_that_does_not_continue_the_log_of_a_dead_source_does_not_get_i
     bench.tokens(bench.source, chunk("def", 3))  # it had thawed
     bench.die(bench.source)
     bench.moved(4)
-    assert bench.sequence.phase is SequencePhase.PROVING
+    assert bench.sequence.phase is SequencePhase.VERIFYING
     bench.tell(chunk(answer, 3, epoch=1))
     assert (bench.target, 1) in bench.cancels()
     assert bench.placed()[-1][1] == 2
@@ -362,7 +362,7 @@ def test_a_restarted_target_has_nothing():
     bench = moving()
     bench.incarnations[bench.target] += 1
     bench.summary(bench.target)
-    assert bench.sequence.allotment is None
+    assert bench.sequence.grant is None
     assert bench.owner == (bench.source, 0)
     bench.moved(3)
     assert bench.owner == (bench.source, 0)
@@ -393,7 +393,7 @@ def test_without_a_bus_nobody_is_asked_and_it_waits():
     bench.send(BusDisconnected())
     bench.die(bench.source)
     assert bench.sequence.phase is SequencePhase.WAITING
-    assert bench.sequence.allotment is None
+    assert bench.sequence.grant is None
 
 
 def test_a_target_that_forgot_what_it_spoke_of_is_not_the_owner():

@@ -38,7 +38,7 @@ def test_whatever_happens_the_log_is_one_history_and_the_end_is_one(seed):
     assert len(world.sequence.log) <= TOKENS_MAX
     assert not state.calls
     assert not state.sequences
-    assert not state.allotted
+    assert not state.granted
     assert not state.owned
     assert all(worker.held is None for worker in world.workers.values()), "somebody decodes for nobody"
 

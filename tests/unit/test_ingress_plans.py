@@ -36,6 +36,6 @@ def test_a_plan_that_is_gone_holds_until_another_is_written_whatever_its_epoch()
 def test_after_a_reconnect_the_stores_plan_counts_even_if_its_epochs_began_anew():
     cluster = IngressClusterView()
     cluster.take_plan("m", plan(12, "a"))
-    cluster.pardon(now_ns=1)
+    cluster.reset_liveness(now_ns=1)
     cluster.take_plan("m", plan(1, "b"))
     assert planned(cluster) == ["b"]

@@ -1,4 +1,4 @@
-"""Opening a call: what is refused before anything is kept of it, and what is kept of one that is let in."""
+"""Admission of calls: what is refused before anything is kept of it, and the state of an admitted call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from millrace.policies.dispatch import DISPATCH_POLICIES
 
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, RefusalKind
-from services.ingress.state import IngressState, OpenCall, OpenSequence
+from services.ingress.calls.open_call import OpenCall
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
 from services.ingress.tokens.detokenizer import TextStream
 
 
 def refusal_of(state: IngressState, call: Call) -> Refusal | None:
-    """Why a call is not let in; None after it was counted in."""
+    """Reason for refusing a call; None after it was admitted and counted."""
     if state.stopping:
         return Refusal(RefusalKind.STOPPING, "This server is going down.")
     if call.policy and not (state.config.dispatch.policy_per_request and call.policy in DISPATCH_POLICIES):
@@ -47,7 +49,7 @@ def _too_long(state: IngressState, call: Call, prompt_tokens: int) -> Refusal | 
 
 
 def open_call(state: IngressState, call: Call) -> OpenCall:
-    """Keeps a call that was let in, with its sequences."""
+    """Open an admitted call with its sequences."""
     opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout)
     if call.sampling.ignore_eos or call.sampling.min_tokens >= call.sampling.max_tokens:
         opened.expected_output_tokens = call.sampling.max_tokens
@@ -71,7 +73,7 @@ def _of_choice(sampling: Sampling, choice: int) -> Sampling:
 
 
 def expected_output(call: OpenCall, tag: LengthTag) -> tuple[float | None, int | None]:
-    """The tag's mean, and what engines are told: whole tokens within the call's bounds. None where unknown."""
+    """The tag's mean, and the whole tokens within the call's bounds that engines are told. None where unknown."""
     mean = tag.mean
     if tag.request != call.request or mean is None or not math.isfinite(mean) or mean < 0:
         return None, None

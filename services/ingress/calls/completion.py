@@ -1,4 +1,4 @@
-"""How sequences and calls end. Every call that was let in leaves through ``_close``, exactly once."""
+"""How sequences and calls end. Every admitted call leaves through ``_close``, exactly once."""
 
 from __future__ import annotations
 
@@ -8,31 +8,56 @@ from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
 
 from services.ingress import tracing
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.messages import Call, CompleteCall, FailCall, RefusalKind, RefuseCall, Usage
-from services.ingress.dispatch.prefix_blocks import blocks_decoded
-from services.ingress.migration.epoch_grants import void
-from services.ingress.state import IngressState, OpenCall, OpenSequence, SequencePhase
+from services.ingress.calls.messages import Call, CompleteCall, FailCall, RefusalKind, RefuseCall
+from services.ingress.calls.open_call import OpenCall
+from services.ingress.lifecycle import Cancelled, Finished, SequencePhase
+from services.ingress.migration.epoch_grants import revoke
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
 from services.ingress.times import MILLISECOND_NS
 
-#: Timer that sends what is to be acknowledged, per instance in one message.
+#: Timer that sends the collected acknowledgements, one message per instance.
 ACKNOWLEDGE_TIMER = "acknowledge"
 #: How long acknowledgements are collected. Workers keep ended sequences for far longer.
 ACKNOWLEDGE_AFTER_NS = 50 * MILLISECOND_NS
 
 
-def usage_of(call: OpenCall) -> Usage:
-    """Counts so far: each prompt once, outputs of all choices with their stop tokens."""
-    return Usage(call.prompt_tokens, call.output_tokens, call.cached_tokens)
+# Reactions to the end of a sequence.
+
+
+def finish(state: IngressState, sequence: OpenSequence, event: Finished, out: list[Effect]) -> None:
+    """The log ends with a finish reason: the engine forgets the sequence, or is told to stop."""
+    end_sequence(state, sequence, decoding=not event.engine_knows, reason="stopped", out=out)
+    complete_if_ended(state, sequence.call, out)
+
+
+def release(state: IngressState, sequence: OpenSequence, event: Cancelled, out: list[Effect]) -> None:
+    """The call ends: nothing more of the sequence is wanted."""
+    end_sequence(state, sequence, decoding=True, reason=event.reason, out=out)
+
+
+def end_sequence(
+    state: IngressState, sequence: OpenSequence, *, decoding: bool, reason: str, out: list[Effect]
+) -> None:
+    """Take an ended sequence out of all tables. Its engine is told to stop (``decoding``) or to forget it."""
+    revoke(state, sequence, "ended", out)
+    if decoding:
+        cancel(state, sequence, reason, out)
+    elif sequence.instance is not None:
+        acknowledge(state, sequence.instance.name, sequence.id, sequence.epoch, out)
+    detach(state, sequence)
+    del state.sequences[sequence.id]
+    sequence.call.unended -= 1
 
 
 def cancel(state: IngressState, sequence: OpenSequence, reason: str, out: list[Effect]) -> None:
-    """Takes a sequence from the instance that has, or may have, it."""
+    """Cancel a sequence at the instance that has, or may have, it."""
     if sequence.instance is not None:
         cancel_at(state, sequence, sequence.instance.name, reason, out)
 
 
 def cancel_at(state: IngressState, sequence: OpenSequence, instance: str, reason: str, out: list[Effect]) -> None:
-    """Takes a sequence from an instance, up to its present epoch."""
+    """Cancel a sequence at an instance, up to its present epoch."""
     out.append(
         Publish(
             subject=state.subjects.engine(instance, "cancel"),
@@ -43,7 +68,7 @@ def cancel_at(state: IngressState, sequence: OpenSequence, instance: str, reason
 
 
 def detach(state: IngressState, sequence: OpenSequence) -> None:
-    """Nobody decodes it any more: not in its instance's books, nothing of it asked."""
+    """Take a sequence from its instance, with all open questions about it."""
     instance = sequence.instance
     if instance is not None:
         instance.remove(sequence.id)
@@ -54,36 +79,21 @@ def detach(state: IngressState, sequence: OpenSequence) -> None:
                 del state.owned[instance.name]
         sequence.instance = None
     state.waiting.pop(sequence.id, None)
-    state.pending.pop(sequence.resend, None)
+    state.pending.pop(sequence.resend.correlation, None)
     state.pending.pop(sequence.submit, None)
     state.pending.pop(sequence.asking, None)
-    sequence.resend = sequence.submit = sequence.asking = ""
-
-
-def end_sequence(
-    state: IngressState, sequence: OpenSequence, *, decoding: bool, reason: str, out: list[Effect]
-) -> None:
-    """A sequence has its finish reason: its engine is told to stop (``decoding``) or to forget it."""
-    void(state, sequence, "ended", out)
-    if decoding:
-        cancel(state, sequence, reason, out)
-    elif sequence.instance is not None:
-        acknowledge(state, sequence.instance.name, sequence.id, sequence.epoch, out)
-    detach(state, sequence)
-    sequence.phase = SequencePhase.ENDED
-    del state.sequences[sequence.id]
-    sequence.call.unended -= 1
+    sequence.resend.correlation = sequence.submit = sequence.asking = ""
 
 
 def acknowledge(state: IngressState, instance: str, sequence: str, epoch: int, out: list[Effect]) -> None:
-    """Has the next acknowledgement to that instance name this sequence."""
+    """Name a sequence in the next acknowledgement to an instance."""
     if not state.acknowledge:
         out.append(StartTimer(name=ACKNOWLEDGE_TIMER, at_ns=state.now_ns + ACKNOWLEDGE_AFTER_NS))
     state.acknowledge.setdefault(instance, []).append((sequence, epoch))
 
 
 def send_acknowledgements(state: IngressState, out: list[Effect]) -> None:
-    """Sends what was collected."""
+    """Send what was collected."""
     for instance, sequences in state.acknowledge.items():
         out.append(
             Publish(
@@ -93,33 +103,11 @@ def send_acknowledgements(state: IngressState, out: list[Effect]) -> None:
     state.acknowledge = {}
 
 
-def complete(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
-    """Every choice ended."""
-    usage = usage_of(call)
-    state.metrics.e2e.observe(state.now_ns - call.arrival_ns)
-    _note_errors(state, call)
-    out.append(CompleteCall(request=call.request, usage=usage))
-    _close(state, call, "completed", "", out)
-
-
-def _note_errors(state: IngressState, call: OpenCall) -> None:
-    """Joins what was predicted with what happened, where that is one thing: all of it on one instance."""
-    forecast = call.forecast
-    if forecast is None or call.continuations or call.migrations:
-        return
-    state.metrics.note_error("e2e", forecast.e2e_ns, state.now_ns - call.placed_ns)
-    if call.first_token_ns:
-        state.metrics.note_error("ttft", forecast.ttft_ns, call.first_token_ns - call.placed_ns)
-
-
-def abandon(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
-    """The client is gone: nothing more is delivered."""
-    _end_all(state, call, reason, out)
-    _close(state, call, "cut" if reason == "slow_reader" else "cancelled", reason, out)
+# The end of a call.
 
 
 def refuse(state: IngressState, call: Call, refusal: Refusal, out: list[Effect]) -> None:
-    """The call is not let in: nothing is kept of it."""
+    """Refuse a call at admission: nothing is kept of it."""
     state.metrics.refusals.add(refusal.kind.value)
     out.append(
         RefuseCall(
@@ -132,29 +120,57 @@ def refuse(state: IngressState, call: Call, refusal: Refusal, out: list[Effect])
     )
 
 
-def refuse_or_fail(state: IngressState, call: OpenCall, kind: RefusalKind, detail: str, out: list[Effect]) -> None:
-    """The call cannot be done: refused if it was not accepted, else failed."""
-    _end_all(state, call, kind.value, out)
+def complete_if_ended(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+    """Complete a call after its last choice ended."""
+    if call.unended:
+        return
+    state.metrics.e2e.observe(state.now_ns - call.arrival_ns)
+    _note_errors(state, call)
+    out.append(CompleteCall(request=call.request, usage=call.usage()))
+    _close(state, call, "completed", "", out)
+
+
+def _note_errors(state: IngressState, call: OpenCall) -> None:
+    """Compare the forecast with what happened, where all of the call ran on one instance."""
+    forecast = call.forecast
+    if forecast is None or call.continuations or call.migrations:
+        return
+    state.metrics.note_error("e2e", forecast.e2e_ns, state.now_ns - call.placed_ns)
+    if call.first_token_ns:
+        state.metrics.note_error("ttft", forecast.ttft_ns, call.first_token_ns - call.placed_ns)
+
+
+def abandon(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
+    """End a call whose client left: nothing more is delivered."""
+    _cancel_all(state, call, reason, out)
+    _close(state, call, "cut" if reason == "slow_reader" else "cancelled", reason, out)
+
+
+def refuse_or_fail(
+    state: IngressState, call: OpenCall, kind: RefusalKind, detail: str, out: list[Effect], *, param: str = ""
+) -> None:
+    """End a call that cannot be served: refused if it was not accepted, else failed."""
+    _cancel_all(state, call, kind.value, out)
     state.metrics.refusals.add(kind.value)
     if call.accepted:
-        out.append(FailCall(request=call.request, kind=kind, detail=detail))
+        out.append(FailCall(request=call.request, kind=kind, detail=detail, param=param))
     else:
         retry_after_s = 1.0 if kind in (RefusalKind.QUEUE_FULL, RefusalKind.NO_INSTANCE) else 0.0
-        out.append(RefuseCall(request=call.request, kind=kind, detail=detail, retry_after_s=retry_after_s))
+        out.append(RefuseCall(request=call.request, kind=kind, detail=detail, param=param, retry_after_s=retry_after_s))
     fields = {"kind": kind.value, "detail": detail}
     out.append(Log(level="warning", event="call_failed", fields=fields, request=call.request))
     _close(state, call, "failed" if call.accepted else "refused", detail, out)
 
 
-def _end_all(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
+def _cancel_all(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
     for sequence in call.sequences:
         if sequence.phase is not SequencePhase.ENDED:
-            end_sequence(state, sequence, decoding=True, reason=reason, out=out)
+            state.fire(sequence, Cancelled(reason), out)
     state.pending.pop(call.tagging, None)
 
 
 def _close(state: IngressState, call: OpenCall, outcome: str, detail: str, out: list[Effect]) -> None:
-    """Books, outcome and root span of a call that ended."""
+    """Release what a call that ended was counted with; publish its outcome and record its root span."""
     del state.calls[call.request]
     metrics = state.metrics
     choices = len(call.call.prompts) * call.call.n
@@ -165,10 +181,11 @@ def _close(state: IngressState, call: OpenCall, outcome: str, detail: str, out: 
     metrics.cached_tokens += call.cached_tokens
     if call.accepted:
         out.append(_outcome(state, call, outcome, detail))
-    tracing.end_call(call, outcome, usage_of(call), "" if outcome == "completed" else detail, state.now_ns, out)
+    tracing.end_call(call, outcome, "" if outcome == "completed" else detail, state.now_ns, out)
 
 
 def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> Publish:
+    forecast = call.forecast
     return Publish(
         subject=state.subjects.outcome(call.call.model),
         body=RequestFinished(
@@ -181,19 +198,19 @@ def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> 
             prompt_tokens=call.prompt_tokens,
             cached_tokens=call.cached_tokens,
             output_tokens=[len(s.log) for s in call.sequences],
-            finish_reasons=[s.finish_reason for s in call.sequences],
+            finish_reasons=[s.output.finish_reason for s in call.sequences],
             continuations=call.continuations,
             predicted_output_tokens=call.predicted,
             arrival_ns=call.arrival_ns,
             ttft_ns=call.first_token_ns - call.arrival_ns if call.first_token_ns else None,
             e2e_ns=state.now_ns - call.arrival_ns,
             instances=call.instances,
-            predicted_ttft_ns=None if call.forecast is None else call.forecast.ttft_ns,
-            predicted_e2e_ns=None if call.forecast is None else call.forecast.e2e_ns,
+            predicted_ttft_ns=None if forecast is None else forecast.ttft_ns,
+            predicted_e2e_ns=None if forecast is None else forecast.e2e_ns,
             placed_ns=call.placed_ns,
             migrations=call.migrations,
-            predicted_cached_tokens=None if call.forecast is None else call.forecast.cached_tokens,
-            block_hashes=blocks_decoded(call.sequences[0]),
+            predicted_cached_tokens=None if forecast is None else forecast.cached_tokens,
+            block_hashes=call.sequences[0].decoded_blocks(),
         ),
         request=call.request,
         traceparent=call.call.traceparent,

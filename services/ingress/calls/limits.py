@@ -1,9 +1,9 @@
-"""Who may come in: token buckets and concurrency per API key, bounds over all. Pure; time is passed in.
+"""Admission limits: token buckets and concurrency per API key, bounds over all. Pure; time is passed in.
 
 Requests and tokens per minute are buckets that hold one minute's worth and refill evenly. A call pays one request
-and its prompt tokens when it comes and its output tokens when it ends, so the token bucket may go below zero; the
-next call then waits until it is refilled. A prompt larger than the whole bucket is let in when the bucket is full:
-else it could never be.
+and its prompt tokens on arrival and its output tokens when it ends, so the token bucket may go below zero; the
+next call then waits until it is refilled. A prompt larger than the whole bucket is admitted when the bucket
+is full: otherwise it could never be.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RETRY_WHEN_FULL_S = 1.0
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a call is not let in."""
+    """Reason for refusing a call."""
 
     kind: RefusalKind
     detail: str
@@ -70,7 +70,7 @@ class Bucket:
 
 
 class KeyUse:
-    """What one API key uses now."""
+    """Present use of one API key."""
 
     __slots__ = ("calls_open", "requests", "tokens")
 
@@ -90,7 +90,7 @@ class AdmissionLimits:
         self.sequences_open = 0
 
     def admit(self, call: Call, sequences: int, prompt_tokens: int, now_ns: int) -> Refusal | None:
-        """Takes the call in, or says why not (then nothing is counted)."""
+        """Admit and count a call, or return why not (then nothing is counted)."""
         if self.calls_open >= self._limits.calls_open_max:
             return _full(f"{self.calls_open} requests are open, the most this server takes")
         if self.sequences_open + sequences > self._limits.sequences_open_max:

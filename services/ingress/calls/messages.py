@@ -1,9 +1,8 @@
-"""What passes between ingress's HTTP adapter and its core: calls in, deltas out.
+"""Messages and effects between the HTTP adapter and the core: calls in, deltas out.
 
-A *call* is one HTTP request for a completion, validated and tokenised by the adapter. The core decides its fate:
-exactly one of RefuseCall,
-CompleteCall or FailCall ends it (or nothing, after CallAbandoned). DeliverDeltas come only between acceptance and
-the end.
+A *call* is one HTTP request for a completion, validated and tokenized by the adapter. Exactly one of RefuseCall,
+CompleteCall or FailCall ends it (or nothing, after CallAbandoned). DeliverDeltas come only between acceptance and the
+end.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from millrace.contracts.worker import Sampling
 
 
 class CallKind(StrEnum):
-    """Which endpoint."""
+    """Endpoint of a call."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -71,7 +70,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):
-    """A client wants this."""
+    """A new call."""
 
     call: Call
 
@@ -126,7 +125,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class AcceptCall(Effect, frozen=True, kw_only=True):
-    """The call passed admission and was dispatched: the adapter may send headers and, for chat, the role delta."""
+    """Every sequence of the call was accepted by an instance: the adapter may send headers and the role delta."""
 
     request: str
 
@@ -151,7 +150,7 @@ class CompleteCall(Effect, frozen=True, kw_only=True):
 
 
 class RefusalKind(StrEnum):
-    """Why a call is refused or failed; the adapter maps each to status, OpenAI error type and code."""
+    """Reason of a refused or failed call; the adapter maps each to status, OpenAI error type and code."""
 
     RATE_LIMITED = "rate_limited"  # 429, with retry_after_s
     CONCURRENCY = "concurrency"  # 429
@@ -181,3 +180,4 @@ class FailCall(Effect, frozen=True, kw_only=True):
     request: str
     kind: RefusalKind
     detail: str
+    param: str = ""

@@ -1,4 +1,4 @@
-"""What ingress knows of all instances and plans: facts come in, who is lost by them goes out."""
+"""Cluster view of an ingress: plans and instances, from what they publish. Return values name lost incarnations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 from services.ingress.cluster.instances import KnownInstance, StageCandidates
 
-#: Instances known at once. A cluster has hundreds; beyond it strangers are forgotten, then more are ignored.
+#: Instances known at once. A cluster has hundreds; beyond it unknown ones are forgotten, then more are ignored.
 INSTANCES_MAX = 4_096
 
 
 class IngressClusterView:
-    """All instances and plans. Only facts come in; who loses what is told by the return values."""
+    """All instances and plans. Methods take observations; their return values say that an incarnation is lost."""
 
     def __init__(self) -> None:
         self.instances: dict[str, KnownInstance] = {}
@@ -55,7 +55,7 @@ class IngressClusterView:
             instance = self.instances.get(name)
             if instance is not None:
                 instance.record = None
-                self._forget_figures()
+                self._forget_limits()
             return False
         if record.instance != name:
             self.ignored += 1
@@ -64,10 +64,10 @@ class IngressClusterView:
         if instance is None or record.incarnation < instance.incarnation:
             self.ignored += 1
             return False
-        restarted = self._meet(instance, record.incarnation, now_ns)
+        restarted = self._observe(instance, record.incarnation, now_ns)
         if record != instance.record:  # else it was renewed, as every few seconds
             instance.record = record
-            self._forget_figures()
+            self._forget_limits()
         return restarted
 
     def take_summary(self, summary: InstanceSummary, now_ns: int) -> bool:
@@ -78,8 +78,8 @@ class IngressClusterView:
             return False
         restarted = False
         if summary.incarnation > instance.incarnation:
-            restarted = self._meet(instance, summary.incarnation, now_ns)
-        elif instance.buried or (instance.summary is not None and summary.at_ns <= instance.summary.at_ns):
+            restarted = self._observe(instance, summary.incarnation, now_ns)
+        elif instance.ended or (instance.summary is not None and summary.at_ns <= instance.summary.at_ns):
             self.ignored += 1
             return False
         instance.heard_ns = now_ns
@@ -88,23 +88,25 @@ class IngressClusterView:
         self._judge(instance)
         return restarted
 
-    def meet(self, name: str, incarnation: int, now_ns: int) -> bool:
-        """An incarnation showed itself by its tokens. True if that says that an earlier one is lost."""
+    def observe_incarnation(self, name: str, incarnation: int, now_ns: int) -> bool:
+        """Take an incarnation seen in a token message. True if an earlier one is lost by it."""
         instance = self._instance(name)
-        return instance is not None and incarnation > instance.incarnation and self._meet(instance, incarnation, now_ns)
+        return (
+            instance is not None and incarnation > instance.incarnation and self._observe(instance, incarnation, now_ns)
+        )
 
     def lose(self, instance: KnownInstance) -> None:
-        """It is dead or silent: no new work until it is heard again."""
+        """It is dead or silent: no new work until its next summary."""
         instance.dead = True
         self._judge(instance)
 
-    def bury(self, instance: KnownInstance) -> None:
-        """Its process ended: summaries of this incarnation that are still under way mean nothing."""
-        instance.buried = True
+    def mark_dead(self, instance: KnownInstance) -> None:
+        """Its process ended: ignore summaries of this incarnation that are still in transit."""
+        instance.ended = True
         self.lose(instance)
 
     def withdraw(self, instance: KnownInstance) -> None:
-        """It handed sequences back: no new work until its next summary."""
+        """It returned sequences or has no subscription: no new work until its next summary."""
         instance.withdrawn = True
         self._judge(instance)
 
@@ -112,8 +114,8 @@ class IngressClusterView:
         """Instances that count as alive and were not heard for so long."""
         return [i for i in self.instances.values() if not i.dead and now_ns - i.heard_ns > silence_ns]
 
-    def pardon(self, now_ns: int) -> None:
-        """The bus is back: silence so far was its fault, and its store may have lost the plans."""
+    def reset_liveness(self, now_ns: int) -> None:
+        """Restart liveness timers after a reconnect; the KV store may have lost the plans."""
         self._unconfirmed.update(self.plans)
         for instance in self.instances.values():
             instance.heard_ns = max(instance.heard_ns, now_ns)
@@ -179,19 +181,19 @@ class IngressClusterView:
         if instance is not None or not name:
             return instance
         if len(self.instances) >= INSTANCES_MAX:
-            self._forget_strangers()
+            self._forget_unknown()
         if len(self.instances) < INSTANCES_MAX:
             instance = self.instances[name] = KnownInstance(name)
         return instance
 
-    def _forget_strangers(self) -> None:
-        """Drops who is in no plan, has not registered and was never given anything."""
-        strangers = [i.name for i in self.instances.values() if not (i.stages or i.record or i.used)]
-        for name in strangers:
+    def _forget_unknown(self) -> None:
+        """Drop instances that are in no plan, have not registered and were never used."""
+        unknown = [i.name for i in self.instances.values() if not (i.stages or i.record or i.used)]
+        for name in unknown:
             del self.instances[name]
-        self.ignored += len(strangers)
+        self.ignored += len(unknown)
 
-    def _meet(self, instance: KnownInstance, incarnation: int, now_ns: int) -> bool:
+    def _observe(self, instance: KnownInstance, incarnation: int, now_ns: int) -> bool:
         """True if an earlier incarnation is lost by it."""
         if incarnation == instance.incarnation:
             return False
@@ -203,8 +205,8 @@ class IngressClusterView:
         self._judge(instance)
         return restarted
 
-    def _forget_figures(self) -> None:
-        """Who is registered has changed: what follows from it is found anew."""
+    def _forget_limits(self) -> None:
+        """Registrations changed: forget what was derived from them."""
         self._lengths.clear()
         self._block_sizes.clear()
 
@@ -229,11 +231,11 @@ class IngressClusterView:
             if found:
                 self._once_planned.add(model)
         self._stages[model] = lists
-        self._forget_figures()
+        self._forget_limits()
 
 
 def _listed(planned: Stage, instances: list[KnownInstance]) -> list[StageCandidates]:
-    """A stage as one or two lists: who takes new requests, and who only decodes."""
+    """A stage as one or two lists: instances that take new requests, and those that only decode."""
     decoding = [i for i in instances if planned.roles.get(i.name) is InstanceRole.DECODE]
     lists = [StageCandidates(planned, [i for i in instances if i not in decoding])]
     if decoding:

@@ -1,4 +1,4 @@
-"""One instance and one stage as ingress sees them, and the views that dispatch policies see.
+"""Instances and stages as ingress sees them, and the views that dispatch policies see.
 
 Each instance has one frozen InstanceView that is replaced when its summary comes or when this ingress places or ends
 something there. Each stage keeps a list of its usable views, patched in place and handed out as a tuple: a decision
@@ -25,14 +25,14 @@ _NOT_ACCEPTED = -1
 
 
 class KnownInstance:
-    """One instance as ingress sees it. ``incarnation`` 0 means never heard of."""
+    """One instance. ``incarnation`` 0 means that nothing was received from it."""
 
     __slots__ = (
         "_in_flight",
         "_in_flight_tokens",
         "_summaries",
-        "buried",
         "dead",
+        "ended",
         "heard_ns",
         "incarnation",
         "name",
@@ -50,7 +50,7 @@ class KnownInstance:
         self.name = name
         self.incarnation = 0
         self.heard_ns = 0
-        self.buried = False  # its process was seen to end
+        self.ended = False  # its process was seen to end
         self.dead = True  # nothing heard yet, or said to be dead, or silent: no new work
         self.withdrawn = False  # it handed sequences back; until its next summary says that it is not draining
         self.record: InstanceRecord | None = None
@@ -65,7 +65,7 @@ class KnownInstance:
         self._in_flight_tokens = 0
 
     def why_not(self) -> str:
-        """Why it takes no new work; empty where it does."""
+        """Reason for giving it no new work; empty where it takes some."""
         if self.incarnation == 0:
             return "never heard of"
         if self.dead:
@@ -100,7 +100,7 @@ class KnownInstance:
     def restart(self, incarnation: int) -> None:
         """A new process: what the earlier one had is gone."""
         self.incarnation = incarnation
-        self.buried = False
+        self.ended = False
         self.summary = None
         self.withdrawn = False
         self._summaries = 0
@@ -108,7 +108,7 @@ class KnownInstance:
         self._in_flight_tokens = 0
 
     def take_summary(self, summary: InstanceSummary) -> None:
-        """Stores a fresh summary and lets go of what it covers."""
+        """Store a fresh summary; what it covers is no longer in flight."""
         self.summary = summary
         self.withdrawn = False
         self._summaries += 1
@@ -119,7 +119,7 @@ class KnownInstance:
         self.refresh()
 
     def refresh(self) -> None:
-        """Builds the view anew and patches it into the stages' lists."""
+        """Rebuild the view and patch it into the stages' lists."""
         s = self.summary
         flights = len(self._in_flight)
         if s is None:

@@ -1,6 +1,6 @@
-"""Asking predictors what would happen, for policies that want to know. It never makes a request fail.
+"""Forecast client: asks predictors for policies that want forecasts. It never makes a request fail.
 
-    what comes                                      what follows
+    answer                                          what follows
     an answer of everyone asked, or the deadline    the policy decides among those who answered
     no answer at all                                the fallback policy decides
     answers without a prediction (NoPrediction)     as if they had not answered
@@ -19,29 +19,32 @@ import msgspec
 from millrace.actor.effects import Effect, Gather, Log
 from millrace.contracts.observers import Forecast
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
-from millrace.policies.dispatch import Asking, DispatchPolicy, DispatchView
+from millrace.policies.dispatch import Asking, DispatchView
 from millrace.policies.dispatch.asking import rank
 from millrace.policies.dispatch.view import Prediction
 
 from services.ingress import tracing
-from services.ingress.dispatch.decision import FORECASTS_MAX, expected_of
-from services.ingress.dispatch.prefix_blocks import blocks_of
-from services.ingress.pending import PendingForecast, PredictorsHealth
-from services.ingress.state import IngressState, OpenSequence, SequencePhase
+from services.ingress.dispatch.decision_record import expected_output_of
+from services.ingress.lifecycle import ForecastsRequested
+from services.ingress.pending import PendingForecast
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState, PredictorsHealth
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
-#: Questions in a row without any answer until nobody is asked for a while.
+#: Questions in a row without any answer after which nobody is asked for a while.
 SILENCES_MAX = 3
-#: A prediction beyond it is taken for nonsense: no request may take so long.
+#: A longer prediction is discarded: no request may take so long.
 PREDICTED_MAX_NS = 3_600 * SECOND_NS
+#: Forecasts listed per decision: the best, the chosen one among them. A broadcast asks hundreds.
+FORECASTS_MAX = 16
 _SILENT = "no answer in time"
 
 
 class ForecastAnswers(msgspec.Struct, frozen=True):
-    """What came of a question.
+    """Answers to one question.
 
     Attributes:
-        predictions: By instance, those that make sense.
+        predictions: By instance, those that can be true.
         notes: By instance, why there is no prediction; those asked who did not answer among them.
     """
 
@@ -49,35 +52,27 @@ class ForecastAnswers(msgspec.Struct, frozen=True):
     notes: dict[str, str]
 
 
-def paused(state: IngressState, model: str) -> bool:
-    """Whether nobody is asked just now."""
+def predictors_paused(state: IngressState, model: str) -> bool:
+    """Whether the predictors of a model are not asked now."""
     health = state.predictors.get(model)
     return health is not None and state.now_ns < health.from_ns
 
 
-def ask(
+def ask_predictors(
     state: IngressState,
     sequences: list[OpenSequence],
     view: DispatchView,
-    policy: DispatchPolicy,
+    drawn: tuple[str, ...],
     parameters: Asking,
     out: list[Effect],
-) -> bool:
-    """Asks those whom the policy names; the sequences are placed when the answers, or none, have come.
-
-    Returns:
-        False where the policy names nobody; then nothing was asked.
-    """
-    assert policy.ask is not None
-    drawn = policy.ask(view, parameters, state.rng)
-    if not drawn:
-        return False
+) -> None:
+    """Ask the predictors of the drawn instances; the sequences are dispatched when the answers, or none, have come."""
     first = sequences[0]
+    call = first.call
     if len(drawn) < len(view.candidates):
-        drawn += _holder(state, first, view, drawn)
+        drawn += _prefix_holder(state, first, view, drawn)
     sampled = parameters.rank_sample > 0 and state.rng.random() < parameters.rank_sample
     asked = tuple(c.name for c in view.candidates) if sampled else drawn
-    call = first.call
     instances = state.cluster.instances
     pending = PendingForecast(
         sequences=sequences,
@@ -91,8 +86,7 @@ def ask(
     )
     correlation = state.correlation("forecast", pending)
     for sequence in sequences:
-        sequence.phase = SequencePhase.ASKING
-        sequence.asking = correlation
+        state.fire(sequence, ForecastsRequested(correlation), out)
     timeout_ns = min(int(parameters.deadline_ms * MILLISECOND_NS), call.deadline_ns - state.now_ns)
     out.append(
         Gather(
@@ -105,20 +99,21 @@ def ask(
             traceparent=pending.span,
         )
     )
-    return True
 
 
-def _holder(state: IngressState, sequence: OpenSequence, view: DispatchView, drawn: tuple[str, ...]) -> tuple[str, ...]:
-    """Whoever was given the most of the prompt last, where it was not drawn."""
-    blocks = blocks_of(state, sequence)
+def _prefix_holder(
+    state: IngressState, sequence: OpenSequence, view: DispatchView, drawn: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The instance that was sent the longest prefix of the prompt last, where it was not drawn."""
+    blocks = state.prompt_blocks(sequence)
     holder = state.holders.find(blocks, {c.name for c in view.candidates}) if blocks.hashes else ""
     return (holder,) if holder and holder not in drawn else ()
 
 
 def _question(state: IngressState, sequences: list[OpenSequence], asked: tuple[str, ...]) -> PredictLatency:
-    """One body for all of them: where several are asked, the subject says whose future is meant."""
+    """One body for all of them: where several are asked, the subject names the instance."""
     first = sequences[0]
-    blocks = blocks_of(state, first)
+    blocks = state.prompt_blocks(first)
     return PredictLatency(
         request=first.call.request,
         instance=asked[0] if len(asked) == 1 else "",
@@ -126,7 +121,7 @@ def _question(state: IngressState, sequences: list[OpenSequence], asked: tuple[s
         prompt_tokens=len(first.prompt),
         max_tokens=first.tokens_max,
         output_tokens=len(first.log),
-        expected_output_tokens=expected_of(first),
+        expected_output_tokens=expected_output_of(first),
         sequences=len(sequences),
         block_size=blocks.size,
         block_hashes=blocks.packed,
@@ -136,7 +131,7 @@ def _question(state: IngressState, sequences: list[OpenSequence], asked: tuple[s
 def read_answers(
     state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]], out: list[Effect]
 ) -> ForecastAnswers:
-    """What the answers are worth. Counts each of those asked once, and looks after the pause."""
+    """Read and count the answers, each instance asked once; pause after too many silences."""
     read = ForecastAnswers({}, {})
     since = dict(zip(pending.asked, pending.placements, strict=True))
     for _, body in answers:
@@ -149,12 +144,12 @@ def read_answers(
         if name not in read.predictions and name not in read.notes:
             read.notes[name] = _SILENT
             state.metrics.forecasts.add("unanswered")
-    _look_after(state, pending, answers, read, out)
+    _update_health(state, pending, answers, read, out)
     return read
 
 
 def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | NoPrediction, placements: int) -> str:
-    """Takes one answer in; how it is counted."""
+    """Take one answer; returns the label it is counted under."""
     name = body.instance
     if isinstance(body, NoPrediction):
         read.notes[name] = body.reason.value
@@ -172,7 +167,7 @@ def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | 
 
 
 def absurdity(body: LatencyPrediction) -> str:
-    """What is wrong with a prediction's numbers; empty where they can be."""
+    """Fault in a prediction's numbers; empty for none."""
     counts = (body.others, body.cached_tokens, body.neighbours_delay_ns)
     if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or min(counts) < 0:
         return "a negative time or count"
@@ -200,43 +195,43 @@ def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
     )
 
 
-def _look_after(
+def _update_health(
     state: IngressState,
     pending: PendingForecast,
     answers: list[tuple[str, Any]],
     read: ForecastAnswers,
     out: list[Effect],
 ) -> None:
-    """Counts silences, pauses after some; the log has once what is wrong, and once that predictions are back."""
+    """Count silences, pause after some, and log once when predictions go missing and once when they are back."""
     model = pending.sequences[0].call.call.model
     health = state.predictors.setdefault(model, PredictorsHealth())
     health.silences = 0 if answers else health.silences + 1
     if health.silences >= SILENCES_MAX:
         health.from_ns = state.now_ns + pending.pause_ns
-    if read.predictions and health.told:
-        health.told = False
+    if read.predictions and health.logged_missing:
+        health.logged_missing = False
         out.append(Log(level="info", event="forecasts_back", fields={"model": model}))
-    elif not read.predictions and not health.told and (answers or health.silences >= SILENCES_MAX):
-        health.told = True
+    elif not read.predictions and not health.logged_missing and (answers or health.silences >= SILENCES_MAX):
+        health.logged_missing = True
         why = sorted(set(read.notes.values()))
         fields = {"model": model, "asked": len(pending.asked), "why": ", ".join(why[:3])}
         out.append(Log(level="warning", event="forecasts_missing", fields=fields))
     absurd = [f"{name}: {note}" for name, note in read.notes.items() if note.startswith("absurd")]
-    if absurd and not health.absurd_told:
-        health.absurd_told = True
+    if absurd and not health.logged_absurd:
+        health.logged_absurd = True
         out.append(Log(level="warning", event="forecast_absurd", fields={"model": model, "answer": absurd[0]}))
 
 
 def forecasts_of(pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> list[Forecast]:
-    """What is told of the answers: the chosen one first, then those predicted, soonest end first, then the others."""
+    """Forecasts as published: the chosen instance's first, then the others by predicted end, then those without one."""
     predictions = answers.predictions
     order = sorted(predictions, key=lambda name: (name != chosen, predictions[name].e2e_ns))
-    told = [_told(name, predictions[name]) for name in order[:FORECASTS_MAX]]
-    silent = [name for name in pending.asked if name not in predictions][: FORECASTS_MAX - len(told)]
-    return told + [Forecast(name, note=answers.notes[name]) for name in silent]
+    shown = [_published(name, predictions[name]) for name in order[:FORECASTS_MAX]]
+    silent = [name for name in pending.asked if name not in predictions][: FORECASTS_MAX - len(shown)]
+    return shown + [Forecast(name, note=answers.notes[name]) for name in silent]
 
 
-def _told(name: str, prediction: Prediction) -> Forecast:
+def _published(name: str, prediction: Prediction) -> Forecast:
     return Forecast(
         name,
         prediction.ttft_ns,
@@ -252,8 +247,8 @@ def _told(name: str, prediction: Prediction) -> Forecast:
     )
 
 
-def note_rank(state: IngressState, pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> None:
-    """Where all were asked: the chosen one's place by predicted end-to-end time."""
+def observe_rank(state: IngressState, pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> None:
+    """Observe the chosen instance's rank by predicted end-to-end time, where all were asked."""
     if pending.sampled and chosen in answers.predictions:
         times = [(name, p.e2e_ns) for name, p in answers.predictions.items()]
         state.metrics.rank.observe(rank(chosen, times))

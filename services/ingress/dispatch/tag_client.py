@@ -1,4 +1,4 @@
-"""Asking the tagger for a call's expected length. It never makes a request fail: no answer means unknown."""
+"""Tag client: asks the tagger for a call's expected length. It never makes a request fail: no answer means unknown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from millrace.contracts.worker import StructuredOutput
 from services.ingress import tracing
 from services.ingress.calls.admission import expected_output
 from services.ingress.calls.messages import Call
-from services.ingress.dispatch.submission import place_call
+from services.ingress.calls.open_call import OpenCall
 from services.ingress.pending import PendingTag
-from services.ingress.state import IngressState, OpenCall
+from services.ingress.state import IngressState
 
-#: Failures in a row until the tagger is left alone for a while.
+#: Failures in a row after which the tagger is not asked for a while.
 TAG_FAILURES_MAX = 3
-#: Characters of the prompt that a tagger is shown.
+#: Characters of the prompt that the tagger gets.
 PROMPT_HEAD_MAX = 2_048
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -29,14 +29,14 @@ def wants_tag(state: IngressState, call: OpenCall) -> bool:
     mode = state.config.tagging.mode
     if mode == "never" or call.expected_output_tokens is not None or not state.connected:
         return False
-    if state.now_ns < state.tag_from_ns:
+    if state.now_ns < state.tagger.from_ns:
         state.metrics.tags.add("paused")
         return False
     return mode == "always" or state.policy_of(call)[0].needs_length
 
 
 def ask_tag(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
-    """Asks; the call is placed when the answer, or none, has come."""
+    """Ask; the call is dispatched when the answer, or none, has come."""
     span = tracing.new_span(call, state.rng)
     call.tagging = state.correlation("tag", PendingTag(call, state.now_ns, span))
     out.append(
@@ -52,7 +52,7 @@ def ask_tag(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
 
 
 def tag_request(call: Call, prompt_tokens: int) -> TagRequest:
-    """The question: what of a call may tell how long its answers get."""
+    """The question: features of a call from which the length of its output may be predicted."""
     sampling = call.sampling
     return TagRequest(
         request=call.request,
@@ -89,29 +89,29 @@ def _repeat_key(call: Call) -> str:
     return blake2b(said, digest_size=8).hexdigest()
 
 
-def tagged(state: IngressState, pending: PendingTag, tag: LengthTag | None, out: list[Effect]) -> None:
-    """The answer is there, or will not come: the call is placed."""
-    call: OpenCall = pending.call
+def take_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None, out: list[Effect]) -> None:
+    """Keep the expected length; None where no answer came."""
+    call = pending.call
     call.tagging = ""
     result = "unanswered"
-    _look_after(state, tag is not None, call.call.model, out)
+    _update_health(state, tag is not None, call.call.model, out)
     if tag is not None:
         call.predicted, call.expected_output_tokens = expected_output(call, tag)
         result = "unknown" if call.predicted is None else "known"
     state.metrics.tags.add(result)
     tracing.end_tag(call, pending, result, state.now_ns, out)
-    place_call(state, call, out)
 
 
-def _look_after(state: IngressState, answered: bool, model: str, out: list[Effect]) -> None:
-    """Counts failures, pauses after some; the log has once that nobody answers, and once that somebody does again."""
-    state.tag_failures = 0 if answered else state.tag_failures + 1
-    silent = state.tag_failures >= TAG_FAILURES_MAX
+def _update_health(state: IngressState, answered: bool, model: str, out: list[Effect]) -> None:
+    """Count failures, pause after some, and log once when tags go missing and once when they are back."""
+    health = state.tagger
+    health.failures = 0 if answered else health.failures + 1
+    silent = health.failures >= TAG_FAILURES_MAX
     if silent:
-        state.tag_from_ns = state.now_ns + state.times.tag_pause
-    if silent and not state.tags_missing:
-        state.tags_missing = True
-        out.append(Log(level="warning", event="tags_missing", fields={"model": model, "failures": state.tag_failures}))
-    elif answered and state.tags_missing:
-        state.tags_missing = False
+        health.from_ns = state.now_ns + state.times.tag_pause
+    if silent and not health.logged_missing:
+        health.logged_missing = True
+        out.append(Log(level="warning", event="tags_missing", fields={"model": model, "failures": health.failures}))
+    elif answered and health.logged_missing:
+        health.logged_missing = False
         out.append(Log(level="info", event="tags_back", fields={"model": model}))

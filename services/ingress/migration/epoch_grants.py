@@ -1,8 +1,9 @@
-"""Epochs: one counter per sequence, and which of them a migration's target may decode in.
+"""Epoch grants: which epoch a migration's target may decode in.
 
-Every submission and every allotment raises the counter, so that no two ever share an epoch. An allotment stays open
-until its target is proven to have the sequence (moving.py), or it is void: replaced by a later one, the sequence ended
-or was placed anew, the target is lost. Whoever decodes in a void epoch is told to stop.
+One counter per sequence: every submission and every grant raises it, so no two share an epoch. A grant is open until
+its target is proven to hold the sequence (``ownership.py``), or until it is revoked: replaced by a later one, the
+sequence ended or was dispatched anew, or the target is lost. An instance that decodes in a revoked epoch is told to
+stop.
 """
 
 from __future__ import annotations
@@ -13,22 +14,18 @@ from millrace.contracts.worker import CancelSequence, ResendTokens
 
 from services.ingress import tracing
 from services.ingress.cluster.instances import KnownInstance
+from services.ingress.lifecycle import SequencePhase
 from services.ingress.pending import PendingProof
-from services.ingress.state import EpochGrant, IngressState, OpenSequence, SequencePhase
+from services.ingress.sequence import EpochGrant, OpenSequence
+from services.ingress.state import IngressState
 
-#: Migrations remembered as void per sequence. A late question of an older one voids the open allotment: no harm but
-#: a recompute.
-VOIDED_MAX = 4
-
-
-def next_epoch(sequence: OpenSequence) -> int:
-    """An epoch above all that were ever submitted or allotted."""
-    sequence.epoch_max += 1
-    return sequence.epoch_max
+#: Revoked migrations remembered per sequence. A late question of an older one revokes the open grant, which costs a
+#: recompute and no more.
+REVOKED_MAX = 4
 
 
-def allot(state: IngressState, body: AllotEpoch, reply_to: str, out: list[Effect]) -> None:
-    """Answers a source's migrator. The same migration gets the same epoch again; another one makes it void."""
+def grant_epoch(state: IngressState, body: AllotEpoch, reply_to: str, out: list[Effect]) -> None:
+    """Answer a source's migrator. The same migration gets the same epoch again; another one replaces it."""
     if not reply_to:
         return
     sequence = state.sequences.get(body.sequence)
@@ -38,23 +35,21 @@ def allot(state: IngressState, body: AllotEpoch, reply_to: str, out: list[Effect
         refused = EpochRefused(migration=body.migration, sequence=body.sequence, detail=detail)
         out.append(Reply(to=reply_to, body=refused))
         return
-    allotment = sequence.allotment
-    if allotment is None or not _same(allotment, body):
-        void(state, sequence, "replaced", out)
-        allotment = _open(state, sequence, body)
-    answer = EpochAllotted(
-        migration=body.migration, sequence=sequence.id, epoch=allotment.epoch, traceparent=allotment.span
-    )
-    out.append(Reply(to=reply_to, body=answer, request=sequence.call.request, traceparent=allotment.span))
+    grant = sequence.grant
+    if grant is None or not _same(grant, body):
+        revoke(state, sequence, "replaced", out)
+        grant = _open(state, sequence, body)
+    answer = EpochAllotted(migration=body.migration, sequence=sequence.id, epoch=grant.epoch, traceparent=grant.span)
+    out.append(Reply(to=reply_to, body=answer, request=sequence.call.request, traceparent=grant.span))
 
 
 def _refusal(state: IngressState, body: AllotEpoch, sequence: OpenSequence | None, out: list[Effect]) -> str:
-    """Why no epoch is allotted; empty where one is."""
+    """Reason for granting no epoch; empty where one is granted."""
     if sequence is None:
         return "unknown here, or it has ended"
-    allotment = sequence.allotment
-    if allotment is not None and (allotment.epoch, allotment.instance.name) == (body.epoch, body.source):
-        ask_proof(state, sequence, out)  # it says that it has it, sooner than its worker's word came
+    grant = sequence.grant
+    if grant is not None and (grant.epoch, grant.instance.name) == (body.epoch, body.source):
+        ask_proof(state, sequence, out)  # the target claims it before its worker's message has arrived
         return "an earlier migration of it is not settled yet"
     owner = sequence.instance
     there = owner is not None and (sequence.epoch, owner.name) == (body.epoch, body.source)
@@ -66,83 +61,90 @@ def _refusal(state: IngressState, body: AllotEpoch, sequence: OpenSequence | Non
         return f"no such target: {body.target} of incarnation {body.incarnation}"
     if target is owner:
         return "source and target are the same"
-    return "this migration is void" if body.migration in sequence.voided else ""
+    return "this migration was revoked" if body.migration in sequence.revoked else ""
 
 
-def _same(allotment: EpochGrant, body: AllotEpoch) -> bool:
+def _same(grant: EpochGrant, body: AllotEpoch) -> bool:
     asked = (body.migration, body.target, body.incarnation)
-    return (allotment.migration, allotment.instance.name, allotment.incarnation) == asked
+    return (grant.migration, grant.instance.name, grant.incarnation) == asked
 
 
 def _open(state: IngressState, sequence: OpenSequence, body: AllotEpoch) -> EpochGrant:
     target = state.cluster.instances[body.target]
     target.used = True
     span = tracing.new_span(sequence.call, state.rng)
-    allotment = EpochGrant(
-        sequence, target, migration=body.migration, epoch=next_epoch(sequence), now_ns=state.now_ns, span=span
-    )
-    sequence.allotment = allotment
-    state.allotted.setdefault(body.target, {})[sequence.id] = sequence
-    return allotment
+    epoch = sequence.next_epoch()
+    grant = EpochGrant(sequence, target, migration=body.migration, epoch=epoch, now_ns=state.now_ns, span=span)
+    sequence.grant = grant
+    state.granted.setdefault(body.target, {})[sequence.id] = sequence
+    return grant
 
 
 def close(state: IngressState, sequence: OpenSequence, outcome: str) -> EpochGrant | None:
-    """Takes the open allotment out of the books and counts what became of it."""
-    allotment = sequence.allotment
-    if allotment is None:
+    """Take the open grant out of the tables and count its outcome; None where there is none."""
+    grant = sequence.grant
+    if grant is None:
         return None
-    sequence.allotment = None
-    state.pending.pop(allotment.proof, None)
-    book = state.allotted[allotment.instance.name]
-    del book[sequence.id]
-    if not book:
-        del state.allotted[allotment.instance.name]
+    sequence.grant = None
+    state.pending.pop(grant.proof, None)
+    granted = state.granted[grant.instance.name]
+    del granted[sequence.id]
+    if not granted:
+        del state.granted[grant.instance.name]
     state.metrics.migrations.add(outcome)
-    return allotment
+    return grant
 
 
-def void(state: IngressState, sequence: OpenSequence, outcome: str, out: list[Effect]) -> None:
-    """The open allotment, if there is one, counts no more: its target drops what it has and takes nothing of it."""
-    allotment = close(state, sequence, outcome)
-    if allotment is None:
+def revoke(state: IngressState, sequence: OpenSequence, outcome: str, out: list[Effect]) -> None:
+    """Revoke the open grant, if there is one: its target drops the sequence, and its tokens are refused."""
+    grant = close(state, sequence, outcome)
+    if grant is None:
         return
-    sequence.voided = (*sequence.voided[-VOIDED_MAX + 1 :], allotment.migration)
+    sequence.revoked = (*sequence.revoked[-REVOKED_MAX + 1 :], grant.migration)
     out.append(
         Publish(
-            subject=state.subjects.engine(allotment.instance.name, "cancel"),
-            body=CancelSequence(sequence=sequence.id, epoch=allotment.epoch, reason=f"migration {outcome}"),
+            subject=state.subjects.engine(grant.instance.name, "cancel"),
+            body=CancelSequence(sequence=sequence.id, epoch=grant.epoch, reason=f"migration {outcome}"),
             request=sequence.call.request,
         )
     )
 
 
-def allotted_to(sequence: OpenSequence, epoch: int, instance: KnownInstance) -> bool:
-    """Whether the open allotment is of this epoch and to this instance, in its present incarnation."""
-    allotment = sequence.allotment
+def granted_to(sequence: OpenSequence, epoch: int, instance: KnownInstance) -> bool:
+    """Whether the open grant is of this epoch and to this instance, in its present incarnation."""
+    grant = sequence.grant
     return (
-        allotment is not None
-        and epoch == allotment.epoch
-        and instance is allotment.instance
-        and instance.incarnation == allotment.incarnation
+        grant is not None
+        and epoch == grant.epoch
+        and instance is grant.instance
+        and instance.incarnation == grant.incarnation
     )
 
 
-def ask_proof(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
-    """Asks the target for its tokens from the allotment on: where they agree with the log, it may own the sequence.
+def target_alive(state: IngressState, sequence: OpenSequence) -> bool:
+    """Whether the target of the open grant can be asked for the sequence."""
+    grant = sequence.grant
+    if grant is None or not state.connected:
+        return False
+    return not grant.instance.dead and grant.instance.incarnation == grant.incarnation
 
-    A chunk by itself proves nothing: chunks before it may be lost, and the source may have gone on meanwhile with
-    other tokens, as many.
+
+def ask_proof(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+    """Ask the target for its tokens since the grant: where they agree with the log, it may own the sequence.
+
+    A chunk by itself proves nothing: chunks before it may be lost, and the source may have decoded as many other
+    tokens meanwhile.
     """
-    allotment = sequence.allotment
-    assert allotment is not None
-    if allotment.proof or not state.connected:
+    grant = sequence.grant
+    assert grant is not None
+    if grant.proof or not state.connected:
         return
-    allotment.proof = state.correlation("proof", PendingProof(sequence, allotment))
+    grant.proof = state.correlation("proof", PendingProof(sequence, grant))
     out.append(
         Request(
-            subject=state.subjects.engine(allotment.instance.name, "resend"),
-            body=ResendTokens(sequence=sequence.id, epoch=allotment.epoch, from_index=allotment.tokens),
-            correlation=allotment.proof,
+            subject=state.subjects.engine(grant.instance.name, "resend"),
+            body=ResendTokens(sequence=sequence.id, epoch=grant.epoch, from_index=grant.tokens),
+            correlation=grant.proof,
             timeout_ns=state.times.resend_timeout,
             request=sequence.call.request,
         )

@@ -1,4 +1,4 @@
-"""Chunks that belong to nobody here: dropped and counted, and their engine told to stop wasting steps on them."""
+"""Stale tokens: chunks that belong to no sequence here are dropped and counted, and their engine is told to stop."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from millrace.contracts.ingress import TokenChunk
 from millrace.contracts.worker import CancelSequence
 
 from services.ingress.calls.completion import acknowledge
-from services.ingress.state import IngressState, OpenSequence
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
 
-#: A stray sequence is cancelled at most this often: cancels take a step to work, and its chunks go on until then.
+#: A stale sequence is cancelled at most this often: a cancel takes a step to work, and chunks go on until then.
 CANCEL_EVERY_NS = 1 * SECOND_NS
-#: Stray sequences remembered. Beyond it all are forgotten: the price is a cancel more.
-DISOWNED_MAX = 4_096
+#: Stale sequences remembered. Beyond it all are forgotten, which costs one more cancel each.
+STALE_MAX = 4_096
 
 
-def note_stray(
+def drop_stale(
     state: IngressState, chunk: TokenChunk, sequence: OpenSequence | None, instance: str, out: list[Effect]
 ) -> None:
-    """A chunk of an ended or unknown sequence, of an old epoch, or from an instance that does not own it.
+    """Drop a chunk of an ended or unknown sequence, of an old epoch, or from an instance that does not own it.
 
-    A finished one is acknowledged (the acknowledgement may have been lost), a running one cancelled (the cancel may
-    have been), also one of an allotted epoch that is void. One of the present epoch, or of one that was never given
-    out, is neither: nothing here could have caused it.
+    A finished sequence is acknowledged (the acknowledgement may have been lost), a running one is cancelled (the cancel
+    may have been lost), also in a revoked epoch. A chunk of the present epoch, or of one that was never given out, is
+    neither: nothing here could have caused it.
     """
     state.metrics.discarded.add("late")
     if sequence is not None and (chunk.epoch == sequence.epoch or chunk.epoch > sequence.epoch_max):
@@ -31,17 +32,17 @@ def note_stray(
     if chunk.finish is not None:
         acknowledge(state, instance, chunk.sequence, chunk.epoch, out)
         return
-    disown(state, chunk.sequence, chunk.epoch, instance, out)
+    cancel_stale(state, chunk.sequence, chunk.epoch, instance, out)
 
 
-def disown(state: IngressState, sequence: str, epoch: int, instance: str, out: list[Effect]) -> None:
-    """Tells an instance to drop a sequence up to an epoch that it does not own; not too often."""
+def cancel_stale(state: IngressState, sequence: str, epoch: int, instance: str, out: list[Effect]) -> None:
+    """Cancel a sequence, up to an epoch, at an instance that does not own it; not too often."""
     now_ns, key = state.now_ns, (sequence, instance)
-    if state.disowned.get(key, 0) > now_ns:
+    if state.stale_until_ns.get(key, 0) > now_ns:
         return
-    if len(state.disowned) >= DISOWNED_MAX:
-        state.disowned.clear()
-    state.disowned[key] = now_ns + CANCEL_EVERY_NS
+    if len(state.stale_until_ns) >= STALE_MAX:
+        state.stale_until_ns.clear()
+    state.stale_until_ns[key] = now_ns + CANCEL_EVERY_NS
     out.append(
         Publish(
             subject=state.subjects.engine(instance, "cancel"),

@@ -1,4 +1,4 @@
-"""Tokens to deltas: the hot path. A chunk is taken if it continues the log exactly; nothing is ever guessed.
+"""Token log: the hot path from tokens to deltas. A chunk is taken if it continues the log exactly.
 
     epoch or instance not the present ones     dropped, counted ``late``
     first_index == length of the log           taken
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-from millrace.actor.effects import Effect
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
 
-from services.ingress.calls.messages import ChoiceDelta, DeliverDeltas, DeltaLogprob, Usage
-from services.ingress.state import IngressState, OpenCall, OpenSequence
+from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
 from services.ingress.tokens.detokenizer import Vocabulary
 
 _STOP = FinishReason.STOP
@@ -26,8 +26,8 @@ _LENGTH = FinishReason.LENGTH
 _NO_LOGPROB = [(-1, -9999.0)]
 
 
-class Taken(Enum):
-    """What became of a chunk."""
+class ChunkResult(Enum):
+    """Result of taking a chunk."""
 
     GOES_ON = "goes_on"  # taken; the sequence goes on
     ENDED = "ended"  # taken; its engine ended the sequence
@@ -37,8 +37,10 @@ class Taken(Enum):
     IGNORED = "ignored"  # not taken: nothing new, or it contradicts the log
 
 
-def take_chunk(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> tuple[Taken, ChoiceDelta | None]:
-    """Appends a chunk of the present epoch to its sequence's log; the delta for the client, if there is one."""
+def take_chunk(
+    state: IngressState, sequence: OpenSequence, chunk: TokenChunk
+) -> tuple[ChunkResult, ChoiceDelta | None]:
+    """Append a chunk of the present epoch to its sequence's log; returns the delta for the client, if there is one."""
     log = sequence.log
     known = len(log)
     metrics = state.metrics
@@ -49,15 +51,15 @@ def take_chunk(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -
         overlap = known - chunk.first_index
         if overlap < 0:
             metrics.discarded.add("gap")
-            return Taken.GAP, None
+            return ChunkResult.GAP, None
         if chunk.first_index < 0 or log[chunk.first_index :][: len(token_ids)] != token_ids[:overlap]:
             metrics.discarded.add("contradiction")
-            return Taken.IGNORED, None
+            return ChunkResult.IGNORED, None
         token_ids = token_ids[overlap:]
         logprobs = None if logprobs is None else logprobs[overlap:]
         if not token_ids and finish is None:
             metrics.discarded.add("duplicate")
-            return Taken.IGNORED, None
+            return ChunkResult.IGNORED, None
     fresh = len(token_ids)
     if known + fresh >= sequence.tokens_max and finish is None:
         token_ids = token_ids[: sequence.tokens_max - known]
@@ -67,92 +69,94 @@ def take_chunk(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -
         log += token_ids
         sequence.call.output_tokens += fresh
         metrics.output_tokens += fresh
-    if sequence.lazy and finish is None:
+    if sequence.output.lazy and finish is None:
         if logprobs is not None:
-            sequence.held_logprobs += _told_logprobs(state, sequence, logprobs) or []
-        return Taken.GOES_ON, None
-    return _speak(state, sequence, token_ids, logprobs, finish, chunk.finish)
+            sequence.output.held_logprobs += _delta_logprobs(state, sequence, logprobs) or []
+        return ChunkResult.GOES_ON, None
+    return _detokenize(state, sequence, token_ids, logprobs, finish, chunk.finish)
 
 
-def _speak(
+def _detokenize(
     state: IngressState,
     sequence: OpenSequence,
     token_ids: list[int],
     logprobs: list[TokenLogprobs] | None,
     finish: FinishReason | None,
     engine_finish: FinishReason | None,
-) -> tuple[Taken, ChoiceDelta | None]:
-    """Turns taken tokens into text and sees whether the sequence ended."""
+) -> tuple[ChunkResult, ChoiceDelta | None]:
+    """Turn taken tokens into text, and find whether the sequence ended."""
+    output = sequence.output
     final = finish is _STOP or finish is _LENGTH
     fresh = len(token_ids)
-    if sequence.lazy:
-        token_ids = sequence.log[sequence.pushed :]
-    text = sequence.text.push(token_ids, final, finish is _STOP)
-    sequence.pushed = len(sequence.log)
-    told: list[DeltaLogprob] | None = None if logprobs is None else _told_logprobs(state, sequence, logprobs[:fresh])
+    if output.lazy:
+        token_ids = sequence.log[output.pushed :]
+    text = output.stream.push(token_ids, final, finish is _STOP)
+    output.pushed = len(sequence.log)
+    shown: list[DeltaLogprob] | None = None if logprobs is None else _delta_logprobs(state, sequence, logprobs[:fresh])
     if text.stop_match is not None:
         surplus = len(token_ids) - text.tokens_used
         if surplus:
             del sequence.log[-surplus:]
             sequence.call.output_tokens -= surplus
             fresh -= surplus
-            told = told if told is None else told[:fresh]
-        sequence.finish_reason, sequence.stop_reason = "stop", text.stop_match
-        taken = Taken.ENDED if engine_finish is not None else Taken.STOPPED
+            shown = shown if shown is None else shown[:fresh]
+        output.finish_reason, output.stop_reason = "stop", text.stop_match
+        result = ChunkResult.ENDED if engine_finish is not None else ChunkResult.STOPPED
     elif final:
-        sequence.finish_reason = "stop" if finish is _STOP else "length"
+        output.finish_reason = "stop" if finish is _STOP else "length"
         if finish is _STOP and sequence.log and sequence.log[-1] in sequence.sampling.stop_token_ids:
-            sequence.stop_reason = sequence.log[-1]
-        taken = Taken.ENDED if engine_finish is not None else Taken.STOPPED
+            output.stop_reason = sequence.log[-1]
+        result = ChunkResult.ENDED if engine_finish is not None else ChunkResult.STOPPED
     else:
-        taken = Taken.GOES_ON if finish is None else Taken.LOST
+        result = ChunkResult.GOES_ON if finish is None else ChunkResult.LOST
     if sequence.call.call.stream:
-        return taken, ChoiceDelta(sequence.index, text.text, fresh, sequence.finish_reason, sequence.stop_reason, told)
-    return taken, _hold(sequence, text.text, told)
+        return result, ChoiceDelta(sequence.index, text.text, fresh, output.finish_reason, output.stop_reason, shown)
+    return result, _hold(sequence, text.text, shown)
 
 
-def speak_end(sequence: OpenSequence, reason: str) -> ChoiceDelta | None:
-    """The last delta of a sequence whose log is whole although its engine's word for the end was lost."""
+def end_text(sequence: OpenSequence, reason: str) -> ChoiceDelta | None:
+    """The last delta of a sequence whose log is complete although its engine's last message was lost."""
+    output = sequence.output
     stop_token = reason == "stop"
-    text = sequence.text.push(sequence.log[sequence.pushed :], True, stop_token)
-    sequence.pushed = len(sequence.log)
-    sequence.finish_reason = reason
+    text = output.stream.push(sequence.log[output.pushed :], True, stop_token)
+    output.pushed = len(sequence.log)
+    output.finish_reason = reason
     if text.stop_match is not None:
-        sequence.finish_reason, sequence.stop_reason = "stop", text.stop_match
+        output.finish_reason, output.stop_reason = "stop", text.stop_match
     elif stop_token and sequence.log[-1] in sequence.sampling.stop_token_ids:
-        sequence.stop_reason = sequence.log[-1]
+        output.stop_reason = sequence.log[-1]
     if sequence.call.call.stream:
-        return ChoiceDelta(sequence.index, text.text, 0, sequence.finish_reason, sequence.stop_reason, None)
+        return ChoiceDelta(sequence.index, text.text, 0, output.finish_reason, output.stop_reason, None)
     return _hold(sequence, text.text, None)
 
 
-def _hold(sequence: OpenSequence, text: str, told: list[DeltaLogprob] | None) -> ChoiceDelta | None:
-    """Keeps a delta of a call that does not stream; the whole choice once it has ended."""
-    sequence.held_text.append(text)
-    if told is not None:
-        sequence.held_logprobs += told
-    if not sequence.finish_reason:
+def _hold(sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None) -> ChoiceDelta | None:
+    """Hold a delta of a call that does not stream; the whole choice once it has ended."""
+    output = sequence.output
+    output.held_text.append(text)
+    if logprobs is not None:
+        output.held_logprobs += logprobs
+    if not output.finish_reason:
         return None
-    logprobs = sequence.held_logprobs if sequence.sampling.logprobs is not None else None
     return ChoiceDelta(
         sequence.index,
-        "".join(sequence.held_text),
+        "".join(output.held_text),
         len(sequence.log),
-        sequence.finish_reason,
-        sequence.stop_reason,
-        logprobs,
+        output.finish_reason,
+        output.stop_reason,
+        output.held_logprobs if sequence.sampling.logprobs is not None else None,
     )
 
 
 def _note_time(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
-    """Latency metrics of one chunk with tokens."""
+    """Observe the latency of one chunk with tokens."""
     now_ns = state.now_ns
     if not sequence.fresh:
         state.metrics.itl.observe(now_ns - sequence.last_ns)
     else:
         _note_first(state, sequence, chunk.cached_tokens)
     sequence.last_ns = now_ns
-    sequence.fruitless = 0
+    sequence.retry.fruitless = 0
 
 
 def _note_first(state: IngressState, sequence: OpenSequence, cached_tokens: int | None) -> None:
@@ -171,33 +175,17 @@ def _note_first(state: IngressState, sequence: OpenSequence, cached_tokens: int 
         call.cached_tokens += min(cached_tokens, len(sequence.prompt))
 
 
-def deliver(call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
-    """Hands deltas to the adapter, or keeps them until the call is accepted (as few as its choices' chunks)."""
-    if call.accepted:
-        usage = Usage(call.prompt_tokens, call.output_tokens, call.cached_tokens)
-        out.append(DeliverDeltas(request=call.request, deltas=deltas, usage=usage))
-    else:
-        call.held += deltas
-
-
-def deliver_held(call: OpenCall, out: list[Effect]) -> None:
-    """The call was accepted: what came before goes out."""
-    if call.held:
-        held, call.held = call.held, []
-        deliver(call, held, out)
-
-
-def _told_logprobs(
+def _delta_logprobs(
     state: IngressState, sequence: OpenSequence, logprobs: list[TokenLogprobs]
 ) -> list[DeltaLogprob] | None:
     count = sequence.sampling.logprobs
     if count is None:
         return None
     vocabulary = state.models[sequence.call.call.model].vocabulary
-    return [_told(vocabulary, entry, count) for entry in logprobs]
+    return [_delta_logprob(vocabulary, entry, count) for entry in logprobs]
 
 
-def _told(vocabulary: Vocabulary, entry: TokenLogprobs, count: int) -> DeltaLogprob:
+def _delta_logprob(vocabulary: Vocabulary, entry: TokenLogprobs, count: int) -> DeltaLogprob:
     pairs = list(zip(entry.token_ids, entry.logprobs, strict=False)) or _NO_LOGPROB
     chosen, logprob = pairs[0]
     top = [(vocabulary.piece_text(i), p, vocabulary.piece(i)) for i, p in pairs[1 : 1 + count]]

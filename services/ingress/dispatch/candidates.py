@@ -1,0 +1,75 @@
+"""Candidates of a dispatch: instances that may take a sequence, as the policy sees them."""
+
+from __future__ import annotations
+
+from millrace.contracts.observers import CandidateScore
+from millrace.policies.dispatch import DispatchView, InstanceView
+from millrace.policies.dispatch.view import Prediction
+
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
+
+#: Filtered instances listed in a decision besides the policy's own scores.
+FILTERED_MAX = 8
+_NO_PREDICTIONS: dict[str, Prediction] = {}
+
+
+def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[InstanceView, ...]:
+    """Instances that may take a sequence, of the first stage that has any.
+
+    Instances that failed this sequence are left out. They count again at once in a new incarnation, and after a pause
+    when nothing else is there.
+    """
+    model = sequence.call.call.model
+    excluded = sequence.retry.excluded
+    lengths = state.cluster.lengths(model)
+    needed = len(sequence.prompt) + sequence.tokens_max
+    too_long_for_some = lengths is not None and needed > lengths[0]
+    stages = state.cluster.stages(model, len(sequence.prompt) + len(sequence.log))
+    for lenient in (False, True) if excluded else (False,):
+        for stage in stages:
+            candidates = stage.candidates()
+            if too_long_for_some:
+                candidates = tuple(c for c in candidates if _long_enough(state, c.name, needed))
+            if excluded:
+                candidates = tuple(c for c in candidates if _allowed(state, sequence, c.name, lenient))
+            if candidates:
+                return candidates
+    return ()
+
+
+def _long_enough(state: IngressState, name: str, length_tokens: int) -> bool:
+    record = state.cluster.instances[name].record
+    return record is None or record.max_model_len >= length_tokens
+
+
+def _allowed(state: IngressState, sequence: OpenSequence, name: str, lenient: bool) -> bool:
+    failed = sequence.retry.excluded.get(name)
+    if failed is None:
+        return True
+    return lenient and (sequence.retry.rounds > 0 or state.cluster.instances[name].incarnation != failed)
+
+
+def left_out(state: IngressState, sequence: OpenSequence) -> list[CandidateScore]:
+    """Instances that are no candidates, with the reason; at most FILTERED_MAX."""
+    stages = state.cluster.stages(sequence.call.call.model, len(sequence.prompt) + len(sequence.log))
+    filtered = [score for stage in stages for score in stage.filtered()]
+    filtered.extend(CandidateScore(name, 0.0, "failed this request") for name in sequence.retry.excluded)
+    return filtered[:FILTERED_MAX]
+
+
+def view_of(
+    sequences: list[OpenSequence],
+    candidates: tuple[InstanceView, ...],
+    predictions: dict[str, Prediction] = _NO_PREDICTIONS,
+) -> DispatchView:
+    """A policy's view of sequences that are dispatched together."""
+    first = sequences[0]
+    return DispatchView(
+        model=first.call.call.model,
+        sequences=len(sequences),
+        length_tokens=len(first.prompt) + len(first.log),
+        candidates=candidates,
+        expected_output_tokens=first.call.predicted,
+        predictions=predictions,
+    )

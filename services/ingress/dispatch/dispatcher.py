@@ -1,0 +1,276 @@
+"""Dispatcher: a dispatch decision from top to bottom.
+
+    1. length tag    a new call's expected output is asked of the tagger (tag_client.py)
+    2. candidates    instances that may take the sequences (candidates.py)
+    3. forecasts     predictors are asked, where the policy wants them (forecast_client.py)
+    4. policy        chooses one candidate; its fallback does where forecasts are missing
+    5. submission    the choice is published and submitted, or the sequences wait (submission.py)
+
+Sequences of one prompt are dispatched together, since they share its prefix. A failover enters at 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.actor.effects import Effect, StartTimer
+from millrace.contracts.tagger import LengthTag
+from millrace.contracts.worker import RefusalReason
+from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchPolicy, DispatchView
+
+from services.ingress import tracing
+from services.ingress.calls.completion import refuse_or_fail
+from services.ingress.calls.messages import RefusalKind
+from services.ingress.calls.open_call import OpenCall
+from services.ingress.dispatch.candidates import candidates_of, left_out, view_of
+from services.ingress.dispatch.choice import DispatchChoice
+from services.ingress.dispatch.decision_record import publish_decision
+from services.ingress.dispatch.forecast_client import (
+    ForecastAnswers,
+    ask_predictors,
+    forecasts_of,
+    observe_rank,
+    predictors_paused,
+    read_answers,
+)
+from services.ingress.dispatch.tag_client import ask_tag, take_tag, wants_tag
+from services.ingress.lifecycle import Deferred, ForecastsReceived, Submitted
+from services.ingress.pending import PendingForecast, PendingTag
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
+from services.ingress.times import MILLISECOND_NS, SECOND_NS
+
+#: Timer of the next sequence that is to be dispatched again.
+DISPATCH_TIMER = "place"
+#: Pause after the first round without an instance; doubles up to the next. Losses are known within 1.5 s.
+PAUSE_MIN_NS = 50 * MILLISECOND_NS
+PAUSE_MAX_NS = 1 * SECOND_NS
+
+
+# 1. Length tag.
+
+
+def dispatch_new(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+    """Dispatch a call that was just admitted."""
+    if wants_tag(state, call):
+        ask_tag(state, call, out)
+    else:
+        dispatch_call(state, call, out)
+
+
+def on_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None, out: list[Effect]) -> None:
+    """Dispatch a call whose tag has arrived, or will not."""
+    take_tag(state, pending, tag, out)
+    dispatch_call(state, pending.call, out)
+
+
+def dispatch_call(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+    """Dispatch a new call, the choices of each prompt together."""
+    n = call.call.n
+    for begin in range(0, len(call.sequences), n):
+        dispatch(state, call.sequences[begin : begin + n], out)
+        if call.request not in state.calls:
+            return
+
+
+# 2. Candidates.
+
+
+def dispatch(state: IngressState, sequences: list[OpenSequence], out: list[Effect]) -> None:
+    """Find an instance for sequences of one prompt, or let them wait for one."""
+    first = sequences[0]
+    for sequence in sequences:
+        state.waiting.pop(sequence.id, None)
+    if not state.connected or first.retry.tries >= state.config.dispatch.tries_max:
+        defer(state, sequences, out)
+        return
+    policy, _ = state.policy_of(first.call)
+    candidates = candidates_of(state, first)
+    if not candidates:
+        _carry_out(state, sequences, _nobody(state, first, policy.name), out)
+        return
+    _decide_or_ask(state, sequences, view_of(sequences, candidates), out)
+
+
+def _nobody(state: IngressState, sequence: OpenSequence, policy: str) -> DispatchChoice:
+    return DispatchChoice(decision=Decision(None, "no instance can take it", left_out(state, sequence)), policy=policy)
+
+
+# 3. Forecasts.
+
+
+def _decide_or_ask(state: IngressState, sequences: list[OpenSequence], view: DispatchView, out: list[Effect]) -> None:
+    """Decide at once, unless the policy wants forecasts; ``on_forecasts`` then goes on."""
+    policy, parameters = state.policy_of(sequences[0].call)
+    fallback = ""
+    if policy.ask is not None and predictors_paused(state, view.model):
+        decision, fallback = _decide_by_fallback(
+            state, parameters.fallback, view, why="paused", reason="predictors were silent a moment ago"
+        )
+    elif policy.ask is not None and (asked := policy.ask(view, parameters, state.rng)):
+        ask_predictors(state, sequences, view, asked, parameters, out)
+        return
+    else:
+        decision = _decide(state, policy, parameters, view)
+    _carry_out(state, sequences, DispatchChoice(decision=decision, policy=policy.name, fallback=fallback), out)
+
+
+def on_forecasts(
+    state: IngressState, pending: PendingForecast, received: list[tuple[str, Any]], out: list[Effect]
+) -> None:
+    """Decide with the forecasts that have arrived by their deadline."""
+    sequences = pending.sequences
+    call = sequences[0].call
+    for sequence in sequences:
+        state.fire(sequence, ForecastsReceived(), out)
+    answers = read_answers(state, pending, received, out)
+    state.metrics.forecast_wait.observe(state.now_ns - pending.started_ns)
+    if not state.connected:
+        tracing.end_forecast(call, pending, forecasts_of(pending, answers, None), state.now_ns, out)
+        defer(state, sequences, out)
+        return
+    choice = _choose(state, pending, answers)
+    tracing.end_forecast(call, pending, choice.forecasts, state.now_ns, out)
+    observe_rank(state, pending, answers, choice.decision.chosen)
+    _carry_out(state, sequences, choice, out)
+
+
+# 4. Policy.
+
+
+def _choose(state: IngressState, pending: PendingForecast, answers: ForecastAnswers) -> DispatchChoice:
+    """The policy's choice among those drawn that answered and are still there; else the fallback's among all."""
+    sequences = pending.sequences
+    policy, parameters = state.policy_of(sequences[0].call)
+    candidates = candidates_of(state, sequences[0])  # some may have died meanwhile, others come up
+    if not candidates:
+        return _nobody(state, sequences[0], policy.name)
+    drawn = tuple(c for c in candidates if c.name in pending.drawn)
+    predictions = {c.name: answers.predictions[c.name] for c in drawn if c.name in answers.predictions}
+    decision, fallback = None, ""
+    if predictions:
+        decision = _decide(state, policy, parameters, view_of(sequences, drawn, predictions))
+    if decision is None or decision.chosen is None:
+        why, reason = _missing(answers, gone=not drawn)
+        decision, fallback = _decide_by_fallback(
+            state, parameters.fallback, view_of(sequences, candidates), why=why, reason=reason
+        )
+    return DispatchChoice(
+        decision=decision,
+        policy=policy.name,
+        fallback=fallback,
+        forecasts=forecasts_of(pending, answers, decision.chosen),
+        asked_ns=pending.started_ns,
+    )
+
+
+def _missing(answers: ForecastAnswers, *, gone: bool) -> tuple[str, str]:
+    """Why no forecast can be used: a metric label, and the beginning of the decision's reason."""
+    if gone or answers.predictions:
+        return "gone", "those who were asked are gone"
+    notes = sorted(set(answers.notes.values()))
+    return "no_prediction", f"no prediction of {len(answers.notes)} asked ({', '.join(notes[:3])})"
+
+
+def _decide(state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView) -> Decision:
+    """Run a policy and keep its next state."""
+    key = (policy.name, view.model)
+    before = state.policy_states.get(key, policy.initial_state)
+    decision, state.policy_states[key] = policy.decide(view, parameters, before, state.now_ns, state.rng)
+    return decision
+
+
+def _decide_by_fallback(
+    state: IngressState, fallback: str, view: DispatchView, *, why: str, reason: str
+) -> tuple[Decision, str]:
+    """Run the fallback policy where forecasts are missing; returns the decision and the fallback's name.
+
+    Args:
+        why: Label of the metric.
+        reason: Begins the decision's reason.
+    """
+    policy = DISPATCH_POLICIES[fallback]
+    decision = _decide(state, policy, policy.parameters(), view)
+    state.metrics.fallbacks.add(why)
+    return Decision(decision.chosen, f"{reason}; {fallback}: {decision.reason}", decision.scores), fallback
+
+
+# 5. Submission.
+
+
+def _carry_out(state: IngressState, sequences: list[OpenSequence], choice: DispatchChoice, out: list[Effect]) -> None:
+    """Submit to the chosen instance, or wait where there is none."""
+    first = sequences[0]
+    call = first.call
+    chosen = choice.decision.chosen
+    call.policy = choice.policy
+    if chosen is None:
+        if not first.retry.rounds:
+            publish_decision(state, sequences, choice, out)
+        defer(state, sequences, out)
+        return
+    if not call.accepted:
+        call.placed_ns = state.now_ns
+        call.forecast = choice.forecast if len(call.call.prompts) == 1 else None
+    for sequence in sequences:
+        state.fire(sequence, Submitted(choice), out)
+    publish_decision(state, sequences, choice, out)
+    state.metrics.dispatches.add(choice.policy, chosen, by=len(sequences))
+
+
+def defer(state: IngressState, sequences: list[OpenSequence], out: list[Effect]) -> None:
+    """Dispatch again after a pause, or end the call where it has waited for too long."""
+    first = sequences[0]
+    if state.connected and _end_if_waited_out(state, first, out):
+        return
+    pause_ns = min(PAUSE_MAX_NS, PAUSE_MIN_NS << min(first.retry.rounds, 10))
+    for sequence in sequences:
+        state.fire(sequence, Deferred(pause_ns), out)
+    assert first.call.request in state.calls
+
+
+def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> bool:
+    """End the call if this sequence has waited for as long as it may; returns whether it did."""
+    call = sequence.call
+    waited_ns = state.now_ns - sequence.retry.since_ns
+    if sequence.owned:
+        if waited_ns < state.times.continuation:
+            return False
+        refuse_or_fail(
+            state,
+            call,
+            RefusalKind.CONTINUATION_FAILED,
+            f"The instance that decoded this request was lost ({sequence.retry.why}) and within "
+            f"{waited_ns / 1e9:.1f} s no other one of {call.call.model} could go on with it.",
+            out,
+        )
+        return True
+    if state.cluster.expects(call.call.model) and waited_ns < state.times.wait:
+        return False
+    full = sequence.retry.why == RefusalReason.FULL.value
+    kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
+    detail = "every instance's queue is full" if full else "no instance of it takes work now"
+    refuse_or_fail(state, call, kind, f"The model {call.call.model} cannot be served: {detail}.", out)
+    return True
+
+
+# Sequences that wait.
+
+
+def arm_dispatch_timer(state: IngressState, at_ns: int, out: list[Effect]) -> None:
+    """Make the dispatch timer fire at that time or earlier."""
+    if not state.dispatch_timer_ns or at_ns < state.dispatch_timer_ns:
+        state.dispatch_timer_ns = at_ns
+        out.append(StartTimer(name=DISPATCH_TIMER, at_ns=at_ns))
+
+
+def dispatch_waiting(state: IngressState, out: list[Effect], *, all_of_them: bool = False) -> None:
+    """Dispatch what is due (or everything: an instance became usable)."""
+    state.dispatch_timer_ns = 0
+    for sequence in list(state.waiting.values()):
+        if sequence.id not in state.waiting:  # its call was ended by an earlier one
+            continue
+        if all_of_them or sequence.retry.at_ns <= state.now_ns:
+            dispatch(state, [sequence], out)
+    if state.waiting:
+        arm_dispatch_timer(state, min(s.retry.at_ns for s in state.waiting.values()), out)

@@ -1,0 +1,32 @@
+"""Loss of an instance: tells each sequence that it had, and each migration to it."""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect
+
+from services.ingress.cluster.instances import KnownInstance
+from services.ingress.lifecycle import InstanceLost, SequencePhase, TargetLost
+from services.ingress.state import IngressState
+
+
+def lose_instance(
+    state: IngressState, instance: KnownInstance, why: str, out: list[Effect], *, before_incarnation: int | None = None
+) -> None:
+    """Fail over everything that an instance has (or that an incarnation before the given one had), and give up
+    migrations to it.
+    """
+    for sequence in list(state.owned.get(instance.name, {}).values()):
+        if sequence.phase is SequencePhase.ENDED:  # its call was given up by an earlier one
+            continue
+        if before_incarnation is None or sequence.incarnation < before_incarnation:
+            state.fire(sequence, InstanceLost(why), out)
+    for sequence in list(state.granted.get(instance.name, {}).values()):
+        grant = sequence.grant
+        if grant is not None and (before_incarnation is None or grant.incarnation < before_incarnation):
+            state.fire(sequence, TargetLost(), out)
+
+
+def lose_earlier_incarnation(state: IngressState, name: str, out: list[Effect]) -> None:
+    """A new incarnation showed itself: fail over what the earlier one had."""
+    instance = state.cluster.instances[name]
+    lose_instance(state, instance, "instance_restarted", out, before_incarnation=instance.incarnation)

@@ -1,0 +1,101 @@
+"""Resends: an instance is asked for the tokens after a sequence's log.
+
+The next chunk shows that tokens are missing; after the *last* chunk there is none, so a sequence that is silent for
+``probe_s`` is asked about too, ever more rarely. After an outage of the bus each running sequence that is still silent
+is asked about: lost tokens arrive, or the worker has forgotten it.
+"""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect, Request
+from millrace.contracts.local import RequestFailure
+from millrace.contracts.worker import ResendTokens
+
+from services.ingress.lifecycle import InstanceLost, SequencePhase, TokensMissing
+from services.ingress.pending import PendingResend
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
+
+#: Unanswered resends in a row that are asked again. One: a second's hiccup must not cost a whole recompute.
+RESEND_FAILURES_MAX = 1
+
+
+def request_resend(state: IngressState, sequence: OpenSequence, event: TokensMissing, out: list[Effect]) -> None:
+    """Reaction to missing tokens: ask the instance."""
+    ask_resend(state, sequence, out)
+
+
+def ask_resend(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+    """Ask the instance for everything after the log; one open question per sequence."""
+    if sequence.resend.correlation or sequence.instance is None or not state.connected:
+        return
+    sequence.resend.correlation = state.correlation("resend", PendingResend(sequence, sequence.epoch))
+    out.append(
+        Request(
+            subject=state.subjects.engine(sequence.instance.name, "resend"),
+            body=ResendTokens(sequence=sequence.id, epoch=sequence.epoch, from_index=len(sequence.log)),
+            correlation=sequence.resend.correlation,
+            timeout_ns=state.times.resend_timeout,
+            request=sequence.call.request,
+        )
+    )
+
+
+def resend_unanswered(state: IngressState, pending: PendingResend, reason: RequestFailure, out: list[Effect]) -> None:
+    """Ask a worker that did not answer once more; one without a subscription is gone."""
+    sequence = pending.sequence
+    resend = sequence.resend
+    resend.correlation = ""
+    state.metrics.resends.add(reason.value)
+    if reason is RequestFailure.DISCONNECTED or not state.detecting(state.now_ns):
+        return
+    resend.failures += 1
+    if reason is RequestFailure.NO_RESPONDERS or resend.failures > RESEND_FAILURES_MAX:
+        resend.failures = 0
+        state.fire(sequence, InstanceLost("resend_failed"), out)
+    else:
+        ask_resend(state, sequence, out)
+
+
+def look_at_sequences(state: IngressState, out: list[Effect]) -> None:
+    """Probe silent sequences and fail over stalled ones. Called about once a second while detecting."""
+    now_ns, running, probe_ns = state.now_ns, SequencePhase.RUNNING, state.times.probe
+    quiet_ns = min(probe_ns, state.times.stall, state.times.queue_stall)
+    for sequence in list(state.sequences.values()):
+        if sequence.phase is not running:
+            continue
+        since_ns = sequence.last_ns if sequence.last_ns > sequence.placed_ns else sequence.placed_ns
+        resend = sequence.resend
+        if now_ns - since_ns < quiet_ns:  # nearly all
+            if resend.at_ns <= since_ns:  # a token arrived since the last probe: begin anew
+                resend.after_ns = probe_ns
+            continue
+        queued = sequence.fresh and not sequence.moved
+        limit_ns = state.times.queue_stall if queued else state.times.stall
+        if now_ns - since_ns > limit_ns and _other_instance(state, sequence):
+            state.fire(sequence, InstanceLost("stalled"), out)
+        elif now_ns >= max(since_ns + probe_ns, resend.at_ns + resend.after_ns):
+            _probe(state, sequence, out)
+        elif resend.at_ns <= since_ns:
+            resend.after_ns = probe_ns
+
+
+def _probe(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+    resend = sequence.resend
+    resend.at_ns = state.now_ns
+    resend.after_ns = min(2 * resend.after_ns, max(state.times.probe, state.times.stall // 4))
+    state.fire(sequence, TokensMissing(), out)
+
+
+def _other_instance(state: IngressState, sequence: OpenSequence) -> bool:
+    """Whether another instance could take it: leaving a slow one for nothing would lose what it has computed."""
+    length = len(sequence.prompt) + len(sequence.log)
+    stages = state.cluster.stages(sequence.call.call.model, length)
+    return any(i.usable and i is not sequence.instance for stage in stages for i in stage.instances)
+
+
+def ask_after_outage(state: IngressState, out: list[Effect]) -> None:
+    """The bus has been back for the grace time: ask about whoever is still silent."""
+    for sequence in state.sequences.values():
+        if sequence.phase is SequencePhase.RUNNING and sequence.last_ns < state.outage_end_ns:
+            state.fire(sequence, TokensMissing(), out)

@@ -1,0 +1,215 @@
+"""Lifecycle of a sequence: one table of states, events, guards and reactions.
+
+A *sequence* is one choice of one prompt. It is owned by ingress or by one instance, and the table says which events
+move it between them. ``OpenSequence.advance`` looks an event up, takes the first transition whose guard holds, and sets
+the state; no other code assigns it. The caller (``reactions.py``) then carries out the reaction. An event that the
+table does not list for the present state is a bug and raises ``TransitionRefused``.
+
+    WAITING      ingress owns the sequence: its length tag is awaited, or it is to be dispatched
+    FORECASTING  the same, and predictors are asked about it
+    SUBMITTED    sent to an instance in the current epoch; the answer is awaited
+    RUNNING      owned by its instance in the current epoch
+    VERIFYING    its instance is lost; the target of its migration is asked whether it holds the sequence
+    ENDED        terminal
+
+Events that a sequence of another epoch or instance causes never reach the table: token ingest and the reply router
+drop them first.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+from millrace.contracts.local import RequestFailure
+from millrace.contracts.worker import SequenceRefused
+
+from services.ingress.dispatch.choice import DispatchChoice
+
+
+class SequencePhase(Enum):
+    """State of a sequence."""
+
+    WAITING = "waiting"
+    FORECASTING = "forecasting"
+    SUBMITTED = "submitted"
+    RUNNING = "running"
+    VERIFYING = "verifying"
+    ENDED = "ended"
+
+
+class Deferred(msgspec.Struct, frozen=True):
+    """No instance takes it now: it is dispatched again after a pause, nanoseconds."""
+
+    pause_ns: int
+
+
+class ForecastsRequested(msgspec.Struct, frozen=True):
+    """Predictors were asked under this correlation."""
+
+    correlation: str
+
+
+class ForecastsReceived(msgspec.Struct, frozen=True):
+    """Predictors answered, or their deadline passed."""
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """An instance was chosen."""
+
+    choice: DispatchChoice
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The instance owns it: the worker answered so, or tokens of the epoch arrived first."""
+
+
+class SubmissionRefused(msgspec.Struct, frozen=True):
+    """The worker did not take it."""
+
+    answer: SequenceRefused
+
+
+class SubmissionUnanswered(msgspec.Struct, frozen=True):
+    """The worker did not answer, or not with what was asked."""
+
+    reason: RequestFailure
+
+
+class InstanceLost(msgspec.Struct, frozen=True):
+    """Its instance is gone, gave it up, forgot it or stalls. ``why`` is the label of the metric and of the log."""
+
+    why: str
+
+
+class TokensMissing(msgspec.Struct, frozen=True):
+    """The log has a gap, or its instance has been silent: it is asked for what comes after the log."""
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The log ends with a finish reason. ``engine_knows`` is False where ingress found the end (a stop string)."""
+
+    engine_knows: bool
+
+
+class Migrated(msgspec.Struct, frozen=True):
+    """The target of its migration is proven to continue this very log."""
+
+
+class TargetLost(msgspec.Struct, frozen=True):
+    """The target of its migration is gone, or does not hold it."""
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """Its call ended: the client left, a time limit passed, or the call cannot be served."""
+
+    reason: str
+
+
+SequenceEvent = (
+    Deferred
+    | ForecastsRequested
+    | ForecastsReceived
+    | Submitted
+    | Accepted
+    | SubmissionRefused
+    | SubmissionUnanswered
+    | InstanceLost
+    | TokensMissing
+    | Finished
+    | Migrated
+    | TargetLost
+    | Cancelled
+)
+
+
+class Guard(Enum):
+    """Condition of a transition, evaluated by ``reactions.holds``."""
+
+    ALWAYS = "always"
+    LOG_COMPLETE = "the log already ends as its engine would have ended it"
+    TARGET_ALIVE = "a migration is under way and its target is alive"
+
+
+class Reaction(Enum):
+    """What is done on a transition; ``reactions.REACTIONS`` maps each to its function."""
+
+    ENQUEUE = "enqueue"
+    AWAIT_FORECASTS = "await forecasts"
+    FORGET_QUESTION = "forget question"
+    SUBMIT = "submit"
+    ACCEPT = "accept"
+    RETRY_REFUSED = "retry refused"
+    RETRY_UNANSWERED = "retry unanswered"
+    REQUEST_RESEND = "request resend"
+    FINISH = "finish"
+    FINISH_FROM_LOG = "finish from log"
+    FAIL_OVER = "fail over"
+    VERIFY_TARGET = "verify target"
+    SWITCH_OWNER = "switch owner"
+    STAY_WITH_SOURCE = "stay with source"
+    GIVE_UP_TARGET = "give up target"
+    RELEASE = "release"
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """One row of the table."""
+
+    state: SequencePhase
+    event: type[SequenceEvent]
+    guard: Guard
+    target: SequencePhase
+    reaction: Reaction
+
+
+_S, _G, _R = SequencePhase, Guard, Reaction
+
+#: Rows of one state and event are tried in order; the last one of each pair has no guard.
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(_S.WAITING, Deferred, _G.ALWAYS, _S.WAITING, _R.ENQUEUE),
+    Transition(_S.WAITING, ForecastsRequested, _G.ALWAYS, _S.FORECASTING, _R.AWAIT_FORECASTS),
+    Transition(_S.WAITING, Submitted, _G.ALWAYS, _S.SUBMITTED, _R.SUBMIT),
+    Transition(_S.WAITING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    #
+    Transition(_S.FORECASTING, ForecastsReceived, _G.ALWAYS, _S.WAITING, _R.FORGET_QUESTION),
+    Transition(_S.FORECASTING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    #
+    Transition(_S.SUBMITTED, Accepted, _G.ALWAYS, _S.RUNNING, _R.ACCEPT),
+    Transition(_S.SUBMITTED, SubmissionRefused, _G.ALWAYS, _S.WAITING, _R.RETRY_REFUSED),
+    Transition(_S.SUBMITTED, SubmissionUnanswered, _G.ALWAYS, _S.WAITING, _R.RETRY_UNANSWERED),
+    Transition(_S.SUBMITTED, InstanceLost, _G.LOG_COMPLETE, _S.ENDED, _R.FINISH_FROM_LOG),
+    Transition(_S.SUBMITTED, InstanceLost, _G.ALWAYS, _S.WAITING, _R.FAIL_OVER),
+    Transition(_S.SUBMITTED, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    #
+    Transition(_S.RUNNING, TokensMissing, _G.ALWAYS, _S.RUNNING, _R.REQUEST_RESEND),
+    Transition(_S.RUNNING, Finished, _G.ALWAYS, _S.ENDED, _R.FINISH),
+    Transition(_S.RUNNING, InstanceLost, _G.LOG_COMPLETE, _S.ENDED, _R.FINISH_FROM_LOG),
+    Transition(_S.RUNNING, InstanceLost, _G.TARGET_ALIVE, _S.VERIFYING, _R.VERIFY_TARGET),
+    Transition(_S.RUNNING, InstanceLost, _G.ALWAYS, _S.WAITING, _R.FAIL_OVER),
+    Transition(_S.RUNNING, Migrated, _G.ALWAYS, _S.RUNNING, _R.SWITCH_OWNER),
+    Transition(_S.RUNNING, TargetLost, _G.ALWAYS, _S.RUNNING, _R.STAY_WITH_SOURCE),
+    Transition(_S.RUNNING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    #
+    Transition(_S.VERIFYING, Migrated, _G.ALWAYS, _S.RUNNING, _R.SWITCH_OWNER),
+    Transition(_S.VERIFYING, TargetLost, _G.ALWAYS, _S.WAITING, _R.GIVE_UP_TARGET),
+    Transition(_S.VERIFYING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+)
+
+
+def _index() -> dict[tuple[SequencePhase, type[SequenceEvent]], tuple[Transition, ...]]:
+    index: dict[tuple[SequencePhase, type[SequenceEvent]], tuple[Transition, ...]] = {}
+    for row in TRANSITIONS:
+        index[row.state, row.event] = (*index.get((row.state, row.event), ()), row)
+    return index
+
+
+_BY_STATE_AND_EVENT = _index()
+
+
+class TransitionRefused(AssertionError):
+    """The table lists no transition for this state and event: a bug in ingress."""
+
+
+def transitions_of(state: SequencePhase, event: type[SequenceEvent]) -> tuple[Transition, ...]:
+    """Rows for a state and an event, in the order in which their guards are tried; empty where it is refused."""
+    return _BY_STATE_AND_EVENT.get((state, event), ())
