@@ -38,7 +38,7 @@ from typing import Any
 
 from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
 from millrace.contracts.catalog import Role
-from millrace.contracts.ingress import SequencesReturned, TokensGenerated
+from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokensGenerated
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
@@ -70,7 +70,7 @@ from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
 from services.ingress.failover.instance_loss import lose_earlier_incarnation, lose_instance
 from services.ingress.failover.resend import ask_after_outage, look_at_sequences
-from services.ingress.lifecycle import InstanceLost, TargetLost
+from services.ingress.lifecycle import InstanceLost, LossCause, TargetLost
 from services.ingress.metrics import IngressMetrics
 from services.ingress.migration.epoch_grants import grant_epoch, granted_to
 from services.ingress.migration.ownership import take_move
@@ -264,7 +264,7 @@ class IngressActor:
         same = presence.incarnation == instance.incarnation
         if same or (presence.incarnation == 0 and instance.incarnation <= presence.at_ns):
             state.cluster.mark_dead(instance)
-            lose_instance(state, instance, "instance_dead", out)
+            lose_instance(state, instance, InstanceLost("instance_dead", LossCause.ENGINE_DIED), out)
 
     def _on_returned(self, message: SequencesReturned, out: list[Effect]) -> None:
         state = self._state
@@ -272,12 +272,14 @@ class IngressActor:
         if instance is None or instance.incarnation != message.incarnation:
             return
         state.cluster.withdraw(instance)
+        died = message.reason is ReturnReason.ENGINE_DIED
+        cause = LossCause.ENGINE_DIED if died else LossCause.OTHER
         for name, epoch in message.sequences:
             sequence = state.sequences.get(name)
             if sequence is None:
                 continue
             if sequence.epoch == epoch and sequence.instance is instance:
-                state.fire(sequence, InstanceLost(f"returned_{message.reason.value}"), out)
+                state.fire(sequence, InstanceLost(f"returned_{message.reason.value}", cause), out)
             elif granted_to(sequence, epoch, instance):
                 state.fire(sequence, TargetLost(), out)
 
@@ -306,7 +308,7 @@ class IngressActor:
         if state.detecting(state.now_ns):
             for instance in state.cluster.silent(state.now_ns, state.times.silence):
                 state.cluster.lose(instance)
-                lose_instance(state, instance, "instance_silent", out)
+                lose_instance(state, instance, InstanceLost("instance_silent"), out)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state, out)
         state.metrics.sequences_waiting = len(state.waiting)

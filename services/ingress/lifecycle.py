@@ -76,10 +76,19 @@ class SubmissionUnanswered(msgspec.Struct, frozen=True):
     reason: RequestFailure
 
 
+class LossCause(Enum):
+    """Whether the sequence may itself have caused the loss of its instance."""
+
+    ENGINE_ERROR = "engine error"  # the engine ended this sequence with an error
+    ENGINE_DIED = "engine died"  # the engine or its worker died while it had this sequence, among others
+    OTHER = "other"
+
+
 class InstanceLost(msgspec.Struct, frozen=True):
     """Its instance is gone, gave it up, forgot it or stalls. ``why`` is the label of the metric and of the log."""
 
     why: str
+    cause: LossCause = LossCause.OTHER
 
 
 class TokensMissing(msgspec.Struct, frozen=True):
@@ -128,6 +137,7 @@ class Guard(Enum):
 
     ALWAYS = "always"
     LOG_COMPLETE = "the log already ends as its engine would have ended it"
+    AT_FAULT = "the same failure repeats without a new token: the request causes it"
     TARGET_ALIVE = "a migration is under way and its target is alive"
 
 
@@ -145,6 +155,7 @@ class Reaction(Enum):
     FINISH = "finish"
     FINISH_FROM_LOG = "finish from log"
     FAIL_OVER = "fail over"
+    REFUSE_AT_FAULT = "refuse at fault"
     VERIFY_TARGET = "verify target"
     SWITCH_OWNER = "switch owner"
     STAY_WITH_SOURCE = "stay with source"
@@ -184,6 +195,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.RUNNING, TokensMissing, _G.ALWAYS, _S.RUNNING, _R.REQUEST_RESEND),
     Transition(_S.RUNNING, Finished, _G.ALWAYS, _S.ENDED, _R.FINISH),
     Transition(_S.RUNNING, InstanceLost, _G.LOG_COMPLETE, _S.ENDED, _R.FINISH_FROM_LOG),
+    Transition(_S.RUNNING, InstanceLost, _G.AT_FAULT, _S.ENDED, _R.REFUSE_AT_FAULT),
     Transition(_S.RUNNING, InstanceLost, _G.TARGET_ALIVE, _S.VERIFYING, _R.VERIFY_TARGET),
     Transition(_S.RUNNING, InstanceLost, _G.ALWAYS, _S.WAITING, _R.FAIL_OVER),
     Transition(_S.RUNNING, Migrated, _G.ALWAYS, _S.RUNNING, _R.SWITCH_OWNER),

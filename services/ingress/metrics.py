@@ -64,6 +64,7 @@ class IngressMetrics(Collector):
         forecasts: Candidates asked, by what came: ``answered``, ``unanswered`` in time, ``absurd``, ``outdated`` (of
             an earlier incarnation), ``unexpected``, or the predictor's reason for having none.
         fallbacks: Placements that the fallback policy decided, by why.
+        policy_faults: Exceptions and impossible decisions of dispatch policies, by policy.
         forecast_wait: From the question to predictors until the decision.
         rank: Of the chosen instance among all, where all were asked.
         errors, errors_signed: By ``e2e`` and ``ttft``: (predicted - actual) / actual, its size and itself.
@@ -86,6 +87,7 @@ class IngressMetrics(Collector):
         self.tags = LabelledCounter()
         self.forecasts = LabelledCounter()
         self.fallbacks = LabelledCounter()
+        self.policy_faults = LabelledCounter()
         self.forecast_wait = LatencyHistogram(_SHORT_S)
         self.rank = Histogram(_RANKS)
         self.errors = {"e2e": Histogram(_ERROR), "ttft": Histogram(_ERROR)}
@@ -157,6 +159,12 @@ class IngressMetrics(Collector):
             ("tags", "Questions for the expected length.", ["result"], self.tags),
             ("forecasts", "Candidates whose predictor was asked, by what came.", ["result"], self.forecasts),
             ("fallbacks", "Placements decided by the fallback policy, by why.", ["reason"], self.fallbacks),
+            (
+                "policy_faults",
+                "Exceptions and impossible decisions of dispatch policies.",
+                ["policy"],
+                self.policy_faults,
+            ),
         ):
             family = CounterMetricFamily(f"millrace_ingress_{name}", text, labels=labels)
             for values, count in counter.counts.items():

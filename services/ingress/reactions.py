@@ -18,6 +18,7 @@ from services.ingress.dispatch.submission import (
     submit,
 )
 from services.ingress.failover.failover import fail_over, finish_from_log, finish_reason_of
+from services.ingress.failover.poison import refuse_at_fault, request_at_fault
 from services.ingress.failover.resend import request_resend
 from services.ingress.lifecycle import Guard, Reaction, SequenceEvent
 from services.ingress.migration.epoch_grants import target_alive
@@ -38,6 +39,7 @@ REACTIONS: Mapping[Reaction, Callable[[IngressState, OpenSequence, Any, list[Eff
     Reaction.FINISH: finish,
     Reaction.FINISH_FROM_LOG: finish_from_log,
     Reaction.FAIL_OVER: fail_over,
+    Reaction.REFUSE_AT_FAULT: refuse_at_fault,
     Reaction.VERIFY_TARGET: verify_target,
     Reaction.SWITCH_OWNER: switch_owner,
     Reaction.STAY_WITH_SOURCE: stay_with_source,
@@ -46,11 +48,13 @@ REACTIONS: Mapping[Reaction, Callable[[IngressState, OpenSequence, Any, list[Eff
 }
 
 
-def holds(state: IngressState, sequence: OpenSequence, guard: Guard) -> bool:
+def holds(state: IngressState, sequence: OpenSequence, event: SequenceEvent, guard: Guard) -> bool:
     """Whether a guard's condition is true now."""
     match guard:
         case Guard.LOG_COMPLETE:
             return bool(finish_reason_of(state, sequence))
+        case Guard.AT_FAULT:
+            return request_at_fault(sequence, event)
         case Guard.TARGET_ALIVE:
             return target_alive(state, sequence)
         case Guard.ALWAYS:
@@ -63,5 +67,5 @@ def react(state: IngressState, sequence: OpenSequence, event: SequenceEvent, out
     Raises:
         TransitionRefused: the table lists no transition.
     """
-    transition = sequence.advance(event, lambda guard: holds(state, sequence, guard))
+    transition = sequence.advance(event, lambda guard: holds(state, sequence, event, guard))
     REACTIONS[transition.reaction](state, sequence, event, out)

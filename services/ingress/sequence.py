@@ -59,10 +59,11 @@ class RetryState:
         since_ns: When it lost its instance, or arrived; 0 while it is owned.
         excluded: Instance -> incarnation that failed it.
         fruitless: Failovers in a row without a new token.
+        errors, deaths: Those among them where the engine ended the sequence with an error, or died while it had it.
         why: Why its instance was lost; empty for none.
     """
 
-    __slots__ = ("at_ns", "excluded", "fruitless", "rounds", "since_ns", "tries", "why")
+    __slots__ = ("at_ns", "deaths", "errors", "excluded", "fruitless", "rounds", "since_ns", "tries", "why")
 
     def __init__(self, now_ns: int) -> None:
         self.tries = 0
@@ -70,11 +71,15 @@ class RetryState:
         self.at_ns = 0
         self.since_ns = now_ns
         self.excluded: dict[str, int] = {}
-        self.fruitless = 0
+        self.fruitless = self.errors = self.deaths = 0
         self.why = ""
 
+    def progressed(self) -> None:
+        """Forget failures: a new token arrived."""
+        self.fruitless = self.errors = self.deaths = 0
+
     def owned(self) -> None:
-        """Reset all but ``fruitless``: an instance owns the sequence."""
+        """Reset all but the failures without a new token: an instance owns the sequence."""
         self.tries = self.rounds = self.since_ns = 0
         self.excluded = {}
         self.why = ""

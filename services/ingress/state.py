@@ -77,6 +77,7 @@ class IngressState:
         granted: Target -> sequences with an open epoch grant there.
         waiting: Sequences to be dispatched again after a pause.
         acknowledge: Instance -> ended sequences with their epochs, for the next acknowledgement.
+        on_trial: The latest sequence that was dispatched alone, after two engines died with it.
         stale_until_ns: (sequence, instance) -> time until which no further cancel is sent.
         detectors_from_ns: Silence means nothing before.
     """
@@ -108,6 +109,7 @@ class IngressState:
         self.owned: dict[str, dict[str, OpenSequence]] = {}
         self.granted: dict[str, dict[str, OpenSequence]] = {}
         self.waiting: dict[str, OpenSequence] = {}
+        self.on_trial: OpenSequence | None = None
         self.pending: dict[str, Pending] = {}
         self.correlations = 0
         self.acknowledge: dict[str, list[tuple[str, int]]] = {}
@@ -115,6 +117,7 @@ class IngressState:
         self.parameters = policy_parameters(config.dispatch, policy)
         self.policy = policy
         self.policy_states: dict[tuple[str, str], Any] = {}
+        self.policy_faults: set[str] = set()  # places that were logged
         self.connected = True
         self.detectors_from_ns = 0
         self.outage_end_ns = 0

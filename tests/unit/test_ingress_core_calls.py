@@ -715,3 +715,26 @@ def test_a_call_waits_while_the_last_instance_is_being_restarted_though_the_plan
     assert not bench.made(RefuseCall)
     bench.pass_time(3, alive=())
     assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+
+
+@pytest.mark.parametrize(
+    ("constraint", "detail", "shown", "param"),
+    [
+        (
+            "response_format",
+            "Failed to convert the grammar: [13:01:02] /project/cpp/json_schema_converter.cc:512: Unsupported type",
+            "Failed to convert the grammar: Unsupported type",
+            "response_format",
+        ),
+        ("structured_outputs", "Invalid regex: unclosed group", "Invalid regex: unclosed group", "structured_outputs"),
+        ("response_format", "logit_bias is out of bounds", "logit_bias is out of bounds", ""),
+        ("", "", "The engine refuses the request: invalid.", ""),
+    ],
+)
+def test_an_engines_refusal_names_the_field_and_no_source_file(constraint, detail, shown, param):
+    bench = Bench()
+    bench.call(constraint_param=constraint)
+    submission = bench.submissions()[-1]
+    refused = SequenceRefused(sequence="r.0", epoch=0, reason=RefusalReason.INVALID, detail=detail)
+    [refusal] = [e for e in bench.reply(submission, refused) if isinstance(e, RefuseCall)]
+    assert (refusal.kind, refusal.detail, refusal.param) == (RefusalKind.INVALID, shown, param)

@@ -360,7 +360,7 @@ def test_a_request_that_no_engine_survives_is_given_up_and_not_at_full_speed():
         epoch = request.body.epoch
         if request.correlation in bench.actor.state.pending:
             bench.accept(request)
-        bench.tokens(instance, chunk("", epoch=epoch, finish=FinishReason.ERROR))
+        bench.tokens(instance, chunk("", epoch=epoch, finish=FinishReason.CANCELLED))
         bench.pass_time(0.25)
     (failed,) = bench.made(FailCall)
     assert failed.kind is RefusalKind.CONTINUATION_FAILED

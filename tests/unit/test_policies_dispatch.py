@@ -237,7 +237,7 @@ def test_waiting_weighs_more_than_decoding():
     asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
     assert forecast(asked, ttft_weight=2).chosen == "c"  # 500, 520, 480
     assert forecast(asked, ttft_weight=20).chosen == "b"  # 1,400, 700, 2,100
-    assert forecast(asked).reason == "lowest of 3: 700 ms predicted end to end, 20 x the time to the first token added"
+    assert forecast(asked).reason == "lowest of 3: 700 ms predicted end to end + 20 x predicted TTFT"
 
 
 def test_headroom_is_that_of_the_tighter_slo():
@@ -255,7 +255,7 @@ def test_the_delay_of_others_counts_by_its_weight():
     assert forecast(asked, others_weight=0.3).chosen == "a"
     decision = forecast(asked, others_weight=1.0)
     assert decision.chosen == "b"
-    assert "others included" in decision.reason
+    assert "1 x delay of other requests" in decision.reason
 
 
 def test_the_delay_of_neighbours_counts_by_its_weight():
@@ -264,7 +264,7 @@ def test_the_delay_of_neighbours_counts_by_its_weight():
     assert forecast(asked, neighbours_weight=0).chosen == "a"
     decision = forecast(asked)
     assert decision.chosen == "b"
-    assert "10 x the delay of neighbours included" in decision.reason
+    assert "10 x delay of engines on the same host" in decision.reason
     assert "neighbours" not in forecast(futures(a=predicted(1, 100))).reason
 
 

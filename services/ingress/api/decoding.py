@@ -14,6 +14,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
+_MEDIA_NAMES = {
+    "image_url": "Images",
+    "input_image": "Images",
+    "input_audio": "Audio inputs",
+    "audio_url": "Audio inputs",
+    "video_url": "Videos",
+    "file": "Files",
+}
+_MEDIA = re.compile(rf"^Invalid enum value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$")
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
@@ -44,6 +53,10 @@ def _invalid(text: str) -> ApiError:
     at = _PATH.search(text)
     path = at.group("path").lstrip(".") if at else ""
     sentence = text[: at.start()] if at else text
+    media = _MEDIA.match(sentence)
+    if media and ".content[" in path:
+        message = f"{_MEDIA_NAMES[media.group('name')]} are not supported: a content part must be of type `text`."
+        return ApiError(400, message, param=path, code="unsupported_parameter")
     for pattern, word, code in ((_UNKNOWN, "Unknown", "unknown_parameter"), (_MISSING, "Missing", "missing_parameter")):
         named = pattern.match(sentence)
         if named:

@@ -71,6 +71,7 @@ REFUSALS: dict[RefusalKind, tuple[int, str, str]] = {
     RefusalKind.UNKNOWN_MODEL: (404, INVALID_REQUEST, "model_not_found"),
     RefusalKind.TOO_LONG: (400, INVALID_REQUEST, "context_length_exceeded"),
     RefusalKind.INVALID: (400, INVALID_REQUEST, "invalid_value"),
+    RefusalKind.AT_FAULT: (400, INVALID_REQUEST, "engine_failed_on_request"),
     RefusalKind.TIMEOUT: (504, SERVER, "timeout"),
     RefusalKind.CONTINUATION_FAILED: (503, SERVER, "continuation_failed"),
     RefusalKind.STOPPING: (503, SERVER, "stopping"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import bad_value
@@ -172,7 +173,16 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         skip_special_tokens=request.skip_special_tokens is not False,
         traceparent=caller.traceparent,
         parent_span_id=caller.parent_span_id,
+        constraint_param=_constraint_param(parsed, structured),
     )
+
+
+def _constraint_param(parsed: ParsedRequest, structured: StructuredOutput | None) -> str:
+    if structured is None:
+        return ""
+    if parsed.tools.structured is not None:
+        return "tools"
+    return "structured_outputs" if parsed.request.structured_outputs is not None else "response_format"
 
 
 def _checked_model(request: Shared, models: ModelRegistry) -> ServedModel:

@@ -1,4 +1,4 @@
-"""What the output must look like: response_format and structured_outputs, checked before anything uses them."""
+"""Output constraints: response_format and structured_outputs, checked before anything uses them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.errors import bad_value
 from services.ingress.api.requests import ResponseFormat, Shared, StructuredOutputs
+from services.ingress.api.schema_references import reference_fault
 
 #: Longest schema, bytes of JSON. Checking one this long takes a few ms, once: checked schemas are remembered.
 SCHEMA_BYTES_MAX = 32_768
@@ -112,4 +113,4 @@ def _schema_fault(text: bytes) -> str:
         return f"{error.message[:300]} (at `{where}`)." if where else f"{error.message[:300]}."
     except (jsonschema_rs.ReferencingError, ValueError) as error:
         return f"{str(error)[:300]}."
-    return ""
+    return reference_fault(schema)

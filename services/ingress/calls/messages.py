@@ -48,6 +48,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         traceparent: Context of the call's root span, sampled flag included; made by the adapter or taken from the
             client's.
         parent_span_id: The client's own span id; empty for none.
+        constraint_param: Request field that constrains the output (``response_format``, ``structured_outputs`` or
+            ``tools``); empty for none.
     """
 
     request: str
@@ -67,6 +69,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     parent_span_id: str = ""
     policy: str = ""
+    constraint_param: str = ""
 
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):
@@ -159,6 +162,7 @@ class RefusalKind(StrEnum):
     UNKNOWN_MODEL = "unknown_model"  # 404
     TOO_LONG = "too_long"  # 400, param messages / prompt
     INVALID = "invalid"  # 400: the engine refuses the parameters
+    AT_FAULT = "at_fault"  # 400: engines fail on this request again and again
     TIMEOUT = "timeout"  # 504: not done within its deadline
     CONTINUATION_FAILED = "continuation_failed"  # 503 or, mid-stream, an error event
     STOPPING = "stopping"  # 503: this ingress is going down

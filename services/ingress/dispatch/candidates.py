@@ -6,6 +6,7 @@ from millrace.contracts.observers import CandidateScore
 from millrace.policies.dispatch import DispatchView, InstanceView
 from millrace.policies.dispatch.view import Prediction
 
+from services.ingress.dispatch.trial import idle_first, needs_trial
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 
@@ -34,7 +35,7 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
             if excluded:
                 candidates = tuple(c for c in candidates if _allowed(state, sequence, c.name, lenient))
             if candidates:
-                return candidates
+                return idle_first(candidates) if needs_trial(sequence) else candidates
     return ()
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect, StartTimer
+from millrace.actor.effects import Effect, Log, StartTimer
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import RefusalReason
-from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchPolicy, DispatchView
+from millrace.policies.dispatch import DISPATCH_POLICIES, Asking, Decision, DispatchPolicy, DispatchView
+from millrace.policies.dispatch.guarded import PolicyFault, run_ask, run_decide
 
 from services.ingress import tracing
 from services.ingress.calls.completion import refuse_or_fail
@@ -34,6 +35,7 @@ from services.ingress.dispatch.forecast_client import (
     read_answers,
 )
 from services.ingress.dispatch.tag_client import ask_tag, take_tag, wants_tag
+from services.ingress.dispatch.trial import begin_trial, needs_trial
 from services.ingress.lifecycle import Deferred, ForecastsReceived, Submitted
 from services.ingress.pending import PendingForecast, PendingTag
 from services.ingress.sequence import OpenSequence
@@ -45,6 +47,10 @@ DISPATCH_TIMER = "place"
 #: Pause after the first round without an instance; doubles up to the next. Losses are known within 1.5 s.
 PAUSE_MIN_NS = 50 * MILLISECOND_NS
 PAUSE_MAX_NS = 1 * SECOND_NS
+#: Decides where a policy without a fallback of its own fails.
+FALLBACK = "join_shortest_queue"
+#: Places of policy faults that are logged; further ones are only counted.
+FAULTS_LOGGED_MAX = 100
 
 
 # 1. Length tag.
@@ -84,6 +90,9 @@ def dispatch(state: IngressState, sequences: list[OpenSequence], out: list[Effec
     if not state.connected or first.retry.tries >= state.config.dispatch.tries_max:
         defer(state, sequences, out)
         return
+    if needs_trial(first) and not begin_trial(state, first):
+        defer(state, sequences, out)
+        return
     policy, _ = state.policy_of(first.call)
     candidates = candidates_of(state, first)
     if not candidates:
@@ -107,12 +116,23 @@ def _decide_or_ask(state: IngressState, sequences: list[OpenSequence], view: Dis
         decision, fallback = _decide_by_fallback(
             state, parameters.fallback, view, why="paused", reason="predictors were silent a moment ago"
         )
-    elif policy.ask is not None and (asked := policy.ask(view, parameters, state.rng)):
+    elif policy.ask is not None and (asked := _whom_to_ask(state, policy, parameters, view, out)):
         ask_predictors(state, sequences, view, asked, parameters, out)
         return
     else:
-        decision = _decide(state, policy, parameters, view)
+        decision, fallback = _decide(state, policy, parameters, view, out)
     _carry_out(state, sequences, DispatchChoice(decision=decision, policy=policy.name, fallback=fallback), out)
+
+
+def _whom_to_ask(
+    state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView, out: list[Effect]
+) -> tuple[str, ...]:
+    """Candidates whose predictors the policy asks; none where it names none, or fails."""
+    asked = run_ask(policy, view, parameters=parameters, rng=state.rng)
+    if isinstance(asked, PolicyFault):
+        _note_fault(state, policy, asked, out)
+        return ()
+    return asked
 
 
 def on_forecasts(
@@ -129,7 +149,7 @@ def on_forecasts(
         tracing.end_forecast(call, pending, forecasts_of(pending, answers, None), state.now_ns, out)
         defer(state, sequences, out)
         return
-    choice = _choose(state, pending, answers)
+    choice = _choose(state, pending, answers, out)
     tracing.end_forecast(call, pending, choice.forecasts, state.now_ns, out)
     observe_rank(state, pending, answers, choice.decision.chosen)
     _carry_out(state, sequences, choice, out)
@@ -138,7 +158,9 @@ def on_forecasts(
 # 4. Policy.
 
 
-def _choose(state: IngressState, pending: PendingForecast, answers: ForecastAnswers) -> DispatchChoice:
+def _choose(
+    state: IngressState, pending: PendingForecast, answers: ForecastAnswers, out: list[Effect]
+) -> DispatchChoice:
     """The policy's choice among those drawn that answered and are still there; else the fallback's among all."""
     sequences = pending.sequences
     policy, parameters = state.policy_of(sequences[0].call)
@@ -149,7 +171,7 @@ def _choose(state: IngressState, pending: PendingForecast, answers: ForecastAnsw
     predictions = {c.name: answers.predictions[c.name] for c in drawn if c.name in answers.predictions}
     decision, fallback = None, ""
     if predictions:
-        decision = _decide(state, policy, parameters, view_of(sequences, drawn, predictions))
+        decision, fallback = _decide(state, policy, parameters, view_of(sequences, drawn, predictions), out)
     if decision is None or decision.chosen is None:
         why, reason = _missing(answers, gone=not drawn)
         decision, fallback = _decide_by_fallback(
@@ -172,12 +194,29 @@ def _missing(answers: ForecastAnswers, *, gone: bool) -> tuple[str, str]:
     return "no_prediction", f"no prediction of {len(answers.notes)} asked ({', '.join(notes[:3])})"
 
 
-def _decide(state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView) -> Decision:
-    """Run a policy and keep its next state."""
+def _decide(
+    state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView, out: list[Effect]
+) -> tuple[Decision, str]:
+    """Run a policy and keep its next state; where it fails, the fallback decides and is named."""
     key = (policy.name, view.model)
     before = state.policy_states.get(key, policy.initial_state)
-    decision, state.policy_states[key] = policy.decide(view, parameters, before, state.now_ns, state.rng)
-    return decision
+    result = run_decide(policy, view, parameters=parameters, state=before, now_ns=state.now_ns, rng=state.rng)
+    if isinstance(result, PolicyFault):
+        _note_fault(state, policy, result, out)
+        fallback = parameters.fallback if isinstance(parameters, Asking) else FALLBACK
+        return _decide_by_fallback(state, fallback, view, why="policy_failed", reason=f"{policy.name} failed")
+    decision, state.policy_states[key] = result
+    return decision, ""
+
+
+def _note_fault(state: IngressState, policy: DispatchPolicy, fault: PolicyFault, out: list[Effect]) -> None:
+    """Count a policy's fault, and log each place where it was raised once."""
+    state.metrics.policy_faults.add(policy.name)
+    if fault.where in state.policy_faults or len(state.policy_faults) >= FAULTS_LOGGED_MAX:
+        return
+    state.policy_faults.add(fault.where)
+    fields = {"policy": policy.name, "where": fault.where, "error": fault.error}
+    out.append(Log(level="error", event="policy_failed", fields=fields))
 
 
 def _decide_by_fallback(
@@ -190,7 +229,9 @@ def _decide_by_fallback(
         reason: Begins the decision's reason.
     """
     policy = DISPATCH_POLICIES[fallback]
-    decision = _decide(state, policy, policy.parameters(), view)
+    key = (policy.name, view.model)
+    before = state.policy_states.get(key, policy.initial_state)
+    decision, state.policy_states[key] = policy.decide(view, policy.parameters(), before, state.now_ns, state.rng)
     state.metrics.fallbacks.add(why)
     return Decision(decision.chosen, f"{reason}; {fallback}: {decision.reason}", decision.scores), fallback
 

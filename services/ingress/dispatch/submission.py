@@ -11,6 +11,7 @@ from millrace.contracts.worker import RefusalReason, SubmitSequence
 
 from services.ingress import tracing
 from services.ingress.calls.completion import cancel, detach, refuse_or_fail
+from services.ingress.calls.engine_errors import engine_error
 from services.ingress.calls.messages import AcceptCall, RefusalKind
 from services.ingress.dispatch.dispatcher import arm_dispatch_timer, defer, dispatch
 from services.ingress.lifecycle import (
@@ -117,8 +118,8 @@ def retry_refused(state: IngressState, sequence: OpenSequence, event: Submission
     kind = _PERMANENT.get(answer.reason)
     if kind is not None:
         _take_back(state, sequence, answer.reason.value, out)
-        detail = answer.detail or f"The engine refuses the request: {answer.reason.value}."
-        refuse_or_fail(state, sequence.call, kind, detail, out)
+        error = engine_error(sequence.call.call, answer)
+        refuse_or_fail(state, sequence.call, kind, error.detail, out, param=error.param)
         return
     if answer.reason in (RefusalReason.DRAINING, RefusalReason.ENGINE_DOWN):
         state.cluster.withdraw(instance)

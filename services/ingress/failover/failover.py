@@ -21,7 +21,7 @@ from services.ingress import tracing
 from services.ingress.calls.completion import cancel_at, complete_if_ended, detach, end_sequence, refuse_or_fail
 from services.ingress.calls.messages import RefusalKind
 from services.ingress.dispatch.dispatcher import dispatch
-from services.ingress.lifecycle import Deferred, InstanceLost
+from services.ingress.lifecycle import Deferred, InstanceLost, LossCause
 from services.ingress.migration.epoch_grants import revoke
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -38,7 +38,7 @@ def fail_over(state: IngressState, sequence: OpenSequence, event: InstanceLost, 
     """Take a sequence from its instance and dispatch it anew."""
     instance = sequence.instance
     assert instance is not None
-    leave_instance(state, sequence, event.why, out)
+    leave_instance(state, sequence, event, out)
     revoke(state, sequence, "lost", out)
     redispatch(state, sequence, instance.name, out)
 
@@ -69,9 +69,12 @@ def finish_reason_of(state: IngressState, sequence: OpenSequence) -> str:
 # Parts of them.
 
 
-def leave_instance(state: IngressState, sequence: OpenSequence, why: str, out: list[Effect]) -> None:
+def leave_instance(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
     """Take a sequence from its instance, which is not tried again for it soon."""
     assert sequence.instance is not None
+    why = event.why
+    sequence.retry.errors += event.cause is LossCause.ENGINE_ERROR
+    sequence.retry.deaths += event.cause is LossCause.ENGINE_DIED and not sequence.submit
     tracing.end_placement(sequence, why, state.now_ns, out)
     sequence.retry.excluded[sequence.instance.name] = sequence.incarnation
     detach(state, sequence)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from millrace.actor.effects import Effect
 
 from services.ingress.cluster.instances import KnownInstance
-from services.ingress.lifecycle import InstanceLost, SequencePhase, TargetLost
+from services.ingress.lifecycle import InstanceLost, LossCause, SequencePhase, TargetLost
 from services.ingress.state import IngressState
 
 
 def lose_instance(
-    state: IngressState, instance: KnownInstance, why: str, out: list[Effect], *, before_incarnation: int | None = None
+    state: IngressState,
+    instance: KnownInstance,
+    event: InstanceLost,
+    out: list[Effect],
+    *,
+    before_incarnation: int | None = None,
 ) -> None:
     """Fail over everything that an instance has (or that an incarnation before the given one had), and give up
     migrations to it.
@@ -19,7 +24,7 @@ def lose_instance(
         if sequence.phase is SequencePhase.ENDED:  # its call was given up by an earlier one
             continue
         if before_incarnation is None or sequence.incarnation < before_incarnation:
-            state.fire(sequence, InstanceLost(why), out)
+            state.fire(sequence, event, out)
     for sequence in list(state.granted.get(instance.name, {}).values()):
         grant = sequence.grant
         if grant is not None and (before_incarnation is None or grant.incarnation < before_incarnation):
@@ -29,4 +34,5 @@ def lose_instance(
 def lose_earlier_incarnation(state: IngressState, name: str, out: list[Effect]) -> None:
     """A new incarnation showed itself: fail over what the earlier one had."""
     instance = state.cluster.instances[name]
-    lose_instance(state, instance, "instance_restarted", out, before_incarnation=instance.incarnation)
+    event = InstanceLost("instance_restarted", LossCause.ENGINE_DIED)
+    lose_instance(state, instance, event, out, before_incarnation=instance.incarnation)

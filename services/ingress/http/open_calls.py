@@ -269,7 +269,7 @@ class OpenCalls:
         self._end_with(effect.request, error)
 
     def _fail(self, effect: FailCall) -> None:
-        self._end_with(effect.request, refusal(effect.kind, effect.detail))
+        self._end_with(effect.request, refusal(effect.kind, effect.detail, effect.param))
 
     def _end_with(self, request: str, error: ApiError) -> None:
         view = self._views.pop(request, None)

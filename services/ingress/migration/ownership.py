@@ -109,7 +109,7 @@ def verify_target(state: IngressState, sequence: OpenSequence, event: InstanceLo
     A source that lives is left alone meanwhile: the target may be reading its last blocks there. Once the target owns
     the sequence, the source's next chunk is stale and cancels it there.
     """
-    leave_instance(state, sequence, event.why, out)
+    leave_instance(state, sequence, event, out)
     ask_proof(state, sequence, out)
 
 

@@ -15,7 +15,7 @@ from services.ingress.calls.messages import ChoiceDelta
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.failover.instance_loss import lose_earlier_incarnation
-from services.ingress.lifecycle import Accepted, Finished, InstanceLost, SequencePhase, TokensMissing
+from services.ingress.lifecycle import Accepted, Finished, InstanceLost, LossCause, SequencePhase, TokensMissing
 from services.ingress.migration.epoch_grants import ask_proof, granted_to
 from services.ingress.pending import PendingResend
 from services.ingress.sequence import OpenSequence
@@ -114,6 +114,8 @@ def _fire_result(state: IngressState, sequence: OpenSequence, result: ChunkResul
             state.fire(sequence, TokensMissing(), out)
         case ChunkResult.LOST:
             state.fire(sequence, InstanceLost("engine_gave_up"), out)
+        case ChunkResult.FAILED:
+            state.fire(sequence, InstanceLost("engine_gave_up", LossCause.ENGINE_ERROR), out)
         case ChunkResult.GOES_ON | ChunkResult.IGNORED:
             pass
 

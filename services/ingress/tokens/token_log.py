@@ -33,8 +33,16 @@ class ChunkResult(Enum):
     ENDED = "ended"  # taken; its engine ended the sequence
     STOPPED = "stopped"  # taken; a stop string or the token bound ended it, its engine does not know yet
     LOST = "lost"  # taken; the engine gave the sequence up
+    FAILED = "failed"  # taken; the engine ended the sequence with an error
     GAP = "gap"  # not taken: tokens before it are missing
     IGNORED = "ignored"  # not taken: nothing new, or it contradicts the log
+
+
+#: Finish reasons that are no end of the sequence.
+_UNFINISHED: dict[FinishReason | None, ChunkResult] = {
+    FinishReason.CANCELLED: ChunkResult.LOST,
+    FinishReason.ERROR: ChunkResult.FAILED,
+}
 
 
 def take_chunk(
@@ -108,7 +116,7 @@ def _detokenize(
             output.stop_reason = sequence.log[-1]
         result = ChunkResult.ENDED if engine_finish is not None else ChunkResult.STOPPED
     else:
-        result = ChunkResult.GOES_ON if finish is None else ChunkResult.LOST
+        result = _UNFINISHED.get(finish, ChunkResult.GOES_ON)
     if sequence.call.call.stream:
         return result, ChoiceDelta(sequence.index, text.text, fresh, output.finish_reason, output.stop_reason, shown)
     return result, _hold(sequence, text.text, shown)
@@ -156,7 +164,8 @@ def _note_time(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -
     else:
         _note_first(state, sequence, chunk.cached_tokens)
     sequence.last_ns = now_ns
-    sequence.retry.fruitless = 0
+    if sequence.retry.fruitless:
+        sequence.retry.progressed()
 
 
 def _note_first(state: IngressState, sequence: OpenSequence, cached_tokens: int | None) -> None:

@@ -77,11 +77,11 @@ def decide(
     ]
     unit = "ms predicted end to end" if end_to_end else "ms predicted to the first token"
     if waiting:
-        unit += f", {waiting:g} x the time to the first token added"
+        unit += f" + {waiting:g} x predicted TTFT"
     if weight:
-        unit += f", {weight:g} x the delay of others included"
+        unit += f" + {weight:g} x delay of other requests"
     if beside and any(p.neighbours_delay_ns for p in predictions):
-        unit += f", {beside:g} x the delay of neighbours included"
+        unit += f" + {beside:g} x delay of engines on the same host"
     return pick_lowest(known, loads, rng, unit=unit), state
 
 

@@ -1,0 +1,54 @@
+"""Poison requests: a request that makes engines fail is refused, not tried on all of them.
+
+    failure without a new token                      consequence
+    an engine ends it with an error                  one more instance is tried
+    a second engine does                             refused
+    its engine dies while it has it                  failover, as for every sequence of that engine
+    a second one does                                the next try is a *trial*: one sequence of this ingress at a time,
+                                                       on an idle instance where there is one
+    the engine of its trial dies                     refused
+
+A new token ends the count: an innocent sequence that lived through two deaths passes its trial with its first token.
+The client gets a 400, since a retry would do the same again.
+"""
+
+from __future__ import annotations
+
+from millrace.actor.effects import Effect
+
+from services.ingress import tracing
+from services.ingress.calls.completion import end_sequence, refuse_or_fail
+from services.ingress.calls.messages import RefusalKind
+from services.ingress.dispatch.trial import needs_trial
+from services.ingress.lifecycle import InstanceLost, LossCause, SequenceEvent
+from services.ingress.sequence import OpenSequence
+from services.ingress.state import IngressState
+
+#: Errors of engines in a row without a new token after which the request is refused.
+ERRORS_MAX = 2
+
+
+def request_at_fault(sequence: OpenSequence, event: SequenceEvent) -> bool:
+    """Whether this loss shows that the request causes it."""
+    if not isinstance(event, InstanceLost):
+        return False
+    if event.cause is LossCause.ENGINE_ERROR:
+        return sequence.retry.errors + 1 >= ERRORS_MAX
+    return event.cause is LossCause.ENGINE_DIED and needs_trial(sequence)
+
+
+def refuse_at_fault(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
+    """Reaction: end the call with an error that says that the request is at fault."""
+    call = sequence.call
+    if event.cause is LossCause.ENGINE_ERROR:
+        detail = f"{ERRORS_MAX} engines ended this request with an error; it was not tried again."
+        param = call.call.constraint_param
+        if param:
+            detail = f"{detail} The likely reason is its output constraint (`{param}`)."
+    else:
+        deaths = sequence.retry.deaths + 1
+        detail = f"{deaths} engines in a row died while they worked on this request, the last one on it alone."
+        param = ""
+    tracing.end_placement(sequence, event.why, state.now_ns, out)
+    end_sequence(state, sequence, decoding=True, reason="at_fault", out=out)
+    refuse_or_fail(state, call, RefusalKind.AT_FAULT, detail, out, param=param)

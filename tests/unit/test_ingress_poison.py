@@ -1,0 +1,125 @@
+"""Poison requests: one that makes engines fail is refused; those that were beside it go on."""
+
+import pytest
+from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned
+from millrace.contracts.status import PresenceState, ServicePresence
+
+from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind
+from services.ingress.config import ContinuationConfig, IngressConfig
+from services.ingress.lifecycle import SequencePhase
+from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk
+
+
+def test_an_error_on_two_engines_is_the_requests_fault_and_a_third_is_not_asked():
+    bench = Bench(instances=4)
+    bench.run_call(constraint_param="response_format")
+    for epoch in (0, 1):
+        request, instance = bench.last_submission()
+        if epoch:
+            bench.accept(request)
+        assert request.body.epoch == epoch
+        bench.tokens(instance, chunk("", epoch=epoch, finish=FinishReason.ERROR))
+    (failed,) = bench.made(FailCall)
+    assert (failed.kind, failed.param) == (RefusalKind.AT_FAULT, "response_format")
+    assert "2 engines ended this request with an error" in failed.detail
+    assert len(bench.submissions()) == 2
+    assert bench.actor.snapshot()["sequences"] == {}
+
+
+def test_an_error_and_a_cancellation_are_not_the_same_failure():
+    bench = Bench(instances=3)
+    bench.run_call()
+    for epoch, finish in enumerate((FinishReason.ERROR, FinishReason.CANCELLED)):
+        request, instance = bench.last_submission()
+        if epoch:
+            bench.accept(request)
+        bench.tokens(instance, chunk("", epoch=epoch, finish=finish))
+        bench.pass_time(0.5)
+    assert not bench.made(FailCall)
+    assert len(bench.submissions()) == 3
+
+
+def die(bench: Bench, instance: str, how: str) -> None:
+    """The engine dies; a new incarnation comes up at once."""
+    incarnation = bench.incarnations[instance]
+    if how == "returned":
+        sequences = [(s.id, s.epoch) for s in bench.actor.state.owned.get(instance, {}).values()]
+        bench.send(
+            SequencesReturned(
+                instance=instance, incarnation=incarnation, reason=ReturnReason.ENGINE_DIED, sequences=sequences
+            )
+        )
+    elif how == "dead":
+        dead = PresenceState.DEAD
+        bench.send(
+            ServicePresence(role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=dead)
+        )
+    bench.incarnations[instance] += 1
+    bench.register(instance)
+    bench.summary(instance)
+
+
+def accept_all(bench: Bench) -> None:
+    for request in bench.submissions():
+        if request.correlation in bench.actor.state.pending:
+            bench.accept(request)
+
+
+def bench_of(instances: int) -> Bench:
+    config = ContinuationConfig(fruitless_max=20)
+    return Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=config), instances=instances)
+
+
+@pytest.mark.parametrize("how", ["dead", "restarted", "returned"])
+def test_a_request_that_was_there_when_three_engines_died_is_refused(how: str):
+    bench = bench_of(2)
+    bench.run_call("bad")
+    for _ in range(3):
+        assert not bench.made(FailCall)
+        accept_all(bench)
+        _, instance = bench.last_submission()
+        die(bench, instance, how)
+        bench.pass_time(1)
+    (failed,) = bench.made(FailCall)
+    assert failed.kind is RefusalKind.AT_FAULT
+    assert failed.detail.startswith("3 engines in a row died")
+    assert len(bench.submissions()) == 3
+
+
+def test_those_beside_it_are_tried_one_at_a_time_and_only_the_guilty_one_is_refused():
+    bench = bench_of(2)
+    names = ["a", "bad", "c"]
+    for name in names:
+        bench.run_call(name)
+    state = bench.actor.state
+    for _ in range(200):
+        running = [s for s in state.sequences.values() if s.phase in (SequencePhase.SUBMITTED, SequencePhase.RUNNING)]
+        if any(s.retry.deaths >= 2 for s in running):
+            assert len([s for s in running if s.retry.deaths >= 2]) == 1, "one trial at a time"
+        accept_all(bench)
+        home = state.sequences["bad.0"].instance if "bad.0" in state.sequences else None
+        for sequence in list(state.sequences.values()):
+            beside = home is not None and sequence.instance is home
+            if sequence.instance is not None and not beside:  # an engine without it decodes
+                text = "ab"[: 2 - len(sequence.log)] or ""
+                finish = FinishReason.STOP if not text else None
+                tokens = chunk(text, len(sequence.log), epoch=sequence.epoch, sequence=sequence.id, finish=finish)
+                bench.tokens(sequence.instance.name, tokens)
+        if home is not None:
+            die(bench, home.name, "dead")
+        bench.pass_time(0.25)
+    assert [(f.request, f.kind) for f in bench.made(FailCall)] == [("bad", RefusalKind.AT_FAULT)]
+    assert sorted(c.request for c in bench.made(CompleteCall)) == ["a", "c"]
+
+
+def test_a_stream_that_lives_through_many_deaths_is_not_at_fault():
+    bench = bench_of(3)
+    bench.run_call()
+    for number in range(12):
+        accept_all(bench)
+        request, instance = bench.last_submission()
+        bench.tokens(instance, chunk("a", number, epoch=request.body.epoch))
+        die(bench, instance, "dead")
+        bench.pass_time(1)
+    assert not bench.made(FailCall)
+    assert bench.text() == "a" * 12
