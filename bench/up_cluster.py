@@ -40,14 +40,30 @@ class UpRig:
     def __init__(
         self, folder: Path, *, model_path: Path, engine: str, instances: int, extra: Iterable[str] = ()
     ) -> None:
+        model = ("--model", str(model_path), "--served-name", "m")
+        self._prepare(folder, "m", ("--engine", engine, "--instances", str(instances), *model, *extra))
+
+    @classmethod
+    def of_words(cls, folder: Path, words: Iterable[str], model: str) -> UpRig:
+        """A cluster by any words of `millrace up`.
+
+        Args:
+            folder: Its ``--dir``.
+            words: What describes the cluster, such as ``--cluster FILE``.
+            model: Served name that ``stream`` asks for unless it is given another one.
+        """
+        rig = cls.__new__(cls)
+        rig._prepare(folder, model, words)
+        return rig
+
+    def _prepare(self, folder: Path, model: str, words: Iterable[str]) -> None:
         self.folder = folder
-        self.model = "m"
+        self.model = model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
-            *(sys.executable, "-m", "millrace.cli", "up", "--engine", engine, "--instances", str(instances)),
-            *("--model", str(model_path), "--served-name", self.model, "--dir", str(folder)),
-            *("--port", str(self.port), "--nats-port", str(free_port()), *extra),
+            *(sys.executable, "-m", "millrace.cli", "up", "--dir", str(folder)),
+            *("--port", str(self.port), "--nats-port", str(free_port()), *words),
         ]
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -24,8 +24,7 @@ from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.roles import roles_of
-
-from services.supervisor.layout import STEP_TIMES
+from millrace.supervision.service_fields import STEP_TIMES
 
 HERE = Path(__file__).resolve().parent
 

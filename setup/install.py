@@ -88,7 +88,23 @@ def _layers_for(arguments: list[str]) -> list[str]:
 def _is_modelled(rest: list[str]) -> bool:
     """Whether `up` was asked for modelled engines, or only for its help."""
     asked = " ".join(rest).replace("=", " ").split()
-    return "--help" in asked or "-h" in asked or ("--engine", "modelled") in pairwise(asked)
+    files = [file for option, file in pairwise(asked) if option == "--cluster"]
+    return (
+        "--help" in asked
+        or "-h" in asked
+        or ("--engine", "modelled") in pairwise(asked)
+        or (bool(files) and _has_modelled_engines_only(ROOT / files[-1]))
+    )
+
+
+def _has_modelled_engines_only(file: Path) -> bool:
+    """Whether a cluster's file names no vLLM engine. What cannot be read, `up` itself says better."""
+    try:
+        models = tomllib.loads(file.read_text()).get("models", [])
+        groups = [group for model in models for group in model.get("groups", [{}])]
+    except (OSError, ValueError, AttributeError):
+        return True
+    return all(group.get("engine", "vllm") == "modelled" for group in groups)
 
 
 def _is_engineless(rest: list[str]) -> bool:

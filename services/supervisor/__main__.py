@@ -24,11 +24,11 @@ from millrace.telemetry import open_telemetry
 from services.supervisor.actor import ACCEPTS
 from services.supervisor.buckets import create_buckets
 from services.supervisor.build import SupervisedMachine, build
-from services.supervisor.config import SupervisorConfig
+from services.supervisor.config import LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner
 from services.supervisor.effects import SignalChild, StartChild
 from services.supervisor.launcher import Launcher
-from services.supervisor.layout import Layout, UpOptions
+from services.supervisor.layout import Layout
 from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports
 from services.supervisor.probes import http_ready, wait_for
 
@@ -59,7 +59,6 @@ class Cluster:
             name=config.name,
             cluster=config.bus.cluster,
             host=config.host,
-            model=config.model,
             children=[config.nats, *config.children],
             spares=config.spares,
         )
@@ -119,11 +118,11 @@ class Cluster:
         display.__exit__(None, None, None)
         text = banner(
             url=self._config.ingress_url,
-            model=self._config.model,
+            models=self._config.models,
             directory=os.path.relpath(self._directory),
             nats_url=self._config.bus.servers[0],
             took_s=display.elapsed_s,
-            keys=bool(self._layout.options.keys),
+            keys=bool(self._layout.spec.api.keys),
         )
         (self._directory / "run" / "banner.txt").write_text(text)
         display.say(text + "Ctrl-C stops everything." if sys.stdout.isatty() else text)
@@ -163,24 +162,33 @@ class Cluster:
 def main() -> int:
     """Reads what was asked for, checks that it can be had, and runs it."""
     parser = argparse.ArgumentParser(prog="python -m services.supervisor", description=__doc__)
-    parser.add_argument("--options", required=True, help="JSON of UpOptions, as `millrace up` writes it")
+    parser.add_argument("--options", required=True, help="JSON of LaunchOptions, as `millrace up` writes it")
     try:
-        options = msgspec.json.decode(parser.parse_args().options.encode(), type=UpOptions)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(claim(Path(options.directory)))
-            check(options)
-            clear_leftovers(Path(options.directory))
-            layout = Layout(free_ports(options))
-            config = layout.plan()
-            layout.write()
-            file = Path(config.directory) / "run" / "cluster.json"
-            stack.callback(file.unlink, missing_ok=True)
-            file.touch(mode=0o600)
-            file.write_bytes(layout.cluster_file(os.getpid(), time.time_ns()))
-            return asyncio.run(Cluster(config, layout).run())
+        return launch(msgspec.json.decode(parser.parse_args().options.encode(), type=LaunchOptions))
     except (AlreadyRunning, BusError, ConfigError, msgspec.ValidationError) as error:
         print(f"millrace up: {error}", file=sys.stderr)  # noqa: T201  # talks to the person who typed `up`
         return 1
+
+
+def launch(options: LaunchOptions) -> int:
+    """Runs a cluster until it is told to stop; returns the exit code.
+
+    Raises:
+        AlreadyRunning, ConfigError: nothing was started. BusError: nats-server is not healthy.
+    """
+    directory = Path(options.directory)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(claim(directory))
+        spec = check(options.spec)
+        clear_leftovers(directory)
+        layout = Layout(msgspec.structs.replace(options, spec=free_ports(spec)))
+        config = layout.plan()
+        layout.write()
+        file = Path(config.directory) / "run" / "cluster.json"
+        stack.callback(file.unlink, missing_ok=True)
+        file.touch(mode=0o600)
+        file.write_bytes(layout.cluster_file(os.getpid(), time.time_ns()))
+        return asyncio.run(Cluster(config, layout).run())
 
 
 if __name__ == "__main__":

@@ -188,14 +188,15 @@ class SupervisorActor:
         roster = self._roster
         if roster is None or self._stopping:
             return _refuse(reply_to, ProvisionRefusal.STOPPING, "nothing is started here any more")
-        if roster.model and body.model != roster.model:
+        if roster.models and body.model not in roster.models:
             return _refuse(reply_to, ProvisionRefusal.OTHER_MODEL, f"{body.model} is not served here")
         instance = roster.instance_of(body.order)
         if instance is not None:
             return _answer(reply_to, InstanceStarting(order=body.order, instance=instance))
-        spec = roster.free(self._children)
+        spec = roster.free(self._children, model=body.model)
         if spec is None:
-            return _refuse(reply_to, ProvisionRefusal.AT_BOUND, f"{roster.instances_max} instances are the bound")
+            bound = f"{roster.instances_max(body.model)} instances of {body.model} are the bound"
+            return _refuse(reply_to, ProvisionRefusal.AT_BOUND, bound)
         roster.carried_out(body.order, spec.presences[0])
         self._children[spec.name] = Child(spec=spec)
         log = Log(level="info", event="instance_ordered", fields={"child": spec.name, "order": body.order})

@@ -19,17 +19,17 @@ class SupervisedMachine:
     Attributes:
         name: Of the supervisor on the bus.
         host: Name under which provisioning reaches the machine.
-        model: What its workers serve; empty takes any.
         children: Processes to keep running.
         spares: Workers that are not started at first.
+        model: Served by workers that name none.
     """
 
     name: str
     cluster: str
     host: str
-    model: str
     children: Sequence[ChildSpec]
     spares: Sequence[ChildSpec] = ()
+    model: str = ""
 
 
 def build(config: SupervisedMachine, deps: ActorDeps) -> SupervisorActor:
@@ -39,5 +39,5 @@ def build(config: SupervisedMachine, deps: ActorDeps) -> SupervisorActor:
         cluster=config.cluster,
         incarnation=deps.incarnation,
         children=list(config.children),
-        roster=Roster(host=config.host, model=config.model, workers=[*config.children, *config.spares]),
+        roster=Roster(host=config.host, workers=[*config.children, *config.spares], model=config.model),
     )

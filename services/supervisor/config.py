@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.cluster.spec import ClusterSpec
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster to run on this machine.
+
+    Attributes:
+        directory: Folder of the cluster's files.
+        cores: Cores that engines are pinned to, one each, in turn.
+    """
+
+    spec: ClusterSpec
+    directory: str = ".millrace"
+    cores: list[int] = msgspec.field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,6 +35,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         after: Child that must be ready before this one is started; empty for none.
         stop_order: Children with a lower number are asked to stop first.
         stop_limit_ms: How long it may take to stop before it is killed.
+        model: Of a worker: what it serves; empty for any.
+        shape: Of a worker: what it runs on, such as ``cpu`` or ``h100x2``; empty for unknown.
     """
 
     name: str
@@ -30,6 +48,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: str = ""
     stop_order: int = 0
     stop_limit_ms: int = 10_000
+    model: str = ""
+    shape: str = ""
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +64,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         spares: Workers that are not started at first, one instance each: what provisioning may add.
         host: Under this name provisioning reaches this machine.
         ingress_url: Base URL of the API; it is polled for ``/ready`` at start.
-        model: Served model name, for the example that is printed.
+        models: Served model names; the first is in the example that is printed.
         ready_limit_s: How long the whole start may take before it is called failed, seconds.
     """
 
@@ -58,5 +78,5 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     spares: list[ChildSpec] = []
     host: str = "local"
     ingress_url: str
-    model: str
+    models: list[str]
     ready_limit_s: float = 180.0

@@ -82,15 +82,16 @@ class Display:
         return Group(head, table)
 
 
-def banner(*, url: str, model: str, directory: str, nats_url: str, took_s: float, keys: bool) -> str:
+def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s: float, keys: bool) -> str:
     """What is printed once everything is ready."""
     key = ' -H "Authorization: Bearer $MILLRACE_API_KEY"' if keys else ""
-    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 1 to 12."}}]}}'
+    message = '{"role": "user", "content": "Count from 1 to 12."}'
+    body = f'{{"model": "{models[0]}", "stream": true, "messages": [{message}]}}'
     return "\n".join(
         [
             f"Millrace is up after {took_s:.1f} s.",
             "",
-            f"  API      {url}/v1   (model {model})",
+            f"  API      {url}/v1   ({'model' if len(models) == 1 else 'models'} {', '.join(models)})",
             f"  try      curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
             "  watch    millrace status, millrace top, millrace tap 'decision.>', millrace trace",
             f"  NATS     {nats_url}",

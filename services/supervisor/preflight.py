@@ -9,16 +9,17 @@ import fcntl
 import importlib.util
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 from millrace.actor.errors import ConfigError
-from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.cluster import ClusterSpec, NatsSpec, check_spec
+from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.spec import EngineName
 
-from services.supervisor.layout import INSTANCES_MAX, UpOptions
-
-PORT_MAX = 65_535
+#: Ports for metrics that must be free in a row; a cluster of more processes takes those after them, free or not.
+METRICS_PORTS = 16
 
 
 class AlreadyRunning(Exception):
@@ -49,44 +50,36 @@ def clear_leftovers(directory: Path) -> None:
         (directory / "run" / name).unlink(missing_ok=True)
 
 
-def check(options: UpOptions) -> None:
-    """Whether what was asked for can be had.
+def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> ClusterSpec:
+    """Whether what was asked for can be had; returns it with the folders of its models.
+
+    Args:
+        free: Whether nobody listens on a host's port; asks the system by default.
 
     Raises:
         ConfigError: with what is missing and how to get it.
     """
-    if options.engine not in ("vllm", "modelled"):
-        raise ConfigError(f"unknown engine {options.engine!r}: it is vllm or modelled")
-    if not 0 <= options.instances <= INSTANCES_MAX:
-        raise ConfigError(f"--instances {options.instances}: between 1 and {INSTANCES_MAX}")
-    if options.instances_max and not options.instances_first() <= options.instances_max <= INSTANCES_MAX:
-        first = options.instances_first()
-        raise ConfigError(f"--instances-max {options.instances_max}: between the {first} at start and {INSTANCES_MAX}")
-    if options.provision and options.provision not in PROVISIONING_POLICIES:
-        raise ConfigError(f"--provision {options.provision}: one of {', '.join(sorted(PROVISIONING_POLICIES))}")
-    if options.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+    check_spec(spec)
+    spec = with_model_folders(spec)
+    groups = [group for model in spec.models for group in model.groups]
+    if any(group.engine is EngineName.VLLM for group in groups) and importlib.util.find_spec("vllm") is None:
         raise ConfigError("vLLM is not installed; `./task setup` installs it, or use --engine modelled")
-    if not (Path(options.model_path) / "config.json").is_file():
-        raise ConfigError(
-            f"no model in {options.model_path}: a folder with config.json, tokenizer and weights is needed"
-        )
-    if options.keys and not Path(options.keys).is_file():
-        raise ConfigError(f"no key file {options.keys}; `millrace keys add NAME` makes one")
-    for name, port in (("--port", options.port), ("--nats-port", options.nats_port)):
-        if not 1 <= port <= PORT_MAX:
-            raise ConfigError(f"{name} {port}: between 1 and {PORT_MAX}")
-    if not _free(options.host, options.port):
-        raise ConfigError(f"port {options.port} is taken by another program; choose one with --port")
+    on_gpus = (group for group in groups if group.device != "cpu")
+    if sum(group.size + group.spares for group in on_gpus) > 1:
+        raise ConfigError("several GPU engines on one machine need containers: see compose/prepare.py --cluster FILE")
+    if spec.api.keys and not Path(spec.api.keys).is_file():
+        raise ConfigError(f"no key file {spec.api.keys}; `millrace keys add NAME` makes one")
+    if not (free or _free)(spec.api.host, spec.api.port):
+        raise ConfigError(f"port {spec.api.port} is taken by another program; choose one with --port")
+    return spec
 
 
-def free_ports(options: UpOptions) -> UpOptions:
-    """The options with ports that nobody types replaced where they are taken."""
-    return msgspec.structs.replace(
-        options,
-        nats_port=_this_or_free(options.nats_port),
-        nats_monitor_port=_this_or_free(options.nats_monitor_port),
-        metrics_port=_first_of_free_range(options.metrics_port, 16),
-    )
+def free_ports(spec: ClusterSpec) -> ClusterSpec:
+    """The cluster with ports that nobody types replaced where they are taken."""
+    nats = NatsSpec(port=_this_or_free(spec.nats.port), monitor_port=_this_or_free(spec.nats.monitor_port))
+    first = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS)
+    telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
+    return msgspec.structs.replace(spec, nats=nats, telemetry=telemetry)
 
 
 def _this_or_free(port: int) -> int:

@@ -17,23 +17,34 @@ class Roster:
 
     Attributes:
         host: Name under which the machine is asked.
-        model: What its workers serve; empty takes any.
+        models: What its workers serve; empty where they serve any.
     """
 
-    def __init__(self, *, host: str, model: str, workers: Iterable[ChildSpec]) -> None:
+    def __init__(self, *, host: str, workers: Iterable[ChildSpec], model: str = "") -> None:
+        """``model``: what workers serve that name none."""
         self.host = host
-        self.model = model
         self._workers = [spec for spec in workers if spec.role == Role.WORKER]
+        self._model = model
+        self.models = {spec.model or model for spec in self._workers} - {""}
         self._orders: dict[str, str] = {}
 
-    def free(self, running: Container[str]) -> ChildSpec | None:
-        """The first worker whose name is not in use; None where all are."""
-        return next((spec for spec in self._workers if spec.name not in running), None)
+    def free(self, running: Container[str], *, model: str, shape: str = "") -> ChildSpec | None:
+        """The first worker of a model, and of a shape where one is asked for, whose name is not in use; None where all
+        are.
+        """
+        fitting = (spec for spec in self._fitting(model) if shape in ("", spec.shape))
+        return next((spec for spec in fitting if spec.name not in running), None)
 
-    @property
-    def instances_max(self) -> int:
-        """Instances that can run here at once."""
-        return sum(len(spec.presences) for spec in self._workers)
+    def worker_of(self, instance: str) -> ChildSpec | None:
+        """The worker that hosts an instance; None where it is not one of this machine."""
+        return next((spec for spec in self._workers if instance in spec.presences), None)
+
+    def instances_max(self, model: str) -> int:
+        """Instances of a model that can run here at once."""
+        return sum(len(spec.presences) for spec in self._fitting(model))
+
+    def _fitting(self, model: str) -> list[ChildSpec]:
+        return [spec for spec in self._workers if (spec.model or self._model) in ("", model)]
 
     def instance_of(self, order: str) -> str | None:
         """The instance that an order gave; None where it is new."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from millrace.cli.__main__ import main
 from millrace.cli.cluster import add_connection_options, find_folder, resolve_connection
+from millrace.cli.cluster_flags import worker_settings
 from millrace.cli.errors import CliError
-from millrace.cli.up import worker_settings
 from millrace.cli.verbs import VERBS
 
 from simulator import __main__ as simulator
@@ -171,11 +171,10 @@ def test_the_key_file_may_be_named_before_or_after_the_action(
 
 def test_workers_are_configured_together_and_by_name() -> None:
     words = ['{"seed": 1, "step_time": "a=b"}', 'worker-1={"max_num_seqs": 3}', 'worker-1={"kv_blocks": 9}']
-    assert worker_settings(words) == {
-        "worker": {"seed": 1, "step_time": "a=b"},
-        "workers": {"worker-1": {"max_num_seqs": 3, "kv_blocks": 9}},
-    }
-    assert worker_settings([]) == {"worker": {}, "workers": {}}
+    every, single = worker_settings(words)
+    assert every == {"seed": 1, "step_time": "a=b"}
+    assert single == {"worker-1": {"max_num_seqs": 3, "kv_blocks": 9}}
+    assert worker_settings([]) == ({}, {})
 
 
 @pytest.mark.parametrize("word", ["[1]", "worker-1=[1]", "worker-1=", "worker-1", "{"])

@@ -10,15 +10,16 @@ import msgspec
 import pytest
 from millrace.actor.effects import Effect, Publish, StartTimer, Stop
 from millrace.actor.errors import ConfigError
+from millrace.cluster import ClusterSpec, parse_cluster
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.status import PresenceState, ServicePresence
 
 from services.supervisor.actor import BACKOFF_NS, BACKOFF_NS_MAX, HEALTHY_NS, SupervisorActor
-from services.supervisor.config import ChildSpec
+from services.supervisor.config import ChildSpec, LaunchOptions
 from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
-from services.supervisor.layout import Layout, UpOptions
+from services.supervisor.layout import Layout
 from services.supervisor.preflight import check
 
 NATS = ChildSpec(name="nats", role="nats", command=["nats-server"], stop_order=9)
@@ -159,44 +160,94 @@ def test_nothing_is_restarted_while_stopping() -> None:
     assert signalled(late) == [("w", signal.SIGKILL)]
 
 
+def cluster(*lines: str) -> ClusterSpec:
+    """One model, one group; the lines go into its group, and behind a table's header wherever they want."""
+    return parse_cluster("\n".join(['[[models]]\nname = "m"\npath = "/m"\n[[models.groups]]', *lines]))
+
+
+def layout_of(spec: ClusterSpec, directory: Path | str = ".millrace", cores: tuple[int, ...] = (0, 1)) -> Layout:
+    return Layout(LaunchOptions(spec=spec, directory=str(directory), cores=list(cores)))
+
+
+def files_of(layout: Layout) -> dict[str, Any]:
+    return {p.stem: msgspec.json.decode(content) for p, content in layout._files.items() if p.suffix == ".json"}
+
+
+MODELLED = 'engine = "modelled"'
+
+
 @pytest.mark.parametrize(
-    ("options", "workers", "presences"),
+    ("lines", "workers", "presences"),
     [
-        ({"engine": "modelled", "instances": 64}, 1, 64),
-        ({"engine": "modelled", "instances": 65}, 2, 65),
-        ({"engine": "modelled", "instances": 1}, 1, 1),
-        ({"engine": "vllm", "cores": [0, 1]}, 2, 2),
-        ({"engine": "vllm", "cores": list(range(16))}, 4, 4),
-        ({"engine": "vllm", "cores": [0], "instances": 2}, 2, 2),
+        ([MODELLED, "count = 64"], 1, 64),
+        ([MODELLED, "count = 65"], 2, 65),
+        ([MODELLED], 1, 1),
+        (["count = 2"], 2, 2),
+        (["count = 5"], 5, 5),
     ],
 )
-def test_the_layout_has_as_many_engines_as_were_asked_for(
-    options: dict[str, object], workers: int, presences: int
-) -> None:
-    config = Layout(msgspec.convert(options, UpOptions)).plan()
+def test_the_layout_has_as_many_engines_as_the_cluster(lines: list[str], workers: int, presences: int) -> None:
+    config = layout_of(cluster(*lines)).plan()
     found = [child for child in config.children if child.role == "worker"]
     assert len(found) == workers
     names = [name for child in found for name in child.presences]
     assert len(names) == len(set(names)) == presences
 
 
+def test_engines_get_the_cores_in_turn() -> None:
+    children = layout_of(cluster("count = 3"), cores=(4, 7)).plan().children
+    assert [child.core for child in children if child.role == "worker"] == [4, 7, 4]
+
+
+def test_several_models_have_workers_of_their_own_and_one_ingress() -> None:
+    spec = parse_cluster(
+        """
+        [[models]]
+        name = "nano"
+        path = "/models/millrace-nano"
+        [[models.groups]]
+        count = 2
+        [[models]]
+        name = "llama"
+        path = "/models/llama"
+        [[models.groups]]
+        device = "h100"
+        tensor_parallel = 2
+        role = "decode"
+        """
+    )
+    layout = layout_of(spec)
+    config = layout.plan()
+    workers = [child for child in config.children if child.role == "worker"]
+    told = [(child.name, child.model, child.shape, child.core) for child in workers]
+    assert told == [("worker-0", "nano", "cpu", 0), ("worker-1", "nano", "cpu", 1), ("worker-2", "llama", "h100x2", -1)]
+    files = files_of(layout)
+    assert files["ingress-0"]["models"] == [
+        {"name": "nano", "path": "/models/millrace-nano"},
+        {"name": "llama", "path": "/models/llama"},
+    ]
+    assert (files["worker-1"]["model"], files["worker-1"]["step_time"]) == ("nano", "cpu-500k")
+    assert (files["worker-2"]["tensor_parallel_size"], files["worker-2"]["model_path"]) == (2, "/models/llama")
+    assert "kv_bytes" not in files["worker-2"]
+    assert files["coordinator-0"]["roles"] == {"worker-2": "decode"}
+    assert config.models == ["nano", "llama"]
+
+
 @pytest.mark.parametrize(
-    ("options", "groups"),
+    ("lines", "groups"),
     [
-        ({"engine": "vllm", "cores": [0, 1]}, [["worker-0"], ["worker-1"]]),
-        ({"engine": "modelled", "instances": 2}, [["worker-0-0", "worker-0-1"]]),
-        ({"engine": "modelled", "instances": 2, "processes": 2}, [["worker-0"], ["worker-1"]]),
-        ({"engine": "modelled", "instances": 1, "instances_max": 2}, [["worker-0", "worker-1"]]),
-        ({"engine": "vllm", "cores": [0, 1], "migrators": False}, []),
+        (["count = 2"], [["worker-0"], ["worker-1"]]),
+        ([MODELLED, "count = 2"], [["worker-0-0", "worker-0-1"]]),
+        ([MODELLED, "count = 2", "processes = 2"], [["worker-0"], ["worker-1"]]),
+        ([MODELLED, "count = 1", "spares = 1"], [["worker-0", "worker-1"]]),
+        (["count = 2", "[services]", "migrators = false"], []),
     ],
 )
-def test_every_instance_that_may_run_has_one_migrator(options: dict[str, Any], groups: list[list[str]]) -> None:
-    layout = Layout(msgspec.convert(options, UpOptions))
+def test_every_instance_that_may_run_has_one_migrator(lines: list[str], groups: list[list[str]]) -> None:
+    layout = layout_of(cluster(*lines))
     config = layout.plan()
     found = [child.name for child in config.children if child.role == "migrator"]
-    files = {
-        path.stem: msgspec.json.decode(content) for path, content in layout._files.items() if path.suffix == ".json"
-    }
+    files = files_of(layout)
     assert [files[name]["instances"] for name in found] == groups
     migrated = sorted(name for group in groups for name in group)
     workers = [spec for spec in [*config.children, *config.spares] if spec.role == "worker"]
@@ -204,41 +255,66 @@ def test_every_instance_that_may_run_has_one_migrator(options: dict[str, Any], g
 
 
 def test_migrators_outlive_the_workers_that_drain_through_them() -> None:
-    children = Layout(UpOptions(engine="modelled", instances=2)).plan().children
+    children = layout_of(cluster(MODELLED)).plan().children
     orders = {child.role: child.stop_order for child in children}
     assert orders["ingress"] < orders["worker"] < orders["migrator"]
 
 
-@pytest.mark.parametrize("told", [{"step_time": "own.toml"}, {"modelled": {"coefficients": "own.toml"}}])
-def test_predictors_read_the_step_times_that_workers_were_told_to_name(tmp_path: Path, told: dict[str, Any]) -> None:
-    layout = Layout(UpOptions(directory=str(tmp_path), engine="modelled", instances=2, worker=told))
+def test_each_service_gets_the_policy_of_its_kind_and_further_settings() -> None:
+    layout = layout_of(
+        cluster(
+            MODELLED,
+            "[policies]",
+            'dispatch = { name = "forecast", parameters = { fallback = "llumnix" } }',
+            'migration = { name = "nearest" }',
+            "[settings.ingress]",
+            "dispatch = { tries_max = 3 }",
+            "[settings.migrator]",
+            "limits = { out_max = 1 }",
+        )
+    )
     layout.plan()
-    layout.write()
-    config = msgspec.json.decode((tmp_path / "run" / "predictor-0.json").read_bytes())
-    assert config["step_times"] == {"own.toml": str(Path("own.toml").absolute())}
+    files = files_of(layout)
+    dispatch = {"policy": "forecast", "parameters": {"fallback": "llumnix"}, "tries_max": 3}
+    assert files["ingress-0"]["dispatch"] == dispatch
+    assert files["migrator-0"]["target"] == {"policy": "nearest"}
+    assert files["migrator-0"]["limits"] == {"out_max": 1}
 
 
-def test_a_worker_that_is_named_gets_settings_of_its_own_over_those_of_all(tmp_path: Path) -> None:
-    told: dict[str, Any] = {"worker": {"max_num_seqs": 16, "migration": {"verify": True}}}
-    told["workers"] = {"worker-1": {"max_num_seqs": 3, "step_time": "slow.toml", "migration": {"leases_max": 1}}}
-    layout = Layout(msgspec.convert({"directory": str(tmp_path), "engine": "vllm", "cores": [0, 1], **told}, UpOptions))
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["[settings.worker]", 'step_time = "own.toml"'],
+        ["[settings.worker]", 'modelled = { coefficients = "own.toml" }'],
+        ['step_time = "own.toml"'],
+    ],
+)
+def test_predictors_read_the_step_times_that_workers_were_told_to_name(lines: list[str]) -> None:
+    layout = layout_of(cluster(MODELLED, *lines))
     layout.plan()
-    layout.write()
-    first, second = (msgspec.json.decode((tmp_path / "run" / f"worker-{n}.json").read_bytes()) for n in (0, 1))
-    assert (first["max_num_seqs"], second["max_num_seqs"]) == (16, 3)
+    assert files_of(layout)["predictor-0"]["step_times"] == {"own.toml": str(Path("own.toml").absolute())}
+
+
+def test_a_modelled_group_steps_as_its_set_says() -> None:
+    layout = layout_of(cluster(MODELLED, 'step_time = "a30-llama-2-7b"'))
+    layout.plan()
+    assert files_of(layout)["worker-0"]["modelled"] == {"coefficients": "a30-llama-2-7b"}
+
+
+def test_settings_of_one_worker_lie_over_those_of_its_group_and_these_over_those_of_all() -> None:
+    lines = ["count = 2", "settings = { max_num_seqs = 8, seed = 1 }"]
+    lines += ["[settings.worker]", "max_num_seqs = 16", "block_size = 16", "migration = { verify = true }"]
+    lines += ["[settings.workers.worker-1]", "max_num_seqs = 3", "migration = { leases_max = 1 }"]
+    layout = layout_of(cluster(*lines))
+    layout.plan()
+    first, second = files_of(layout)["worker-0"], files_of(layout)["worker-1"]
+    assert (first["max_num_seqs"], first["seed"], first["block_size"]) == (8, 1, 16)
     assert (first["migration"], second["migration"]) == ({"verify": True}, {"verify": True, "leases_max": 1})
-    predictor = msgspec.json.decode((tmp_path / "run" / "predictor-0.json").read_bytes())
-    assert list(predictor["step_times"]) == ["slow.toml"]
-
-
-def test_settings_of_a_worker_that_there_is_not_are_refused_with_the_names_that_there_are() -> None:
-    options = msgspec.convert({"engine": "modelled", "instances": 2, "workers": {"worker-1": {}}}, UpOptions)
-    with pytest.raises(ConfigError, match=r"worker-1: no such worker; there are worker-0$"):
-        Layout(options).plan()
+    assert second["max_num_seqs"] == 3
 
 
 def test_files_with_passwords_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    layout = Layout(UpOptions(directory=str(tmp_path), engine="modelled", instances=2))
+    layout = layout_of(cluster(MODELLED, "count = 2"), tmp_path)
     layout.plan()
     layout.write()
     files = list((tmp_path / "run").iterdir())
@@ -246,8 +322,16 @@ def test_files_with_passwords_are_readable_by_their_owner_only(tmp_path: Path) -
     assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
 
 
+def test_the_specification_is_kept_beside_the_files(tmp_path: Path) -> None:
+    spec = cluster(MODELLED, "count = 2")
+    layout = layout_of(spec, tmp_path)
+    layout.plan()
+    layout.write()
+    assert parse_cluster((tmp_path / "run" / "cluster.toml").read_text()) == spec
+
+
 def test_every_process_gets_the_password_of_its_own_role_only(tmp_path: Path) -> None:
-    layout = Layout(UpOptions(directory=str(tmp_path), engine="modelled", instances=2))
+    layout = layout_of(cluster(MODELLED, "count = 2"), tmp_path)
     layout.plan()
     layout.write()
     for role in (Role.INGRESS, Role.TAGGER, Role.COORDINATOR, Role.WORKER, Role.MIGRATOR):
@@ -256,11 +340,23 @@ def test_every_process_gets_the_password_of_its_own_role_only(tmp_path: Path) ->
         assert inside == {role}
 
 
-@pytest.mark.parametrize(("field", "option"), [("port", "--port"), ("nats_port", "--nats-port")])
-@pytest.mark.parametrize("port", [-1, 0, 65_536, 99_999])
-def test_a_port_that_cannot_be_is_refused_by_its_option(field: str, option: str, port: int, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_refused_with_those_that_ship() -> None:
+    with pytest.raises(ConfigError, match=r"models\[0\].path: no model '/m': give a folder .* millrace-nano"):
+        check(cluster(MODELLED))
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    options = UpOptions(directory=str(tmp_path), engine="modelled", model="m", model_path=str(tmp_path))
-    options = msgspec.structs.replace(options, **{field: port})
-    with pytest.raises(ConfigError, match=f"^{option} {port}: "):
-        check(options)
+    spec = cluster(MODELLED)
+    spec = msgspec.structs.replace(spec, models=[msgspec.structs.replace(spec.models[0], path=str(tmp_path))])
+    free = lambda host, port: port != 8000  # noqa: E731
+    with pytest.raises(ConfigError, match="port 8000 is taken by another program"):
+        check(spec, free)
+
+
+def test_several_gpu_engines_on_one_machine_are_left_to_containers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    spec = cluster(MODELLED, 'device = "h100"', "count = 2")
+    spec = msgspec.structs.replace(spec, models=[msgspec.structs.replace(spec.models[0], path=str(tmp_path))])
+    with pytest.raises(ConfigError, match="several GPU engines on one machine need containers"):
+        check(spec)

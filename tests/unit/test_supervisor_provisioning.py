@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 import msgspec
 import pytest
 from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop, Subscribe
-from millrace.actor.errors import ConfigError
+from millrace.cluster import parse_cluster
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.provisioner import (
@@ -23,10 +22,9 @@ from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import DrainWorker
 
 from services.supervisor.actor import RETIRE_GRACE_NS, SupervisorActor
-from services.supervisor.config import ChildSpec
+from services.supervisor.config import ChildSpec, LaunchOptions
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
-from services.supervisor.layout import Layout, UpOptions
-from services.supervisor.preflight import check
+from services.supervisor.layout import Layout
 from services.supervisor.roster import ORDERS_MAX, Roster
 
 S = 1_000_000_000
@@ -252,24 +250,33 @@ def test_orders_are_remembered_up_to_a_bound() -> None:
     assert roster.instance_of(str(ORDERS_MAX)) == "w"
 
 
+def layout_of(group: str, rest: str = "") -> Layout:
+    spec = parse_cluster(f'[[models]]\nname = "m"\npath = "/m"\n[[models.groups]]\n{group}\n{rest}')
+    return Layout(LaunchOptions(spec=spec, cores=[0]))
+
+
 @pytest.mark.parametrize(
-    ("options", "first", "spares"),
+    ("group", "rest", "first", "spares"),
     [
-        ({"engine": "modelled", "instances": 2}, ["worker-0-0", "worker-0-1"], []),
-        ({"engine": "modelled", "instances": 2, "provision": "relief"}, ["worker-0", "worker-1"], 2),
-        ({"engine": "modelled", "instances": 2, "instances_max": 5}, ["worker-0-0", "worker-0-1"], 3),
-        ({"engine": "vllm", "cores": [0, 1, 2], "instances": 1, "provision": "preempt"}, ["worker-0"], 2),
-        ({"engine": "vllm", "cores": [0], "instances": 2, "provision": "preempt"}, ["worker-0", "worker-1"], []),
+        ('engine = "modelled"\ncount = 2', "", ["worker-0-0", "worker-0-1"], []),
+        (
+            'engine = "modelled"\ncount = 2\nspares = 2',
+            '[policies.provisioning]\nname = "relief"',
+            ["worker-0", "worker-1"],
+            ["worker-2", "worker-3"],
+        ),
+        ('engine = "modelled"\ncount = 2\nspares = 1', "", ["worker-0-0", "worker-0-1"], ["worker-1"]),
+        ("spares = 2", "", ["worker-0"], ["worker-1", "worker-2"]),
     ],
 )
 def test_the_layout_keeps_spare_workers_with_files_and_names_of_their_own(
-    options: dict[str, Any], first: list[str], spares: Any
+    group: str, rest: str, first: list[str], spares: list[str]
 ) -> None:
-    layout = Layout(msgspec.convert(options, UpOptions))
+    layout = layout_of(group, rest)
     config = layout.plan()
     running = [name for child in config.children if child.role == "worker" for name in child.presences]
     assert running == first
-    assert len(config.spares) == (spares or 0)
+    assert [spec.name for spec in config.spares] == spares
     names = [spec.name for spec in config.spares] + [child.name for child in config.children]
     assert len(names) == len(set(names))
     written = {path.stem for path in layout._files}
@@ -277,29 +284,48 @@ def test_the_layout_keeps_spare_workers_with_files_and_names_of_their_own(
 
 
 def test_the_coordinator_gets_the_strategy_with_the_bounds_and_what_else_was_said() -> None:
-    options = UpOptions(
-        engine="modelled",
-        instances=2,
-        provision="relief",
-        instances_max=3,
-        coordinator={"provisioning": {"parameters": {"threshold_s": 2}}},
+    layout = layout_of(
+        'engine = "modelled"\ncount = 2\nspares = 1\nhost = "rack-1"',
+        '[policies.provisioning]\nname = "relief"\nparameters = { threshold_s = 2 }',
     )
-    layout = Layout(options)
     layout.plan()
     (content,) = [content for path, content in layout._files.items() if path.stem == "coordinator-0"]
     assert msgspec.json.decode(content)["provisioning"] == {
         "strategy": "relief",
         "parameters": {"instances_min": 2, "instances_max": 3, "threshold_s": 2},
+        "hosts": ["rack-1"],
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"instances": 3, "instances_max": 2}, "between the 3 at start"),
-        ({"instances": 3, "provision": "prempt"}, "one of none, preempt, relief"),
-    ],
-)
-def test_bounds_and_strategies_that_make_no_sense_are_refused_at_the_start(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        check(UpOptions(engine="modelled", **options))
+OTHERS = [
+    ChildSpec(name=name, role="worker", command=["w"], presences=[name], model=model, shape=shape)
+    for name, model, shape in (("a0", "a", "cpu"), ("b0", "b", "cpu"), ("b1", "b", "h100"), ("b2", "b", "h100"))
+]
+
+
+def test_a_spare_is_started_by_its_model_and_shape() -> None:
+    roster = Roster(host="here", workers=OTHERS)
+    assert roster.models == {"a", "b"}
+    assert [getattr(roster.free(used, model="b"), "name", None) for used in ([], ["b0"], ["b0", "b1", "b2"])] == [
+        "b0",
+        "b1",
+        None,
+    ]
+    assert getattr(roster.free([], model="b", shape="h100"), "name", None) == "b1"
+    assert roster.free([], model="b", shape="h100x2") is None
+    assert (roster.instances_max("a"), roster.instances_max("b")) == (1, 3)
+
+
+def test_a_model_at_its_bound_is_refused_while_another_has_room() -> None:
+    roster = Roster(host="here", workers=OTHERS)
+    actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=OTHERS[:1], roster=roster)
+    actor.start(0)
+
+    def order(model: str) -> Body:
+        return reply(actor.handle(Message(StartInstance(order=model, model=model), reply_to="inbox"), 0))
+
+    refused = order("a")
+    assert isinstance(refused, ProvisionRefused)
+    assert (refused.reason, refused.detail) == (ProvisionRefusal.AT_BOUND, "1 instances of a are the bound")
+    assert order("b") == InstanceStarting(order="b", instance="b0")
+    assert isinstance(order("c"), ProvisionRefused)

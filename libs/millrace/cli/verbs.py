@@ -24,6 +24,7 @@ class Verb(NamedTuple):
 
 VERBS: tuple[Verb, ...] = (
     Verb("up", "start a cluster on this machine and stay with it", "millrace.cli.up"),
+    Verb("cluster", "print and check the specification of a cluster", "millrace.cli.cluster_show"),
     Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
     Verb("status", "show instances, services and totals once", "millrace.cli.status"),
     Verb("top", "the same, live", "millrace.cli.top"),

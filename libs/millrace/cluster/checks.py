@@ -32,7 +32,10 @@ def check_spec(spec: ClusterSpec) -> None:
     _check_names("name", [spec.name])
     if not spec.models:
         raise ConfigError("models: at least one is needed")
-    _check_names("models[].name", [model.name for model in spec.models])
+    for index, model in enumerate(spec.models):
+        if not model.name or not model.name.isprintable() or " " in model.name:
+            raise ConfigError(f"models[{index}].name {model.name!r}: a served name has no white space")
+    _check_once("models[].name", [model.name for model in spec.models])
     for index, model in enumerate(spec.models):
         for number, group in enumerate(model.groups):
             _check_group(f"models[{index}].groups[{number}]", group)
@@ -50,6 +53,10 @@ def _check_names(where: str, names: list[str]) -> None:
     for name in names:
         if not name or any(c.isspace() or c in "*>/\\" for c in name) or not name.isprintable():
             raise ConfigError(f"{where} {name!r}: a name has no white space, '*', '>' or '/'")
+    _check_once(where, names)
+
+
+def _check_once(where: str, names: list[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(f"{where} {twice[0]!r} is given twice")

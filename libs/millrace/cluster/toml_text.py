@@ -13,7 +13,9 @@ from millrace.cluster.spec import ClusterSpec
 
 def cluster_toml(spec: ClusterSpec) -> str:
     """The file that reads as ``spec``. Fields that have their default are left out."""
-    return "\n".join(_table(msgspec.to_builtins(spec), "")).strip() + "\n"
+    fields: dict[str, Any] = msgspec.to_builtins(spec)
+    fields["policies"] = {kind: choice for kind, choice in fields.get("policies", {}).items() if choice}
+    return "\n".join(_table({key: value for key, value in fields.items() if value}, "")).strip() + "\n"
 
 
 def _table(fields: Mapping[str, Any], path: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ def workers_of(spec: ClusterSpec) -> list[WorkerSlot]:
 
 def instances_of(spec: ClusterSpec, model: ModelSpec, *, spares: bool = False) -> list[str]:
     """Instances of one model at the start, or those with the spare ones."""
-    slots = (slot for slot in workers_of(spec) if slot.model is model and (spares or not slot.spare))
+    slots = (slot for slot in workers_of(spec) if slot.model.name == model.name and (spares or not slot.spare))
     return [name for slot in slots for name in slot.instances]
 
 

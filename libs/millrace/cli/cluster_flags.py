@@ -1,0 +1,272 @@
+"""Renders the options of `millrace up` to a cluster's specification."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.actor.errors import ConfigError
+from millrace.cli.errors import CliError
+from millrace.cluster import (
+    ApiSpec,
+    ClusterPolicies,
+    ClusterSpec,
+    GroupSpec,
+    ModelSpec,
+    NatsSpec,
+    PolicyChoice,
+    ServiceCounts,
+    ServiceSettings,
+    StageSpec,
+    TelemetrySpec,
+    check_spec,
+    even_stages,
+    read_cluster,
+)
+from millrace.cluster.model_folders import context_length, model_folder, with_model_folders
+from millrace.cluster.spec import EngineName
+from millrace.policies.dispatch.loading import SUFFIX
+from millrace.supervision.roles import roles_of
+
+#: vLLM on CPU pays one core per engine; more engines than this are for GPU nodes and compose.
+VLLM_INSTANCES_MAX = 4
+
+#: Modelled engines where nobody says how many.
+MODELLED_INSTANCES = 8
+
+#: Options that go with a cluster's file: what is the machine's, not the cluster's.
+_OF_THE_MACHINE = {
+    "host": ("api", "host"),
+    "port": ("api", "port"),
+    "keys": ("api", "keys"),
+    "nats_port": ("nats", "port"),
+    "otlp": ("telemetry", "otlp"),
+    "trace_sample": ("telemetry", "trace_sample"),
+    "log_format": ("telemetry", "log_format"),
+    "log_level": ("telemetry", "log_level"),
+}
+
+#: Options about this run of it.
+_OF_THE_RUN = {"cluster", "dir", "detach"}
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Options that describe a cluster. None of them has a default, so that it shows which were given."""
+    add = parser.add_argument
+    add("--cluster", metavar="FILE", help="a cluster's TOML file (docs/OPERATIONS.md), in place of the options below")
+    add("--engine", choices=["vllm", "modelled"], help="real engines (default), or models of them")
+    add("--instances", type=int, help="engines of all models (default: one per core, at most 4; modelled: 8)")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", help="a model of models/ (default: millrace-mini), or the folder of any other")
+    model.add_argument("--models", metavar="NAME,NAME", help="several; engines are divided among them")
+    add("--served-name", help="name under which the model is served (default: the folder's)")
+    add("--stages", type=int, metavar="N", help="stages by sequence length, at most one per engine (default: 1)")
+    add("--policy", help="dispatch policy: a name, or a file that ends in .py (default: forecast)")
+    add("--provision", help="start and stop engines by load: preempt or relief (default: none)")
+    add("--instances-max", type=int, help="with --provision: engines at once (default: twice --instances)")
+    add("--processes", type=int, help="worker processes of modelled engines (default: one per 64)")
+    add("--ingresses", type=int, help="ingress processes that share the port (default: 1)")
+    add("--predictors", type=int, help="predictor processes, which forecast for dispatch; 0 for none (default: 1)")
+    add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
+    add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
+    add(
+        "--worker-set",
+        metavar="[NAME=]JSON",
+        action="append",
+        help="further fields of each worker's configuration, or of the one named (worker-0=...); may be repeated",
+    )
+    for service in ("ingress", "migrator", "predictor", "coordinator"):
+        add(f"--{service}-set", metavar="JSON", help=f"further fields of each {service}'s configuration")
+    group = parser.add_argument_group("this machine", "also with --cluster, over what its file says")
+    add = group.add_argument
+    add("--host", help="address of the API (default: 127.0.0.1)")
+    add("--port", type=int, help="port of the API (default: 8000)")
+    add("--keys", metavar="FILE", help="API keys (`millrace keys`); without it none is asked for")
+    add("--nats-port", type=int, help="of nats-server (default: 4222); another free one is taken where it is in use")
+    add("--otlp", metavar="URL", help="OTLP/HTTP endpoint; without it traces go to the cluster's folder")
+    add("--trace-sample", type=float, metavar="SHARE", help="share of requests that are traced, 0 to 1 (default: 1)")
+    add("--log-format", choices=["console", "json"], help="(default: console)")
+    add("--log-level", choices=["debug", "info", "warning", "error"], help="(default: info)")
+
+
+def cluster_of(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
+    """The cluster that the options mean, checked, with the folders of its models.
+
+    Args:
+        arguments: What `add_cluster_options` added.
+        cores: Of this machine, for the default number of engines.
+
+    Raises:
+        CliError: naming the option, or the file and its field.
+    """
+    given = {name for name, value in vars(arguments).items() if value is not None}
+    try:
+        spec = _of_file(arguments, given) if arguments.cluster else _of_options(arguments, cores)
+        spec = with_model_folders(_on_this_machine(spec, arguments, given))
+        check_spec(spec)
+    except ConfigError as error:
+        raise CliError(str(error)) from None
+    return spec
+
+
+def _of_file(arguments: argparse.Namespace, given: set[str]) -> ClusterSpec:
+    others = sorted(given - set(_OF_THE_MACHINE) - _OF_THE_RUN)
+    if others:
+        raise CliError(f"--{others[0].replace('_', '-')}: not together with --cluster; set it in {arguments.cluster}")
+    return read_cluster(arguments.cluster)
+
+
+def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
+    names = [name.strip() for name in (arguments.models or arguments.model or "millrace-mini").split(",")]
+    if arguments.model:
+        names = [arguments.model]  # a folder's name may have a comma
+    if arguments.served_name and len(names) > 1:
+        raise CliError("--served-name: several models are served under the names of their folders")
+    if arguments.stages and len(names) > 1:
+        raise CliError("--stages: for several models set the stages of each in a file (--cluster)")
+    groups = _groups(arguments, cores, len(names))
+    models = [_model(arguments, name, group) for name, group in zip(names, groups, strict=True)]
+    return ClusterSpec(
+        models=models,
+        policies=ClusterPolicies(
+            dispatch=PolicyChoice(name=_policy(arguments.policy or "")),
+            provisioning=PolicyChoice(name=_strategy(arguments)),
+        ),
+        services=ServiceCounts(
+            ingresses=_or(arguments.ingresses, 1),
+            predictors=_or(arguments.predictors, 1),
+            migrators=not arguments.no_migrators,
+        ),
+        settings=_settings(arguments),
+    )
+
+
+def _groups(arguments: argparse.Namespace, cores: int, models: int) -> list[GroupSpec]:
+    """One group per model; engines are divided as evenly as can be."""
+    engine = EngineName(arguments.engine or "vllm")
+    default = min(cores, VLLM_INSTANCES_MAX) if engine is EngineName.VLLM else MODELLED_INSTANCES
+    first = _or(arguments.instances, max(default, models))
+    if first < models:
+        raise CliError(f"--instances {first}: at least one per model, {models}")
+    spares = _bound(arguments, engine, first, cores) - first
+    shares, extra = _divided(first, models), _divided(spares, models)
+    processes = _divided(arguments.processes or 0, models)
+    if arguments.processes is not None and not models <= arguments.processes <= first:
+        raise CliError(f"--processes {arguments.processes}: between {models} and the {first} engines")
+    return [
+        GroupSpec(count=count, spares=spare, engine=engine, processes=0 if engine is EngineName.VLLM else share)
+        for count, spare, share in zip(shares, extra, processes, strict=True)
+    ]
+
+
+def _bound(arguments: argparse.Namespace, engine: EngineName, first: int, cores: int) -> int:
+    """Engines that may run at once."""
+    if arguments.instances_max is not None:
+        if arguments.instances_max < first:
+            raise CliError(f"--instances-max {arguments.instances_max}: at least the {first} at the start")
+        return int(arguments.instances_max)
+    if not _strategy(arguments):
+        return first
+    return max(first, cores) if engine is EngineName.VLLM else 2 * first
+
+
+def _divided(count: int, parts: int) -> list[int]:
+    return [count // parts + (index < count % parts) for index in range(parts)]
+
+
+def _model(arguments: argparse.Namespace, name: str, group: GroupSpec) -> ModelSpec:
+    folder = model_folder(name)
+    served = arguments.served_name or folder.name
+    return ModelSpec(name=served, path=str(folder), groups=[group], stages=_stages(arguments, folder))
+
+
+def _stages(arguments: argparse.Namespace, folder: Path) -> list[StageSpec]:
+    if arguments.stages in (None, 1):
+        return []
+    if arguments.stages < 1:
+        raise CliError(f"--stages {arguments.stages}: at least 1")
+    try:
+        return even_stages(arguments.stages, context_length(folder))
+    except ValueError as error:
+        raise CliError(f"--stages {arguments.stages}: {error}") from None
+
+
+def _strategy(arguments: argparse.Namespace) -> str:
+    return "" if arguments.provision in (None, "none") else str(arguments.provision)
+
+
+def _policy(policy: str) -> str:
+    """A name as it is; a file by a path that holds wherever ingress runs."""
+    return str(Path(policy).absolute()) if policy.endswith(SUFFIX) else policy
+
+
+def _settings(arguments: argparse.Namespace) -> ServiceSettings:
+    every, single = worker_settings(arguments.worker_set or [])
+    coordinator = _roles(arguments.roles or "") | _table(arguments.coordinator_set, "--coordinator-set")
+    return ServiceSettings(
+        worker=every,
+        workers=single,
+        ingress=_table(arguments.ingress_set, "--ingress-set"),
+        migrator=_table(arguments.migrator_set, "--migrator-set"),
+        predictor=_table(arguments.predictor_set, "--predictor-set"),
+        coordinator=coordinator,
+    )
+
+
+def _roles(text: str) -> dict[str, object]:
+    """Roles for the coordinator's configuration, by instance or pattern."""
+    try:
+        roles = roles_of(text)
+    except ValueError as error:
+        raise CliError(f"--roles: {error}") from None
+    return {"roles": roles} if roles else {}
+
+
+def worker_settings(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of all workers, and of single ones by name. Of two words about the same the later field wins.
+
+    Raises:
+        CliError: neither JSON nor NAME=JSON, or no object.
+    """
+    every: dict[str, Any] = {}
+    single: dict[str, dict[str, Any]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        named = bool(equals) and not word.lstrip().startswith(("{", "["))
+        told = single.setdefault(name.strip(), {}) if named else every
+        told.update(_table(text if named else word, f"--worker-set {name.strip()}" if named else "--worker-set"))
+    return every, single
+
+
+def _table(text: str | None, option: str) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CliError(f"{option}: {error}") from None
+    if not isinstance(value, dict):
+        raise CliError(f"{option}: a JSON object is needed")
+    return value
+
+
+def _on_this_machine(spec: ClusterSpec, arguments: argparse.Namespace, given: set[str]) -> ClusterSpec:
+    tables: dict[str, dict[str, Any]] = {"api": {}, "nats": {}, "telemetry": {}}
+    for option in given & set(_OF_THE_MACHINE):
+        table, field = _OF_THE_MACHINE[option]
+        tables[table][field] = getattr(arguments, option)
+    if keys := tables["api"].get("keys"):
+        tables["api"]["keys"] = str(Path(keys).absolute())
+    replaced: dict[str, ApiSpec | NatsSpec | TelemetrySpec] = {
+        name: msgspec.structs.replace(getattr(spec, name), **fields) for name, fields in tables.items()
+    }
+    return msgspec.structs.replace(spec, **replaced)
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value

@@ -1,0 +1,50 @@
+"""Folders of models on this machine: by path, or by the name of one that ships."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from millrace.actor.errors import ConfigError
+from millrace.cluster.spec import ClusterSpec
+
+#: Models that ship are named so; ``nano`` means ``millrace-nano``.
+SHIPPED_PREFIX = "millrace-"
+
+_SHIPPED = Path(__file__).resolve().parents[3] / "models"
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a model.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for candidate in (Path(model), _SHIPPED / model, _SHIPPED / f"{SHIPPED_PREFIX}{model}"):
+        if (candidate / "config.json").is_file():
+            return candidate.resolve()
+    names = sorted(path.parent.name for path in _SHIPPED.glob("*/config.json"))
+    raise ConfigError(f"no model {model!r}: give a folder with config.json, or one of {', '.join(names) or 'none'}")
+
+
+def context_length(folder: Path) -> int:
+    """Tokens of prompt and output together that the model was made for; 0 where its config.json does not say."""
+    config = json.loads((folder / "config.json").read_text())
+    return int(config.get("max_position_embeddings") or 0)
+
+
+def with_model_folders(spec: ClusterSpec) -> ClusterSpec:
+    """The cluster with each model's path a folder of this machine.
+
+    Raises:
+        ConfigError: one is not there.
+    """
+    found = []
+    for index, model in enumerate(spec.models):
+        try:
+            found.append(msgspec.structs.replace(model, path=str(model_folder(model.path))))
+        except ConfigError as error:
+            raise ConfigError(f"models[{index}].path: {error}") from None
+    return msgspec.structs.replace(spec, models=found)

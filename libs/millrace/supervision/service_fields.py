@@ -1,0 +1,136 @@
+"""Fields of the services' configurations that follow from a cluster's specification. Pure.
+
+Each function gives what the specification decides; whoever deploys adds names, the bus, telemetry and addresses, and
+lays `settings` over it with `merged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice
+from millrace.cluster.workers import MODELLED_PER_PROCESS, WorkerSlot, instances_of, workers_of
+from millrace.contracts.plan import InstanceRole
+
+#: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
+CPU_KV_BYTES = 256 * 1024 * 1024
+
+#: Step-time sets measured with the models that ship, and with the random one for load experiments, by their folder.
+STEP_TIMES = {
+    "millrace-mini": "cpu-8m",
+    "millrace-micro": "cpu-2m",
+    "millrace-nano": "cpu-500k",
+    "millrace-load-100m": "cpu-100m",
+}
+
+
+def ingress_fields(spec: ClusterSpec, path_of: Callable[[ModelSpec], str]) -> dict[str, Any]:
+    """Models and the dispatch policy.
+
+    Args:
+        path_of: Where ingress finds a model's folder.
+    """
+    fields: dict[str, Any] = {"models": [{"name": model.name, "path": path_of(model)} for model in spec.models]}
+    if spec.policies.dispatch.name:
+        fields["dispatch"] = _chosen("policy", spec.policies.dispatch)
+    return fields
+
+
+def coordinator_fields(spec: ClusterSpec) -> dict[str, Any]:
+    """Roles and provisioning. The bounds of provisioning hold for each model: the smallest group of instances at the
+    start, and the largest with its spare ones.
+    """
+    slots = workers_of(spec)
+    roles = {n: str(s.group.role) for s in slots for n in s.instances if s.group.role is not InstanceRole.BOTH}
+    fields: dict[str, Any] = {"roles": roles} if roles else {}
+    choice = spec.policies.provisioning
+    if choice.name not in ("", "none"):
+        bounds = {
+            "instances_min": min(len(instances_of(spec, model)) for model in spec.models),
+            "instances_max": max(len(instances_of(spec, model, spares=True)) for model in spec.models),
+        }
+        fields["provisioning"] = {"strategy": choice.name, "parameters": bounds | choice.parameters}
+        hosts = list(dict.fromkeys(slot.group.host for slot in slots))
+        fields["provisioning"] |= {"hosts": hosts} if hosts != ["local"] else {}
+    return fields
+
+
+def migrator_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
+    """Its instances and how it chooses targets."""
+    choice = spec.policies.migration
+    return {"instances": instances, **({"target": _chosen("policy", choice)} if choice.name else {})}
+
+
+def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
+    """The engine of a worker.
+
+    Args:
+        model_path: Where the worker finds the model's folder.
+    """
+    group = slot.group
+    fields: dict[str, Any] = {"model": slot.model.name, "model_path": model_path, "engine": str(group.engine)}
+    if group.engine is EngineName.MODELLED:
+        modelled = {"modelled": {"coefficients": group.step_time}} if group.step_time else {}
+        return {**fields, "instances": len(slot.instances), **modelled}
+    if group.device == "cpu":
+        known = STEP_TIMES.get(Path(slot.model.path).name, "")
+        return {**fields, "kv_bytes": CPU_KV_BYTES, "step_time": group.step_time or known}
+    told = {"step_time": group.step_time} if group.step_time else {}
+    return {**fields, "tensor_parallel_size": group.tensor_parallel, "block_size": 16, **told}
+
+
+def worker_settings_of(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
+    """Settings of all workers, over them those of its group, over them its own."""
+    own = spec.settings.workers.get(slot.name, {})
+    return merged(merged(spec.settings.worker, slot.group.settings), own)
+
+
+def step_time_files(spec: ClusterSpec) -> dict[str, str]:
+    """Step-time files that workers name, with their absolute paths: what predictors are told to read."""
+    told = [spec.settings.worker, *spec.settings.workers.values(), *(group.settings for group in _groups(spec))]
+    modelled = [fields["modelled"] for fields in told if isinstance(fields.get("modelled"), dict)]
+    named = [*(fields.get("step_time") for fields in told), *(fields.get("coefficients") for fields in modelled)]
+    named += [group.step_time for group in _groups(spec)]
+    return {name: str(Path(name).absolute()) for name in named if isinstance(name, str) and name.endswith(".toml")}
+
+
+def migrator_shares(spec: ClusterSpec) -> list[list[str]]:
+    """Instances of each migrator: those of one worker process; of modelled engines many, unless their processes were
+    counted by hand. Spare instances are among them: a migrator waits for them to be started.
+    """
+    if not spec.services.migrators:
+        return []
+    shares: list[list[str]] = []
+    for _, slots in groupby(workers_of(spec), key=lambda slot: (slot.model.name, id(slot.group))):
+        own = list(slots)
+        if own[0].group.engine is EngineName.VLLM or own[0].group.processes:
+            shares += [slot.instances for slot in own]
+            continue
+        every = [name for slot in own for name in slot.instances]
+        shares += [every[at : at + MODELLED_PER_PROCESS] for at in range(0, len(every), MODELLED_PER_PROCESS)]
+    return shares
+
+
+def shape_of(group: GroupSpec) -> str:
+    """What instances of this group run on: ``cpu``, ``h100``, ``h100x2``."""
+    return group.device + (f"x{group.tensor_parallel}" if group.tensor_parallel > 1 else "")
+
+
+def merged(fields: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` with ``over`` laid over them, table by table."""
+    result = dict(fields)
+    for key, value in over.items():
+        held = result.get(key)
+        result[key] = merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _groups(spec: ClusterSpec) -> Iterable[GroupSpec]:
+    return [group for model in spec.models for group in model.groups]
+
+
+def _chosen(key: str, choice: PolicyChoice) -> dict[str, Any]:
+    return {key: choice.name, **({"parameters": choice.parameters} if choice.parameters else {})}

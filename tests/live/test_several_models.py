@@ -1,0 +1,80 @@
+"""One cluster that serves two models: each request reaches an instance of its own model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.up_cluster import UpRig, prompt_text, stream
+from tests.live.ingress_rig import write_model_folder
+
+CLUSTER = """
+[[models]]
+name = "small"
+path = "small"
+
+[[models.groups]]
+engine = "modelled"
+count = 2
+processes = 2
+
+[[models]]
+name = "large"
+path = "large"
+
+[[models.groups]]
+engine = "modelled"
+names = ["big-0"]
+"""
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("models")
+    write_model_folder(folder / "small", max_model_len=1024)
+    write_model_folder(folder / "large", max_model_len=2048)
+    (folder / "cluster.toml").write_text(CLUSTER)
+    cluster = UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model="small")
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+def instances(rig: UpRig) -> dict[str, dict[str, Any]]:
+    return {row["instance"]: row for row in json.loads(rig.cli("status", "--json"))["instances"]}
+
+
+async def test_the_api_lists_both_and_each_request_reaches_its_model(rig: UpRig) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        listed = (await client.get(f"{rig.url}/v1/models")).json()["data"]
+        assert {model["id"]: model["max_model_len"] for model in listed} == {"small": 1024, "large": 2048}
+        small = [await stream(client, rig, prompt_text(n), max_tokens=8, ignore_eos=True) for n in range(4)]
+        told = instances(rig)
+        assert {name: row["model"] for name, row in told.items()} == {
+            "worker-0": "small",
+            "worker-1": "small",
+            "big-0": "large",
+        }
+        assert [result.error for result in small] == [""] * 4
+        assert (told["worker-0"]["output_tokens"] + told["worker-1"]["output_tokens"]) == 32
+        assert told["big-0"]["output_tokens"] == 0
+        large = await stream(client, rig, prompt_text(9), model="large", max_tokens=8, ignore_eos=True)
+        assert large.error == ""
+        assert instances(rig)["big-0"]["output_tokens"] == 8
+
+
+async def test_a_model_that_nobody_serves_is_refused(rig: UpRig) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{rig.url}/v1/completions", json={"model": "huge", "prompt": "x"})
+    assert answer.status_code == 404
+
+
+def test_the_running_cluster_shows_the_specification_that_it_was_started_from(rig: UpRig) -> None:
+    shown = rig.cli("cluster", "show")
+    assert 'name = "small"' in shown
+    assert 'names = ["big-0"]' in shown
+    assert f"port = {rig.port}" in shown

@@ -1,0 +1,149 @@
+"""What the options of `millrace up` amount to, and `millrace cluster show`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from millrace.cli.__main__ import main
+from millrace.cli.cluster_flags import add_cluster_options, cluster_of
+from millrace.cli.errors import CliError
+from millrace.cluster import ClusterSpec, cluster_toml, parse_cluster, workers_of
+
+
+def cluster(*words: str, cores: int = 2) -> ClusterSpec:
+    parser = argparse.ArgumentParser()
+    add_cluster_options(parser)
+    return cluster_of(parser.parse_args(words), cores)
+
+
+def instances(spec: ClusterSpec) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for slot in workers_of(spec):
+        found.setdefault(slot.model.name, []).extend(slot.instances)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "counts"),
+    [
+        ([], 1, {"millrace-mini": 1}),
+        ([], 2, {"millrace-mini": 2}),
+        ([], 16, {"millrace-mini": 4}),
+        (["--instances", "6"], 2, {"millrace-mini": 6}),
+        (["--engine", "modelled"], 2, {"millrace-mini": 8}),
+        (["--models", "nano,mini"], 2, {"millrace-nano": 1, "millrace-mini": 1}),
+        (["--models", "nano,micro,mini"], 2, {"millrace-nano": 1, "millrace-micro": 1, "millrace-mini": 1}),
+        (["--models", "nano,mini", "--instances", "5"], 2, {"millrace-nano": 3, "millrace-mini": 2}),
+        (["--model", "nano", "--served-name", "n"], 1, {"n": 1}),
+    ],
+)
+def test_engines_are_one_per_core_and_divided_among_models(
+    words: list[str], cores: int, counts: dict[str, int]
+) -> None:
+    assert {model: len(names) for model, names in instances(cluster(*words, cores=cores)).items()} == counts
+
+
+def test_stages_divide_the_lengths_that_the_model_takes() -> None:
+    model = cluster("--stages", "2").models[0]
+    assert [stage.name for stage in model.stages] == ["s0", "s1"]
+    assert model.stages[0].length_max == model.stages[1].length_min
+    assert cluster("--stages", "1").models[0].stages == []
+
+
+def test_spares_are_for_provisioning() -> None:
+    (group,) = cluster("--instances", "1", "--provision", "preempt", cores=4).models[0].groups
+    assert (group.count, group.spares) == (1, 3)
+    (group,) = cluster("--engine", "modelled", "--instances", "2", "--provision", "relief").models[0].groups
+    assert (group.count, group.spares) == (2, 2)
+    (group,) = cluster("--instances", "1", "--instances-max", "3").models[0].groups
+    assert (group.count, group.spares) == (1, 2)
+
+
+def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
+    spec = cluster(
+        *("--engine", "modelled", "--models", "nano,mini", "--processes", "4", "--policy", "llumnix"),
+        *("--worker-set", '{"seed": 3}', "--worker-set", 'worker-1={"seed": 4}', "--roles", "worker-0=prefill"),
+        *("--port", "9000", "--log-level", "debug", "--ingresses", "2", "--predictors", "0", "--no-migrators"),
+    )
+    assert parse_cluster(cluster_toml(spec)) == spec
+    assert (spec.services.ingresses, spec.services.predictors, spec.services.migrators) == (2, 0, False)
+    assert (spec.api.port, spec.telemetry.log_level, spec.policies.dispatch.name) == (9000, "debug", "llumnix")
+    assert spec.settings.coordinator == {"roles": {"worker-0": "prefill"}}
+    assert spec.settings.workers == {"worker-1": {"seed": 4}}
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--instances", "0"], "--instances 0: at least one per model, 1"),
+        (["--instances", "-2"], "--instances -2: at least one per model, 1"),
+        (["--models", "nano,mini", "--instances", "1"], "--instances 1: at least one per model, 2"),
+        (["--instances", "3000"], "models[0].groups[0].count: 3000, must be between 1 and 2000"),
+        (["--instances", "3", "--instances-max", "2"], "--instances-max 2: at least the 3 at the start"),
+        (["--model", "none-such"], "no model 'none-such'"),
+        (["--models", "nano,nano"], "models[].name 'millrace-nano' is given twice"),
+        (["--models", "nano,mini", "--served-name", "x"], "--served-name: several models"),
+        (["--stages", "3"], "models[0].stages: 3 stages for 2 instances"),
+        (["--stages", "0"], "--stages 0: at least 1"),
+        (["--stages", "900", "--instances", "900"], "--stages 900: 900 stages do not fit into a context of"),
+        (["--policy", "best"], "policies.dispatch.name: 'best' is none of"),
+        (["--provision", "prempt"], "policies.provisioning.name: no such policy 'prempt'"),
+        (["--worker-set", 'worker-7={"seed": 1}'], "settings.workers: no such worker 'worker-7'"),
+        (
+            ["--engine", "modelled", "--instances", "2", "--processes", "3"],
+            "--processes 3: between 1 and the 2 engines",
+        ),
+        (["--port", "0"], "api.port: 0, must be between 1 and 65535"),
+        (["--nats-port", "70000"], "nats.port: 70000, must be between 1 and 65535"),
+        (["--ingresses", "0"], "services.ingresses: 0, must be between 1 and 64"),
+        (["--roles", "worker-0=judge"], "--roles: 'worker-0=judge' is not INSTANCE=ROLE"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_starts(words: list[str], refusal: str) -> None:
+    with pytest.raises(CliError) as refused:
+        cluster(*words)
+    assert refusal in str(refused.value)
+
+
+FILE = '[[models]]\nname = "n"\npath = "nano"\n[[models.groups]]\nengine = "modelled"\ncount = 3\n[api]\nport = 8001\n'
+
+
+def test_a_file_is_a_cluster_and_the_machine_s_options_lie_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(FILE)
+    spec = cluster("--cluster", str(file))
+    assert (instances(spec), spec.api.port) == ({"n": ["worker-0-0", "worker-0-1", "worker-0-2"]}, 8001)
+    assert cluster("--cluster", str(file), "--port", "8002").api.port == 8002
+    with pytest.raises(CliError, match=r"--instances: not together with --cluster; set it in .*cluster.toml"):
+        cluster("--cluster", str(file), "--instances", "2")
+
+
+def test_cluster_show_prints_a_file_checked_and_with_its_models_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(FILE)
+    assert main(["cluster", "show", str(file)]) == 0
+    shown = parse_cluster(capsys.readouterr().out)
+    assert Path(shown.models[0].path).name == "millrace-nano"
+    file.write_text(FILE + "[services]\nbrokerz = 1\n")
+    assert main(["cluster", "show", str(file)]) == 1
+    assert "cluster.toml: services: Object contains unknown field `brokerz`" in capsys.readouterr().err
+
+
+def test_cluster_show_without_a_file_is_the_running_cluster_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MILLRACE_DIR", raising=False)
+    assert main(["cluster", "show"]) == 1
+    assert "no cluster is running here" in capsys.readouterr().err
+    run = tmp_path / ".millrace" / "run"
+    run.mkdir(parents=True)
+    (run / "cluster.json").write_text(json.dumps({}))
+    (run / "cluster.toml").write_text(FILE)
+    assert main(["cluster", "show"]) == 0
+    assert 'name = "n"' in capsys.readouterr().out
