@@ -29,10 +29,10 @@ from millrace.contracts.migration import (
 from millrace.contracts.worker import SequenceAccepted
 from millrace.policies.migration import TargetQuestion, Wish, freeze_now
 
-from services.migrator import judging, spans, wording
-from services.migrator.desk import MS, OUT, Ask, Desk, ask, refusal_of, say
-from services.migrator.judging import Refused
-from services.migrator.state import Outgoing, Step
+from services.migrator import messages, outcomes, spans
+from services.migrator.context import MS, OUT, Ask, MigratorContext, ask, refusal_of, say
+from services.migrator.outcomes import Refusal
+from services.migrator.state import OutgoingMigration, OutgoingStep
 
 #: A target that says so is not asked again for this migration; another one may be.
 ELSEWHERE = frozenset(
@@ -59,15 +59,15 @@ ENDS_MAX = 2
 class Owner(Protocol):
     """Who keeps the migrations."""
 
-    def rest(self, out: Outgoing, refused: Refused, now_ns: int) -> list[Effect]:
+    def rest(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
         """It cannot move yet: again later, or never."""
         ...
 
-    def rename(self, out: Outgoing) -> list[Effect]:
+    def rename(self, out: OutgoingMigration) -> list[Effect]:
         """It goes on as another migration, to another target."""
         ...
 
-    def finish(self, out: Outgoing, now_ns: int) -> list[Effect]:
+    def finish(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         """It is over; nothing is pinned or reserved for it any more."""
         ...
 
@@ -75,73 +75,77 @@ class Owner(Protocol):
 class Handshake:
     """Drives migrations; keeps none."""
 
-    def __init__(self, desk: Desk, owner: Owner) -> None:
-        self._desk = desk
+    def __init__(self, context: MigratorContext, owner: Owner) -> None:
+        self._context = context
         self._owner = owner
 
-    def begin(self, out: Outgoing, now_ns: int) -> list[Effect]:
+    def begin(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         """The first question."""
-        return self._lease(out, Step.LEASING, now_ns)
+        return self._lease(out, OutgoingStep.LEASING, now_ns)
 
     # asking and hearing
 
-    def _ask(self, out: Outgoing, step: Step, subject: str, body: Body, timeout_ns: int) -> list[Effect]:
+    def _ask(
+        self, out: OutgoingMigration, step: OutgoingStep, subject: str, body: Body, timeout_ns: int
+    ) -> list[Effect]:
         out.step = step
         out.number += 1
-        submits = step is Step.COMMITTING and out.mode is MigrationMode.RECOMPUTE
+        submits = step is OutgoingStep.COMMITTING and out.mode is MigrationMode.RECOMPUTE
         about = (out.sequence, out.target_span if submits else out.span)
         question = Ask(subject=subject, body=body, timeout_ns=timeout_ns, about=about)
         return [ask(OUT, out.migration, out.number, question)]
 
-    def on_answer(self, out: Outgoing, body: Body | RequestFailure, traceparent: str, now_ns: int) -> list[Effect]:
+    def on_answer(
+        self, out: OutgoingMigration, body: Body | RequestFailure, traceparent: str, now_ns: int
+    ) -> list[Effect]:
         """The answer to its last question, or that there is none."""
         match out.step, body:
-            case Step.LEASING, KvLeased():
+            case OutgoingStep.LEASING, KvLeased():
                 return self._on_leased(out, body, traceparent, now_ns)
-            case Step.RENEWING, KvLeased():
+            case OutgoingStep.RENEWING, KvLeased():
                 return self._on_renewed(out, body, now_ns)
-            case Step.ALLOTTING, EpochAllotted():
+            case OutgoingStep.ALLOTTING, EpochAllotted():
                 return self._on_allotted(out, body, now_ns)
-            case Step.PREPARING, MigrationPrepared():
+            case OutgoingStep.PREPARING, MigrationPrepared():
                 return self._on_prepared(out, body, now_ns)
-            case Step.PULLING, BlocksPulled():
+            case OutgoingStep.PULLING, BlocksPulled():
                 return self._on_pulled(out, body, now_ns)
-            case Step.FREEZING, SequenceFrozen():
+            case OutgoingStep.FREEZING, SequenceFrozen():
                 return self._on_frozen(out, body, now_ns)
-            case Step.COMMITTING, MigrationCommitted() | SequenceAccepted():
+            case OutgoingStep.COMMITTING, MigrationCommitted() | SequenceAccepted():
                 return self._on_committed(out, now_ns)
-            case Step.ENDING, _:
+            case OutgoingStep.ENDING, _:
                 return self._on_ended(out, body, now_ns)
             case _:
                 return self._on_no(out, body, now_ns)
 
-    def _on_no(self, out: Outgoing, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
+    def _on_no(self, out: OutgoingMigration, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
         """Everything that is not the answer that was wanted."""
         refused = refusal_of(body, str(out.step))
-        if out.step is Step.LEASING and isinstance(body, KvRefused):
+        if out.step is OutgoingStep.LEASING and isinstance(body, KvRefused):
             out.released = True
             if refused[0] in LATER:
                 return self._owner.rest(out, refused, now_ns)
-        if out.step is Step.PREPARING and refused[0] in ELSEWHERE:
+        if out.step is OutgoingStep.PREPARING and refused[0] in ELSEWHERE:
             return self._try_elsewhere(out, refused, now_ns)
-        if out.step is Step.COMMITTING and refused[0] is KvRefusal.INVALID:
+        if out.step is OutgoingStep.COMMITTING and refused[0] is KvRefusal.INVALID:
             # A target's migrator that has restarted does not know whether its worker reads: the freeze ends by itself.
             out.released = True
         return self.fail(out, refused, now_ns)
 
     # lease
 
-    def _lease(self, out: Outgoing, step: Step, now_ns: int) -> list[Effect]:
-        limits = self._desk.limits
+    def _lease(self, out: OutgoingMigration, step: OutgoingStep, now_ns: int) -> list[Effect]:
+        limits = self._context.limits
         out.lease_until_ns, out.released = now_ns + limits.lease_ms * MS, False
-        subject = self._desk.subjects.engine(out.source, "lease")
-        return self._ask(out, step, subject, wording.lease_of(out, limits), limits.answer_ms * MS)
+        subject = self._context.subjects.engine(out.source, "lease")
+        return self._ask(out, step, subject, messages.lease_of(out, limits), limits.answer_ms * MS)
 
-    def _on_leased(self, out: Outgoing, body: KvLeased, traceparent: str, now_ns: int) -> list[Effect]:
+    def _on_leased(self, out: OutgoingMigration, body: KvLeased, traceparent: str, now_ns: int) -> list[Effect]:
         if body.submission is None or body.endpoint is None:
             return self.fail(out, (KvRefusal.INVALID, "the lease does not tell the submission"), now_ns)
         if not out.span:  # one that was tried elsewhere before has its own already
-            out.traceparent, out.span = traceparent, spans.below(traceparent, self._desk.rng)
+            out.traceparent, out.span = traceparent, spans.below(traceparent, self._context.rng)
         self._note_lease(out, now_ns)
         out.epoch, out.leased, out.submission, out.endpoint = body.epoch, body, body.submission, body.endpoint
         out.events.append(("leased", now_ns, {"blocks": len(body.blocks), "epoch": body.epoch}))
@@ -150,18 +154,18 @@ class Handshake:
             return self._allot(out, now_ns)
         return self._choose(out, now_ns)
 
-    def _note_lease(self, out: Outgoing, now_ns: int) -> None:
+    def _note_lease(self, out: OutgoingMigration, now_ns: int) -> None:
         """How long its engine took to answer: about as long as it will take to stop."""
-        out.slow_ns = max(out.slow_ns, now_ns - (out.lease_until_ns - self._desk.limits.lease_ms * MS))
+        out.slow_ns = max(out.slow_ns, now_ns - (out.lease_until_ns - self._context.limits.lease_ms * MS))
 
     # target
 
-    def _choose(self, out: Outgoing, now_ns: int) -> list[Effect]:
-        desk = self._desk
+    def _choose(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
+        context = self._context
         question = self._question(out, now_ns)
         if question is None:
             return self.fail(out, (KvRefusal.UNABLE, f"{out.source} is not registered any more"), now_ns)
-        decision = desk.policy.decide(question, desk.parameters, now_ns, desk.rng)
+        decision = context.policy.decide(question, context.parameters, now_ns, context.rng)
         if decision.chosen is None:
             notes = ", ".join(f"{score.name}: {score.note}" for score in decision.scores)
             return self.fail(out, (KvRefusal.NO_TARGET, notes or decision.reason), now_ns)
@@ -169,65 +173,65 @@ class Handshake:
         out.events.append(("target chosen", now_ns, {"target": out.target, "why": decision.reason}))
         return self._allot(out, now_ns)
 
-    def _question(self, out: Outgoing, now_ns: int) -> TargetQuestion | None:
+    def _question(self, out: OutgoingMigration, now_ns: int) -> TargetQuestion | None:
         """What the target policy is asked; None where the source is gone."""
-        around = self._desk.surroundings
-        source = around.record(out.source)
+        view = self._context.cluster_view
+        source = view.record(out.source)
         if source is None:
             return None
         wish = Wish(
             source=source,
-            blocks=wording.blocks_of(out, self._desk.limits),
+            blocks=messages.blocks_of(out, self._context.limits),
             recompute=out.mode is MigrationMode.RECOMPUTE,
             excluded=frozenset(out.excluded),
         )
-        return around.question(out.sequence, wish, now_ns, handoff=out.reason is MigrationReason.HANDOFF)
+        return view.question(out.sequence, wish, now_ns, handoff=out.reason is MigrationReason.HANDOFF)
 
-    def _try_elsewhere(self, out: Outgoing, refused: Refused, now_ns: int) -> list[Effect]:
+    def _try_elsewhere(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
         out.excluded.add(out.target)
         effects = self.abort_target(out, refused)
         out.events.append(("target refused", now_ns, {"target": out.target, "why": str(refused[0])}))
         others = None if out.wanted else self._question(out, now_ns)
         # Where nobody else could take it the source is not leased once more to find that out.
-        if others is None or not others.candidates or len(out.excluded) >= self._desk.limits.targets_max:
+        if others is None or not others.candidates or len(out.excluded) >= self._context.limits.targets_max:
             return effects + self.fail(out, refused, now_ns)
-        return [*effects, *self._owner.rename(out), *self._lease(out, Step.LEASING, now_ns)]
+        return [*effects, *self._owner.rename(out), *self._lease(out, OutgoingStep.LEASING, now_ns)]
 
     # epoch and room
 
-    def _allot(self, out: Outgoing, now_ns: int) -> list[Effect]:
-        desk = self._desk
-        record = desk.surroundings.record(out.target)
+    def _allot(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
+        context = self._context
+        record = context.cluster_view.record(out.target)
         if record is None or out.submission is None:
             return self.fail(out, (KvRefusal.NO_TARGET, f"{out.target} is gone"), now_ns)
-        desk.surroundings.promise(out.migration, out.target, wording.blocks_of(out, desk.limits))
-        subject, body = desk.subjects.epoch(out.submission.ingress), wording.allot_of(out, record.incarnation)
-        return self._ask(out, Step.ALLOTTING, subject, body, desk.limits.answer_ms * MS)
+        context.cluster_view.promise(out.migration, out.target, messages.blocks_of(out, context.limits))
+        subject, body = context.subjects.epoch(out.submission.ingress), messages.allot_of(out, record.incarnation)
+        return self._ask(out, OutgoingStep.ALLOTTING, subject, body, context.limits.answer_ms * MS)
 
-    def _on_allotted(self, out: Outgoing, body: EpochAllotted, now_ns: int) -> list[Effect]:
+    def _on_allotted(self, out: OutgoingMigration, body: EpochAllotted, now_ns: int) -> list[Effect]:
         out.target_epoch, out.target_span = body.epoch, body.traceparent
         if not out.span:
-            out.traceparent, out.span = body.traceparent, spans.below(body.traceparent, self._desk.rng)
+            out.traceparent, out.span = body.traceparent, spans.below(body.traceparent, self._context.rng)
         out.events.append(("epoch allotted", now_ns, {"epoch": body.epoch}))
         if out.mode is MigrationMode.RECOMPUTE:
             return self._freeze(out, now_ns)
         out.asked_target, out.target_asked_ns = True, now_ns
-        limits, subject = self._desk.limits, self._desk.subjects.migrate(out.target, "prepare")
-        return self._ask(out, Step.PREPARING, subject, wording.prepare_of(out, limits), limits.answer_ms * MS)
+        limits, subject = self._context.limits, self._context.subjects.migrate(out.target, "prepare")
+        return self._ask(out, OutgoingStep.PREPARING, subject, messages.prepare_of(out, limits), limits.answer_ms * MS)
 
-    def _on_prepared(self, out: Outgoing, body: MigrationPrepared, now_ns: int) -> list[Effect]:
+    def _on_prepared(self, out: OutgoingMigration, body: MigrationPrepared, now_ns: int) -> list[Effect]:
         out.matched_blocks, out.copier = body.matched_blocks, body.copier
-        out.reserved_blocks = wording.blocks_of(out, self._desk.limits)
+        out.reserved_blocks = messages.blocks_of(out, self._context.limits)
         out.from_block = body.matched_blocks
         out.ahead_ns = None  # another target's clock would say nothing
-        wording.note_clock(out, body.at_ns, now_ns)
+        messages.note_clock(out, body.at_ns, now_ns)
         out.slow_ns = max(out.slow_ns, now_ns - out.target_asked_ns)
         out.events.append(("prepared", now_ns, {"matched_blocks": body.matched_blocks, "copier": body.copier}))
         return self._next_round(out, now_ns)
 
     # rounds
 
-    def _next_round(self, out: Outgoing, now_ns: int) -> list[Effect]:
+    def _next_round(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         assert out.leased is not None
         # What has outgrown the reservation travels with the tail, for which the target takes what room it has then.
         known_to = min(out.leased.from_block + len(out.leased.blocks), out.reserved_blocks)
@@ -235,98 +239,98 @@ class Handshake:
             return self._pull(out, now_ns)  # the rest of this round
         out.rounds += out.pulls > 0
         out.round_to = known_to
-        rounds_max = self._desk.limits.rounds_max if out.mode is MigrationMode.LIVE else 0
+        rounds_max = self._context.limits.rounds_max if out.mode is MigrationMode.LIVE else 0
         new_blocks = max(0, known_to - out.from_block)
         if freeze_now(new_blocks=new_blocks, rounds=out.rounds, rounds_max=rounds_max):
             return self._freeze(out, now_ns)
         return self._pull(out, now_ns)
 
-    def _pull(self, out: Outgoing, now_ns: int) -> list[Effect]:
-        limits = self._desk.limits
+    def _pull(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
+        limits = self._context.limits
         left_ns = out.lease_until_ns - now_ns
-        if out.step is not Step.RENEWING and left_ns < limits.lease_ms * MS // 2:
-            return self._lease(out, Step.RENEWING, now_ns)  # slow answers took the rest of it
+        if out.step is not OutgoingStep.RENEWING and left_ns < limits.lease_ms * MS // 2:
+            return self._lease(out, OutgoingStep.RENEWING, now_ns)  # slow answers took the rest of it
         ends_ns = out.lease_until_ns - limits.margin_ms * MS
         read_ms = (ends_ns - now_ns) // MS
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.LEASE_LOST, "the lease was over before the round began"), now_ns)
         out.pulls += 1
         out.target_asked_ns = now_ns
-        body = wording.pull_of(out, limits, read_ms=read_ms, until_ns=wording.until_of(out, ends_ns))
-        return self._ask(out, Step.PULLING, self._desk.subjects.migrate(out.target, "pull"), body, left_ns)
+        body = messages.pull_of(out, limits, read_ms=read_ms, until_ns=messages.until_of(out, ends_ns))
+        return self._ask(out, OutgoingStep.PULLING, self._context.subjects.migrate(out.target, "pull"), body, left_ns)
 
-    def _on_pulled(self, out: Outgoing, body: BlocksPulled, now_ns: int) -> list[Effect]:
+    def _on_pulled(self, out: OutgoingMigration, body: BlocksPulled, now_ns: int) -> list[Effect]:
         out.from_block += body.blocks
         out.bytes += body.bytes
         out.descriptors += body.descriptors
         out.copier = body.copier or out.copier
-        wording.note_clock(out, body.at_ns, now_ns)
+        messages.note_clock(out, body.at_ns, now_ns)
         # As much as takes a quarter of a lease, at the speed of this one, messages included.
-        lease_ns, took_ns = self._desk.limits.lease_ms * MS, max(1, now_ns - out.target_asked_ns)
+        lease_ns, took_ns = self._context.limits.lease_ms * MS, max(1, now_ns - out.target_asked_ns)
         out.pull_bytes = max(1, body.bytes * lease_ns // (LEASE_SHARE * took_ns))
         fields = {"round": body.round, "blocks": body.blocks, "bytes": body.bytes, "descriptors": body.descriptors}
         out.events.append(("pulled", now_ns, fields | {"took_ms": body.duration_ns / 1e6}))
-        return self._lease(out, Step.RENEWING, now_ns)
+        return self._lease(out, OutgoingStep.RENEWING, now_ns)
 
-    def _on_renewed(self, out: Outgoing, body: KvLeased, now_ns: int) -> list[Effect]:
+    def _on_renewed(self, out: OutgoingMigration, body: KvLeased, now_ns: int) -> list[Effect]:
         out.leased = body
         self._note_lease(out, now_ns)
         return self._next_round(out, now_ns)
 
     # freeze and commit
 
-    def _freeze(self, out: Outgoing, now_ns: int) -> list[Effect]:
-        limits, subject = self._desk.limits, self._desk.subjects.engine(out.source, "freeze")
-        freeze_ns = wording.freeze_ms_of(out, limits) * MS
+    def _freeze(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
+        limits, subject = self._context.limits, self._context.subjects.engine(out.source, "freeze")
+        freeze_ns = messages.freeze_ms_of(out, limits) * MS
         out.freeze_asked_ns, out.freeze_until_ns = now_ns, now_ns + freeze_ns
-        return self._ask(out, Step.FREEZING, subject, wording.freeze_of(out, limits), freeze_ns)
+        return self._ask(out, OutgoingStep.FREEZING, subject, messages.freeze_of(out, limits), freeze_ns)
 
-    def _on_frozen(self, out: Outgoing, body: SequenceFrozen, now_ns: int) -> list[Effect]:
+    def _on_frozen(self, out: OutgoingMigration, body: SequenceFrozen, now_ns: int) -> list[Effect]:
         out.frozen = body
         # The source's clock may be another machine's: what it says counts as far as it can be.
         out.stopped_ns = min(now_ns, max(out.freeze_asked_ns, body.frozen_ns))
         out.events.append(("frozen", now_ns, {"output_tokens": len(body.output_token_ids), "blocks": len(body.blocks)}))
         left_ns = out.freeze_until_ns - now_ns
-        ends_ns = out.freeze_until_ns - self._desk.limits.margin_ms * MS
+        ends_ns = out.freeze_until_ns - self._context.limits.margin_ms * MS
         read_ms = (ends_ns - now_ns) // MS
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.UNANSWERED, "the source stood still too late"), now_ns)
-        recompute, subjects = out.mode is MigrationMode.RECOMPUTE, self._desk.subjects
+        recompute, subjects = out.mode is MigrationMode.RECOMPUTE, self._context.subjects
         subject = subjects.engine(out.target, "submit") if recompute else subjects.migrate(out.target, "commit")
-        commit = wording.commit_of(out, read_ms=read_ms, until_ns=wording.until_of(out, ends_ns))
-        return self._ask(out, Step.COMMITTING, subject, commit, left_ns)
+        commit = messages.commit_of(out, read_ms=read_ms, until_ns=messages.until_of(out, ends_ns))
+        return self._ask(out, OutgoingStep.COMMITTING, subject, commit, left_ns)
 
-    def _on_committed(self, out: Outgoing, now_ns: int) -> list[Effect]:
+    def _on_committed(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         out.committed_ns, out.outcome = now_ns, MigrationOutcome.MOVED
         out.events.append(("committed", now_ns, {"frozen_ms": out.frozen_ns / 1e6}))
         return self._end(out)
 
     # the end
 
-    def fail(self, out: Outgoing, refused: Refused, now_ns: int) -> list[Effect]:
+    def fail(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
         """Gives up: the target is told, the lease is ended, and its answer says what became of the sequence."""
-        out.outcome = judging.failed(out.step, refused[0])
+        out.outcome = outcomes.failed(out.step, refused[0])
         out.refusal, out.detail = refused
         effects = self.abort_target(out, refused)
         return effects + (self._owner.finish(out, now_ns) if out.released else self._end(out))
 
-    def abort_target(self, out: Outgoing, refused: Refused) -> list[Effect]:
+    def abort_target(self, out: OutgoingMigration, refused: Refusal) -> list[Effect]:
         """Tells the target, where it was asked for anything."""
         if not out.asked_target:
             return []
         out.asked_target = False
         abort = AbortMigration(migration=out.migration, reason=refused[0], detail=refused[1])
-        return [say(self._desk.subjects.migrate(out.target, "abort"), abort, out.sequence, out.span)]
+        return [say(self._context.subjects.migrate(out.target, "abort"), abort, out.sequence, out.span)]
 
-    def _end(self, out: Outgoing) -> list[Effect]:
+    def _end(self, out: OutgoingMigration) -> list[Effect]:
         out.ends_tried += 1
-        subject, limits = self._desk.subjects.engine(out.source, "end"), self._desk.limits
-        return self._ask(out, Step.ENDING, subject, wording.end_of(out), limits.answer_ms * MS)
+        subject, limits = self._context.subjects.engine(out.source, "end"), self._context.limits
+        return self._ask(out, OutgoingStep.ENDING, subject, messages.end_of(out), limits.answer_ms * MS)
 
-    def _on_ended(self, out: Outgoing, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
+    def _on_ended(self, out: OutgoingMigration, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
         if body is RequestFailure.TIMEOUT and out.ends_tried < ENDS_MAX:
             return self._end(out)
-        out.outcome, why = judging.ended(out, body, now_ns)
+        out.outcome, why = outcomes.ended(out, body, now_ns)
         out.refusal, out.detail = why or (out.refusal, out.detail)
         out.released = True
         return self._owner.finish(out, now_ns)

@@ -12,7 +12,7 @@ from random import Random
 from millrace.actor.effects import Effect, RecordSpan
 from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
-from services.migrator.state import Incoming, Outgoing
+from services.migrator.state import IncomingMigration, OutgoingMigration
 
 
 def below(traceparent: str, rng: Random) -> str:
@@ -23,7 +23,7 @@ def below(traceparent: str, rng: Random) -> str:
     return format_traceparent(child(parent, rng))
 
 
-def source_span(out: Outgoing, end_ns: int) -> list[Effect]:
+def source_span(out: OutgoingMigration, end_ns: int) -> list[Effect]:
     """The whole migration."""
     error = "" if out.refusal is None else f"{out.outcome}: {out.refusal} {out.detail}".strip()
     attributes = {
@@ -47,7 +47,7 @@ def source_span(out: Outgoing, end_ns: int) -> list[Effect]:
     return _span("migration", (out.span, out.traceparent), times, attributes, out.events, error)
 
 
-def target_span(into: Incoming, end_ns: int, *, error: str) -> list[Effect]:
+def target_span(into: IncomingMigration, end_ns: int, *, error: str) -> list[Effect]:
     """The target's part."""
     attributes = {
         "millrace.migration": into.migration,

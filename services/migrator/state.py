@@ -19,11 +19,10 @@ from millrace.contracts.migration import (
 )
 from millrace.contracts.status import MigrationStatus, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
+from millrace.policies.migration.backoff import MoveBackoff
 
-from services.migrator.backoff import Backoff
 
-
-class Step(StrEnum):
+class OutgoingStep(StrEnum):
     """Where a migration away stands: what it waits for."""
 
     QUEUED = "queued"  # a free slot
@@ -39,19 +38,23 @@ class Step(StrEnum):
 
 
 #: Steps that take none of the instance's slots.
-IDLE_STEPS = (Step.QUEUED, Step.RESTING)
+IDLE_STEPS = (OutgoingStep.QUEUED, OutgoingStep.RESTING)
+
+#: Askers of one migration: an operator, its broker, and what either of them repeats.
+ASKERS_MAX = 32
 
 Event = tuple[str, int, dict[str, Any]]
 
 
 @dataclass
-class Outgoing:
+class OutgoingMigration:
     """One migration away from an instance of ours.
 
     Attributes:
         wanted: Target that the asker named; empty for any.
         begin_until_ns: A sequence that cannot move yet may take until then.
         waiters: Reply subjects of those who wait for its end.
+        orders: Names that they gave it.
         number: Of its last request: only that one's answer counts.
         target: The present choice.
         excluded: Those that have refused it.
@@ -80,7 +83,8 @@ class Outgoing:
     asked_ns: int
     begin_until_ns: int
     waiters: list[str] = field(default_factory=list)
-    step: Step = Step.QUEUED
+    orders: list[str] = field(default_factory=list)
+    step: OutgoingStep = OutgoingStep.QUEUED
     number: int = 0
     target: str = ""
     excluded: set[str] = field(default_factory=set)
@@ -120,6 +124,24 @@ class Outgoing:
     detail: str = ""
     events: list[Event] = field(default_factory=list)
 
+    def join(self, body: MigrateSequence, reply_to: str) -> bool:
+        """Add an asker. False where it wants another target, or too many wait already."""
+        if self.refusal_to_join(body) is not None:
+            return False
+        if reply_to and reply_to not in self.waiters:
+            self.waiters.append(reply_to)
+        if body.order and body.order not in self.orders:
+            self.orders.append(body.order)
+        return True
+
+    def refusal_to_join(self, body: MigrateSequence) -> tuple[KvRefusal, str] | None:
+        """Why an asker cannot join it; None where it can."""
+        if body.target not in ("", self.wanted, self.target):
+            return KvRefusal.INVALID, f"moves to {self.target or self.wanted}"
+        if max(len(self.waiters), len(self.orders)) >= ASKERS_MAX:
+            return KvRefusal.TOO_MANY, f"{ASKERS_MAX} wait for it already"
+        return None
+
     @property
     def busy(self) -> bool:
         """Whether it takes a slot."""
@@ -140,7 +162,7 @@ class Outgoing:
     @property
     def stands_still(self) -> bool:
         """Whether its source was told to decode no further and may still wait for what becomes of it."""
-        return self.step is Step.COMMITTING
+        return self.step is OutgoingStep.COMMITTING
 
     @property
     def frozen_ns(self) -> int:
@@ -155,9 +177,11 @@ class Outgoing:
         return len(self.submission.prompt_token_ids) + len(self.frozen.output_token_ids)
 
 
-def asked_for(migration: str, source: str, body: MigrateSequence, mode: MigrationMode, now_ns: int) -> Outgoing:
+def asked_for(
+    migration: str, source: str, body: MigrateSequence, mode: MigrationMode, now_ns: int
+) -> OutgoingMigration:
     """A migration that has just been asked for."""
-    return Outgoing(
+    return OutgoingMigration(
         migration=migration,
         sequence=body.sequence,
         source=source,
@@ -169,7 +193,7 @@ def asked_for(migration: str, source: str, body: MigrateSequence, mode: Migratio
     )
 
 
-class Stage(StrEnum):
+class IncomingStage(StrEnum):
     """Where a migration to an instance of ours stands."""
 
     RESERVING = "reserving"
@@ -181,11 +205,11 @@ class Stage(StrEnum):
 
 
 #: Stages that take one of the instance's slots.
-OPEN_STAGES = (Stage.RESERVING, Stage.READY, Stage.PULLING, Stage.COMMITTING)
+OPEN_STAGES = (IncomingStage.RESERVING, IncomingStage.READY, IncomingStage.PULLING, IncomingStage.COMMITTING)
 
 
 @dataclass
-class Incoming:
+class IncomingMigration:
     """One migration to an instance of ours.
 
     Attributes:
@@ -202,7 +226,7 @@ class Incoming:
     waiters: list[str]
     began_ns: int
     news_ns: int
-    stage: Stage = Stage.RESERVING
+    stage: IncomingStage = IncomingStage.RESERVING
     number: int = 0
     answer: Body | None = None
     prepared: Body | None = None
@@ -241,7 +265,7 @@ class Evacuation:
 
 
 @dataclass
-class Post:
+class ManagedInstance:
     """One instance of ours.
 
     Attributes:
@@ -255,7 +279,7 @@ class Post:
     snapshot: StatusSnapshot | None = None
     heard_ns: int = 0
     evacuation: Evacuation | None = None
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: MoveBackoff = field(default_factory=MoveBackoff)
     freeze_ms_max: int = 0
 
     def sequences(self) -> list[SequenceStatus]:

@@ -11,8 +11,7 @@ from millrace.contracts.leases import LeaseKv, ReserveKv
 from millrace.contracts.message import Message
 from millrace.contracts.migration import EvacuateInstance, MigrationFinished, MigrationOutcome, PrepareMigration
 from millrace.contracts.plan import InstanceRole
-
-from services.migrator.backoff import (
+from millrace.policies.migration.backoff import (
     JITTER,
     PAUSE_NS,
     PAUSE_NS_MAX,
@@ -20,9 +19,10 @@ from services.migrator.backoff import (
     REST_NS,
     REST_NS_MAX,
     SLOT_PAUSE_NS_MAX,
-    Backoff,
-    Refused,
+    MoveBackoff,
+    RefusedMove,
 )
+
 from tests.unit.migrator_rig import START_NS, Rig
 
 NOW = 10**12
@@ -30,13 +30,13 @@ NOW = 10**12
 
 def refused(
     reason: KvRefusal = KvRefusal.NO_BLOCKS, *, sequence: str = "r.0", need: int = 10, room: int = 5
-) -> Refused:
-    return Refused(sequence=sequence, reason=reason, need=need, room=room)
+) -> RefusedMove:
+    return RefusedMove(sequence=sequence, reason=reason, need=need, room=room)
 
 
 def pauses(reason: KvRefusal, count: int) -> list[int]:
     """How long an instance pauses each time it is refused in a row, and its one sequence rests meanwhile."""
-    back, now, spans = Backoff(), NOW, []
+    back, now, spans = MoveBackoff(), NOW, []
     for _ in range(count):
         assert back.refused(refused(reason), Random(1), now)
         assert back.pause is not None
@@ -46,7 +46,7 @@ def pauses(reason: KvRefusal, count: int) -> list[int]:
 
 
 def test_each_rest_is_twice_as_long_up_to_a_bound() -> None:
-    back, now = Backoff(), NOW
+    back, now = MoveBackoff(), NOW
     for count in range(8):
         back.refused(refused(), Random(count), now)
         whole = min(REST_NS_MAX, REST_NS << count)
@@ -68,7 +68,7 @@ def test_an_instance_pauses_twice_as_long_each_time_up_to_a_bound(reason: KvRefu
 
 
 def test_those_that_are_refused_together_are_one_refusal_of_the_instance() -> None:
-    back = Backoff()
+    back = MoveBackoff()
     assert back.refused(refused(sequence="r.0"), Random(1), NOW)
     assert not back.refused(refused(sequence="r.1"), Random(1), NOW + 1)
     assert back.pause is not None
@@ -77,7 +77,7 @@ def test_those_that_are_refused_together_are_one_refusal_of_the_instance() -> No
 
 
 def test_after_a_pause_one_is_asked_for_and_each_that_moves_allows_one_more() -> None:
-    back = Backoff()
+    back = MoveBackoff()
     assert back.free(3, NOW) == 3
     back.refused(refused(), Random(1), NOW)
     later = NOW + PAUSE_NS
@@ -88,7 +88,7 @@ def test_after_a_pause_one_is_asked_for_and_each_that_moves_allows_one_more() ->
 
 
 def test_room_that_grows_by_what_is_needed_ends_rest_and_pause_early() -> None:
-    back = Backoff()
+    back = MoveBackoff()
     back.refused(refused(need=10, room=40), Random(1), NOW)
     assert not back.look({"r.0"}, 49, NOW + 1), "the same room led to a refusal"
     assert not back.look({"r.0"}, 3, NOW + 2)
@@ -101,14 +101,14 @@ def test_room_that_grows_by_what_is_needed_ends_rest_and_pause_early() -> None:
 
 @pytest.mark.parametrize("reason", [KvRefusal.TOO_MANY, KvRefusal.UNANSWERED, KvRefusal.INCOMPATIBLE])
 def test_room_says_nothing_of_what_was_not_refused_for_lack_of_it(reason: KvRefusal) -> None:
-    back = Backoff()
+    back = MoveBackoff()
     back.refused(refused(reason), Random(1), NOW)
     assert not back.look({"r.0"}, 10_000, NOW + 1)
     assert back.is_resting("r.0", NOW + 1)
 
 
 def test_who_is_gone_is_forgotten_when_its_rest_is_over_and_who_is_there_is_not() -> None:
-    back = Backoff()
+    back = MoveBackoff()
     back.refused(refused(sequence="r.0"), Random(1), NOW)
     back.refused(refused(sequence="r.1"), Random(1), NOW)
     back.look({"r.1"}, 0, NOW + 1)
@@ -120,7 +120,7 @@ def test_who_is_gone_is_forgotten_when_its_rest_is_over_and_who_is_there_is_not(
 
 
 def test_trouble_is_told_when_it_begins_and_when_it_has_been_over_for_a_while() -> None:
-    back = Backoff()
+    back = MoveBackoff()
     assert [back.note(NOW + at) for at in (0, 1, 2)] == [True, False, False]
     assert back.over(NOW + 2 + QUIET_NS - 1) is None
     trouble = back.over(NOW + 2 + QUIET_NS)
@@ -194,7 +194,7 @@ def test_it_is_told_once_and_once_more_when_it_is_over() -> None:
 def test_metrics_count_pauses_by_reason_and_those_that_room_has_cut_and_who_rests() -> None:
     rig = Prefill(KvRefusal.NO_BLOCKS)
     rig.run(3_000)
-    metrics = rig.migrators["a"]._departures._desk.metrics
+    metrics = rig.migrators["a"]._outgoing._context.metrics
     assert metrics.handoff_pauses["no_blocks"] >= 3
     assert metrics.handoff_pauses_cut == 0
     assert dict(metrics.resting())["a"] >= 1
@@ -205,10 +205,10 @@ def test_metrics_count_pauses_by_reason_and_those_that_room_has_cut_and_who_rest
 
 def test_room_that_comes_ends_the_waiting_long_before_its_time() -> None:
     rig = Prefill(KvRefusal.NO_BLOCKS, sequences=1)
-    rests = rig.migrators["a"]._posts["a"].backoff.rests
+    rests = rig.migrators["a"]._managed["a"].backoff.rests
     while "r.0" not in rests or rests["r.0"].until_ns - rig.now_ns < REST_NS_MAX // 2:
         rig.run(50)
-        rests = rig.migrators["a"]._posts["a"].backoff.rests
+        rests = rig.migrators["a"]._managed["a"].backoff.rests
         assert rig.now_ns - START_NS < 60 * 10**9, "it never rests for long"
     rig.workers["b"].refuse.clear()
     rig.workers["b"].blocks_free += 10_000

@@ -50,6 +50,8 @@ class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
 
     Attributes:
         target: Instance; empty lets the migrator choose the one with the most idle KV.
+        order: Name that the asker gives it, told back in ``MigrationFinished.orders``; empty where it needs none. A
+            repeated order is answered as before.
         within_ms: A sequence that cannot move yet (it waits, or its prompt is not done) may take so long to begin.
         mode: None for the migrator's own.
     """
@@ -59,6 +61,7 @@ class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
     reason: MigrationReason = MigrationReason.OPERATOR
     within_ms: int = 2_000
     mode: MigrationMode | None = None
+    order: str = ""
 
 
 class EvacuateInstance(Body, frozen=True, kw_only=True, tag="EvacuateInstance/1"):
@@ -104,6 +107,7 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
         tokens: Length when it was frozen, prompt included; 0 where it was not.
         frozen_ns: From the freeze to the commit's answer: no token was decoded meanwhile.
         duration_ns: From the first message to the last.
+        orders: Of everybody who asked for it, so that an asker whose request timed out finds its own.
         block_size: Of the blocks that ``block_hashes`` names, tokens; 0 where there are none.
         block_hashes: Chain hashes of the full blocks that the target has since, from the prompt's first on
             (kvcache.chain), packed; empty but with MOVED.
@@ -130,6 +134,7 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
     mode: MigrationMode = MigrationMode.LIVE
     block_size: int = 0
     block_hashes: PackedHashes = b""
+    orders: list[str] = []
 
 
 class AllotEpoch(Body, frozen=True, kw_only=True, tag="AllotEpoch/1"):

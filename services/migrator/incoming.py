@@ -31,8 +31,8 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.worker import SequenceAccepted, SubmitSequence
 
 from services.migrator import spans
-from services.migrator.desk import INTO, MS, Ask, Desk, answer_all, ask, refusal_of, say
-from services.migrator.state import OPEN_STAGES, Incoming, Stage
+from services.migrator.context import INTO, MS, Ask, MigratorContext, answer_all, ask, refusal_of, say
+from services.migrator.state import OPEN_STAGES, IncomingMigration, IncomingStage
 
 #: What is over is remembered for so long, to answer what is repeated.
 REMEMBER_NS = 5_000 * MS
@@ -41,14 +41,14 @@ REMEMBER_NS = 5_000 * MS
 REMEMBERED_MAX = 1_024
 
 
-class Arrivals:
+class IncomingMigrations:
     """Owns every migration to the instances of one actor."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._known: dict[str, Incoming] = {}
+    def __init__(self, context: MigratorContext) -> None:
+        self._context = context
+        self._known: dict[str, IncomingMigration] = {}
 
-    def __iter__(self) -> Iterator[Incoming]:
+    def __iter__(self) -> Iterator[IncomingMigration]:
         return iter(self._known.values())
 
     def busy(self, instance: str) -> int:
@@ -62,29 +62,29 @@ class Arrivals:
         known = self._known.get(body.migration)
         if known is not None:
             return self._repeated_prepare(known, message.reply_to)
-        if self.busy(instance) >= self._desk.limits.in_max:
-            detail = f"{self._desk.limits.in_max} come already"
+        if self.busy(instance) >= self._context.limits.in_max:
+            detail = f"{self._context.limits.in_max} come already"
             return _refuse(message.reply_to, body.migration, KvRefusal.TOO_MANY, detail)
-        into = Incoming(
+        into = IncomingMigration(
             instance=instance,
             prepare=body,
             waiters=[message.reply_to] if message.reply_to else [],
             began_ns=now_ns,
             news_ns=now_ns,
-            span=spans.below(message.traceparent, self._desk.rng),
+            span=spans.below(message.traceparent, self._context.rng),
             parent_span=message.traceparent,
         )
         self._remember(into)
         return self._reserve(into)
 
-    def _repeated_prepare(self, known: Incoming, reply_to: str) -> list[Effect]:
-        if known.stage is Stage.RESERVING:
+    def _repeated_prepare(self, known: IncomingMigration, reply_to: str) -> list[Effect]:
+        if known.stage is IncomingStage.RESERVING:
             known.waiters += [reply_to] if reply_to else []
             return []
-        answer = known.answer if known.stage is Stage.OVER else known.prepared
+        answer = known.answer if known.stage is IncomingStage.OVER else known.prepared
         return self._reply(known, reply_to, answer) if answer is not None else []
 
-    def _reserve(self, into: Incoming) -> list[Effect]:
+    def _reserve(self, into: IncomingMigration) -> list[Effect]:
         submission = into.prepare.submission
         body = ReserveKv(
             migration=into.migration,
@@ -95,7 +95,7 @@ class Arrivals:
             blocks=into.prepare.blocks,
             reserve_ms=into.prepare.reserve_ms,
         )
-        return self._ask(into, "reserve", body, self._desk.limits.answer_ms * MS)
+        return self._ask(into, "reserve", body, self._context.limits.answer_ms * MS)
 
     # rounds
 
@@ -104,14 +104,14 @@ class Arrivals:
         into = self._known.get(body.migration)
         if into is None:
             return _refuse(message.reply_to, body.migration, KvRefusal.INVALID, "unknown here")
-        if into.stage is Stage.PULLING and body.round == into.pull:
+        if into.stage is IncomingStage.PULLING and body.round == into.pull:
             into.waiters += [message.reply_to] if message.reply_to else []
             return []
-        if into.stage is Stage.READY and body.round == into.pull and isinstance(into.answer, BlocksPulled):
+        if into.stage is IncomingStage.READY and body.round == into.pull and isinstance(into.answer, BlocksPulled):
             return self._reply(into, message.reply_to, into.answer)
-        if into.stage is not Stage.READY or body.round != into.pull + 1:
+        if into.stage is not IncomingStage.READY or body.round != into.pull + 1:
             return self._contradiction(into, message.reply_to, f"round {body.round}")
-        into.stage, into.pull, into.news_ns = Stage.PULLING, body.round, now_ns
+        into.stage, into.pull, into.news_ns = IncomingStage.PULLING, body.round, now_ns
         into.waiters = [message.reply_to] if message.reply_to else []
         pull = PullKv(
             migration=body.migration,
@@ -121,7 +121,7 @@ class Arrivals:
             checksums=body.checksums,
             until_ns=body.until_ns,
         )
-        timeout_ns = (body.read_ms + self._desk.limits.margin_ms) * MS
+        timeout_ns = (body.read_ms + self._context.limits.margin_ms) * MS
         return [CancelTimer(name=_timer(into)), *self._ask(into, "pull", pull, timeout_ns)]
 
     # commit
@@ -131,24 +131,24 @@ class Arrivals:
         into = self._known.get(body.migration)
         if into is None:
             return _refuse(message.reply_to, body.migration, KvRefusal.INVALID, "unknown here")
-        if into.stage is Stage.COMMITTING:
+        if into.stage is IncomingStage.COMMITTING:
             into.waiters += [message.reply_to] if message.reply_to else []
             return []
-        if into.stage is Stage.COMMITTED and into.answer is not None:
+        if into.stage is IncomingStage.COMMITTED and into.answer is not None:
             return self._reply(into, message.reply_to, into.answer)
-        if into.stage is not Stage.READY:
+        if into.stage is not IncomingStage.READY:
             return self._contradiction(into, message.reply_to, "commit")
-        into.stage, into.news_ns = Stage.COMMITTING, now_ns
+        into.stage, into.news_ns = IncomingStage.COMMITTING, now_ns
         into.waiters = [message.reply_to] if message.reply_to else []
         into.events.append(("commit", now_ns, {"blocks": len(body.blocks), "from_block": body.from_block}))
         submission = submission_of(into.prepare, body)
-        timeout_ns = (body.read_ms + self._desk.limits.margin_ms) * MS
+        timeout_ns = (body.read_ms + self._context.limits.margin_ms) * MS
         return [CancelTimer(name=_timer(into)), *self._ask(into, "submit", submission, timeout_ns)]
 
     def on_abort(self, body: AbortMigration, now_ns: int) -> list[Effect]:
         """The source gives up. Once the worker was asked to take the sequence, ingress judges instead."""
         into = self._known.get(body.migration)
-        if into is None or into.stage not in OPEN_STAGES or into.stage is Stage.COMMITTING:
+        if into is None or into.stage not in OPEN_STAGES or into.stage is IncomingStage.COMMITTING:
             return []
         return self._over(into, body.reason, body.detail or "aborted by the source", now_ns)
 
@@ -160,7 +160,7 @@ class Arrivals:
         if into is None or number != into.number:
             return []
         match into.stage, body:
-            case Stage.RESERVING, KvReserved():
+            case IncomingStage.RESERVING, KvReserved():
                 prepared = MigrationPrepared(
                     migration=migration,
                     matched_blocks=body.matched_blocks,
@@ -170,25 +170,25 @@ class Arrivals:
                 into.prepared = prepared
                 into.events.append(("reserved", now_ns, {"matched_blocks": body.matched_blocks}))
                 return self._ready(into, prepared, now_ns)
-            case Stage.PULLING, KvPulled():
+            case IncomingStage.PULLING, KvPulled():
                 into.events.append(("pulled", now_ns, {"blocks": body.blocks, "bytes": body.bytes}))
                 return self._ready(into, _pulled(into, body), now_ns)
-            case Stage.COMMITTING, SequenceAccepted():
+            case IncomingStage.COMMITTING, SequenceAccepted():
                 return self._committed(into, body, now_ns)
-            case Stage.OVER | Stage.COMMITTED | Stage.READY, _:
+            case IncomingStage.OVER | IncomingStage.COMMITTED | IncomingStage.READY, _:
                 return []
             case _:
                 return self._over(into, *refusal_of(body, str(into.stage)), now_ns)
 
-    def _ready(self, into: Incoming, answer: Body, now_ns: int) -> list[Effect]:
-        into.stage, into.answer, into.news_ns = Stage.READY, answer, now_ns
+    def _ready(self, into: IncomingMigration, answer: Body, now_ns: int) -> list[Effect]:
+        into.stage, into.answer, into.news_ns = IncomingStage.READY, answer, now_ns
         timer = StartTimer(name=_timer(into), at_ns=now_ns + into.prepare.reserve_ms * MS)
         return [timer, *answer_all(into.waiters, answer, into.sequence)]
 
-    def _committed(self, into: Incoming, body: SequenceAccepted, now_ns: int) -> list[Effect]:
+    def _committed(self, into: IncomingMigration, body: SequenceAccepted, now_ns: int) -> list[Effect]:
         committed = MigrationCommitted(migration=into.migration, sequence=body.sequence, epoch=body.epoch)
-        into.stage, into.answer, into.news_ns = Stage.COMMITTED, committed, now_ns
-        self._desk.metrics.arrived["committed"] += 1
+        into.stage, into.answer, into.news_ns = IncomingStage.COMMITTED, committed, now_ns
+        self._context.metrics.arrived["committed"] += 1
         return [
             *answer_all(into.waiters, committed, into.sequence),
             *spans.target_span(into, now_ns, error=""),
@@ -197,16 +197,16 @@ class Arrivals:
     def on_timer(self, migration: str, now_ns: int) -> list[Effect]:
         """A reservation has had no news for too long."""
         into = self._known.get(migration)
-        if into is None or into.stage is not Stage.READY:
+        if into is None or into.stage is not IncomingStage.READY:
             return []
         return self._over(into, KvRefusal.UNANSWERED, "no news from the source", now_ns)
 
-    def _over(self, into: Incoming, reason: KvRefusal, detail: str, now_ns: int) -> list[Effect]:
+    def _over(self, into: IncomingMigration, reason: KvRefusal, detail: str, now_ns: int) -> list[Effect]:
         """Nothing will come of it: whoever waits hears so, the worker frees what it holds for it."""
-        into.stage, into.news_ns = Stage.OVER, now_ns
+        into.stage, into.news_ns = IncomingStage.OVER, now_ns
         into.answer = MigrationRefused(migration=into.migration, reason=reason, detail=detail)
-        self._desk.metrics.arrived[str(reason)] += 1
-        subject = self._desk.subjects.engine(into.instance, "unreserve")
+        self._context.metrics.arrived[str(reason)] += 1
+        subject = self._context.subjects.engine(into.instance, "unreserve")
         return [
             CancelTimer(name=_timer(into)),
             say(subject, UnreserveKv(migration=into.migration), into.sequence, into.span),
@@ -216,24 +216,24 @@ class Arrivals:
 
     # small things
 
-    def _ask(self, into: Incoming, verb: str, body: Body, timeout_ns: int) -> list[Effect]:
+    def _ask(self, into: IncomingMigration, verb: str, body: Body, timeout_ns: int) -> list[Effect]:
         into.number += 1
-        subject = self._desk.subjects.engine(into.instance, verb)
+        subject = self._context.subjects.engine(into.instance, verb)
         # What the worker does with the sequence itself is below what ingress made for it.
-        submits = into.stage is Stage.COMMITTING
+        submits = into.stage is IncomingStage.COMMITTING
         about = (into.sequence, (into.prepare.traceparent if submits else "") or into.span)
         question = Ask(subject=subject, body=body, timeout_ns=timeout_ns, about=about)
         return [ask(INTO, into.migration, into.number, question)]
 
-    def _reply(self, into: Incoming, to: str, body: Body) -> list[Effect]:
+    def _reply(self, into: IncomingMigration, to: str, body: Body) -> list[Effect]:
         return [Reply(to=to, body=body, request=request_id_of(into.sequence))] if to else []
 
-    def _contradiction(self, into: Incoming, to: str, what: str) -> list[Effect]:
-        if into.stage is Stage.OVER and into.answer is not None:
+    def _contradiction(self, into: IncomingMigration, to: str, what: str) -> list[Effect]:
+        if into.stage is IncomingStage.OVER and into.answer is not None:
             return self._reply(into, to, into.answer)
         return _refuse(to, into.migration, KvRefusal.INVALID, f"{what} while {into.stage}, after round {into.pull}")
 
-    def _remember(self, into: Incoming) -> None:
+    def _remember(self, into: IncomingMigration) -> None:
         over = [m for m, known in self._known.items() if known.stage not in OPEN_STAGES]
         for migration in over[: max(0, len(self._known) + 1 - REMEMBERED_MAX)]:
             del self._known[migration]
@@ -247,15 +247,15 @@ class Arrivals:
 
     def abandon(self, now_ns: int) -> list[Effect]:
         """This process ends: what is only reserved is given back; what was handed over stays where it is."""
-        group = [into for into in self if into.stage in OPEN_STAGES and into.stage is not Stage.COMMITTING]
+        group = [into for into in self if into.stage in OPEN_STAGES and into.stage is not IncomingStage.COMMITTING]
         return [e for into in group for e in self._over(into, KvRefusal.CANCELLED, "the migrator stops", now_ns)]
 
     def check(self) -> None:
         """Bounds hold."""
         for instance in {into.instance for into in self}:
-            assert self.busy(instance) <= self._desk.limits.in_max, "three in at a time"
+            assert self.busy(instance) <= self._context.limits.in_max, "three in at a time"
         for into in self:
-            waits = into.stage in (Stage.RESERVING, Stage.PULLING, Stage.COMMITTING)
+            waits = into.stage in (IncomingStage.RESERVING, IncomingStage.PULLING, IncomingStage.COMMITTING)
             assert waits or not into.waiters, f"{into.migration}: somebody waits for nothing"
 
 
@@ -279,7 +279,7 @@ def submission_of(prepare: PrepareMigration, commit: CommitMigration) -> SubmitS
     )
 
 
-def _pulled(into: Incoming, body: KvPulled) -> BlocksPulled:
+def _pulled(into: IncomingMigration, body: KvPulled) -> BlocksPulled:
     return BlocksPulled(
         migration=into.migration,
         round=into.pull,
@@ -292,7 +292,7 @@ def _pulled(into: Incoming, body: KvPulled) -> BlocksPulled:
     )
 
 
-def _timer(into: Incoming) -> str:
+def _timer(into: IncomingMigration) -> str:
     return f"{INTO}/{into.migration}"
 
 

@@ -34,7 +34,7 @@ MODELS_MAX = 256
 _LEAVING = (MemberState.DRAINING, MemberState.DEAD, MemberState.GONE)
 
 
-class Surroundings:
+class MigrationTargets:
     """Instances of the cluster as one migrator sees them."""
 
     def __init__(self, subjects: Subjects, config: MembershipConfig) -> None:

@@ -19,31 +19,33 @@ from millrace.contracts.migration import (
     MigrationOutcome,
 )
 
-from services.migrator import judging, spans, wording
-from services.migrator.desk import MS, OUT, Desk, answer_all, say
+from services.migrator import messages, outcomes, spans
+from services.migrator.cluster_view import LISTEN_NS
+from services.migrator.context import MS, OUT, MigratorContext, answer_all, say
 from services.migrator.handshake import Handshake
-from services.migrator.judging import Refused
-from services.migrator.state import Outgoing, Step, asked_for
-from services.migrator.surroundings import LISTEN_NS
+from services.migrator.orders import FinishedOrders
+from services.migrator.outcomes import Refusal
+from services.migrator.state import OutgoingMigration, OutgoingStep, asked_for
 
 
-class Departures:
+class OutgoingMigrations:
     """Owns every migration away from the instances of one actor.
 
     Attributes:
         finished: Migrations that ended with the last message, for whoever wanted them; taken by the actor.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._handshake = Handshake(desk, self)
-        self._open: dict[str, Outgoing] = {}
+    def __init__(self, context: MigratorContext) -> None:
+        self._context = context
+        self._handshake = Handshake(context, self)
+        self._open: dict[str, OutgoingMigration] = {}
+        self._finished_orders = FinishedOrders()
         self.finished: list[MigrationFinished] = []
 
-    def __iter__(self) -> Iterator[Outgoing]:
+    def __iter__(self) -> Iterator[OutgoingMigration]:
         return iter(self._open.values())
 
-    def of(self, instance: str) -> list[Outgoing]:
+    def of(self, instance: str) -> list[OutgoingMigration]:
         """Those away from one instance."""
         return [out for out in self._open.values() if out.source == instance]
 
@@ -58,14 +60,16 @@ class Departures:
     # the asking
 
     def ask_for(self, source: str, body: MigrateSequence, reply_to: str, now_ns: int) -> list[Effect]:
-        """Somebody wants a sequence moved. One that moves already is joined."""
+        """Somebody wants a sequence moved. One that moves already is joined; an order that is done is not repeated."""
+        done = self._finished_orders.find(body.sequence, body.order)
+        if done is not None:
+            return answer_all([reply_to] if reply_to else [], done, body.sequence)
         known = next((o for o in self.of(source) if o.sequence == body.sequence), None)
-        if known is not None and body.target in ("", known.wanted, known.target):
-            known.waiters += [reply_to] if reply_to else []
+        if known is not None and known.join(body, reply_to):
             return []
-        out = asked_for(self._name(), source, body, body.mode or self._desk.config.mode, now_ns)
-        out.waiters += [reply_to] if reply_to else []
-        refused = (KvRefusal.INVALID, f"moves to {known.target or known.wanted}") if known else self._forbidden(out)
+        out = asked_for(self._name(), source, body, body.mode or self._context.config.mode, now_ns)
+        out.join(body, reply_to)
+        refused = known.refusal_to_join(body) if known is not None else self._forbidden(out)
         if refused is not None:
             out.outcome, (out.refusal, out.detail) = MigrationOutcome.REFUSED, refused
             return self._tell(out, now_ns)
@@ -73,17 +77,17 @@ class Departures:
         return self.pump(source, now_ns)
 
     def _name(self) -> str:
-        return f"{self._desk.rng.getrandbits(48):012x}"
+        return f"{self._context.rng.getrandbits(48):012x}"
 
-    def _forbidden(self, out: Outgoing) -> Refused | None:
+    def _forbidden(self, out: OutgoingMigration) -> Refusal | None:
         """Why it cannot even be tried."""
-        around = self._desk.surroundings
-        source, waiting = around.record(out.source), len(self.of(out.source))
+        view = self._context.cluster_view
+        source, waiting = view.record(out.source), len(self.of(out.source))
         if source is None or source.kv is None:
-            return judging.wrong_source(out, source)
-        if waiting >= self._desk.limits.queued_max:
+            return outcomes.wrong_source(out, source)
+        if waiting >= self._context.limits.queued_max:
             return KvRefusal.TOO_MANY, f"{waiting} are under way or wait"
-        return judging.wrong_target(out, source, around.record(out.wanted)) if out.wanted else None
+        return outcomes.wrong_target(out, source, view.record(out.wanted)) if out.wanted else None
 
     # slots
 
@@ -91,46 +95,46 @@ class Departures:
         """Begins what waits, as far as slots are free; the oldest first."""
         effects: list[Effect] = []
         for out in self.of(source):
-            if out.step is Step.QUEUED:
-                if self.busy(source) >= self._desk.limits.out_max:
+            if out.step is OutgoingStep.QUEUED:
+                if self.busy(source) >= self._context.limits.out_max:
                     return effects
                 effects += self._begin(out, now_ns)
         return effects
 
-    def _begin(self, out: Outgoing, now_ns: int) -> list[Effect]:
+    def _begin(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         listening = [] if out.wanted else self._listen(out, now_ns)
-        if out.step is Step.RESTING:
+        if out.step is OutgoingStep.RESTING:
             return listening
         out.started_ns = out.started_ns or now_ns
         return listening + self._handshake.begin(out, now_ns)
 
-    def _listen(self, out: Outgoing, now_ns: int) -> list[Effect]:
+    def _listen(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         """Whoever shall choose a target must have heard of them; it holds neither slot nor lease until then."""
-        around = self._desk.surroundings
-        record = around.record(out.source)
+        view = self._context.cluster_view
+        record = view.record(out.source)
         if record is None:
             return []
-        effects = around.listen_to_model(record.model, now_ns)
-        heard_ns = (around.heard_since(record.model) or now_ns) + LISTEN_NS
+        effects = view.listen_to_model(record.model, now_ns)
+        heard_ns = (view.heard_since(record.model) or now_ns) + LISTEN_NS
         if now_ns < heard_ns:
-            out.step = Step.RESTING
+            out.step = OutgoingStep.RESTING
             effects.append(StartTimer(name=f"{OUT}/{out.migration}", at_ns=heard_ns))
         return effects
 
-    def rest(self, out: Outgoing, refused: Refused, now_ns: int) -> list[Effect]:
+    def rest(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
         """It cannot move yet: its slot is free meanwhile."""
-        pause_ns = self._desk.limits.retry_ms * MS
+        pause_ns = self._context.limits.retry_ms * MS
         if now_ns + pause_ns >= out.begin_until_ns:
             return self._handshake.fail(out, refused, now_ns)
-        out.step, out.released = Step.RESTING, True
+        out.step, out.released = OutgoingStep.RESTING, True
         return [StartTimer(name=f"{OUT}/{out.migration}", at_ns=now_ns + pause_ns), *self.pump(out.source, now_ns)]
 
     def on_timer(self, migration: str, now_ns: int) -> list[Effect]:
         """A rest is over."""
         out = self._open.get(migration)
-        if out is None or out.step is not Step.RESTING:
+        if out is None or out.step is not OutgoingStep.RESTING:
             return []
-        out.step = Step.QUEUED
+        out.step = OutgoingStep.QUEUED
         return self.pump(out.source, now_ns)
 
     def on_answer(
@@ -144,32 +148,33 @@ class Departures:
 
     # the end
 
-    def rename(self, out: Outgoing) -> list[Effect]:
+    def rename(self, out: OutgoingMigration) -> list[Effect]:
         """Another target is another migration for everybody else: the old one is over, also at the source."""
-        over = wording.end_of(out)
+        over = messages.end_of(out)
         del self._open[out.migration]
-        self._desk.surroundings.broken(out.migration)
+        self._context.cluster_view.broken(out.migration)
         out.migration, out.target, out.from_block = self._name(), "", 0
         self._open[out.migration] = out
-        return [say(self._desk.subjects.engine(out.source, "end"), over, out.sequence, out.span)]
+        return [say(self._context.subjects.engine(out.source, "end"), over, out.sequence, out.span)]
 
-    def finish(self, out: Outgoing, now_ns: int) -> list[Effect]:
+    def finish(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         """Over: whoever waits hears so, and its slot is free."""
         del self._open[out.migration]
-        self._desk.surroundings.kept(out.migration, now_ns)
+        self._context.cluster_view.kept(out.migration, now_ns)
         timer = CancelTimer(name=f"{OUT}/{out.migration}")
         spent = spans.source_span(out, now_ns)
         return [timer, *self._tell(out, now_ns), *spent, *self.pump(out.source, now_ns)]
 
-    def _tell(self, out: Outgoing, now_ns: int) -> list[Effect]:
-        record = self._desk.surroundings.record(out.source)
-        body = wording.finished(out, record.model if record is not None else "", now_ns)
-        self._desk.metrics.finish(body)
+    def _tell(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
+        record = self._context.cluster_view.record(out.source)
+        body = messages.finished(out, record.model if record is not None else "", now_ns)
+        self._context.metrics.finish(body)
         self.finished.append(body)
+        self._finished_orders.keep(body)
         answers = answer_all(out.waiters, body, out.sequence)
         if not body.model:
             return answers
-        return [say(self._desk.subjects.migration(body.model), body, out.sequence, out.span), *answers]
+        return [say(self._context.subjects.migration(body.model), body, out.sequence, out.span), *answers]
 
     def abandon(self, now_ns: int) -> list[Effect]:
         """This process ends: every source is told to go on, and nobody waits in vain."""
@@ -180,9 +185,9 @@ class Departures:
                 out.outcome, (out.refusal, out.detail) = MigrationOutcome.ABORTED, refused
                 effects += self._handshake.abort_target(out, refused)
             # While a target may be reading, its source stays as it is; it goes on by its own deadline.
-            if not out.released and out.step is not Step.COMMITTING:
-                subject = self._desk.subjects.engine(out.source, "end")
-                effects.append(say(subject, wording.end_of(out), out.sequence, out.span))
+            if not out.released and out.step is not OutgoingStep.COMMITTING:
+                subject = self._context.subjects.engine(out.source, "end")
+                effects.append(say(subject, messages.end_of(out), out.sequence, out.span))
             del self._open[out.migration]
             effects += self._tell(out, now_ns)
         return effects
@@ -190,9 +195,9 @@ class Departures:
     def check(self) -> None:
         """Bounds hold; what waits holds nothing."""
         for source in {out.source for out in self}:
-            assert self.busy(source) <= self._desk.limits.out_max, "three out at a time"
-            assert len(self.of(source)) <= self._desk.limits.queued_max
+            assert self.busy(source) <= self._context.limits.out_max, "three out at a time"
+            assert len(self.of(source)) <= self._context.limits.queued_max
             assert len(self.moving(source)) == len(self.of(source)), "a sequence moves once at a time"
         for out in self:
             assert out.busy or out.released, f"{out.migration} waits with a lease"
-            assert out.step is not Step.ENDING or out.outcome is not None
+            assert out.step is not OutgoingStep.ENDING or out.outcome is not None

@@ -17,9 +17,10 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import SequenceRefused
 from millrace.policies.migration import TargetPolicy
 
+from services.migrator.cluster_view import MigrationTargets
 from services.migrator.config import MigratorConfig, MigratorLimits
+from services.migrator.delegation import Delegation
 from services.migrator.metrics import MigratorMetrics
-from services.migrator.surroundings import Surroundings
 
 MS = 1_000_000
 
@@ -28,14 +29,15 @@ OUT, INTO = "out", "into"
 
 
 @dataclass
-class Desk:
-    """Shared by departures, arrivals and clearing of one actor."""
+class MigratorContext:
+    """Shared by the parts of one actor. ``delegation``: which of its instances have a broker."""
 
     config: MigratorConfig
     subjects: Subjects
     rng: Random
-    surroundings: Surroundings
+    cluster_view: MigrationTargets
     metrics: MigratorMetrics
+    delegation: Delegation
     policy: TargetPolicy
     parameters: msgspec.Struct
 

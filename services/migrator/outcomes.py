@@ -10,13 +10,13 @@ from millrace.contracts.migration import MigrationMode, MigrationOutcome
 from millrace.contracts.status import InstanceRecord
 from millrace.policies.migration import compatible
 
-from services.migrator.state import Outgoing, Step
+from services.migrator.state import OutgoingMigration, OutgoingStep
 
 #: Why something did not happen, with a sentence for a person.
-Refused = tuple[KvRefusal, str]
+Refusal = tuple[KvRefusal, str]
 
 
-def wrong_source(out: Outgoing, source: InstanceRecord | None) -> Refused | None:
+def wrong_source(out: OutgoingMigration, source: InstanceRecord | None) -> Refusal | None:
     """Why nothing can leave its source."""
     if source is None:
         return KvRefusal.UNABLE, f"{out.source} is not registered"
@@ -25,7 +25,7 @@ def wrong_source(out: Outgoing, source: InstanceRecord | None) -> Refused | None
     return None
 
 
-def wrong_target(out: Outgoing, source: InstanceRecord, target: InstanceRecord | None) -> Refused | None:
+def wrong_target(out: OutgoingMigration, source: InstanceRecord, target: InstanceRecord | None) -> Refusal | None:
     """Why the named target cannot take it."""
     if out.wanted == out.source:
         return KvRefusal.INVALID, "source and target are the same"
@@ -38,13 +38,13 @@ def wrong_target(out: Outgoing, source: InstanceRecord, target: InstanceRecord |
     return None
 
 
-def failed(step: Step, reason: KvRefusal) -> MigrationOutcome:
+def failed(step: OutgoingStep, reason: KvRefusal) -> MigrationOutcome:
     """What a failure at a step is: whoever refuses a freeze has frozen nothing; one that does not answer may have."""
-    frozen = step is Step.COMMITTING or (step is Step.FREEZING and reason is KvRefusal.UNANSWERED)
+    frozen = step is OutgoingStep.COMMITTING or (step is OutgoingStep.FREEZING and reason is KvRefusal.UNANSWERED)
     return MigrationOutcome.ABORTED if frozen else MigrationOutcome.REFUSED
 
 
-def ended(out: Outgoing, body: Body | RequestFailure, now_ns: int) -> tuple[MigrationOutcome, Refused | None]:
+def ended(out: OutgoingMigration, body: Body | RequestFailure, now_ns: int) -> tuple[MigrationOutcome, Refusal | None]:
     """The outcome, with what the source says in the end, and why where that changes it.
 
     A source that answers after its freeze was over has gone on by itself, if it has the sequence; and one that has

@@ -1,13 +1,14 @@
-"""When handoffs are tried again after nobody took one: less and less often, until there is room. Pure.
+"""When to retry moves that no target took: later each time, until there is room. Pure.
 
-    a sequence   nobody took it            it rests, twice as long each time, REST_NS_MAX at most
-    an instance  nobody took one of its    it pauses, twice as long each time, PAUSE_NS_MAX at most (SLOT_PAUSE_NS_MAX
-                                           where the target only lacked a slot), and then asks for one at a time
-    both         a sequence moved          the instance pauses no more, and asks for one more at a time
-                 room has grown enough     both end at once
+    a sequence   no target took it            it rests, twice as long each time, REST_NS_MAX at most
+    an instance  no target took one of its    it pauses, twice as long each time, PAUSE_NS_MAX at most
+                                              (SLOT_PAUSE_NS_MAX where the target only lacked a slot), and then asks for
+                                              one at a time
+    both         a sequence moved             the pause ends, and one more may be asked for at a time
+                 room has grown enough        rest and pause end at once
 
-Room has grown enough where the largest target has as many blocks more than the least that was heard since the refusal
-as the sequence needs. The same room that led to a refusal leads to no second one.
+Room has grown enough when the largest target has as many blocks more than the fewest seen since the refusal as the
+sequence needs. The room that led to a refusal does not lead to a second one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SLOT_PAUSE_NS_MAX = 200 * _MS
 #: Each time is drawn from its last quarter, so that instances that were refused together do not return together.
 JITTER = 0.25
 
-#: Trouble is over when nothing was refused for so long.
+#: RefusalEpisode is over when nothing was refused for so long.
 QUIET_NS = 10_000 * _MS
 
 #: Nobody took it: each of these says something of targets, none of the sequence.
@@ -62,7 +63,7 @@ ROOM = frozenset({KvRefusal.NO_TARGET, KvRefusal.NO_BLOCKS, KvRefusal.TARGET_REF
 
 
 @dataclass(frozen=True)
-class Rest:
+class MoveRest:
     """A sequence, or a whole instance, is left alone until a time.
 
     Attributes:
@@ -78,7 +79,7 @@ class Rest:
     need: int = 0
     room: int = 0
 
-    def after(self, room: int, now_ns: int) -> Rest:
+    def after(self, room: int, now_ns: int) -> MoveRest:
         """As it is with the room that is heard now."""
         if now_ns < self.until_ns and self.need and room >= self.room + self.need:
             return replace(self, until_ns=now_ns, need=0)
@@ -86,7 +87,7 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedMove:
     """A handoff that did not happen: why, how many blocks it needs, how many the largest target had."""
 
     sequence: str
@@ -96,7 +97,7 @@ class Refused:
 
 
 @dataclass
-class Trouble:
+class RefusalEpisode:
     """Refusals since the first one; told once when it begins and once when it is over."""
 
     since_ns: int
@@ -105,7 +106,7 @@ class Trouble:
 
 
 @dataclass
-class Backoff:
+class MoveBackoff:
     """Of one instance.
 
     Attributes:
@@ -116,9 +117,9 @@ class Backoff:
     """
 
     window: int = 1_000
-    rests: dict[str, Rest] = field(default_factory=dict)
-    pause: Rest | None = None
-    trouble: Trouble | None = None
+    rests: dict[str, MoveRest] = field(default_factory=dict)
+    pause: MoveRest | None = None
+    trouble: RefusalEpisode | None = None
 
     def free(self, out_max: int, now_ns: int) -> int:
         """How many handoffs may be under way now."""
@@ -131,6 +132,10 @@ class Backoff:
         rest = self.rests.get(sequence)
         return rest is not None and now_ns < rest.until_ns
 
+    def all_resting(self, now_ns: int) -> set[str]:
+        """All that are left alone now."""
+        return {sequence for sequence, rest in self.rests.items() if now_ns < rest.until_ns}
+
     def has_moved(self, sequence: str, now_ns: int) -> bool:
         """Whether a snapshot may show it though it has left."""
         rest = self.rests.get(sequence)
@@ -142,15 +147,15 @@ class Backoff:
 
     def moved(self, sequence: str, now_ns: int) -> None:
         """It has left; where one found room others may."""
-        self.rests[sequence] = Rest(now_ns + SETTLE_NS, moved=True)
+        self.rests[sequence] = MoveRest(now_ns + SETTLE_NS, moved=True)
         self.pause = None
         self.window += 1
 
     def leave(self, sequence: str, now_ns: int) -> None:
         """It did not move, for a reason that says nothing of the next time."""
-        self.rests[sequence] = Rest(now_ns + REST_NS)
+        self.rests[sequence] = MoveRest(now_ns + REST_NS)
 
-    def refused(self, body: Refused, rng: Random, now_ns: int) -> bool:
+    def refused(self, body: RefusedMove, rng: Random, now_ns: int) -> bool:
         """Nobody took it. Returns whether the instance pauses because of it.
 
         Those that were asked together are refused together: that is one refusal of the instance.
@@ -159,26 +164,26 @@ class Backoff:
         before = self.rests.get(body.sequence)
         count = before.refusals + 1 if before is not None else 1
         span_ns = _span(REST_NS, count, REST_NS_MAX, rng)
-        self.rests[body.sequence] = Rest(now_ns + span_ns, refusals=count, need=need, room=body.room)
+        self.rests[body.sequence] = MoveRest(now_ns + span_ns, refusals=count, need=need, room=body.room)
         pauses = self.pause is None or now_ns >= self.pause.until_ns
         if pauses:
             count = self.pause.refusals + 1 if self.pause is not None else 1
             longest_ns = SLOT_PAUSE_NS_MAX if body.reason is KvRefusal.TOO_MANY else PAUSE_NS_MAX
             until_ns = now_ns + _span(PAUSE_NS, count, longest_ns, rng)
-            self.pause = Rest(until_ns, refusals=count, need=need, room=body.room)
+            self.pause = MoveRest(until_ns, refusals=count, need=need, room=body.room)
             self.window = 1
         return pauses
 
     def note(self, now_ns: int) -> bool:
         """Counts a refusal; returns whether trouble has begun with it."""
         if self.trouble is None:
-            self.trouble = Trouble(now_ns, now_ns)
+            self.trouble = RefusalEpisode(now_ns, now_ns)
             return True
         self.trouble.last_ns = now_ns
         self.trouble.refused += 1
         return False
 
-    def over(self, now_ns: int) -> Trouble | None:
+    def over(self, now_ns: int) -> RefusalEpisode | None:
         """The trouble that has just been over for long enough."""
         trouble = self.trouble
         if trouble is None or now_ns - trouble.last_ns < QUIET_NS:

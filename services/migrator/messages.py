@@ -18,10 +18,10 @@ from millrace.contracts.migration import (
 from millrace.kvcache.chain import extend_chain, pack_hashes
 
 from services.migrator.config import MigratorLimits
-from services.migrator.state import Outgoing
+from services.migrator.state import OutgoingMigration
 
 
-def lease_of(out: Outgoing, limits: MigratorLimits) -> LeaseKv:
+def lease_of(out: OutgoingMigration, limits: MigratorLimits) -> LeaseKv:
     """Pins, and tells what is full from the first block on that the target does not have."""
     return LeaseKv(
         migration=out.migration,
@@ -32,7 +32,7 @@ def lease_of(out: Outgoing, limits: MigratorLimits) -> LeaseKv:
     )
 
 
-def allot_of(out: Outgoing, incarnation: int) -> AllotEpoch:
+def allot_of(out: OutgoingMigration, incarnation: int) -> AllotEpoch:
     """Asks ingress; ``incarnation`` is the target's."""
     return AllotEpoch(
         migration=out.migration,
@@ -44,7 +44,7 @@ def allot_of(out: Outgoing, incarnation: int) -> AllotEpoch:
     )
 
 
-def blocks_of(out: Outgoing, limits: MigratorLimits) -> int:
+def blocks_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
     """To reserve: for the whole sequence as it is now, and some to grow."""
     assert out.submission is not None
     assert out.endpoint is not None
@@ -52,7 +52,7 @@ def blocks_of(out: Outgoing, limits: MigratorLimits) -> int:
     return -(-tokens // out.endpoint.block_tokens) + limits.growth_blocks
 
 
-def prepare_of(out: Outgoing, limits: MigratorLimits) -> PrepareMigration:
+def prepare_of(out: OutgoingMigration, limits: MigratorLimits) -> PrepareMigration:
     """The sequence in its new epoch, and where its KV is."""
     assert out.submission is not None
     assert out.endpoint is not None
@@ -67,7 +67,7 @@ def prepare_of(out: Outgoing, limits: MigratorLimits) -> PrepareMigration:
     )
 
 
-def note_clock(out: Outgoing, at_ns: int, now_ns: int) -> None:
+def note_clock(out: OutgoingMigration, at_ns: int, now_ns: int) -> None:
     """The clock of the target's worker showed ``at_ns`` when it answered, and that answer came now. It took some
     time, so that clock is ahead of ours by the difference at least. The answer that took least says most.
     """
@@ -76,14 +76,14 @@ def note_clock(out: Outgoing, at_ns: int, now_ns: int) -> None:
         out.ahead_ns = least_ns if out.ahead_ns is None else max(out.ahead_ns, least_ns)
 
 
-def until_of(out: Outgoing, deadline_ns: int) -> int:
+def until_of(out: OutgoingMigration, deadline_ns: int) -> int:
     """A deadline of ours by the clock of the target's worker: never too late, however its clock is set and however
     long messages take. 0 where it did not say what its clock shows.
     """
     return 0 if out.ahead_ns is None else deadline_ns + out.ahead_ns
 
 
-def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int, until_ns: int) -> PullBlocks:
+def pull_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int, until_ns: int) -> PullBlocks:
     """The next round, or as much of it as one pull may copy."""
     assert out.leased is not None
     assert out.endpoint is not None
@@ -102,7 +102,7 @@ def pull_of(out: Outgoing, limits: MigratorLimits, *, read_ms: int, until_ns: in
     )
 
 
-def freeze_ms_of(out: Outgoing, limits: MigratorLimits) -> int:
+def freeze_ms_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
     """How long the source may stand still; never longer than its worker lets it, which would go on unnoticed."""
     assert out.endpoint is not None
     bound = out.endpoint.freeze_ms_max or limits.copy_freeze_ms
@@ -112,7 +112,7 @@ def freeze_ms_of(out: Outgoing, limits: MigratorLimits) -> int:
     return min(wanted, bound)
 
 
-def freeze_of(out: Outgoing, limits: MigratorLimits) -> FreezeSequence:
+def freeze_of(out: OutgoingMigration, limits: MigratorLimits) -> FreezeSequence:
     """Stops the source."""
     return FreezeSequence(
         migration=out.migration,
@@ -123,7 +123,7 @@ def freeze_of(out: Outgoing, limits: MigratorLimits) -> FreezeSequence:
     )
 
 
-def commit_of(out: Outgoing, *, read_ms: int, until_ns: int) -> Body:
+def commit_of(out: OutgoingMigration, *, read_ms: int, until_ns: int) -> Body:
     """Everything that the target still needs; for its worker itself where no KV travels."""
     assert out.frozen is not None
     frozen = out.frozen
@@ -150,13 +150,13 @@ def commit_of(out: Outgoing, *, read_ms: int, until_ns: int) -> Body:
     )
 
 
-def end_of(out: Outgoing) -> EndLease:
+def end_of(out: OutgoingMigration) -> EndLease:
     """Lets the source's sequence go, or go on."""
     moved = out.outcome is MigrationOutcome.MOVED
     return EndLease(migration=out.migration, sequence=out.sequence, epoch=out.epoch, moved=moved)
 
 
-def finished(out: Outgoing, model: str, now_ns: int) -> MigrationFinished:
+def finished(out: OutgoingMigration, model: str, now_ns: int) -> MigrationFinished:
     """What everybody hears in the end."""
     assert out.outcome is not None
     block_size, block_hashes = _taken_along(out)
@@ -182,10 +182,11 @@ def finished(out: Outgoing, model: str, now_ns: int) -> MigrationFinished:
         mode=out.mode,
         block_size=block_size,
         block_hashes=block_hashes,
+        orders=list(out.orders),
     )
 
 
-def _taken_along(out: Outgoing) -> tuple[int, bytes]:
+def _taken_along(out: OutgoingMigration) -> tuple[int, bytes]:
     """Size, tokens, and packed hashes of the blocks that the target has now, too; 0 and none where it did not move."""
     if out.outcome is not MigrationOutcome.MOVED or not (out.submission and out.frozen and out.endpoint):
         return 0, b""
