@@ -173,7 +173,7 @@ def random_cached(rng: random.Random, snapshot: StatusSnapshot) -> dict[str, int
 
 
 def random_cost(rng: random.Random) -> StepCost:
-    """Of any form: bare, linear, with unequal lengths, with tables, or next to nothing."""
+    """Of any form: bare, linear, with unequal lengths, with prompts beside decodes, with tables, or next to nothing."""
 
     def coefficient(most: int) -> int:
         return rng.choice((0, 0, rng.randrange(most)))
@@ -190,11 +190,16 @@ def random_cost(rng: random.Random) -> StepCost:
         decode=coefficient(50 * MICROSECOND_FS),
         prefill_token=coefficient(50 * MICROSECOND_FS),
         context_token=coefficient(MICROSECOND_FS),
-        longest_token=coefficient(10 * MICROSECOND_FS),
+        tail_token=coefficient(10 * MICROSECOND_FS),
+        tail_decodes=rng.choice((0, 2, 5)),
         prefill_half_work=coefficient(MICROSECOND_FS),
         tokens=curve(64) if tables and rng.random() < 0.7 else None,
         sequences=curve(16) if tables and rng.random() < 0.7 else None,
         decode_context=tuple(curve(2000) for _ in range(rng.randrange(5))) if tables else (),
         prefill_work=tuple(curve(100_000) for _ in range(rng.randrange(5))) if tables else (),
+        mixed_context=tuple(curve(2000) for _ in range(rng.randrange(4))) if tables else (),
         prefill_granularity=rng.choice((1, 16, 64)),
+        mixed_decode=coefficient(50 * MICROSECOND_FS),
+        mixed_context_token=coefficient(MICROSECOND_FS),
+        mixed_work=coefficient(MICROSECOND_FS // 10),
     )

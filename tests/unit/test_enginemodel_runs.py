@@ -114,7 +114,9 @@ def draw(rng: Random) -> tuple[EngineParameters, LinearStepTime, list[tuple[int,
         per_decode=rng.uniform(0, 3e5),
         per_prefill_token=rng.uniform(0, 3e4),
         per_context_token=rng.choice((0.0, 777.7)),
-        per_longest_token=rng.choice((0.0, 0.0, 20_000.1)),
+        per_tail_token=rng.choice((0.0, 0.0, 20_000.1)),
+        tail_decodes=rng.choice((0, 3)),
+        per_mixed_context_token=rng.choice((0.0, 333.3)),
         per_prompted_step=rng.choice((0.0, 1.25e6)),
     )
     gap_ns = rng.choice((2, 15, 120)) * MILLISECOND
@@ -202,7 +204,7 @@ def test_the_step_under_way_is_the_one_that_has_not_ended() -> None:
     "cost",
     [
         StepCost(fixed=10**12, decode=7, context_token=12_345_678),
-        StepCost(fixed=10**12, context_token=10**8, longest_token=10**9),
+        StepCost(fixed=10**12, context_token=10**8, tail_token=10**9),
         StepCost(fixed=10**12, tokens=CostCurve((0, 4), (5, 9), (1, 2)), sequences=CostCurve((0,), (3,), (4,))),
         StepCost(fixed=10**12, decode_context=(CostCurve((0, 900), (0, 10**9), (10**6, 10**7)),)),
         StepCost(fixed=3, context_token=0),

@@ -82,12 +82,12 @@ def test_a_linear_step_time_adds_up_what_the_step_does() -> None:
         per_prefill_token=5,
         per_context_token=0.5,
         per_prefill_work=0.25,
-        per_longest_token=2,
+        per_tail_token=2,
     )
     batch = BatchComposition(decodes=3, prefills=1, prefill_tokens=20, context_tokens=100, prefill_work=400.0)
     assert model.duration_ns(batch) == 1000 + 30 + 100 + 50 + 100
     unequal = msgspec.structs.replace(batch, longest_context=75)
-    assert model.duration_ns(unequal) == 1000 + 30 + 100 + 2 * 75 + 100
+    assert model.duration_ns(unequal) == 1280 + int(2 * (75 - 100 / 3))
     assert model.duration_ns(msgspec.structs.replace(batch, longest_context=25)) == 1280
 
 

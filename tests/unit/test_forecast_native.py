@@ -67,7 +67,7 @@ def test_the_random_states_reach_what_is_rare() -> None:
     assert sum(answer.preemptions > 0 for answer in answers) > 30
     assert sum(answer.others_delay_ns > 0 for answer in answers) > 60
     assert sum(answer.others_delay_ns < 0 for answer in answers) > 0
-    assert sum(case.cost.longest_token > 0 for case in cases) > 60
+    assert sum(case.cost.tail_token > 0 for case in cases) > 60
     assert sum(bool(case.cost.decode_context) for case in cases) > 60
     beside_prompts = [case for case in cases if _came(case) and any(map(_prompt_left, case.snapshot.running))]
     assert len(beside_prompts) > 15
@@ -166,3 +166,43 @@ def test_a_candidate_that_would_never_end_is_refused() -> None:
         forecaster.forecast(msgspec.structs.replace(case.candidate, prompt_tokens=0))
     with pytest.raises(ValueError, match="output length"):
         forecaster.forecast(msgspec.structs.replace(case.candidate, prompt_tokens=10**6))
+
+
+@pytest.mark.parametrize("chunk", range(25))
+def test_load_to_come_and_what_goes_or_comes_are_equal_in_every_field(chunk: int) -> None:
+    for seed in range(chunk * STATES, (chunk + 1) * STATES):
+        case, rule = random_case(seed), (OutrunPlusTen(), SurvivalMean(0.7))[seed % 2]
+        rng = random.Random(f"moving {seed}")
+        fast, plain = (loaded(case, native=native, rule=rule) for native in (True, False))
+        leave_at = rng.choice((0, 0, rng.randrange(1, 2 * case.parameters.max_model_len)))
+        here = [status.sequence for status in (*case.snapshot.running, *case.snapshot.waiting)]
+        horizon_ns, points = rng.choice((0, 10**6, 10**8, 10**10)), rng.choice((2, 5, 16))
+        goes, at_ns = rng.choice([*here, "stranger.0"]), rng.choice((None, random_moment(rng)))
+        comer = msgspec.structs.replace(case.candidate, sequences=1)
+        questions = [
+            lambda each, h=horizon_ns, p=points: each.curve(h, p),
+            lambda each, name=goes: each.leave(name),
+            lambda each, one=comer, at=at_ns: each.join(one, at_ns=at),
+            lambda each, one=case.candidate: each.forecast(one),
+        ]
+        rng.shuffle(questions)
+        for forecaster in (fast, plain):
+            forecaster.set_leave_at(leave_at)
+        for number, ask in enumerate(questions):
+            assert ask(fast) == ask(plain), f"seed {seed}, question {number}"
+
+
+def test_the_random_states_reach_what_is_rare_of_moves() -> None:
+    cases = [random_case(seed) for seed in range(400)]
+    fast = [loaded(case, native=True, rule=OutrunPlusTen()) for case in cases]
+    joins = [
+        each.join(msgspec.structs.replace(case.candidate, sequences=1)) for each, case in zip(fast, cases, strict=True)
+    ]
+    running = [(each, case.snapshot.running) for each, case in zip(fast, cases, strict=True) if case.snapshot.running]
+    leaves = [leave for each, row in running if (leave := each.leave(row[0].sequence)) is not None]
+    assert sum(join.preemptions > 0 for join in joins) > 20
+    assert sum(join.start_ns > 10**7 for join in joins) > 40
+    assert sum(join.others_delay_ns < 0 for join in joins) > 0
+    assert sum(leave.preemptions_avoided > 0 for leave in leaves) > 20
+    assert sum(leave.relieved_ns > 0 for leave in leaves) > 60
+    assert sum(leave.relieved_ns < 0 for leave in leaves) > 0

@@ -13,7 +13,7 @@ from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import LinearStepTime
 from millrace.profiling import plan, profile
-from millrace.profiling.fitting import fit, judge, with_longest
+from millrace.profiling.fitting import fit, judge, with_tail
 from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.records import (
     PlannedSequence,
@@ -127,8 +127,8 @@ def test_whole_rounds_are_held_out_and_the_fit_does_not_see_them() -> None:
     assert 0.2 < sum(True in kinds for kinds in by_round.values()) / len(by_round) < 0.45
 
 
-def test_a_cost_of_the_longest_sequence_is_found_where_there_is_one() -> None:
-    truth = msgspec.structs.replace(TRUE, per_longest_token=2_000.0)
+def test_a_cost_of_unequal_lengths_is_found_with_its_gate_where_there_is_one() -> None:
+    truth = msgspec.structs.replace(TRUE, per_tail_token=2_000.0, tail_decodes=4)
     batches = [
         BatchComposition(decodes=count, context_tokens=count * mean, longest_context=mean * skew)
         for count in (2, 4, 8)
@@ -137,11 +137,12 @@ def test_a_cost_of_the_longest_sequence_is_found_where_there_is_one() -> None:
     ]
     samples = [(batch, float(truth.duration_ns(batch))) for batch in batches]
 
-    found = with_longest(TRUE, samples)
+    found = with_tail(TRUE, samples)
 
-    assert found.per_longest_token > 0
+    assert found.per_tail_token == pytest.approx(2_000, rel=0.2)
+    assert found.tail_decodes == 4
     assert judge(found, samples).mean < judge(TRUE, samples).mean
-    assert with_longest(TRUE, [(batch, float(TRUE.duration_ns(batch))) for batch in batches]) == TRUE
+    assert with_tail(TRUE, [(batch, float(TRUE.duration_ns(batch))) for batch in batches]) == TRUE
 
 
 def test_too_few_steps_are_refused() -> None:

@@ -32,14 +32,57 @@ def test_decodes_count_towards_a_bend_as_prompt_tokens_do() -> None:
     assert model.duration_ns(mixed) == 1000 + 4 * 7
 
 
-def test_the_longest_sequence_decides_where_it_takes_longer_than_the_sum() -> None:
-    model = LinearStepTime(fixed=1000, per_context_token=1, per_longest_token=3)
+def test_a_longest_sequence_costs_what_it_is_longer_than_the_mean_in_batches_that_are_not_split() -> None:
+    model = LinearStepTime(fixed=1000, per_context_token=1, per_tail_token=3, tail_decodes=4)
 
     even = BatchComposition(decodes=4, context_tokens=400, longest_context=100)
     skewed = BatchComposition(decodes=4, context_tokens=400, longest_context=370)
+    split = BatchComposition(decodes=3, context_tokens=400, longest_context=370)
+    unknown = BatchComposition(decodes=4, context_tokens=400)
 
     assert model.duration_ns(even) == 1000 + 400
-    assert model.duration_ns(skewed) == 1000 + 3 * 370
+    assert model.duration_ns(skewed) == 1000 + 400 + 3 * 270
+    assert model.duration_ns(split) == 1000 + 400
+    assert model.duration_ns(unknown) == 1000 + 400
+
+
+def test_only_the_context_of_decodes_makes_a_mean() -> None:
+    model = LinearStepTime(fixed=1000, per_tail_token=3)
+    mixed = BatchComposition(
+        decodes=2, prefills=1, prefill_tokens=9, context_tokens=1100, prefill_context_tokens=900, longest_context=150
+    )
+
+    assert model.duration_ns(mixed) == 1000 + 3 * (150 - 100)
+
+
+def test_a_penalty_without_a_dimension_is_a_share_of_the_attention_of_equal_lengths() -> None:
+    model = LinearStepTime(fixed=1000, per_context_token=10, multiprocessors_per_head=16.5).unequal(0.2)
+    batch = BatchComposition(decodes=64, context_tokens=64_000, longest_context=16_000)
+
+    r = 16_000 * 16.5 / 64_000
+    attention = 10 * 64_000 * (1 + 0.2 * r * (1 - 1_000 / 16_000))
+    assert model.tail_decodes == 27
+    assert model.duration_ns(batch) == pytest.approx(1000 + attention)
+    assert model.unequal(0).duration_ns(batch) == 1000 + 640_000
+
+
+def test_a_penalty_needs_a_gpu_that_is_known() -> None:
+    with pytest.raises(ValueError, match="multiprocessors_per_head"):
+        LinearStepTime(fixed=1000, per_context_token=10).unequal(0.2)
+    with pytest.raises(ValueError, match="kappa"):
+        LinearStepTime(fixed=1000, multiprocessors_per_head=1).unequal(-0.1)
+    assert LinearStepTime(fixed=1000).unequal(0).duration_ns(BatchComposition(decodes=1)) == 1000
+
+
+def test_decodes_beside_prompt_tokens_cost_more_than_each_alone() -> None:
+    model = LinearStepTime(fixed=1000, per_mixed_decode=7, per_mixed_context_token=2, per_mixed_work=3)
+    mixed = BatchComposition(
+        decodes=4, prefills=1, prefill_tokens=10, context_tokens=450, prefill_context_tokens=50, prefill_work=50.0
+    )
+
+    assert model.duration_ns(mixed) == 1000 + 4 * 7 + 400 * 2 + 4 * 10 * 3
+    assert model.duration_ns(BatchComposition(decodes=4, context_tokens=400)) == 1000
+    assert _prompt(model, 10) == 1000
 
 
 def test_a_step_with_any_prompt_costs_once_more_however_many_prompts_there_are() -> None:
@@ -67,6 +110,10 @@ def test_a_machine_that_takes_twice_as_long_does_so_for_all_of_it() -> None:
         ({"fixed": 1.0, "per_decode": float("nan")}, "per_decode"),
         ({"fixed": 1.0, "per_prompted_step": -1.0}, "per_prompted_step"),
         ({"fixed": 1.0, "per_context_token": float("inf")}, "per_context_token"),
+        ({"fixed": 1.0, "per_tail_token": -1.0}, "per_tail_token"),
+        ({"fixed": 1.0, "per_mixed_work": -1.0}, "per_mixed_work"),
+        ({"fixed": 1.0, "tail_decodes": -1}, "tail_decodes"),
+        ({"fixed": 1.0, "multiprocessors_per_head": float("nan")}, "multiprocessors_per_head"),
         ({"fixed": 1.0, "bends": ((8, -1.0),)}, "bends"),
         ({"fixed": 1.0, "bends": ((8, 2.0), (16, -3.0))}, "bends"),
         ({"fixed": 1.0, "bends": ((8, 1.0), (8, 1.0))}, "bends"),

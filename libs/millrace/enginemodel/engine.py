@@ -196,7 +196,7 @@ class ModelledEngine:
         steps, context = decodes_left(scheduler.running)  # type: ignore[arg-type]
         if steps < 2:
             return None
-        longest = max(sequence.total for sequence in scheduler.running) if self.cost.longest_token else 0
+        longest = max(sequence.total for sequence in scheduler.running) if self.cost.tail_token else 0
         first = BatchComposition(decodes=len(scheduler.running), context_tokens=context, longest_context=longest)
         run = DecodeRun(self.cost, first, begins_ns=now_ns, remainder_fs=self._remainder_fs)
         run.limit(steps, span_ns)
@@ -265,7 +265,7 @@ class ModelledEngine:
         for sequence in batch.sequences[-batch.admitted :] if batch.admitted else ():
             assert isinstance(sequence, ModelledSequence)
             sequence.scheduled_ns = sequence.scheduled_ns or begins_ns
-        composition = batch.composition(with_longest=self.cost.longest_token > 0)
+        composition = batch.composition(with_longest=self.cost.tail_token > 0)
         cost_fs = self.cost.duration_fs(composition) + self._remainder_fs
         if self.slowed is not None:
             cost_fs = round(cost_fs * self.slowed())

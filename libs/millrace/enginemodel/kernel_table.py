@@ -22,8 +22,8 @@ PREFILL_GRANULARITY = 64
 class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
     """A step's time put together from kernels.
 
-    ``T = layers·(linear(tokens) + prefill attention + decode attention + 2·all-reduce(tokens)) + head(sequences) +
-    host``.
+    ``T = layers·(linear(tokens) + prefill attention + decode attention + tail + mixed + 2·all-reduce(tokens)) +
+    head(sequences) + host``.
 
     Attributes:
         layers: Of the model.
@@ -33,8 +33,12 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
         head: The language model's head and sampling, by sequences.
         host_fixed: What each step takes outside kernels, ns.
         host_per_sequence: The same for each sequence, ns.
-        longest_token: One layer's cost of each token of the longest decoding sequence's context, ns, should that last
-            longest; 0 where unequal lengths cost nothing.
+        tail_token: One layer's cost of each token by which the longest decoding sequence is longer than their mean, ns;
+            0 where unequal lengths cost nothing.
+        tail_decodes: Decoding sequences from which on it is paid.
+        mixed: What one layer's attention takes more than its prompt and decode attention apart when both are in a step,
+            by sequences and context tokens of each; None where that was not measured.
+        mixed_work: The same for each pair of a decoding sequence and a prompt token, ns.
         all_reduce: Between the GPUs of a tensor-parallel group; None on one GPU. The tables are those of one GPU of
             the group.
         hidden_bytes: Of one token's hidden state: what an all-reduce carries.
@@ -47,7 +51,10 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
     head: Profile | None = None
     host_fixed: float = 0.0
     host_per_sequence: float = 0.0
-    longest_token: float = 0.0
+    tail_token: float = 0.0
+    tail_decodes: int = 0
+    mixed: Surface | None = None
+    mixed_work: float = 0.0
     all_reduce: AllReduce | None = None
     hidden_bytes: int = 0
     provenance: Provenance | None = None
@@ -57,10 +64,13 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
         chunks = range(PREFILL_GRANULARITY, parameters.token_budget + PREFILL_GRANULARITY, PREFILL_GRANULARITY)
         return StepCost(
             fixed=_fs(self.host_fixed),
-            longest_token=_fs(self.longest_token * self.layers),
+            tail_token=_fs(self.tail_token * self.layers),
+            tail_decodes=self.tail_decodes,
+            mixed_work=_fs(self.mixed_work * self.layers),
             tokens=self._tokens(parameters.token_budget),
             sequences=self._sequences(parameters.max_sequences),
-            decode_context=tuple(self._decodes(count) for count in range(1, parameters.max_sequences + 1)),
+            decode_context=self._by_decodes(self.decode, parameters.max_sequences),
+            mixed_context=self._by_decodes(self.mixed, parameters.max_sequences) if self.mixed else (),
             prefill_work=tuple(self._chunk(tokens) for tokens in chunks),
             prefill_granularity=PREFILL_GRANULARITY,
         )
@@ -85,13 +95,15 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
     def _sequences_at(self, sequences: float) -> float:
         return (self.head.at(sequences) if self.head else 0.0) + self.host_per_sequence * sequences
 
-    def _decodes(self, count: int) -> CostCurve:
-        """Decode attention of ``count`` sequences by the sum of their contexts."""
+    def _by_decodes(self, attention: Surface, most: int) -> tuple[CostCurve, ...]:
+        """A curve for each number of sequences, by the sum of their contexts."""
+        return tuple(self._context(attention, count) for count in range(1, most + 1))
 
+    def _context(self, attention: Surface, count: int) -> CostCurve:
         def at(total: float) -> float:
-            return self.layers * self.decode.at(count, total / count)
+            return self.layers * attention.at(count, total / count)
 
-        sizes = {count * size for size in self.decode.sizes() if size > 0}
+        sizes = {count * size for size in attention.sizes() if size > 0}
         return _curve({0: at(0)} | {size: at(size) for size in sizes}, beyond=at)
 
     def _chunk(self, tokens: int) -> CostCurve:

@@ -32,7 +32,7 @@ class DecodeRun:
         self._cost = cost
         self._remainder_fs = remainder_fs
         self._base_fs = cost.duration_fs(first)
-        self._linear = not (cost.longest_token or cost.decode_context) and self._base_fs > FS_PER_NS
+        self._linear = not cost.decode_context and self._base_fs > FS_PER_NS
         self._slope_fs = cost.context_token * first.decodes
 
     def limit(self, steps: int, span_ns: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -20,9 +21,16 @@ COSTS = (
     "per_prefill_token",
     "per_context_token",
     "per_prefill_work",
-    "per_longest_token",
+    "per_tail_token",
     "per_prompted_step",
+    "per_mixed_decode",
+    "per_mixed_context_token",
+    "per_mixed_work",
 )
+
+#: Share of the multiprocessors, doubled, from which on FlashAttention-2 does not split a sequence's KV over several.
+#: Source: ``num_splits_heuristic`` of flash-attention 2.
+NOT_SPLIT_FROM = 0.8
 
 
 class StepTimeModel(Protocol):
@@ -53,8 +61,9 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A step's time as a sum of what it does, each with a cost in ns.
 
     ``T = fixed + per_decode·decodes + per_prefill_token·prefill_tokens + per_prefill_work·prefill_work +
-    max(per_context_token·context_tokens, per_longest_token·longest_context) + Σ bends``, and ``per_prompted_step`` once
-    if any prompt token is among it.
+    per_context_token·context_tokens + per_tail_token·(longest - mean context of decodes) + Σ bends``, the tail only
+    where at least ``tail_decodes`` sequences decode. A step with any prompt token has ``per_prompted_step`` too, and
+    ``per_mixed_decode·decodes + per_mixed_context_token·context of decodes + per_mixed_work·decodes·prefill_tokens``.
 
     Attributes:
         fixed: ns of any step (c0): launching, weights read once.
@@ -62,10 +71,17 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         per_prefill_token: ns for each prompt token (c2).
         per_context_token: ns for each token of context that attention reads (c3).
         per_prefill_work: ns for each token² of prompt attention (c4).
-        per_longest_token: ns for each token of the longest decoding sequence: what unequal lengths in one batch cost.
-            0 where that was not measured, or costs nothing.
+        per_tail_token: ns for each token by which the longest decoding sequence is longer than their mean: what
+            unequal lengths in one batch cost. 0 where that was not measured, or costs nothing.
         per_prompted_step: ns that a step costs more in which any prompt is computed, however short: the batch is put
             together anew, and attention takes another path.
+        per_mixed_decode: ns for each decoding sequence beside prompt tokens.
+        per_mixed_context_token: ns for each token of their context: kernels that take prompts and decodes at once read
+            it slower.
+        per_mixed_work: ns for each pair of a decoding sequence and a prompt token.
+        tail_decodes: Decoding sequences from which on unequal lengths cost something: with fewer the kernel splits.
+        multiprocessors_per_head: Of one GPU, per KV head of the model; 0 where unknown. With it a penalty without a
+            dimension (``unequal``) becomes a time.
         bends: Pairs (tokens, ns), tokens rising: each token computed beyond so many, of prompts or decodes, costs so
             much more, or less where ns is below 0, down to what it costs without bends. This is how a roofline bends:
             weights are read once for few tokens and for many.
@@ -77,14 +93,21 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     per_prefill_token: float = 0.0
     per_context_token: float = 0.0
     per_prefill_work: float = 0.0
-    per_longest_token: float = 0.0
+    per_tail_token: float = 0.0
     per_prompted_step: float = 0.0
+    per_mixed_decode: float = 0.0
+    per_mixed_context_token: float = 0.0
+    per_mixed_work: float = 0.0
+    tail_decodes: int = 0
+    multiprocessors_per_head: float = 0.0
     bends: tuple[tuple[int, float], ...] = ()
     parallel: TensorParallel | None = None
     provenance: Provenance | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for costs below 0 and bends out of order."""
+        """Raises ValueError for costs and counts below 0 and bends out of order."""
+        if self.tail_decodes < 0 or not 0 <= self.multiprocessors_per_head < float("inf"):
+            raise ValueError("tail_decodes and multiprocessors_per_head must be at least 0")
         for name in COSTS:
             ns = getattr(self, name)
             if not 0 <= ns < float("inf"):
@@ -101,9 +124,11 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The model of a fit's solution.
 
         Args:
-            costs: ns of fixed, per_decode, per_prefill_token, per_context_token, per_prefill_work, per_prompted_step.
+            costs: ns of fixed, per_decode, per_prefill_token, per_context_token, per_prefill_work, per_prompted_step,
+                per_mixed_decode, per_mixed_context_token, per_mixed_work; the last three may be left out.
         """
-        fixed, decode, prefill, context, work, prompted = (float(ns) for ns in costs)
+        fixed, decode, prefill, context, work, prompted, *mixed = (float(ns) for ns in costs)
+        mixed_decode, mixed_context, mixed_work = mixed or (0.0, 0.0, 0.0)
         return cls(
             fixed=fixed,
             per_decode=decode,
@@ -111,6 +136,9 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             per_context_token=context,
             per_prefill_work=work,
             per_prompted_step=prompted,
+            per_mixed_decode=mixed_decode,
+            per_mixed_context_token=mixed_context,
+            per_mixed_work=mixed_work,
             bends=bends,
         )
 
@@ -122,8 +150,12 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             decode=_fs(model.per_decode),
             prefill_token=_fs(model.per_prefill_token),
             context_token=_fs(model.per_context_token),
-            longest_token=_fs(model.per_longest_token),
+            tail_token=_fs(model.per_tail_token),
+            tail_decodes=model.tail_decodes,
             prefill_half_work=_fs(model.per_prefill_work / 2),
+            mixed_decode=_fs(model.per_mixed_decode),
+            mixed_context_token=_fs(model.per_mixed_context_token),
+            mixed_work=_fs(model.per_mixed_work),
             tokens=_bent(model.bends) if model.bends else None,
             prefill_work=(_flat(model.per_prompted_step),) if model.per_prompted_step else (),
         )
@@ -131,7 +163,8 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def shared(self, group: TensorParallel) -> LinearStepTime:
         """The same engine on a group of GPUs: each does its part of the work, and all wait for all-reduces.
 
-        What a step with a prompt costs more is the host's work, which each does whole.
+        What a step with a prompt costs more is the host's work, which each does whole. The tail keeps its cost: each
+        GPU has its share of the heads, so that one sequence is on its share of the multiprocessors as long as on one.
         """
         ways = group.ways
         undivided = min(group.undivided, self.fixed)
@@ -142,9 +175,34 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             per_prefill_token=self.per_prefill_token / ways + group.reduce_token,
             per_context_token=self.per_context_token / ways,
             per_prefill_work=self.per_prefill_work / ways,
-            per_longest_token=self.per_longest_token / ways,
+            per_mixed_decode=self.per_mixed_decode / ways,
+            per_mixed_context_token=self.per_mixed_context_token / ways,
+            per_mixed_work=self.per_mixed_work / ways,
+            tail_decodes=self.tail_decodes * ways,
+            multiprocessors_per_head=self.multiprocessors_per_head * ways,
             bends=tuple((tokens, ns / ways) for tokens, ns in self.bends),
             parallel=None,
+        )
+
+    def unequal(self, kappa: float) -> LinearStepTime:
+        """The same engine where unequal lengths cost so much, instead of what its set says.
+
+        Decode attention then takes ``1 + kappa·r·(1 - mean/longest)`` times as long as with equal lengths, with
+        ``r = longest·multiprocessors/(Σ context·KV heads)``, in batches that the kernel does not split.
+
+        Args: kappa: 0 for kernels that split; 0.15 to 0.20 in the public FlashAttention-2 data (bench step_time).
+
+        Raises:
+            ValueError: kappa is below 0, or the set does not tell ``multiprocessors_per_head``.
+        """
+        if not 0 <= kappa < float("inf"):
+            raise ValueError(f"kappa must be at least 0, is {kappa}")
+        if kappa and not self.multiprocessors_per_head:
+            raise ValueError("kappa needs a set of coefficients with multiprocessors_per_head")
+        return msgspec.structs.replace(
+            self,
+            per_tail_token=kappa * self.per_context_token * self.multiprocessors_per_head,
+            tail_decodes=not_split_from(self.multiprocessors_per_head),
         )
 
     def times(self, factor: float) -> LinearStepTime:
@@ -166,6 +224,11 @@ class ConstantStepTime(msgspec.Struct, frozen=True):
     def cost(self, parameters: EngineParameters) -> StepCost:
         """One fixed cost."""
         return StepCost(fixed=self.step_ns * FS_PER_NS)
+
+
+def not_split_from(multiprocessors_per_head: float) -> int:
+    """Decoding sequences from which on FlashAttention-2 gives each of them one multiprocessor per head."""
+    return math.ceil(NOT_SPLIT_FROM * 2 * multiprocessors_per_head)
 
 
 def _flat(ns: float) -> CostCurve:

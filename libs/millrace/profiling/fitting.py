@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import msgspec
@@ -13,15 +14,18 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS
 from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
 
-#: Of the cost of unequal lengths: the term is a maximum, so the longest sequence's cost is tried, not solved for.
-LONGEST_TRIALS = 12
+#: Costs of a tail that are tried, as powers of the square root of 2 times the cost of a token of context: a gate makes
+#: it a choice and not a solution.
+TAIL_POWERS = range(-4, 16)
+#: Decoding sequences from which on a tail may be paid.
+TAIL_GATES = (1, 2, 4, 8, 16, 32, 64)
 #: Share of the error that it must save to be kept: else any set of measurements would have one.
-LONGEST_GAIN = 0.03
+TAIL_GAIN = 0.03
 #: Rounds of reweighting from squares to absolute values.
 ROUNDS = 15
 
-#: Column of what any prompt costs.
-PROMPTED = 5
+#: Columns of what any prompt costs, and of what decodes and prompt tokens in one step do.
+PROMPTED, MIXED = 5, slice(6, 9)
 
 Sample = tuple[BatchComposition, float]
 
@@ -70,7 +74,12 @@ def held_out(samples: list[Sample], *, share: float = 1 / 3, seed: int = 0) -> t
 
 
 def fit(
-    samples: list[Sample], *, bends: tuple[int, ...] = (), absolute: bool = False, prompted: bool = False
+    samples: list[Sample],
+    *,
+    bends: tuple[int, ...] = (),
+    absolute: bool = False,
+    prompted: bool = False,
+    mixed: bool = False,
 ) -> LinearStepTime:
     """The model with the least squared relative errors; with ``absolute`` the least absolute ones.
 
@@ -82,45 +91,51 @@ def fit(
         bends: Numbers of tokens where the time per token may change; never below what it is for few tokens.
         absolute: See above.
         prompted: Fit too what a step with any prompt costs besides; else 0.
+        mixed: Fit too what decodes cost more beside prompt tokens; else 0.
     """
-    if len(samples) < 7 + len(bends):
-        raise ValueError(f"{len(samples)} steps are too few to fit {6 + len(bends)} coefficients")
+    coefficients = PROMPTED + 1 + 3 * mixed + len(bends)
+    if len(samples) <= coefficients:
+        raise ValueError(f"{len(samples)} steps are too few to fit {coefficients} coefficients")
     rows = np.array([_features(batch, bends) for batch, _ in samples], dtype=float)
     rows[:, PROMPTED] *= prompted
+    rows[:, MIXED] *= mixed
     times = np.array([ns for _, ns in samples], dtype=float)
     solution = non_negative(rows / times[:, None], rounds=ROUNDS if absolute else 1)
     rounded = [float(f"{value:.4g}") for value in solution]
-    return LinearStepTime.fitted(rounded[: PROMPTED + 1], bends=_bent(bends, rounded[PROMPTED + 1 :]))
+    return LinearStepTime.fitted(rounded[: MIXED.stop], bends=_bent(bends, rounded[MIXED.stop :]))
 
 
-def with_longest(model: LinearStepTime, samples: list[Sample]) -> LinearStepTime:
-    """The model with a cost of the longest sequence, if one makes its errors on these samples clearly smaller."""
+def with_tail(model: LinearStepTime, samples: list[Sample]) -> LinearStepTime:
+    """The model with a cost of unequal lengths, if one makes its errors on these samples clearly smaller."""
     if model.per_context_token == 0:
         return model
-    best, least = model, judge(model, samples).mean * (1 - LONGEST_GAIN)
-    for power in range(LONGEST_TRIALS):
-        cost = float(f"{model.per_context_token * 2 ** (power / 2 + 1):.4g}")
-        tried = msgspec.structs.replace(model, per_longest_token=cost)
+    best, least = model, judge(model, samples).mean * (1 - TAIL_GAIN)
+    most = max((batch.decodes for batch, _ in samples), default=0)
+    for gate, power in itertools.product((gate for gate in TAIL_GATES if gate <= most), TAIL_POWERS):
+        cost = float(f"{model.per_context_token * 2 ** (power / 2):.4g}")
+        tried = msgspec.structs.replace(model, per_tail_token=cost, tail_decodes=gate)
         error = judge(tried, samples).mean
         if error < least:
             best, least = tried, error
     return best
 
 
-def non_negative(rows: np.ndarray, *, rounds: int = 1) -> np.ndarray:
-    """Coefficients of at least 0 whose sum with each row is nearest to 1.
+def non_negative(rows: np.ndarray, *, rounds: int = 1, known: np.ndarray | None = None) -> np.ndarray:
+    """Coefficients of at least 0 whose sum with each row is nearest to 1, or to what ``known`` leaves of it.
 
     Columns are scaled to like sizes, or the solver would lose the small ones.
 
     Args:
         rows: One for each step, each divided by the step's time: errors are then relative.
         rounds: More than one for least absolute errors, by reweighting.
+        known: For each row, the share of the step's time that is known already.
     """
+    wanted = np.ones(len(rows)) if known is None else 1.0 - known
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
     weights = np.ones(len(rows))
     for _ in range(rounds):
-        solution = nnls(rows / scale * weights[:, None], weights)[0] / scale
-        weights = 1.0 / np.sqrt(np.maximum(np.abs(rows @ solution - 1.0), 1e-3))
+        solution = nnls(rows / scale * weights[:, None], wanted * weights)[0] / scale
+        weights = 1.0 / np.sqrt(np.maximum(np.abs(rows @ solution - wanted), 1e-3))
     return np.asarray(solution)
 
 
@@ -130,7 +145,9 @@ def _features(batch: BatchComposition, bends: tuple[int, ...]) -> list[float]:
     within = [min(max(0, tokens - at), end - at) for at, end in zip(bends, ends, strict=True)]
     prompted = 1.0 if batch.prefill_tokens else 0.0
     linear = [1.0, batch.decodes, batch.prefill_tokens, batch.context_tokens, batch.prefill_work, prompted]
-    return [*linear, *within]
+    context = batch.context_tokens - batch.prefill_context_tokens
+    mixed = [prompted * batch.decodes, prompted * context, batch.decodes * batch.prefill_tokens]
+    return [*linear, *mixed, *within]
 
 
 def _bent(bends: tuple[int, ...], steepness: list[float]) -> tuple[tuple[int, float], ...]:

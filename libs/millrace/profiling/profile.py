@@ -13,7 +13,7 @@ import msgspec
 
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.steptime import LinearStepTime, Provenance
-from millrace.profiling.fitting import Errors, Sample, fit, judge, with_longest
+from millrace.profiling.fitting import Errors, Sample, fit, judge, with_tail
 from millrace.profiling.records import Profiled, ProfilePort, Round, RoundRecord, SequenceRecord, sequence_records
 
 #: Where the time per token may rise; the fit leaves out those where it does not.
@@ -98,7 +98,7 @@ def fitted(profiled: Profiled, records: list[list[RoundRecord]], options: Option
     out = held_out_rounds([repeats[0].round.name for repeats in records], options.seed)
     measured = [step for repeats in records for step in least(repeats, profiled.steady_clock, out)]
     training = [sample(step) for step in measured if not step.held_out]
-    model = with_longest(fit(training, bends=BENDS, absolute=True, prompted=True), training)
+    model = with_tail(fit(training, bends=BENDS, absolute=True, prompted=True), training)
     errors = judge(model, [sample(step) for step in measured if step.held_out])
     sequences = [each for repeats in records for each in sequence_records(repeats[0], cpu=profiled.steady_clock)]
     return Profile(

@@ -80,8 +80,10 @@ public:
     // Puts the sequences into `future`; those at their end are left out. `finals`: assumed output lengths, running ones
     // first, where a rule other than OutrunPlusTen made them.
     // `cached`: of each waiting one, tokens that are in the prefix cache.
+    // `leave_at`: tokens at which a sequence leaves; 0 for never.
     void restore(Future& future, nb::list running, nb::list waiting, const std::optional<nb::list>& finals,
-                 const std::optional<std::vector<std::int64_t>>& cached) {
+                 const std::optional<std::vector<std::int64_t>>& cached, std::int64_t leave_at) {
+        leave_at_ = counted(leave_at, 0, "leave_at_tokens");
         std::size_t position = 0;
         for (nb::handle status : running) {
             const Queued sequence = read(status.ptr(), finals, position++);
@@ -118,12 +120,15 @@ private:
             final_tokens = std::min(final_tokens, fields_.read(status, MAX));
         }
         final_tokens = std::min(final_tokens, limits_.max_model_len - prompt);
+        if (prompt + output < leave_at_) final_tokens = std::min(final_tokens, leave_at_ - prompt);
         if (final_tokens <= output) return Queued{0, 0, 0, 0, 0};
-        return Asked{prompt, prompt + output, prompt + final_tokens, 1, 0}.sequence(0);
+        const Tag tag = -static_cast<Tag>(position) - 1;
+        return Asked{prompt, prompt + output, prompt + final_tokens, 1, 0}.sequence(tag);
     }
 
     const Limits& limits_;
     std::int64_t default_output_tokens_;
+    std::int64_t leave_at_ = 0;
     StructReader fields_;
 };
 
@@ -135,12 +140,13 @@ public:
     PyForecaster& operator=(const PyForecaster&) = delete;
 
     void load(nb::list running, nb::list waiting, std::int64_t blocks_free, const std::optional<nb::list>& finals,
-              const std::optional<std::vector<std::int64_t>>& cached) {
+              const std::optional<std::vector<std::int64_t>>& cached, std::int64_t leave_at) {
         loaded_ = false;
         std::int64_t blocks = counted(blocks_free, 0, "blocks_free");
         for (nb::handle status : running) blocks += reader_.blocks_of(status);
         for (nb::handle status : waiting) blocks += reader_.blocks_of(status);
-        reader_.restore(forecaster_.restart(blocks), running, waiting, finals, cached);
+        Future& future = forecaster_.restart(blocks, running.size() + waiting.size());
+        reader_.restore(future, running, waiting, finals, cached, leave_at);
         forecaster_.restored();
         loaded_ = true;
     }
@@ -164,6 +170,36 @@ public:
         return nb::make_tuple(to_python(answer.ttft), to_python(answer.e2e), to_python(answer.tpot_mean),
                               to_python(answer.tpot_worst), answer.blocks_peak, answer.preemptions, answer.others,
                               to_python(answer.others_delay));
+    }
+
+    // Rows of tokens, blocks, running, waiting, others, preemptions.
+    nb::list curve(std::int64_t now_ns, std::int64_t spacing_ns, std::int64_t points) {
+        check_loaded();
+        counted(points, 1, "points");
+        if (spacing_ns < 0) throw std::invalid_argument("a curve goes forward");
+        nb::list rows;
+        for (const Load& load : forecaster_.curve(now_ns, spacing_ns, points)) {
+            rows.append(nb::make_tuple(load.tokens, load.blocks, load.running, load.waiting, load.others,
+                                       load.preemptions));
+        }
+        return rows;
+    }
+
+    nb::object leave(std::int64_t now_ns, std::int64_t position) {
+        check_loaded();
+        const auto index = static_cast<std::size_t>(counted(position, 0, "position"));
+        const std::optional<Departure> answer = forecaster_.leave(now_ns, index);
+        if (!answer) return nb::none();
+        return nb::make_tuple(to_python(answer->relieved), answer->preemptions_avoided, answer->others,
+                              to_python(answer->rest));
+    }
+
+    nb::tuple join(std::int64_t now_ns, std::int64_t at_ns, std::int64_t prompt, std::int64_t output,
+                   std::int64_t final_tokens) {
+        check_loaded();
+        const Coming answer = forecaster_.join(now_ns, at_ns, asked(prompt, output, final_tokens, 1, 0));
+        return nb::make_tuple(to_python(answer.others_delay), answer.preemptions, answer.others, answer.blocks_peak,
+                              to_python(answer.start), to_python(answer.e2e), to_python(answer.pace));
     }
 
 private:
@@ -198,31 +234,39 @@ DecodeRun decode_run(const StepCost& cost, std::int64_t decodes, std::int64_t co
 
 NB_MODULE(enginemodel, module) {
     // What native.py calls with which arguments: a build that says another number is taken for missing.
-    module.attr("INTERFACE") = 3;
+    module.attr("INTERFACE") = 4;
     nb::class_<StepCost>(module, "StepCost")
         .def(
             "__init__",
             [](StepCost* self, std::int64_t fixed, std::int64_t decode, std::int64_t prefill_token,
-               std::int64_t context_token, std::int64_t longest_token, std::int64_t prefill_half_work,
-               const std::vector<CurveTuple>& tokens, const std::vector<CurveTuple>& sequences,
+               std::int64_t context_token, std::int64_t tail_token, std::int64_t tail_decodes,
+               std::int64_t prefill_half_work, std::int64_t mixed_decode, std::int64_t mixed_context_token,
+               std::int64_t mixed_work, const std::vector<CurveTuple>& tokens, const std::vector<CurveTuple>& sequences,
                const std::vector<CurveTuple>& decode_context, const std::vector<CurveTuple>& prefill_work,
-               std::int64_t prefill_granularity) {
+               const std::vector<CurveTuple>& mixed_context, std::int64_t prefill_granularity) {
                 counted(prefill_granularity, 1, "prefill_granularity");
                 new (self) StepCost{fixed,
                                     decode,
                                     prefill_token,
                                     context_token,
-                                    longest_token,
+                                    tail_token,
+                                    tail_decodes,
                                     prefill_half_work,
+                                    mixed_decode,
+                                    mixed_context_token,
+                                    mixed_work,
                                     to_curves(tokens),
                                     to_curves(sequences),
                                     to_curves(decode_context),
                                     to_curves(prefill_work),
+                                    to_curves(mixed_context),
                                     prefill_granularity};
             },
             nb::kw_only(), nb::arg("fixed"), nb::arg("decode"), nb::arg("prefill_token"), nb::arg("context_token"),
-            nb::arg("longest_token"), nb::arg("prefill_half_work"), nb::arg("tokens"), nb::arg("sequences"),
-            nb::arg("decode_context"), nb::arg("prefill_work"), nb::arg("prefill_granularity"))
+            nb::arg("tail_token"), nb::arg("tail_decodes"), nb::arg("prefill_half_work"), nb::arg("mixed_decode"),
+            nb::arg("mixed_context_token"), nb::arg("mixed_work"), nb::arg("tokens"), nb::arg("sequences"),
+            nb::arg("decode_context"), nb::arg("prefill_work"), nb::arg("mixed_context"),
+            nb::arg("prefill_granularity"))
         .def("duration_fs",
              [](const StepCost& self, std::int64_t decodes, std::int64_t prefills, std::int64_t prefill_tokens,
                 std::int64_t context_tokens, std::int64_t half_work, std::int64_t prefill_context_tokens,
@@ -274,10 +318,13 @@ NB_MODULE(enginemodel, module) {
     nb::class_<PyForecaster>(module, "Forecaster")
         .def(nb::init<const Limits&, const StepCost&, std::int64_t>())
         .def("load", &PyForecaster::load, nb::arg("running"), nb::arg("waiting"), nb::arg("blocks_free"),
-             nb::arg("finals").none(), nb::arg("cached").none())
+             nb::arg("finals").none(), nb::arg("cached").none(), nb::arg("leave_at"))
         .def("place", &PyForecaster::place)
         .def("set_scale", &PyForecaster::set_scale)
-        .def("ask", &PyForecaster::ask);
+        .def("ask", &PyForecaster::ask)
+        .def("curve", &PyForecaster::curve)
+        .def("leave", &PyForecaster::leave)
+        .def("join", &PyForecaster::join);
     bind_replica(module);
 }
 

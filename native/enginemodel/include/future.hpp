@@ -30,7 +30,8 @@ struct Limits {
     }
 };
 
-// Whose sequence it is: 0 for those that are there, else one more than its index in the candidate.
+// Whose sequence it is: above 0 one more than its index in the candidate; 0 for a placement; below 0 for one of the
+// snapshot, -1 for the first.
 using Tag = std::int32_t;
 
 // A sequence that waits or is still to come.
@@ -81,10 +82,21 @@ struct Watch {
     std::vector<Tokens> sequences;
     std::size_t left = 0;  // that have not ended
     bool joined = false;
+    Fs started = -1;  // begin of its first step, of one that came with its KV
     std::int64_t blocks_peak = 0;
     std::int64_t preemptions = 0;
 
     bool active() const { return joined && left > 0; }
+};
+
+// The instance during the step under way.
+struct Load {
+    std::int64_t tokens = 0;
+    std::int64_t blocks = 0;
+    std::int64_t running = 0;
+    std::int64_t waiting = 0;
+    std::int64_t others = 0;
+    std::int64_t preemptions = 0;
 };
 
 class Future {
@@ -109,15 +121,30 @@ public:
     // Rolls until nothing is left; or, without `all`, until the watched sequences have ended.
     void finish(const StepCost& cost, bool all = true);
 
-    // Sequences of tag 0 that have not ended, and the sum of the ends of those that have.
+    // One that comes with the KV of all but its last token, at `at` or as soon as there are blocks and a place for it.
+    void bring(Fs at, const Queued& sequence);
+    // Ends the step under way, which at the snapshot is the first one.
+    void end_step(const StepCost& cost);
+    // Takes one of the snapshot out, between two steps. Returns whether it was there.
+    bool remove(Tag tag);
+
+    // Sequences but the candidate's that have not ended, and the sum of the ends of those that have.
     std::int64_t others() const { return others_; }
     Fs others_ended() const { return others_ended_; }
+    std::int64_t preemptions() const { return preemptions_; }
+    Load load() const;
+    // From now on, keeps the end of each of `sequences` of the snapshot; -1 for those that have not ended since.
+    void record_ends(std::size_t sequences) { ended_at_.assign(sequences, Fs{-1}); }
+    const std::vector<Fs>& ended_at() const { return ended_at_; }
 
     Watch watch;
 
 private:
     bool has_work() const { return running_.size() > 0 || !waiting_.empty() || !arrived_.empty(); }
     void join();
+    void admit_comer();
+    Fs next_coming(Fs comer) const;
+    bool removed_waiting(Tag tag);
     void begin(const StepCost& cost);
     void complete();
     bool form(Composition& batch);
@@ -159,11 +186,14 @@ private:
     std::vector<Arrived> arrived_;  // head at the back
     std::vector<Arrival> arrivals_;
     std::size_t next_ = 0;  // of arrivals_
+    Arrival comer_{-1, {}};  // one that comes with its KV; none, or here already, where its time is -1
 
     std::int64_t irregular_ = 0;  // running ones that do anything but decode one token
     std::int64_t longest_ = 0;    // scratch of the step being formed
     std::int64_t others_ = 0;
     Fs others_ended_ = 0;
+    std::int64_t preemptions_ = 0;
+    std::vector<Fs> ended_at_;  // empty where nobody asks
 };
 
 }  // namespace millrace

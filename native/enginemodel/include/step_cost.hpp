@@ -36,14 +36,23 @@ struct StepCost {
     std::int64_t decode = 0;
     std::int64_t prefill_token = 0;
     std::int64_t context_token = 0;
-    std::int64_t longest_token = 0;
+    std::int64_t tail_token = 0;
+    std::int64_t tail_decodes = 0;
     std::int64_t prefill_half_work = 0;
+    std::int64_t mixed_decode = 0;
+    std::int64_t mixed_context_token = 0;
+    std::int64_t mixed_work = 0;
     std::vector<Curve> tokens;     // none or one
     std::vector<Curve> sequences;  // none or one
     std::vector<Curve> decode_context;
     std::vector<Curve> prefill_work;
+    std::vector<Curve> mixed_context;
     std::int64_t prefill_granularity = 64;
 
+    // What so many decodes cost more because the longest, where it is known, is longer than their mean.
+    Fs tail(std::int64_t decodes, std::int64_t context, std::int64_t longest) const;
+    // What decodes beside prompt tokens cost more than each alone.
+    Fs mixed(std::int64_t decodes, std::int64_t context, std::int64_t prefill_tokens) const;
     Fs duration(const Composition& batch) const;
     // The same engine, `scale` times as slow; rounds as Python's round() does.
     StepCost scaled(double scale) const;
@@ -52,7 +61,8 @@ struct StepCost {
 // Successive steps of the same decoding sequences, each context growing by one token a step. Steps count from 0.
 class DecodeRun {
 public:
-    // `context`: sum of contexts after the first step; `longest`: the longest of them, 0 where that costs nothing.
+    // `context`: sum of contexts after the first step; `longest`: the longest of them, 0 where it is not known. How much
+    // it is longer than their mean is the same in all steps.
     DecodeRun(const StepCost& cost, std::int64_t decodes, std::int64_t context, std::int64_t longest);
 
     // Cost of one step.
@@ -74,11 +84,7 @@ private:
         Fs sum(std::int64_t count) const;
     };
 
-    struct Line {
-        Fs value;
-        Fs slope;
-    };
-
+    static Stretch above_least(Fs value, Fs slope, std::int64_t steps);
     // Calls visit(Stretch) for the steps [begin, end) in order, until it returns false.
     template <typename Visit>
     void stretches(std::int64_t begin, std::int64_t end, Visit&& visit) const;
@@ -87,7 +93,6 @@ private:
     const Curve* curve_ = nullptr;
     std::int64_t decodes_;
     std::int64_t context_;
-    std::int64_t longest_;
     Fs base_;
 };
 

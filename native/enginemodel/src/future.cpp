@@ -68,7 +68,59 @@ void Future::arrive(Fs at, const Queued& sequence) {
     const auto first = arrivals_.begin() + static_cast<std::ptrdiff_t>(next_);
     const auto later = [](Fs time, const Arrival& arrival) { return time < arrival.at; };
     arrivals_.insert(std::upper_bound(first, arrivals_.end(), at, later), Arrival{at, sequence});
-    others_ += sequence.tag == 0;
+    others_ += sequence.tag <= 0;
+}
+
+void Future::bring(Fs at, const Queued& sequence) { comer_ = {at, sequence}; }
+
+// What goes
+
+void Future::end_step(const StepCost& cost) {
+    if (!under_way_ && !stepped_ && has_work()) begin(cost);
+    if (under_way_) complete();
+}
+
+bool Future::remove(Tag tag) {
+    const auto found = std::find(running_.tag.begin(), running_.tag.end(), tag);
+    if (found != running_.tag.end()) {
+        const auto index = static_cast<std::size_t>(found - running_.tag.begin());
+        irregular_ -= (running_.missing[index] != 1) | (running_.total[index] <= running_.prompt[index]);
+        free_ += running_.slots[index] / limits_.block_size;
+        running_.erase(index);
+    } else if (!removed_waiting(tag)) {
+        return false;
+    }
+    --others_;
+    return true;
+}
+
+bool Future::removed_waiting(Tag tag) {
+    const auto waits = [tag](const Queued& sequence) { return sequence.tag == tag; };
+    const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), waits);
+    if (waiting != waiting_.end()) {
+        waiting_.erase(waiting);
+        return true;
+    }
+    const auto came = [tag](const Arrived& arrived) { return arrived.sequence.tag == tag; };
+    const auto arrived = std::find_if(arrived_.begin(), arrived_.end(), came);
+    if (arrived == arrived_.end()) return false;
+    free_ += arrived->blocks;
+    arrived_.erase(arrived);
+    return true;
+}
+
+Load Future::load() const {
+    Load load;
+    for (std::size_t index = 0; index < running_.size(); ++index) {
+        load.tokens += running_.total[index] - running_.missing[index];
+    }
+    for (const Arrived& arrived : arrived_) load.tokens += arrived.sequence.cached;
+    load.blocks = blocks_total_ - free_;
+    load.running = static_cast<std::int64_t>(running_.size());
+    load.waiting = static_cast<std::int64_t>(waiting_.size() + arrived_.size());
+    load.others = others_;
+    load.preemptions = preemptions_;
+    return load;
 }
 
 // Time
@@ -88,7 +140,7 @@ void Future::roll(const StepCost& cost, Fs until) {
 
 void Future::finish(const StepCost& cost, bool all) {
     if (under_way_) complete();
-    while (all ? has_work() || next_ < arrivals_.size() : watch.left > 0) {
+    while (all ? has_work() || next_ < arrivals_.size() || comer_.at >= 0 : watch.left > 0) {
         join();
         if (!jump(cost, 0, false)) {
             begin(cost);
@@ -99,7 +151,7 @@ void Future::finish(const StepCost& cost, bool all) {
 
 void Future::join() {
     if (!has_work()) {
-        joined_ = clock_ = std::max(clock_, arrivals_[next_].at);
+        joined_ = clock_ = std::max(clock_, next_coming(comer_.at));
     } else if (!stepped_) {
         return;  // the first step was formed before anything came
     } else {
@@ -108,8 +160,26 @@ void Future::join() {
     while (next_ < arrivals_.size() && arrivals_[next_].at <= joined_) {
         const Queued& sequence = arrivals_[next_++].sequence;
         waiting_.insert(waiting_.begin(), sequence);
-        if (sequence.tag != 0) watch.joined = true;
+        if (sequence.tag > 0) watch.joined = true;
     }
+    if (comer_.at >= 0 && comer_.at <= joined_) admit_comer();
+}
+
+// When somebody comes; -1 for nobody. `comer`: when the one with its KV does, -1 for not at all.
+Fs Future::next_coming(Fs comer) const {
+    if (next_ == arrivals_.size()) return comer;
+    return comer >= 0 ? std::min(comer, arrivals_[next_].at) : arrivals_[next_].at;
+}
+
+// Gives the one that comes with its KV its blocks and its place, if there are such.
+void Future::admit_comer() {
+    const std::int64_t blocks = limits_.blocks_for(comer_.sequence.total);
+    const std::size_t places = running_.size() + arrived_.size();
+    if (static_cast<std::int64_t>(places) >= limits_.max_sequences || blocks > free_) return;
+    free_ -= blocks;
+    arrived_.insert(arrived_.begin(), {comer_.sequence, blocks});
+    arrived_.front().sequence.cached = comer_.sequence.total - 1;
+    comer_.at = -1;
 }
 
 // One step
@@ -143,7 +213,7 @@ void Future::complete() {
     const std::size_t size = running_.size();
     if (watch.active()) {
         for (std::size_t index = 0; index < size; ++index) {
-            if (running_.tag[index] != 0 && running_.missing[index] == 0) note_token(running_.tag[index], clock_);
+            if (running_.tag[index] > 0 && running_.missing[index] == 0) note_token(running_.tag[index], clock_);
         }
     }
     std::int32_t* const missing = running_.missing.data();
@@ -213,6 +283,7 @@ void Future::preempt_last() {
     free_ += running_.slots.back() / limits_.block_size;
     waiting_.push_back(running_.pop());
     watch.preemptions += watch.active();
+    ++preemptions_;
 }
 
 void Future::put(std::size_t index, std::int64_t count, Composition& batch) {
@@ -251,6 +322,10 @@ std::int64_t Future::admit_arrived(Composition& batch, std::int64_t budget, std:
     if (count == 0 || watermark() > free_) return 0;  // the blocks themselves it has
     running_.push(arrived_.back().sequence);
     running_.slots.back() = arrived_.back().blocks * limits_.block_size;
+    if (arrived_.back().sequence.tag > 0) {
+        watch.joined = true;
+        watch.started = clock_;
+    }
     arrived_.pop_back();
     put(running_.size() - 1, count, batch);
     return count;
@@ -299,14 +374,15 @@ bool Future::jump(const StepCost& cost, Fs until, bool bounded) {
         nearest = std::min(nearest, end[index] - total[index]);
         context += total[index];
     }
-    const std::int64_t longest = cost.longest_token != 0 ? *std::max_element(total, total + size) : 0;
+    const std::int64_t longest = cost.tail_token != 0 ? *std::max_element(total, total + size) : 0;
     std::int64_t steps = steps_with_blocks(nearest);
     if (steps == 0) return false;
     const DecodeRun run(cost, static_cast<std::int64_t>(size), context, longest);
     if (bounded) steps = run.below(until - clock_, steps);
-    if (next_ < arrivals_.size()) {
+    // Whoever came with its KV and lacks blocks or a place lacks them as long as all decode on.
+    if (const Fs next = next_coming(comer_.at > joined_ ? comer_.at : Fs{-1}); next >= 0) {
         // Up to the first boundary at which somebody has come; with async scheduling, had come a step before.
-        const Fs wait = arrivals_[next_].at - clock_;
+        const Fs wait = next - clock_;
         if (!limits_.async_scheduling) {
             steps = std::min(steps, run.below(wait, steps) + 1);
         } else if (steps > 0) {
@@ -378,7 +454,7 @@ void Future::pass(const DecodeRun& run, std::int64_t steps) {
 
 void Future::note_run(const DecodeRun& run, std::int64_t steps, Fs end) {
     for (const Tag tag : running_.tag) {
-        if (tag == 0) continue;
+        if (tag <= 0) continue;
         Watch::Tokens& tokens = watch.sequences[static_cast<std::size_t>(tag) - 1];
         note_token(tag, clock_ + run.step(0));
         if (steps > 1) tokens.worst = std::max(tokens.worst, run.worst(1, steps));
@@ -407,11 +483,13 @@ void Future::remove_ended() {
             continue;
         }
         free_ += running_.slots[index] / limits_.block_size;
-        if (running_.tag[index] != 0) {
+        const Tag tag = running_.tag[index];
+        if (tag > 0) {
             --watch.left;
         } else {
             --others_;
             others_ended_ += clock_;
+            if (tag < 0 && !ended_at_.empty()) ended_at_[static_cast<std::size_t>(-tag) - 1] = clock_;
         }
         running_.erase(index);
     }

@@ -42,16 +42,33 @@ Fs StepCost::duration(const Composition& batch) const {
     cost += Fs{prefill_half_work} * batch.half_work;
     if (!tokens.empty()) cost += tokens[0].at(computed);
     if (!sequences.empty()) cost += sequences[0].at(batch.decodes + batch.prefills);
-    Fs attention = Fs{context_token} * batch.context_tokens;
-    if (!decode_context.empty() && batch.decodes > 0) {
-        attention += for_count(decode_context, batch.decodes).at(batch.context_tokens - batch.prefill_context_tokens);
+    const std::int64_t context = batch.context_tokens - batch.prefill_context_tokens;
+    cost += Fs{context_token} * batch.context_tokens;
+    if (batch.decodes > 0) {
+        if (!decode_context.empty()) cost += for_count(decode_context, batch.decodes).at(context);
+        cost += tail(batch.decodes, context, batch.longest_context);
     }
-    if (longest_token != 0) attention = std::max(attention, Fs{longest_token} * batch.longest_context);
-    if (!prefill_work.empty() && batch.prefill_tokens > 0) {
-        const std::int64_t index = (batch.prefill_tokens + prefill_granularity - 1) / prefill_granularity;
-        cost += for_count(prefill_work, index).at(batch.half_work);
+    if (batch.prefill_tokens > 0) {
+        if (!prefill_work.empty()) {
+            const std::int64_t index = (batch.prefill_tokens + prefill_granularity - 1) / prefill_granularity;
+            cost += for_count(prefill_work, index).at(batch.half_work);
+        }
+        if (batch.decodes > 0) cost += mixed(batch.decodes, context, batch.prefill_tokens);
     }
-    return std::max<Fs>(FS_PER_NS, cost + attention);
+    return std::max<Fs>(FS_PER_NS, cost);
+}
+
+Fs StepCost::tail(std::int64_t decodes, std::int64_t context, std::int64_t longest) const {
+    if (tail_token == 0 || decodes < tail_decodes) return 0;
+    const Fs excess = Fs{longest} * decodes - context;
+    return excess > 0 ? excess * tail_token / decodes : Fs{0};
+}
+
+Fs StepCost::mixed(std::int64_t decodes, std::int64_t context, std::int64_t prefill_tokens) const {
+    Fs cost = Fs{mixed_decode} * decodes + Fs{mixed_context_token} * context;
+    cost += Fs{mixed_work} * decodes * prefill_tokens;
+    if (!mixed_context.empty()) cost += for_count(mixed_context, decodes).at(context);
+    return cost;
 }
 
 StepCost StepCost::scaled(double scale) const {
@@ -61,19 +78,24 @@ StepCost StepCost::scaled(double scale) const {
     result.decode = scaled_value(decode, scale);
     result.prefill_token = scaled_value(prefill_token, scale);
     result.context_token = scaled_value(context_token, scale);
-    result.longest_token = scaled_value(longest_token, scale);
+    result.tail_token = scaled_value(tail_token, scale);
+    result.tail_decodes = tail_decodes;
     result.prefill_half_work = scaled_value(prefill_half_work, scale);
+    result.mixed_decode = scaled_value(mixed_decode, scale);
+    result.mixed_context_token = scaled_value(mixed_context_token, scale);
+    result.mixed_work = scaled_value(mixed_work, scale);
     result.tokens = scaled_curves(tokens, scale);
     result.sequences = scaled_curves(sequences, scale);
     result.decode_context = scaled_curves(decode_context, scale);
     result.prefill_work = scaled_curves(prefill_work, scale);
+    result.mixed_context = scaled_curves(mixed_context, scale);
     result.prefill_granularity = prefill_granularity;
     return result;
 }
 
 DecodeRun::DecodeRun(const StepCost& cost, std::int64_t decodes, std::int64_t context, std::int64_t longest)
-    : cost_(cost), decodes_(decodes), context_(context), longest_(longest) {
-    base_ = cost.fixed + Fs{cost.decode} * decodes;
+    : cost_(cost), decodes_(decodes), context_(context) {
+    base_ = cost.fixed + Fs{cost.decode} * decodes + cost.tail(decodes, context, longest);
     if (!cost.tokens.empty()) base_ += cost.tokens[0].at(decodes);
     if (!cost.sequences.empty()) base_ += cost.sequences[0].at(decodes);
     if (!cost.decode_context.empty() && decodes > 0) curve_ = &for_count(cost.decode_context, decodes);
@@ -87,47 +109,39 @@ template <typename Visit>
 void DecodeRun::stretches(std::int64_t begin, std::int64_t end, Visit&& visit) const {
     std::int64_t step = begin;
     while (step < end) {
-        // Within one piece of the curve each way in which the step may be bound is a line.
+        // Within one piece of the curve the cost is a line, but not below a nanosecond.
         const std::int64_t context = context_ + step * decodes_;
         std::int64_t piece_end = end;
-        Line lines[3] = {{FS_PER_NS, 0}, {base_ + Fs{cost_.context_token} * context, Fs{cost_.context_token} * decodes_}};
-        int count = 2;
+        Fs value = base_ + Fs{cost_.context_token} * context;
+        Fs slope = Fs{cost_.context_token} * decodes_;
         if (curve_ != nullptr) {
             const std::size_t piece = curve_->piece(context);
-            lines[1].value += curve_->values[piece] + Fs{curve_->slopes[piece]} * (context - curve_->starts[piece]);
-            lines[1].slope += Fs{curve_->slopes[piece]} * decodes_;
+            value += curve_->values[piece] + Fs{curve_->slopes[piece]} * (context - curve_->starts[piece]);
+            slope += Fs{curve_->slopes[piece]} * decodes_;
             if (piece + 1 < curve_->starts.size()) {
                 const std::int64_t ahead = curve_->starts[piece + 1] - context;
                 piece_end = std::min(end, step + (ahead + decodes_ - 1) / decodes_);
             }
         }
-        if (cost_.longest_token != 0) {
-            // A batch whose longest context is not known keeps it at 0.
-            const std::int64_t longest = longest_ != 0 ? longest_ + step : 0;
-            lines[2] = {base_ + Fs{cost_.longest_token} * longest, longest_ != 0 ? Fs{cost_.longest_token} : Fs{0}};
-            count = 3;
-        }
-        // The step costs the highest of the lines: follow it until another one rises above.
         while (step < piece_end) {
-            int top = 0;
-            for (int index = 1; index < count; ++index) {
-                const bool above = lines[index].value > lines[top].value;
-                const bool level = lines[index].value == lines[top].value;
-                if (above || (level && lines[index].slope > lines[top].slope)) top = index;
-            }
-            Fs steps = piece_end - step;
-            for (int index = 0; index < count; ++index) {
-                const Fs gain = lines[index].slope - lines[top].slope;
-                const Fs lead = lines[top].value - lines[index].value;
-                // The division is only needed where the other line really gets there.
-                if (gain > 0 && gain * (steps - 1) > lead) steps = lead / gain + 1;
-            }
-            const Stretch stretch{static_cast<std::int64_t>(steps), lines[top].value, lines[top].slope};
+            const Stretch stretch = above_least(value, slope, piece_end - step);
             if (!visit(stretch)) return;
-            for (int index = 0; index < count; ++index) lines[index].value += lines[index].slope * steps;
+            value += slope * stretch.steps;
             step += stretch.steps;
         }
     }
+}
+
+// The first of at most `steps` steps on a line that cost what the line says, or that cost a nanosecond.
+DecodeRun::Stretch DecodeRun::above_least(Fs value, Fs slope, std::int64_t steps) {
+    const bool below = value < FS_PER_NS;
+    const Fs lead = below ? FS_PER_NS - value : value - FS_PER_NS, closing = below ? slope : -slope;
+    // The division is only needed where the line really crosses.
+    if (closing > 0 && closing * (steps - 1) >= lead) {
+        const Fs until = (lead + closing - 1) / closing;  // steps until it has come to the least, at least 1 of them
+        steps = static_cast<std::int64_t>(std::clamp<Fs>(until, 1, steps));
+    }
+    return below ? Stretch{steps, FS_PER_NS, 0} : Stretch{steps, value, slope};
 }
 
 Fs DecodeRun::step(std::int64_t index) const {

@@ -15,12 +15,17 @@ class StepCost:
         decode: int,
         prefill_token: int,
         context_token: int,
-        longest_token: int,
+        tail_token: int,
+        tail_decodes: int,
         prefill_half_work: int,
+        mixed_decode: int,
+        mixed_context_token: int,
+        mixed_work: int,
         tokens: Sequence[_Curve],
         sequences: Sequence[_Curve],
         decode_context: Sequence[_Curve],
         prefill_work: Sequence[_Curve],
+        mixed_context: Sequence[_Curve],
         prefill_granularity: int,
     ) -> None: ...
     def duration_fs(
@@ -61,6 +66,7 @@ class Forecaster:
         blocks_free: int,
         finals: list[int] | None,
         cached: list[int] | None,
+        leave_at: int,
     ) -> None: ...
     def place(
         self, at_ns: int, prompt: int, output: int, final_tokens: int, sequences: int, cached: int, /
@@ -77,6 +83,11 @@ class Forecaster:
         with_delay: bool,
         /,
     ) -> tuple[int, int, int, int, int, int, int, int]: ...
+    def curve(self, now_ns: int, spacing_ns: int, points: int, /) -> list[tuple[int, int, int, int, int, int]]: ...
+    def leave(self, now_ns: int, position: int, /) -> tuple[int, int, int, int] | None: ...
+    def join(
+        self, now_ns: int, at_ns: int, prompt: int, output: int, final_tokens: int, /
+    ) -> tuple[int, int, int, int, int, int, int]: ...
 
 def simulate(
     limits: Limits, cost: StepCost, blocks: int, requests: Sequence[tuple[int, int, int]]

@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
+from millrace.enginemodel.forecast.future import counting
 from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.moving import curve, join, leave
@@ -163,14 +164,24 @@ class Forecaster:
         Raises:
             ValueError: fewer than 2 points, far too many, or a horizon below 0.
         """
-        return curve(self._known(), horizon_ns, points)
+        state = self._known()
+        if self._native is None:
+            return curve(state, horizon_ns, points)
+        blocks_total = counting(self.parameters, state.snapshot).blocks_total
+        return self._native.curve(horizon_ns, points, now_ns=self._now_ns, blocks_total=blocks_total)
 
     def leave(self, sequence: str) -> LeaveForecast | None:
         """Says what the others gain if a sequence goes at the end of the step under way. Needs a snapshot.
 
         Returns: None where the snapshot does not show it, or it has ended before now.
         """
-        return leave(self._known(), sequence)
+        state = self._known()
+        if self._native is None:
+            return leave(state, sequence)
+        for position, status in enumerate((*state.snapshot.running, *state.snapshot.waiting)):
+            if status.sequence == sequence:
+                return self._native.leave(status, position, now_ns=self._now_ns)
+        return None
 
     def join(self, candidate: Candidate, *, at_ns: int | None = None) -> JoinForecast:
         """Says what the others lose if a sequence comes with its KV, all but its last token. Needs a snapshot.
@@ -179,7 +190,11 @@ class Forecaster:
             candidate: One sequence; ``candidate.refusal(parameters)`` must be None. ``cached_tokens`` has no effect.
             at_ns: When its KV could be there at the earliest, unix ns; None for now.
         """
-        return join(self._known(), candidate, at_ns=self._now_ns if at_ns is None else at_ns)
+        comes_ns = self._now_ns if at_ns is None else max(at_ns, self._now_ns)
+        state = self._known()
+        if self._native is None:
+            return join(state, candidate, at_ns=comes_ns)
+        return self._native.join(candidate, now_ns=self._now_ns, at_ns=comes_ns)
 
     def _known(self) -> ForecastInput:
         assert self._snapshot is not None, "no snapshot was loaded"

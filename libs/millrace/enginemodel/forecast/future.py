@@ -148,7 +148,7 @@ class Future:
         batch = self._scheduler.schedule()
         assert batch.sequences, "an engine with work computes nothing"
         begin_fs = self.clock_fs
-        self.clock_fs += self._cost.duration_fs(batch.composition(with_longest=self._cost.longest_token > 0))
+        self.clock_fs += self._cost.duration_fs(batch.composition(with_longest=self._cost.tail_token > 0))
         self.steps.append(self._state(begin_fs, self.clock_fs, preempted=len(batch.preempted)))
         for sequence in batch.sequences[len(batch.sequences) - batch.admitted :]:
             assert isinstance(sequence, FutureSequence)

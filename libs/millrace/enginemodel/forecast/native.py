@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millrace.contracts.status import BatchComposition, StatusSnapshot
+from millrace.contracts.status import BatchComposition, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.forecast.lengths import OutrunPlusTen
+from millrace.enginemodel.forecast.moving import check_curve
 from millrace.enginemodel.forecast.present import Lengths, cached_of
-from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement, ReplicaRequest
+from millrace.enginemodel.forecast.question import (
+    Candidate,
+    Forecast,
+    JoinForecast,
+    LeaveForecast,
+    LoadForecast,
+    Placement,
+    ReplicaRequest,
+)
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import CostCurve, StepCost
 
 #: Changes with the calls below; a build of another interface is of older or newer sources.
-INTERFACE = 3
+INTERFACE = 4
 
 try:
     from millrace_native import enginemodel as _module
@@ -46,7 +55,7 @@ class NativeFuture:
         """Revises lengths by this from the next ``load`` on. Its default is the one of the beginning."""
         self._lengths = lengths
         # This rule is compiled in; any other is asked for each sequence.
-        self._compiled_rule = lengths.rule == OutrunPlusTen() and not lengths.leave_at_tokens
+        self._compiled_rule = lengths.rule == OutrunPlusTen()
 
     def load(self, snapshot: StatusSnapshot, cached: Mapping[str, int]) -> None:
         """Starts again from a snapshot, without placements."""
@@ -54,7 +63,7 @@ class NativeFuture:
         of_sequence = self._lengths.of_sequence
         finals = None if self._compiled_rule else [of_sequence(status) for row in (running, waiting) for status in row]
         hits = [cached_of(status, cached) for status in waiting] if cached else None
-        self._native.load(running, waiting, snapshot.blocks_free, finals, hits)
+        self._native.load(running, waiting, snapshot.blocks_free, finals, hits, self._lengths.leave_at_tokens)
         self._at_ns = snapshot.at_ns
 
     def place(self, placement: Placement) -> None:
@@ -94,6 +103,54 @@ class NativeFuture:
             preemptions=preemptions,
             others=others,
             others_delay_ns=delay,
+            output_tokens=final_tokens,
+        )
+
+    def curve(self, horizon_ns: int, points: int, *, now_ns: int, blocks_total: int) -> LoadForecast:
+        """The load to come. Raises ValueError for what is no curve."""
+        check_curve(horizon_ns, points)
+        spacing_ns = horizon_ns // (points - 1)
+        rows = self._native.curve(now_ns - self._at_ns, spacing_ns, points)
+        tokens, blocks, running, waiting, others, preemptions = zip(*rows, strict=True)
+        return LoadForecast(
+            spacing_ns=spacing_ns,
+            tokens=tokens,
+            blocks=blocks,
+            running=running,
+            waiting=waiting,
+            ended=tuple(others[0] - left for left in others),
+            preemptions=tuple(count - preemptions[0] for count in preemptions),
+            blocks_total=blocks_total,
+        )
+
+    def leave(self, status: SequenceStatus, position: int, *, now_ns: int) -> LeaveForecast | None:
+        """What the others gain if this one goes. ``position``: in the snapshot, running ones first."""
+        answer = self._native.leave(now_ns - self._at_ns, position)
+        if answer is None:
+            return None
+        relieved_ns, preemptions_avoided, others, rest_ns = answer
+        return LeaveForecast(
+            relieved_ns=relieved_ns,
+            preemptions_avoided=preemptions_avoided,
+            others=others,
+            rest_ns=rest_ns,
+            rest_tokens=self._lengths.of_sequence(status) - status.output_tokens,
+        )
+
+    def join(self, candidate: Candidate, *, now_ns: int, at_ns: int) -> JoinForecast:
+        """What the others lose if it comes with its KV."""
+        final_tokens = self._lengths.of_candidate(candidate)
+        delay, preemptions, others, blocks, start, e2e, pace = self._native.join(
+            now_ns - self._at_ns, at_ns - self._at_ns, candidate.prompt_tokens, candidate.output_tokens, final_tokens
+        )
+        return JoinForecast(
+            others_delay_ns=delay,
+            preemptions=preemptions,
+            others=others,
+            blocks_peak=blocks,
+            start_ns=start,
+            e2e_ns=e2e,
+            pace_ns=pace,
             output_tokens=final_tokens,
         )
 
@@ -145,12 +202,17 @@ def _native_cost(cost: StepCost) -> _module.StepCost:
         decode=cost.decode,
         prefill_token=cost.prefill_token,
         context_token=cost.context_token,
-        longest_token=cost.longest_token,
+        tail_token=cost.tail_token,
+        tail_decodes=cost.tail_decodes,
         prefill_half_work=cost.prefill_half_work,
+        mixed_decode=cost.mixed_decode,
+        mixed_context_token=cost.mixed_context_token,
+        mixed_work=cost.mixed_work,
         tokens=_curves(cost.tokens),
         sequences=_curves(cost.sequences),
         decode_context=_curves(*cost.decode_context),
         prefill_work=_curves(*cost.prefill_work),
+        mixed_context=_curves(*cost.mixed_context),
         prefill_granularity=cost.prefill_granularity,
     )
 

@@ -19,12 +19,17 @@ def scaled(cost: StepCost, scale: float) -> StepCost:
         decode=round(cost.decode * scale),
         prefill_token=round(cost.prefill_token * scale),
         context_token=round(cost.context_token * scale),
-        longest_token=round(cost.longest_token * scale),
+        tail_token=round(cost.tail_token * scale),
+        tail_decodes=cost.tail_decodes,
         prefill_half_work=round(cost.prefill_half_work * scale),
+        mixed_decode=round(cost.mixed_decode * scale),
+        mixed_context_token=round(cost.mixed_context_token * scale),
+        mixed_work=round(cost.mixed_work * scale),
         tokens=None if cost.tokens is None else _scaled(cost.tokens, scale),
         sequences=None if cost.sequences is None else _scaled(cost.sequences, scale),
         decode_context=tuple(_scaled(curve, scale) for curve in cost.decode_context),
         prefill_work=tuple(_scaled(curve, scale) for curve in cost.prefill_work),
+        mixed_context=tuple(_scaled(curve, scale) for curve in cost.mixed_context),
         prefill_granularity=cost.prefill_granularity,
     )
 
