@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
@@ -141,3 +142,41 @@ def test_a_configuration_names_tables_with_their_prefix_and_sets_without(tmp_pat
     assert open_step_time("cpu-8m", tmp_path) == load_step_time("cpu-8m")
     with pytest.raises(ValueError, match=r"a30_Qwen-2-7B_attention\.csv: cannot be read"):
         open_step_time("tables:a30-qwen2-7b", tmp_path)
+
+
+def test_rows_with_a_prompt_chunk_and_decodes_say_what_both_at_once_cost_more(tmp_path: Path) -> None:
+    """Apart 10 us and 20 us, at once 30 us + 5 us of each decode with 100 tokens + 10 ns of each pair; and one row that
+    no GPU has memory for.
+    """
+    lines = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
+    lines += [f"0,0,{n},{kv},10" for n in (1, 4) for kv in (100, 800)]
+    lines += [f"{chunk},{before},0,0,20" for chunk in (16, 64) for before in (0, 64)]
+    lines += [
+        f"{chunk},{before},{n},{kv},{30 + 5 * n * kv / 100 + 0.01 * n * chunk}"
+        for chunk in (16, 64)
+        for before in (0, 64)
+        for n in (1, 4)
+        for kv in (100, 800)
+    ]
+    lines.append("64,64,4,100000,1000000")
+    file = tmp_path / "attention.csv"
+    file.write_text("\n".join(lines) + "\n")
+
+    mixed, pair = tables_servingsim.mixed_attention(file, kv_tokens=10_000)
+
+    assert pair == pytest.approx(10, rel=1e-6)
+    assert [mixed.at(n, kv) for n, kv in ((1, 100), (4, 100), (4, 800))] == pytest.approx([5e3, 20e3, 160e3])
+
+
+def test_a_step_with_prompt_and_decodes_has_what_both_at_once_cost_more() -> None:
+    extra = Surface((1, 4), (Profile((1, 100), (3.0, 9.0)), Profile((1, 100), (5.0, 40.0))))
+    table = msgspec.structs.replace(TABLE, mixed=extra, mixed_work=0.5, tail_token=2.0, tail_decodes=4)
+    mixed = BatchComposition(
+        decodes=4, prefills=1, prefill_tokens=64, context_tokens=464, prefill_context_tokens=64, prefill_work=2048.0
+    )
+    alone = BatchComposition(decodes=4, context_tokens=400)
+
+    assert _ns(table, mixed) - _ns(TABLE, mixed) == pytest.approx(LAYERS * (40 + 0.5 * 4 * 64), rel=1e-6)
+    assert _ns(table, alone) == _ns(TABLE, alone)
+    unequal = msgspec.structs.replace(alone, longest_context=160)
+    assert _ns(table, unequal) - _ns(TABLE, alone) == pytest.approx(LAYERS * 2 * 60)

@@ -30,6 +30,8 @@ CONTEXTS = (1, 64, 256, 1024, 4096)
 V0_HOST = (0.81e6, 0.024e6)
 #: What memory-bound kernels reach of the memory's peak.
 EFFICIENCY = 0.8
+#: KV tokens that an RTX 4090 has room for beside Llama-3.1-8B, as vLLM says in the same data's run.
+RTX4090_KV_TOKENS = 41_408
 #: A small kernel within a captured graph, ns.
 LAUNCH = 2e3
 SMALL_KERNELS = 5  # of a layer: two norms, rotation, activation, writing KV
@@ -131,12 +133,15 @@ def composed(data: Path, *, shape: Shape, hardware: Hardware, tables_of: str, wa
 def _rtx4090_llama_3_8b(data: Path) -> KernelTableStepTime:
     stem = str(data / "llmservingsim_rtx" / "RTX4090_Llama-3.1-8B_tp1_")
     decode, prefill = tables_servingsim.attention(Path(stem + "attention.csv"))
+    mixed, mixed_work = tables_servingsim.mixed_attention(Path(stem + "attention.csv"), kv_tokens=RTX4090_KV_TOKENS)
     source = "LLMServingSim's profile of vLLM 0.19, one layer, enforce_eager (casys-kaist/LLMServingSim); no host time"
     return KernelTableStepTime(
         layers=LLAMA_3_8B.layers,
         linear=tables_servingsim.linear(Path(stem + "dense.csv")),
         decode=decode,
         prefill=prefill,
+        mixed=mixed,
+        mixed_work=mixed_work,
         head=tables_servingsim.head(Path(stem + "per_sequence.csv")),
         provenance=_provenance(LLAMA_3_8B, RTX4090, source),
     )

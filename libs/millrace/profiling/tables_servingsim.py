@@ -4,9 +4,12 @@ layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from scipy.optimize import nnls
 
 from millrace.enginemodel.measured import Profile, Surface
 from millrace.profiling.tables import US, profile, rows, surface
@@ -46,6 +49,29 @@ class Skew(msgspec.Struct, frozen=True, kw_only=True):
         return self.long * self.longest + (self.sequences - self.long) * self.shortest
 
 
+class MixedAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer's attention of a prompt chunk and decodes at once.
+
+    Attributes:
+        chunk: Prompt tokens.
+        before: Of the same prompt, computed before.
+        sequences: That decode.
+        context: Of each of them, tokens.
+        ns: All of it.
+    """
+
+    chunk: int
+    before: int
+    sequences: int
+    context: int
+    ns: float
+
+    @property
+    def context_tokens(self) -> int:
+        """KV that the step reads, tokens."""
+        return self.chunk + self.before + self.sequences * self.context
+
+
 def linear(path: Path) -> Profile:
     """One layer's dense part by tokens."""
     points: dict[int, float] = {}
@@ -75,6 +101,46 @@ def attention(path: Path) -> tuple[Surface, Surface]:
         elif not sequences:
             prefill[chunk, int(row["kv_prefill"])] = ns
     return surface(decode), surface(prefill)
+
+
+def mixed_attention(path: Path, *, kv_tokens: int) -> tuple[Surface, float]:
+    """What one layer's attention takes more when a prompt chunk and decodes are in one step than for both apart.
+
+    Least squares of relative errors with costs of at least 0: a value for each measured (sequences, context), and a
+    cost of each pair of a decoding sequence and a prompt token. A step that is faster together than apart (few decodes
+    of short contexts, where a launch is saved) counts as equal.
+
+    Args:
+        kv_tokens: Rows with more context than so much are left out: no engine on that GPU has room for them.
+
+    Returns: ns by sequences and context tokens of each; ns of each pair.
+    """
+    decode, prefill = attention(path)
+    found = [row for row in _mixed_rows(path) if row.context_tokens <= kv_tokens]
+    keys = sorted({(row.sequences, row.context) for row in found})
+    columns = {key: index for index, key in enumerate(keys)}
+    matrix = np.zeros((len(found), len(keys) + 1))
+    excess = np.zeros(len(found))
+    for index, row in enumerate(found):
+        matrix[index, columns[row.sequences, row.context]] = 1 / row.ns
+        matrix[index, -1] = row.sequences * row.chunk / row.ns
+        apart = decode.at(row.sequences, row.context) + prefill.at(row.chunk, row.before)
+        excess[index] = 1 - apart / row.ns
+    scale = np.abs(matrix).max(axis=0)
+    *values, pair = nnls(matrix / scale, excess)[0] / scale
+    return surface(dict(zip(keys, map(float, values), strict=True))), float(pair)
+
+
+def _mixed_rows(path: Path) -> Iterator[MixedAttention]:
+    for row in rows(path, "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"):
+        if int(row["prefill_chunk"]) and int(row["n_decode"]):
+            yield MixedAttention(
+                chunk=int(row["prefill_chunk"]),
+                before=int(row["kv_prefill"]),
+                sequences=int(row["n_decode"]),
+                context=int(row["kv_decode"]),
+                ns=float(row["time_us"]) * US,
+            )
 
 
 def skews(path: Path) -> list[Skew]:

@@ -25,6 +25,10 @@ def write(profile: Profile, path: Path) -> list[Path]:
 def to_toml(model: LinearStepTime, provenance: Provenance) -> str:
     """The file's text: coefficients in ns, then where they come from."""
     lines = [f"{name} = {float(getattr(model, name))!r}" for name in COSTS if name == "fixed" or getattr(model, name)]
+    if model.tail_decodes:
+        lines.append(f"tail_decodes = {model.tail_decodes}")
+    if model.multiprocessors_per_head:
+        lines.append(f"multiprocessors_per_head = {model.multiprocessors_per_head!r}")
     if model.bends:
         lines.append("bends = [" + ", ".join(f"[{tokens}, {ns!r}]" for tokens, ns in model.bends) + "]")
     lines += ["", "[provenance]"]
