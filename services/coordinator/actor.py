@@ -1,10 +1,9 @@
 """The coordinator: writes the plan of each model, as long as it holds the model's lease.
 
 Owns: the plan (stages, their instances, the epoch). One coordinator is active per model, by a lease in the KV bucket
-``lease``; others
-stand by. Today's plan has one stage that covers every length and names every instance that is registered, alive and
-not draining, with the role that is configured for it. Beside the plan it decides how many instances there shall be
-(`provisioning.py`).
+``lease``; others stand by. A plan has one or several stages over all lengths (`planning.py`) and names every instance
+that is registered, alive and not draining, with the role that is configured for it. Beside the plan it decides how many
+instances there shall be (`provisioning.py`).
 
 | message in | change | messages out |
 |---|---|---|
@@ -12,9 +11,9 @@ not draining, with the role that is configured for it. Beside the plan it decide
 | InstanceSummary | sign of life, draining or not | PutKey(plan) where that changes it |
 | ServicePresence(DEAD, worker) | its incarnations until then are dead | PutKey(plan) |
 | KeyChanged(lease / plan) | what another coordinator wrote is taken over | |
-| TimerFired(tick) | silent instances leave the plan | ServicePresence, PutKey(lease), PutKey(plan), next timer; orders
-to provisioners for models that are led |
-| DecisionMade, RequestFinished | a latency for the provisioning policy | |
+| TimerFired(tick) | silent instances leave the plan; stages decided where it is time to | ServicePresence,
+PutKey(lease), PutKey(plan), next timer; orders to provisioners for models that are led |
+| DecisionMade, RequestFinished | a latency for the provisioning policy; lengths for the stage policy | |
 | Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
@@ -26,7 +25,7 @@ Overload: state is bounded by INSTANCES_MAX and MODELS_MAX; more are ignored and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, StartTimer, Stop, Subscribe, WatchKeys
@@ -49,8 +48,8 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceS
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.membership import Heartbeat
 
-from services.coordinator.config import ProvisioningConfig
-from services.coordinator.planning import NO_ROLES, nobody_prefills, plan_stages
+from services.coordinator.config import ProvisioningConfig, StagesConfig
+from services.coordinator.planning import NO_ROLES, Planning, nobody_prefills, put_plan
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.state import Held, InstanceView, ModelState
 
@@ -87,10 +86,15 @@ class CoordinatorActor:
         name: str,
         cluster: str,
         incarnation: int,
+        planning: Planning | None = None,
         provisioning: ProvisioningConfig | None = None,
         roles: Mapping[str, InstanceRole] = NO_ROLES,
     ) -> None:
-        """``roles``: by instance or pattern. Raises ConfigError where the provisioning strategy is wrong."""
+        """Without ``planning`` there is one stage, with these roles by instance or pattern.
+
+        Raises:
+            ConfigError: the provisioning strategy is wrong.
+        """
         self.name = name
         self._subjects = Subjects(cluster)
         self._incarnation = incarnation
@@ -99,7 +103,7 @@ class CoordinatorActor:
         self._models: dict[str, ModelState] = {}
         self._ready: set[str] = set()
         self._bound_reached = False
-        self._roles = roles
+        self._planning = planning or Planning(StagesConfig(policy="one_stage"), name=name, roles=roles)
         self.provisioning = Provisioning(
             provisioning or ProvisioningConfig(), name=name, incarnation=incarnation, subjects=self._subjects
         )
@@ -112,10 +116,15 @@ class CoordinatorActor:
             WatchKeys(bucket="lease"),
             Subscribe(subject=self._subjects.summaries()),
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
-            *self.provisioning.start(),
+            *self._listening(),
             self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
+
+    def _listening(self) -> list[Effect]:
+        told = self.provisioning.start()
+        outcomes = Subscribe(subject=self._subjects.outcomes())
+        return [*told, outcomes] if self._planning.learns and outcomes not in told else told
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
@@ -125,6 +134,7 @@ class CoordinatorActor:
             case DecisionMade() as body:
                 return self.provisioning.on_decision(body, now_ns)
             case RequestFinished() as body:
+                self._planning.on_outcome(body)
                 return self.provisioning.on_outcome(body, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
@@ -199,14 +209,14 @@ class CoordinatorActor:
         if state is None:
             return []
         state.lease = body.value if isinstance(body.value, Lease) else None
-        _confirm(state.lease_key, body)
+        state.lease_key.confirm(body)
         return self._lead(now_ns) + self._plan_all(now_ns)
 
     def _on_plan(self, body: KeyChanged) -> list[Effect]:
         state = self._model_of_key(body.key, body.value.model if isinstance(body.value, Plan) else None)
         if state is not None:
             state.plan = body.value if isinstance(body.value, Plan) else None
-            _confirm(state.plan_key, body)
+            state.plan_key.confirm(body)
         return []
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
@@ -214,7 +224,7 @@ class CoordinatorActor:
             self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
-        return effects + self._lead(now_ns) + self._plan_all(now_ns) + self._provision(now_ns)
+        return effects + self._lead(now_ns) + self._decide(now_ns) + self._plan_all(now_ns)
 
     def _on_key_put(self, body: KeyPut) -> list[Effect]:
         held = self._held(body.correlation)
@@ -310,35 +320,27 @@ class CoordinatorActor:
         state = self._models.get(model)
         if state is None or state.plan_key.writing or not self._leads(state, now_ns):
             return []
-        serving = [view for view in self._instances.values() if view.record.model == model]
-        names = [view.record.instance for view in serving if view.serves(now_ns, SILENCE_NS_MAX)]
-        stages = plan_stages(names, self._roles)
-        if state.plan is not None and state.plan.stages == stages:
+        plan = self._planning.next_plan(model, state.plan, self._serving(model, now_ns), now_ns)
+        if plan is None:
             return []
-        epoch = state.plan.epoch + 1 if state.plan is not None else 1
-        plan = Plan(model=model, epoch=epoch, stages=stages, coordinator=self.name)
         state.plan_key.writing = True
-        fields = {"model": model, "epoch": epoch, "instances": len(names)}
-        return [
-            PutKey(
-                bucket="plan",
-                key=subject_token(model),
-                value=plan,
-                correlation=f"plan/{model}",
-                expected_revision=state.plan_key.revision,
-            ),
-            Log(level="info", event="plan_written", fields=fields),
-            *nobody_prefills(model, state, stages),
-        ]
+        return [*put_plan(plan, revision=state.plan_key.revision), *nobody_prefills(model, state, plan.stages)]
 
-    def _provision(self, now_ns: int) -> list[Effect]:
-        """Asks the provisioning policy about every model that is led."""
+    def _serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
+        """Those that the plan names."""
+        views = [view for view in self._instances.values() if view.record.model == model]
+        return [view.record for view in views if view.serves(now_ns, SILENCE_NS_MAX)]
+
+    def _decide(self, now_ns: int) -> list[Effect]:
+        """Asks the stage policy and the provisioning policy about every model that is led."""
         effects: list[Effect] = []
         for model, state in sorted(self._models.items()):
             if not self._leads(state, now_ns):
+                self._planning.forget(model)
                 self.provisioning.forget(model)
                 continue
             instances = [view for view in self._instances.values() if view.record.model == model]
+            effects += self._planning.tick(model, state.plan, self._serving(model, now_ns), now_ns)
             effects += self.provisioning.tick(model, instances, now_ns, silence_ns=SILENCE_NS_MAX)
         return effects
 
@@ -376,20 +378,13 @@ class CoordinatorActor:
             for model, state in sorted(self._models.items())
         }
         return {"name": self.name, "instances": sorted(self._instances), "models": models} | {
-            "provisioning": self.provisioning.snapshot()
+            "provisioning": self.provisioning.snapshot(),
+            "planning": self._planning.snapshot(),
         }
 
     def check_invariants(self) -> None:
-        """Bounds hold; plans name each instance once."""
+        """Raises AssertionError where a bound does not hold. Plans check themselves."""
         assert len(self._instances) <= INSTANCES_MAX
         assert len(self._models) <= MODELS_MAX
         self.provisioning.check()
-        for state in self._models.values():
-            if state.plan is not None:
-                names = [name for stage in state.plan.stages for name in stage.instances]
-                assert len(names) == len(set(names)), names
-
-
-def _confirm(held: Held, body: KeyChanged) -> None:
-    held.stale, held.writing = False, False
-    held.revision = body.revision if body.value is not None else 0
+        self._planning.check()

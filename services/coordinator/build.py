@@ -6,6 +6,7 @@ from millrace.actor.deps import ActorDeps
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import CoordinatorConfig
+from services.coordinator.files import build_planning
 from services.coordinator.metrics import CoordinatorCollector
 
 
@@ -13,14 +14,14 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> CoordinatorActor:
     """The actor of a configuration.
 
     Raises:
-        ConfigError: the provisioning strategy is wrong.
+        ConfigError: the provisioning strategy or the stage policy is wrong, or a file that one of them names is.
     """
     actor = CoordinatorActor(
         name=config.name,
         cluster=config.bus.cluster,
         incarnation=deps.incarnation,
         provisioning=config.provisioning,
-        roles=config.roles,
+        planning=build_planning(config),
     )
     if deps.registry is not None:
         deps.registry.register(CoordinatorCollector(actor.provisioning.figures))

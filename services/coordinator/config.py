@@ -9,6 +9,9 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
 from millrace.contracts.plan import InstanceRole
 from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.policies.stages import STAGE_POLICIES
+from millrace.policies.stages.fixed.policy import FixedRange
+from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
 
 
 class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +35,41 @@ class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     drain_limit_s: float = 30.0
 
 
+class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which instances serve which lengths.
+
+    Attributes:
+        policy: A name of ``STAGE_POLICIES``.
+        parameters: The policy's parameters.
+        ranges: Model -> its stages, for models whose stages are fixed whatever ``policy`` says.
+        period_s: How often the policy is asked, seconds.
+        window_s: Requests that arrived longer ago say nothing, seconds.
+        copy_bytes_per_s: Bandwidth of one KV transfer between two instances.
+        step_times: Name in instance records -> file, for step times beside those that ship.
+        qualities: Model -> file that ``millrace profile --qoe`` wrote, for the objective ``quality``.
+    """
+
+    policy: str = "exact"
+    parameters: dict[str, Any] = {}
+    ranges: dict[str, list[FixedRange]] = {}
+    period_s: float = 30.0
+    window_s: float = 600.0
+    copy_bytes_per_s: float = 10e9
+    step_times: dict[str, str] = {}
+    qualities: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        """Raises ValueError outside of the ranges."""
+        for name in ("period_s", "window_s", "copy_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
+        for model, ranges in self.ranges.items():
+            try:
+                FixedParameters(ranges=tuple(ranges))
+            except ValueError as error:
+                raise ValueError(f"ranges.{model}: {error}") from None
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a coordinator process needs.
 
@@ -45,6 +83,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     provisioning: ProvisioningConfig = ProvisioningConfig()
+    stages: StagesConfig = StagesConfig()
     roles: dict[str, InstanceRole] = {}
     record: str = ""
 
@@ -65,3 +104,18 @@ def strategy_parameters(config: ProvisioningConfig) -> msgspec.Struct:
         return msgspec.convert(config.parameters, policy.parameters)
     except msgspec.ValidationError as error:
         raise ConfigError(f"provisioning.parameters of {config.strategy}: {error}") from None
+
+
+def stage_parameters(config: StagesConfig) -> msgspec.Struct:
+    """The chosen stage policy's parameters.
+
+    Raises:
+        ConfigError: no such policy, or parameters that it does not have.
+    """
+    policy = STAGE_POLICIES.get(config.policy)
+    if policy is None:
+        raise ConfigError(f"stages.policy {config.policy!r}: one of {', '.join(sorted(STAGE_POLICIES))}")
+    try:
+        return msgspec.convert(config.parameters, policy.parameters)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"stages.parameters of {config.policy}: {error}") from None

@@ -1,29 +1,322 @@
-"""What a plan says: one stage over all lengths, and what each of its instances does there. Pure."""
+"""Which stages a model has: statistics of lengths come in, the next plan goes out.
+
+Owns, per model whose lease is held: the lengths of the last finished requests, the layout that was decided, and in
+which stage each instance served. The plan in force is the coordinator's. Layouts are decided by a policy
+(libs/millrace/policies/stages) at the first tick and once a period; membership follows at once and moves nobody else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+from typing import Any
 
-from millrace.actor.effects import Effect, Log
-from millrace.contracts.plan import InstanceRole, Stage
+import msgspec
+from millrace.actor.effects import Effect, Log, PutKey
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.status import InstanceRecord
+from millrace.contracts.subjects import subject_token
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, StageShape, assign, stages_of
+from millrace.policies.stages.fixed import policy as fixed
+from millrace.policies.stages.instance import InstanceModel, linear_instance
+from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.statistics import LengthStatistics, statistics_of
 
+from services.coordinator.config import StagesConfig, stage_parameters
 from services.coordinator.state import ModelState
 
 NO_ROLES: Mapping[str, InstanceRole] = MappingProxyType({})
 
+#: Finished sequences kept per model. At 10 a second the usual window of 10 minutes is nearly whole; beyond, it is
+#: shorter. Statistics of so many take about 30 ms.
+SAMPLES_MAX = 4096
 
-def plan_stages(instances: Iterable[str], roles: Mapping[str, InstanceRole]) -> list[Stage]:
-    """One stage with every instance.
+#: Stages in which instances served are remembered for so many instances of a model; beyond, returning ones go where
+#: most are missing.
+HOMES_MAX = 10_000
 
-    Args:
-        roles: By name or pattern, as configured.
+
+class LengthSample(msgspec.Struct, frozen=True, array_like=True):
+    """One finished sequence: when it arrived (unix ns), and its lengths in tokens."""
+
+    arrival_ns: int
+    prompt: int
+    cached: int
+    output: int
+
+
+@dataclass
+class ModelPlanning:
+    """One model.
+
+    Attributes:
+        samples: The last finished sequences.
+        decision: The last one of the policy; None before the first.
+        due_ns: When the policy is asked again; 0 for at once.
+        homes: Instance -> index of its stage in the present layout.
     """
-    names = sorted(instances)
-    told = {name: role_of(name, roles) for name in names}
-    others: dict[str, InstanceRole] = {name: role for name, role in told.items() if role is not InstanceRole.BOTH}
-    return [Stage(name="s0", length_min=0, length_max=None, instances=names, roles=others)]
+
+    samples: deque[LengthSample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    decision: StageDecision | None = None
+    due_ns: int = 0
+    homes: dict[str, int] = field(default_factory=dict)
+
+
+class Planning:
+    """Decides stages; sole owner of what is known of lengths."""
+
+    def __init__(
+        self,
+        config: StagesConfig,
+        *,
+        name: str,
+        roles: Mapping[str, InstanceRole] = NO_ROLES,
+        step_times: Mapping[str, StepTimeModel] | None = None,
+        qualities: Mapping[str, QualityModel] | None = None,
+    ) -> None:
+        """Takes the models that were read from files.
+
+        Args:
+            config: Policy, its parameters and its periods.
+            name: Author of the plans.
+            roles: By instance or pattern.
+            step_times: Step-time models by the name in instance records.
+            qualities: Coefficients of equation 1 by model.
+
+        Raises:
+            ConfigError: the policy or its parameters are wrong.
+        """
+        self._config = config
+        self._name = name
+        self._roles = roles
+        self._step_times = step_times or {}
+        self._qualities = qualities or {}
+        self._parameters = stage_parameters(config)
+        self._policy = STAGE_POLICIES[config.policy]
+        self._models: dict[str, ModelPlanning] = {}
+
+    @property
+    def learns(self) -> bool:
+        """Whether outcomes are needed."""
+        return self._policy.learns
+
+    def on_outcome(self, body: RequestFinished) -> None:
+        """Notes the lengths of a request that ended; of a model that is not led here, nothing."""
+        known = self._models.get(body.model)
+        if known is None or not self.learns or body.prompt_tokens <= 0:
+            return
+        for index, output in enumerate(body.output_tokens):
+            if output > 0:  # further choices find the prompt in the cache
+                cached = body.cached_tokens if index == 0 else body.prompt_tokens
+                known.samples.append(LengthSample(body.arrival_ns, body.prompt_tokens, cached, output))
+
+    def forget(self, model: str) -> None:
+        """Drops what is known of a model whose lease is somebody else's."""
+        self._models.pop(model, None)
+
+    def tick(self, model: str, plan: Plan | None, records: Sequence[InstanceRecord], now_ns: int) -> list[Effect]:
+        """Asks the policy about one led model where it is time to.
+
+        Args:
+            model: Its name.
+            plan: In force; None for none.
+            records: Of the instances that serve.
+            now_ns: Unix ns.
+        """
+        known = self._models.setdefault(model, ModelPlanning())
+        if now_ns < known.due_ns:
+            return []
+        known.due_ns = now_ns + round(self._config.period_s * 1e9)
+        before = known.decision
+        known.decision = self._decide(model, known, plan, records, now_ns)
+        if before is not None and before.reason == known.decision.reason:
+            return []
+        shapes = [[s.length_min, s.instances] for s in known.decision.shapes]
+        fields = {"model": model, "policy": self._config.policy, "stages": shapes, "reason": known.decision.reason}
+        return [Log(level="info", event="stages_decided", fields=fields)]
+
+    def _decide(
+        self, model: str, known: ModelPlanning, plan: Plan | None, records: Sequence[InstanceRecord], now_ns: int
+    ) -> StageDecision:
+        view = PlanningView(
+            instances=len(records),
+            statistics=self._statistics(known, now_ns) if self.learns else None,
+            instance=self._instance(records) if self.learns else None,
+            quality=self._qualities.get(model),
+            current=_layout(plan),
+        )
+        ranges = self._config.ranges.get(model)
+        if ranges:
+            return fixed.decide(view, fixed.Parameters(ranges=tuple(ranges)))
+        return self._policy.decide(view, self._parameters)
+
+    def next_plan(self, model: str, plan: Plan | None, records: Sequence[InstanceRecord], now_ns: int) -> Plan | None:
+        """Writes down the decided layout with the instances that serve now.
+
+        Args:
+            model: Its name.
+            plan: In force; None for none.
+            records: Of the instances that serve.
+            now_ns: Unix ns.
+
+        Returns:
+            The new plan; None where the plan in force says the same.
+        """
+        known = self._models.setdefault(model, ModelPlanning())
+        if known.decision is None or not self.learns:
+            known.decision = self._decide(model, known, plan, records, now_ns)
+        shapes = known.decision.shapes
+        before = plan.stages if plan is not None else []
+        same_cuts = plan is not None and plan.cuts == [shape.length_min for shape in shapes[1:]]
+        if not same_cuts:
+            known.homes.clear()
+        names = [record.instance for record in records]
+        members = assign(
+            shapes,
+            names,
+            previous=before,
+            homes=known.homes,
+            hosts={record.instance: record.host for record in records},
+            pins=self._pins(model, names),
+        )
+        self._remember(known, members)
+        stages = stages_of(shapes, members, {name: role_of(name, self._roles) for name in names})
+        if stages == before:
+            return None
+        return self._written(model, plan, stages, known.decision, same_cuts=same_cuts)
+
+    def _written(
+        self, model: str, plan: Plan | None, stages: list[Stage], decision: StageDecision, *, same_cuts: bool
+    ) -> Plan:
+        epoch = plan.epoch + 1 if plan is not None else 1
+        return Plan(
+            model=model,
+            epoch=epoch,
+            stages=stages,
+            coordinator=self._name,
+            boundary_epoch=plan.boundary_epoch if plan is not None and same_cuts else epoch,
+            policy="fixed" if model in self._config.ranges else self._config.policy,
+            reason=_change(plan, stages) if same_cuts else decision.reason,
+            expects=decision.expects,
+        )
+
+    def _remember(self, known: ModelPlanning, members: Sequence[Sequence[str]]) -> None:
+        for index, names in enumerate(members):
+            for name in names:
+                if name in known.homes or len(known.homes) < HOMES_MAX:
+                    known.homes[name] = index
+
+    def _pins(self, model: str, names: Iterable[str]) -> dict[str, int]:
+        """Instances that the configuration gives to a stage: the first one that names them."""
+        pins: dict[str, int] = {}
+        for index, each in enumerate(self._config.ranges.get(model, ())):
+            for name in names:
+                if name not in pins and any(fnmatchcase(name, pattern) for pattern in each.members):
+                    pins[name] = index
+        return pins
+
+    def _statistics(self, known: ModelPlanning, now_ns: int) -> LengthStatistics | None:
+        """Of the sequences that arrived within the window and have ended."""
+        since_ns = now_ns - round(self._config.window_s * 1e9)
+        kept = [sample for sample in known.samples if sample.arrival_ns >= since_ns]
+        if not kept:
+            return None
+        first_ns = min(sample.arrival_ns for sample in kept)
+        return statistics_of(
+            [sample.prompt for sample in kept],
+            [sample.output for sample in kept],
+            cached=[sample.cached for sample in kept],
+            span_s=max(1e-3, (now_ns - first_ns) / 1e9),
+        )
+
+    def _instance(self, records: Sequence[InstanceRecord]) -> InstanceModel | None:
+        """The slowest of the instances by its fixed cost, with the smallest memory; None where one is unknown."""
+        found = [_instance_model(record, self._step_times.get(record.step_time)) for record in records]
+        models = [model for model in found if model is not None]
+        if not models or len(models) < len(records):
+            return None
+        slowest = max(models, key=lambda model: model.fixed_s)
+        return msgspec.structs.replace(
+            slowest,
+            kv_tokens=min(model.kv_tokens for model in models),
+            max_sequences=min(model.max_sequences for model in models),
+            copy_bytes_per_s=self._config.copy_bytes_per_s,
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Sequences known and the last decision, by model."""
+        return {
+            model: {"sequences": len(known.samples), "reason": known.decision.reason if known.decision else ""}
+            for model, known in sorted(self._models.items())
+        }
+
+    def check(self) -> None:
+        """Raises AssertionError where a bound does not hold."""
+        for known in self._models.values():
+            assert len(known.samples) <= SAMPLES_MAX
+            assert len(known.homes) <= HOMES_MAX
+
+
+def _instance_model(record: InstanceRecord, step_time: StepTimeModel | None) -> InstanceModel | None:
+    if step_time is None:
+        return None
+    parameters = EngineParameters(
+        max_model_len=record.max_model_len,
+        max_sequences=record.max_sequences,
+        token_budget=record.token_budget,
+        block_size=record.block_size,
+        blocks_total=record.blocks_total,
+    )
+    made = linear_instance(
+        step_time.cost(parameters),
+        kv_tokens=record.block_size * record.blocks_total,
+        max_sequences=record.max_sequences,
+    )
+    if record.kv is None:
+        return made
+    return msgspec.structs.replace(made, kv_bytes_per_token=record.kv.block_bytes / max(1, record.kv.block_tokens))
+
+
+def _layout(plan: Plan | None) -> tuple[StageShape, ...]:
+    """Layout of the plan in force; of a plan that tells no numbers of instances, those that it has."""
+    if plan is None:
+        return ()
+    return tuple(
+        StageShape(
+            length_min=stage.length_min,
+            length_max=stage.length_max,
+            instances=max(1, stage.instances_wanted or len(stage.instances)),
+        )
+        for stage in plan.stages
+    )
+
+
+def _change(plan: Plan | None, stages: Sequence[Stage]) -> str:
+    """Who came and who left."""
+    before = {name for stage in plan.stages for name in stage.instances} if plan is not None else set()
+    now = {name for stage in stages for name in stage.instances}
+    joined, left = sorted(now - before), sorted(before - now)
+    told = [
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} {verb}"
+        for names, verb in ((joined, "joined"), (left, "left"))
+        if names
+    ]
+    return ", ".join(told) or "instances or roles changed"
+
+
+def put_plan(plan: Plan, *, revision: int) -> list[Effect]:
+    """Writes a plan over the revision that was seen."""
+    count = sum(len(stage.instances) for stage in plan.stages)
+    fields = {"model": plan.model, "epoch": plan.epoch, "instances": count, "cuts": plan.cuts, "reason": plan.reason}
+    key = subject_token(plan.model)
+    put = PutKey(bucket="plan", key=key, value=plan, correlation=f"plan/{plan.model}", expected_revision=revision)
+    return [put, Log(level="info", event="plan_written", fields=fields)]
 
 
 def role_of(name: str, roles: Mapping[str, InstanceRole]) -> InstanceRole:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from millrace.contracts.local import KeyChanged
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
@@ -43,6 +44,11 @@ class Held:
     revision: int = 0
     stale: bool = False
     writing: bool = False
+
+    def confirm(self, body: KeyChanged) -> None:
+        """Takes what the watch says of the key."""
+        self.stale, self.writing = False, False
+        self.revision = body.revision if body.value is not None else 0
 
 
 @dataclass

@@ -48,6 +48,7 @@ def assign(
     previous: Sequence[Stage] = (),
     homes: Mapping[str, int] | None = None,
     hosts: Mapping[str, str] | None = None,
+    pins: Mapping[str, int] | None = None,
 ) -> list[list[str]]:
     """Distributes instances over the stages of a new or an unchanged layout.
 
@@ -59,12 +60,16 @@ def assign(
             stage of ``previous``.
         hosts: Instance -> host. A new layout spreads each stage over the hosts, so that the next longer stage has an
             instance on the same host.
+        pins: Instance -> index of the stage that the configuration gives it.
 
     Returns:
         Sorted names per shape. Every instance stands in exactly one list; lists may be empty where instances are few.
     """
-    names = sorted(set(instances))
+    pinned = {name: index for name, index in (pins or {}).items() if index < len(shapes)}
+    names = sorted(set(instances) - set(pinned))
     members: list[list[str]] = [[] for _ in shapes]
+    for name in sorted(set(instances) & set(pinned)):
+        members[pinned[name]].append(name)
     same = [(s.length_min, s.length_max) for s in shapes] == [(s.length_min, s.length_max) for s in previous]
     placed = _keep(members, names, previous) if same else _carry_over(members, names, shapes, previous)
     rest = _HostQueues([name for name in names if name not in placed], hosts or {})
@@ -113,7 +118,7 @@ def _cover(index: int, held: Sequence[bool]) -> str:
 def _keep(members: list[list[str]], names: Sequence[str], previous: Sequence[Stage]) -> set[str]:
     serving = set(names)
     for index, stage in enumerate(previous):
-        members[index] = [name for name in stage.instances if name in serving]
+        members[index] += [name for name in stage.instances if name in serving]
     return {name for each in members for name in each}
 
 

@@ -51,3 +51,33 @@ class QualityModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 #: Llama-3-8B on an H200 in decode, from the published step-time set ``h200-llama-3-8b``: what is assumed where nothing
 #: was profiled. Refinement depends on the ratios of the coefficients only.
 DEFAULT_QUALITY = QualityModel(d0=6.2e-3, d1=9.3e-6, d4=30.8e-9)
+
+
+class QualityFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Coefficients with where they come from: the form of the file that ``millrace profile --qoe`` writes.
+
+    Attributes:
+        model: Served name of the model that was measured.
+        hardware: What it ran on.
+        source: How it was measured.
+        error: The fit's error on rounds that it did not see, in words and figures.
+        coefficients: Of equation 1.
+    """
+
+    model: str
+    hardware: str
+    source: str
+    error: str
+    coefficients: QualityModel
+
+
+def decode_quality(content: bytes, *, origin: str) -> QualityFile:
+    """Reads a file's content, TOML.
+
+    Raises:
+        ValueError: naming ``origin`` and the key that is missing, unknown or wrong.
+    """
+    try:
+        return msgspec.toml.decode(content, type=QualityFile)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ValueError(f"quality coefficients {origin}: {error}") from error

@@ -15,11 +15,13 @@ class FixedRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         length_min: First length served, tokens.
         length_max: First length no longer served; None for no bound.
         instances: Number of instances it should have, in proportion to the other stages'; at least 1.
+        members: Names or patterns (``gpu0-*``) of instances that serve here and nowhere else; the others are shared.
     """
 
     length_min: int
     length_max: int | None = None
     instances: int = 1
+    members: tuple[str, ...] = ()
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

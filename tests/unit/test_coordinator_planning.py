@@ -1,0 +1,313 @@
+"""The coordinator's planning: lengths come in as outcomes, plans with stages go out, membership stays sticky."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from millrace.actor.effects import Log, Subscribe
+from millrace.actor.errors import ConfigError
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.plan import InstanceRole, Plan
+from millrace.contracts.status import InstanceRecord
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.policies.stages.fixed.policy import FixedRange
+
+from services.coordinator.actor import CoordinatorActor
+from services.coordinator.config import CoordinatorConfig, StagesConfig
+from services.coordinator.files import build_planning, read_qualities
+from services.coordinator.planning import HOMES_MAX, SAMPLES_MAX, Planning
+
+S = 1_000_000_000
+MODEL = "llama"
+SET = "h200-llama-3-8b"
+
+
+def record(name: str, *, host: str = "", step_time: str = SET) -> InstanceRecord:
+    return InstanceRecord(
+        instance=name,
+        incarnation=1,
+        model=MODEL,
+        engine="modelled",
+        engine_version="0",
+        max_model_len=131_072,
+        max_sequences=1024,
+        token_budget=8192,
+        block_size=16,
+        blocks_total=56_250,
+        host=host,
+        step_time=step_time,
+    )
+
+
+def fleet(count: int) -> list[InstanceRecord]:
+    return [record(f"w{index:02}") for index in range(count)]
+
+
+class Story:
+    """Planning with the plan that it wrote last."""
+
+    def __init__(self, count: int = 16, **config: object) -> None:
+        fields = {"period_s": 10.0, "parameters": {"requests_min": 100}} | config
+        self.planning = Planning(
+            msgspec.convert(fields, StagesConfig), name="c0", step_times={SET: load_step_time(SET)}
+        )
+        self.records = fleet(count)
+        self.plan: Plan | None = None
+        self.now_ns = 1_000 * S
+        self.logs: list[str] = []
+
+    def tick(self, seconds: float = 10.0) -> Plan:
+        self.now_ns += round(seconds * S)
+        effects = self.planning.tick(MODEL, self.plan, self.records, self.now_ns)
+        self.logs += [effect.fields["reason"] for effect in effects if isinstance(effect, Log)]
+        return self.write()
+
+    def write(self) -> Plan:
+        after = self.planning.next_plan(MODEL, self.plan, self.records, self.now_ns)
+        assert after is None or self.plan is None or after.epoch == self.plan.epoch + 1
+        self.plan = after or self.plan
+        self.planning.check()
+        assert self.plan is not None
+        return self.plan
+
+    def hear(self, count: int, rate: float, *, prompt: int | None = None, output: int | None = None) -> None:
+        """Requests that arrive evenly up to now and have ended."""
+        rng = random.Random(7)
+        for index in range(count):
+            self.planning.on_outcome(
+                RequestFinished(
+                    request=f"r{index}",
+                    model=MODEL,
+                    outcome="completed",
+                    ingress="i",
+                    prompt_tokens=prompt or max(1, round(rng.lognormvariate(5.7, 1.0))),
+                    output_tokens=[output or max(1, min(60_000, round(rng.lognormvariate(6.8, 1.3))))],
+                    arrival_ns=self.now_ns - round((count - index) / rate * S),
+                )
+            )
+
+    def members(self) -> dict[str, str]:
+        assert self.plan is not None
+        return {name: stage.name for stage in self.plan.stages for name in stage.instances}
+
+
+def test_without_outcomes_there_is_one_stage() -> None:
+    story = Story()
+    plan = story.tick()
+    assert [len(stage.instances) for stage in plan.stages] == [16]
+    assert (plan.epoch, plan.boundary_epoch, plan.policy) == (1, 1, "exact")
+    story.tick()
+    assert story.plan is plan
+
+
+def test_lengths_under_load_bring_stages_with_what_they_expect() -> None:
+    story = Story()
+    story.tick()
+    story.hear(3000, 20.0)
+    plan = story.tick()
+    assert len(plan.stages) > 1
+    assert all(len(stage.instances) == stage.instances_wanted for stage in plan.stages)
+    assert plan.boundary_epoch == plan.epoch == 2
+    assert plan.expects is not None
+    assert plan.expects.cost < plan.expects.one_stage_cost
+    assert len(plan.expects.stages) == len(plan.stages)
+    assert "better than one stage" in plan.reason
+    story.tick()
+    assert story.plan is plan  # the same lengths
+
+
+def test_uniform_lengths_and_light_load_stay_one_stage() -> None:
+    for rate, output in ((20.0, 500), (0.5, None)):
+        story = Story(window_s=1e5)
+        story.tick()
+        story.hear(2000, rate, prompt=300 if output else None, output=output)
+        assert len(story.tick().stages) == 1
+
+
+def test_two_equal_engines_stay_one_stage() -> None:
+    story = Story(2)
+    story.tick()
+    story.hear(3000, 3.0)
+    assert len(story.tick().stages) == 1
+
+
+def test_the_policy_is_asked_once_a_period() -> None:
+    story = Story()
+    story.tick()
+    story.hear(3000, 20.0)
+    assert len(story.tick(9.0).stages) == 1
+    assert len(story.tick(1.0).stages) > 1
+
+
+def test_a_join_or_a_leave_moves_nobody_else_and_keeps_the_boundaries() -> None:
+    story = Story()
+    story.tick()
+    story.hear(3000, 20.0)
+    before = story.tick()
+    members = story.members()
+    gone = story.records.pop(4)
+    plan = story.write()
+    assert plan.cuts == before.cuts
+    assert plan.boundary_epoch == before.boundary_epoch
+    assert story.members() == {name: stage for name, stage in members.items() if name != gone.instance}
+    assert plan.reason == "w04 left"
+    story.records.append(record("new"))
+    story.write()
+    story.records.append(gone)
+    story.write()
+    assert {**story.members(), "new": ""} == {**members, "new": ""}
+
+
+def test_a_stage_that_lost_everybody_is_covered_at_once() -> None:
+    story = Story()
+    story.tick()
+    story.hear(3000, 20.0)
+    last = story.tick().stages[-1]
+    story.records = [each for each in story.records if each.instance not in last.instances]
+    plan = story.write()
+    assert plan.stages[-1].instances == []
+    assert plan.stages[-1].covered_by == plan.stages[-2].name
+
+
+def test_an_unknown_step_time_changes_nothing() -> None:
+    story = Story()
+    story.records[3] = record("w03", step_time="nobody-knows")
+    story.tick()
+    story.hear(3000, 20.0)
+    assert len(story.tick().stages) == 1
+    assert "no step-time model" in story.logs[-1]
+
+
+def test_old_requests_say_nothing() -> None:
+    story = Story(window_s=60.0)
+    story.tick()
+    story.hear(3000, 20.0)
+    assert len(story.tick(120.0).stages) == 1
+
+
+def test_a_model_that_is_not_led_is_forgotten() -> None:
+    story = Story()
+    story.tick()
+    story.hear(3000, 20.0)
+    story.planning.forget(MODEL)
+    story.hear(3000, 20.0)
+    assert MODEL not in story.planning.snapshot()
+
+
+def test_what_is_kept_is_bounded() -> None:
+    story = Story()
+    story.tick()
+    story.hear(SAMPLES_MAX + 100, 20.0)
+    assert story.planning.snapshot()[MODEL]["sequences"] == SAMPLES_MAX
+    assert HOMES_MAX >= 10_000
+
+
+def test_choices_of_a_request_count_each_and_prompts_without_output_do_not() -> None:
+    story = Story()
+    story.tick()
+    for outputs in ([5, 7, 0], [], [0]):
+        story.planning.on_outcome(
+            RequestFinished(
+                request="r", model=MODEL, outcome="completed", ingress="i", prompt_tokens=9, output_tokens=outputs
+            )
+        )
+    assert story.planning.snapshot()[MODEL]["sequences"] == 2
+
+
+RANGES = [
+    FixedRange(length_min=0, length_max=1024, instances=3),
+    FixedRange(length_min=1024, members=("w00", "w1*")),
+]
+
+
+def test_fixed_ranges_of_a_model_hold_whatever_the_policy_is() -> None:
+    story = Story(4, ranges={MODEL: msgspec.to_builtins(RANGES)})
+    plan = story.write()
+    assert plan.cuts == [1024]
+    assert plan.policy == "fixed"
+    assert story.members() == {"w00": "s1", "w01": "s0", "w02": "s0", "w03": "s0"}
+    story.records.append(record("w10"))
+    story.records.append(record("other"))
+    story.write()
+    assert story.members()["w10"] == "s1"
+
+
+def test_one_stage_can_be_configured() -> None:
+    story = Story(policy="one_stage", parameters={})
+    story.tick()
+    story.hear(3000, 20.0)
+    assert len(story.tick().stages) == 1
+    assert not story.planning.learns
+
+
+def test_plans_may_change_at_every_tick() -> None:
+    story = Story(period_s=2.0, parameters={"requests_min": 50, "change_margin": 0.0, "margin": 0.0})
+    rng = random.Random(3)
+    epochs = []
+    for _ in range(60):
+        for each in [r for r in story.records if rng.random() < 0.05]:
+            story.records.remove(each)
+        story.records += [r for r in fleet(16) if r not in story.records and rng.random() < 0.3]
+        story.hear(200, rng.choice([1.0, 10.0, 25.0]), output=rng.choice([None, 50, 5000]))
+        epochs.append(story.tick(2.0).epoch)
+        assert sorted(story.members()) == sorted(r.instance for r in story.records)
+    assert epochs[-1] > 20
+
+
+def test_roles_stand_in_the_plan() -> None:
+    planning = Planning(StagesConfig(policy="one_stage"), name="c", roles={"w0*": InstanceRole.DECODE})
+    plan = planning.next_plan(MODEL, None, fleet(2), 0)
+    assert plan is not None
+    assert plan.stages[0].roles == {"w00": InstanceRole.DECODE, "w01": InstanceRole.DECODE}
+
+
+def test_the_actor_listens_to_outcomes_once_where_the_policy_learns() -> None:
+    for policy, count in (("exact", 1), ("one_stage", 0)):
+        config = CoordinatorConfig(stages=StagesConfig(policy=policy))
+        actor = CoordinatorActor(name="c", cluster="l", incarnation=1, planning=build_planning(config))
+        subjects = [e.subject for e in actor.start(0) if isinstance(e, Subscribe) and "outcome" in e.subject]
+        assert len(subjects) == count
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ({"policy": "best"}, "stages.policy 'best': one of chain, exact, fixed, one_stage, two_phase"),
+        ({"parameters": {"marign": 1}}, "stages.parameters of exact: .*marign"),
+        ({"parameters": {"margin": 2}}, "stages.parameters of exact: .*margin"),
+        ({"step_times": {"x": "/nowhere/x.toml"}}, "stages.step_times: .*nowhere"),
+        ({"qualities": {"m": "/nowhere/q.toml"}}, "stages.qualities.m: .*nowhere"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_by_name(stages: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        build_planning(msgspec.convert({"stages": stages}, CoordinatorConfig))
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ({"period_s": 0}, "period_s"),
+        ({"ranges": {"m": [{"length_min": 5}]}}, r"ranges.m: ranges\[0\].length_min is 5"),
+        ({"ranges": {"m": [{"length_min": 0, "length_max": 9}]}}, "ranges.m: ranges end at 9"),
+    ],
+)
+def test_ranges_that_do_not_tile_are_refused_when_they_are_read(stages: dict[str, object], named: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=named):
+        msgspec.convert({"stages": stages}, CoordinatorConfig)
+
+
+def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "q.toml"
+    file.write_text(
+        'model = "other"\nhardware = "h"\nsource = "s"\nerror = "e"\n\n[coefficients]\nd0 = 0.001\nd4 = 1e-9\n'
+    )
+    assert read_qualities({"other": str(file)})["other"].d4 == 1e-9
+    with pytest.raises(ConfigError, match=r"stages.qualities.mine: .* is of another model, other"):
+        read_qualities({"mine": str(file)})
+    file.write_text("d0 = 1")
+    with pytest.raises(ConfigError, match=r"q\.toml"):
+        read_qualities({"mine": str(file)})
