@@ -40,14 +40,17 @@ class ModelledProfile:
     def run(self, load: Round) -> RoundRecord:
         """Runs one round."""
         engine = ModelledEngine(self._parameters, self._model)
-        waiting = list(enumerate(load.sequences))
         steps: list[StepRecord] = []
-        while waiting or engine.scheduler.has_work():
-            while waiting and (waiting[0][1].at_step <= len(steps) or not engine.scheduler.has_work()):
-                refusal = engine.add(_sequence(load, *waiting.pop(0)[:1]))
+        added: list[int] = []
+        while len(added) < len(load.sequences) or engine.scheduler.has_work():
+            while len(added) < len(load.sequences) and load.due(
+                len(added), steps=len(steps), running=len(engine.scheduler.running) + len(engine.scheduler.waiting)
+            ):
+                refusal = engine.add(_sequence(load, len(added)))
                 assert refusal is None, refusal
+                added.append(len(steps))
             steps.append(self._step(engine))
-        return RoundRecord(round=load, steps=steps)
+        return RoundRecord(round=load, steps=steps, added=added)
 
     def _step(self, engine: ModelledEngine) -> StepRecord:
         batch = engine.schedule(0)

@@ -27,10 +27,25 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Unique within a profile; also the seed of its prompts.
+        in_flight: A closed loop: so many sequences are kept in the engine, each one that ends is replaced by the next.
+            0 for an open one, in which each is added at its step.
     """
 
     name: str
     sequences: tuple[PlannedSequence, ...]
+    in_flight: int = 0
+
+    def due(self, index: int, *, steps: int, running: int) -> bool:
+        """Whether a sequence is added now.
+
+        Args:
+            index: Of the next sequence.
+            steps: Run so far.
+            running: Sequences in the engine. An idle engine always gets the next one.
+        """
+        if self.in_flight:
+            return running < self.in_flight
+        return running == 0 or self.sequences[index].at_step <= steps
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +64,15 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A round as it ran."""
+    """A round as it ran.
+
+    Attributes:
+        added: Steps that had run when each sequence was added; empty where that is as planned.
+    """
 
     round: Round
     steps: list[StepRecord]
+    added: list[int] = []
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +140,8 @@ def sequence_records(record: RoundRecord, *, cpu: bool = False) -> list[Sequence
     found = []
     for index, sequence in enumerate(planned):
         steps = [number for number, step in enumerate(record.steps) if index in step.sequences]
-        began = ends[sequence.at_step - 1] if sequence.at_step else 0
+        at_step = record.added[index] if record.added else sequence.at_step
+        began = ends[at_step - 1] if at_step else 0
         latency = ends[steps[-1]] - began
         batches = [record.steps[number] for number in steps]
         prompts = [[planned[each].prompt_tokens for each in step.sequences] for step in batches]

@@ -109,14 +109,15 @@ class VllmProfile:
         self._runs += 1
         timed = self._engine.engine_core.engine_core.scheduler.timed
         timed.clear()
-        waiting = list(range(len(load.sequences)))
-        while waiting or self._engine.has_unfinished_requests():
-            idle = not self._engine.has_unfinished_requests()
-            while waiting and (idle or load.sequences[waiting[0]].at_step <= len(timed)):
-                self._add(load, waiting.pop(0))
-                idle = False
+        added: list[int] = []
+        while len(added) < len(load.sequences) or self._engine.has_unfinished_requests():
+            while len(added) < len(load.sequences) and load.due(
+                len(added), steps=len(timed), running=self._engine.get_num_unfinished_requests()
+            ):
+                self._add(load, len(added))
+                added.append(len(timed))
             self._engine.step()
-        return RoundRecord(round=load, steps=list(timed))
+        return RoundRecord(round=load, steps=list(timed), added=added)
 
     def _add(self, load: Round, index: int) -> None:
         planned = load.sequences[index]

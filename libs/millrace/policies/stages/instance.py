@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
-import numpy as np
 
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.policies.stages.least_squares import nonnegative
 
 #: Batch sizes and mean context lengths at which a step cost is sampled to make it linear.
 _DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -66,11 +64,11 @@ def linear_instance(cost: StepCost, *, kv_tokens: int, max_sequences: int) -> In
             if decodes <= max_sequences and decodes * context <= max(kv_tokens, _CONTEXTS[0]):
                 rows.append((1.0, float(decodes), float(decodes * context)))
                 times.append(_seconds(cost, decodes=decodes, context_tokens=decodes * context))
-    fixed, per_decode, per_context = _least_squares(rows, times)
+    fixed, per_decode, per_context = nonnegative(rows, times)
     chunks = [(float(tokens), tokens * tokens / 2.0) for tokens in _PROMPTS]
     base = _seconds(cost, decodes=8, context_tokens=8 * 1024)
     extra = [_prefill_s(cost, tokens) - base for tokens in _PROMPTS]
-    per_token, per_work = _least_squares(chunks, extra)
+    per_token, per_work = nonnegative(chunks, extra)
     tail_s, decodes_min = _tail(cost, max_sequences)
     return InstanceModel(
         fixed_s=fixed,
@@ -83,22 +81,6 @@ def linear_instance(cost: StepCost, *, kv_tokens: int, max_sequences: int) -> In
         kv_tokens=float(kv_tokens),
         max_sequences=float(max_sequences),
     )
-
-
-def _least_squares(rows: Sequence[tuple[float, ...]], times: Sequence[float]) -> list[float]:
-    """Coefficients of at least 0 with the least relative error; those that would be negative are left out."""
-    target = np.asarray(times)
-    matrix = np.asarray(rows) / np.maximum(target, 1e-12)[:, None]
-    free = list(range(matrix.shape[1]))
-    while free:
-        solution, *_ = np.linalg.lstsq(matrix[:, free], np.ones(len(target)), rcond=None)
-        if (solution >= 0).all():
-            found = [0.0] * matrix.shape[1]
-            for index, value in zip(free, solution, strict=True):
-                found[index] = float(value)
-            return found
-        free.pop(int(np.argmin(solution * np.abs(matrix[:, free]).mean(axis=0))))
-    return [0.0] * matrix.shape[1]
 
 
 def _tail(cost: StepCost, max_sequences: int) -> tuple[float, int]:
