@@ -39,7 +39,7 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which instances serve which lengths.
 
     Attributes:
-        policy: A name of ``STAGE_POLICIES``.
+        policy: A name of ``STAGE_POLICIES``. ``one_stage`` until figures on the same runs show that stages are better.
         parameters: The policy's parameters.
         ranges: Model -> its stages, for models whose stages are fixed whatever ``policy`` says.
         period_s: How often the policy is asked, seconds.
@@ -49,7 +49,7 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         qualities: Model -> file that ``millrace profile --qoe`` wrote, for the objective ``quality``.
     """
 
-    policy: str = "exact"
+    policy: str = "one_stage"
     parameters: dict[str, Any] = {}
     ranges: dict[str, list[FixedRange]] = {}
     period_s: float = 30.0

@@ -145,7 +145,9 @@ class ScenarioCluster(SimulatedCluster):
 
     def _coordinator(self, name: str) -> CoordinatorConfig:
         roles = self.spec.migration.instance_roles(self.spec.instances())
-        return CoordinatorConfig(name=name, bus=BUS, provisioning=self.spec.provisioning.config(), roles=roles)
+        return CoordinatorConfig(
+            name=name, bus=BUS, provisioning=self.spec.provisioning.config(), stages=self.spec.stages, roles=roles
+        )
 
     def _predictor(self, index: int) -> PredictorConfig:
         spec, network = self.spec.cluster.predictor, self.spec.network

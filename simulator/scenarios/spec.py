@@ -9,6 +9,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 
+from services.coordinator.config import StagesConfig
 from services.predictor.config import OutrunRule
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
@@ -232,6 +233,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         limit_s: Virtual time after the last arrival at which what is still open counts as lost.
+        stages: As in the coordinator's configuration; the model is called ``modelled``.
     """
 
     name: str = "scenario"
@@ -240,6 +242,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cluster: ClusterTable = ClusterTable()
     dispatch: DispatchSpec = DispatchSpec()
     provisioning: ProvisioningSpec = ProvisioningSpec()
+    stages: StagesConfig = StagesConfig()
     migration: MigrationSpec = MigrationSpec()
     workload: WorkloadSpec = WorkloadSpec()
     prediction: PredictionSpec = PredictionSpec()

@@ -50,7 +50,7 @@ class Story:
     """Planning with the plan that it wrote last."""
 
     def __init__(self, count: int = 16, **config: object) -> None:
-        fields = {"period_s": 10.0, "parameters": {"requests_min": 100}} | config
+        fields = {"policy": "exact", "period_s": 10.0, "parameters": {"requests_min": 100}} | config
         self.planning = Planning(
             msgspec.convert(fields, StagesConfig), name="c0", step_times={SET: load_step_time(SET)}
         )
@@ -276,8 +276,8 @@ def test_the_actor_listens_to_outcomes_once_where_the_policy_learns() -> None:
     ("stages", "named"),
     [
         ({"policy": "best"}, "stages.policy 'best': one of chain, exact, fixed, one_stage, two_phase"),
-        ({"parameters": {"marign": 1}}, "stages.parameters of exact: .*marign"),
-        ({"parameters": {"margin": 2}}, "stages.parameters of exact: .*margin"),
+        ({"policy": "exact", "parameters": {"marign": 1}}, "stages.parameters of exact: .*marign"),
+        ({"policy": "exact", "parameters": {"margin": 2}}, "stages.parameters of exact: .*margin"),
         ({"step_times": {"x": "/nowhere/x.toml"}}, "stages.step_times: .*nowhere"),
         ({"qualities": {"m": "/nowhere/q.toml"}}, "stages.qualities.m: .*nowhere"),
     ],
