@@ -1,0 +1,1 @@
+"""Answers of the three shipped models to the same prompts, with log-probabilities and the truth."""
