@@ -1,8 +1,8 @@
 """Records what the three shipped models answer to the same held-out prompts, greedily, on real vLLM.
 
-``python -m bench.judged.record`` writes bench/judged/recordings/answers.jsonl.gz, a prompt a line: task, level, prompt, its
-tokens, and for each model whether the answer is right (the task's own check), its length (the end-of-sequence token
-counted), finish reason, and the log-probability of each token in thousandths. Judges are calibrated and compared on it.
+``python -m bench.judged.record`` writes bench/judged/recordings/answers.jsonl.gz, a prompt a line: task, level, prompt,
+its tokens, and for each model whether the answer is right (the task's own check), its length (the end-of-sequence token
+counted), finish reason, and the log-probability of each token in thousandths. Judges are calibrated on it.
 """
 
 from __future__ import annotations

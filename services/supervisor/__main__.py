@@ -181,7 +181,8 @@ def launch(options: LaunchOptions) -> int:
         stack.enter_context(claim(directory))
         spec = check(options.spec)
         clear_leftovers(directory)
-        layout = Layout(msgspec.structs.replace(options, spec=free_ports(spec)))
+        cores = options.cores or sorted(os.sched_getaffinity(0))
+        layout = Layout(msgspec.structs.replace(options, spec=free_ports(spec), cores=cores))
         config = layout.plan()
         layout.write()
         file = Path(config.directory) / "run" / "cluster.json"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster.spec import ClusterSpec
@@ -14,12 +12,12 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         directory: Folder of the cluster's files.
-        cores: Cores that engines are pinned to, one each, in turn.
+        cores: Cores that engines are pinned to, one each, in turn; empty for all of this process.
     """
 
     spec: ClusterSpec
     directory: str = ".millrace"
-    cores: list[int] = msgspec.field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
+    cores: list[int] = []
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
