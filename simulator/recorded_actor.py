@@ -73,6 +73,18 @@ def _migrator(config: str, incarnation: int) -> Actor:
     return build(known, _deps(known.name, incarnation))
 
 
+def _broker(config: str, incarnation: int) -> Actor:
+    """Step-time files must still be where they were."""
+    from millrace.enginemodel.registered import load_step_times
+
+    from services.broker.build import BrokerDeps, build
+    from services.broker.config import BrokerConfig
+
+    known = msgspec.json.decode(config, type=BrokerConfig)
+    step_times, _ = load_step_times(known.step_times)
+    return build(known, BrokerDeps(**vars(_deps(known.name, incarnation)), step_times=step_times))
+
+
 def _predictor(config: str, incarnation: int) -> Actor:
     """Step-time files must still be where they were."""
     from services.predictor.build import PredictorDeps, build
@@ -102,6 +114,7 @@ def _worker(config: str, incarnation: int) -> Actor:
 
 #: Every service that records, by its name. A process imports only the one that it replays.
 REBUILD: Mapping[str, Rebuild] = {
+    "broker": _broker,
     "coordinator": _coordinator,
     "ingress": _ingress,
     "migrator": _migrator,

@@ -20,6 +20,9 @@ from millrace.enginemodel.steptime import StepTimeModel
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.process import Handlers, SimProcess
 
+from services.broker.actor import ACCEPTS as BROKER_ACCEPTS
+from services.broker.build import BrokerDeps
+from services.broker.build import build as build_broker
 from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.build import build as build_coordinator
 from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
@@ -91,6 +94,13 @@ def tagger() -> SimService:
 def migrator() -> SimService:
     """Configured by a MigratorConfig."""
     return SimService(MIGRATOR_ACCEPTS, build_migrator)
+
+
+def broker(step_times: Mapping[str, StepTimeModel]) -> SimService:
+    """Configured by a BrokerConfig. ``step_times``: by the name that instances give."""
+    return SimService(
+        BROKER_ACCEPTS, lambda config, deps: build_broker(config, BrokerDeps(**vars(deps), step_times=step_times))
+    )
 
 
 def predictor(step_times: Mapping[str, StepTimeModel]) -> SimService:

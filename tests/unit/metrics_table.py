@@ -11,6 +11,7 @@ from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from services.broker.metrics import BrokerMetrics
 from services.coordinator.metrics import CoordinatorCollector, ProvisioningFigures
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
@@ -50,6 +51,11 @@ def predictor(registry: CollectorRegistry) -> None:
     PredictorMetrics(registry)
 
 
+def broker(registry: CollectorRegistry) -> None:
+    """Asks, bids, deals and boundaries."""
+    BrokerMetrics(registry)
+
+
 def migrator(registry: CollectorRegistry) -> None:
     """Migrations away and to here."""
     MigratorMetrics(registry)
@@ -75,6 +81,7 @@ SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
     ("Predictor", predictor),
     ("Worker", worker),
     ("Migrator", migrator),
+    ("Broker", broker),
     ("Tagger", tagger),
     ("Coordinator", coordinator),
     ("Every service", every_service),

@@ -4,7 +4,8 @@
     candidate's broker  MoveBid, NoBid              → source's broker             bid.<source>
     source's broker     OfferDeal                   → the chosen bidder's broker  deal.<target>
     target's broker     GrantDeal                   → source's broker             deal.<source>
-    source's broker     WithdrawDeal, DealEnded     → target's broker             deal.<target>
+    source's broker     DealStarted, WithdrawDeal,
+                        DealEnded                   → target's broker             deal.<target>
 
 A deal is named by the id of its ask. Each message may be lost, repeated or late: a deal has one identity, (sequence,
 epoch, deal), and every step of it has a deadline by the clock of whoever waits. The source's migrator executes a
@@ -62,8 +63,9 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
         tokens_per_s: Tokens that it decodes, over the last seconds.
         outgoing, incoming: Transfers under way.
         queued_tokens: Lengths of the sequences that it has agreed to take and that have not begun to move.
-        lengths: Histogram of present lengths: pairs of (bin, sequences), in rising order, without empty bins. Bin ``b``
-            holds lengths in ``[2 ** (b / 4), 2 ** ((b + 1) / 4))`` tokens.
+        length_counts, length_tokens: Histogram of the lengths of all its sequences: how many there are per bin of
+            ``policies.stages.digest.STARTS``, and the sum of their lengths; bins behind the last one given are empty.
+        draining: Takes nothing.
         curve: None where it cannot be forecast.
     """
 
@@ -83,7 +85,9 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
     outgoing: int = 0
     incoming: int = 0
     queued_tokens: int = 0
-    lengths: list[tuple[int, int]] = []
+    length_counts: list[int] = []
+    length_tokens: list[int] = []
+    draining: bool = False
     curve: LoadCurve | None = None
 
 
@@ -250,11 +254,15 @@ class GrantDeal(Body, frozen=True, kw_only=True, tag="GrantDeal/1"):
 
 
 class DealStarted(Body, frozen=True, kw_only=True, tag="DealStarted/1"):
-    """The source's migrator was told to move it."""
+    """The source's migrator was told to move it: the answer to a grant, or published where the offer's answer granted
+    already.
+    """
 
     deal: str
     sequence: str
     epoch: int
+    source: str
+    target: str
 
 
 class DealPostponed(Body, frozen=True, kw_only=True, tag="DealPostponed/1"):

@@ -68,11 +68,11 @@ BROKER_CHANNELS: tuple[Channel, ...] = (
         name="deal",
         subject="deal.{instance}",
         pattern=Pattern.REQUEST,
-        messages=(OfferDeal, GrantDeal, WithdrawDeal, DealEnded),
+        messages=(OfferDeal, GrantDeal, DealStarted, WithdrawDeal, DealEnded),
         replies=(DealQueued, DealStarted, DealPostponed, DealRefused, ErrorReply),
         senders=(Role.BROKER,),
         receivers=(Role.BROKER,),
-        summary="Offer, grant, withdrawal and end of a deal; the last two are not answered.",
+        summary="Offer, grant, start, withdrawal and end of a deal; only the first two are answered.",
     ),
     Channel(
         name="boundary",

@@ -54,6 +54,7 @@ class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
             repeated order is answered as before.
         within_ms: A sequence that cannot move yet (it waits, or its prompt is not done) may take so long to begin.
         mode: None for the migrator's own.
+        note: Why, in one sentence, for the migration's span.
     """
 
     sequence: str
@@ -62,6 +63,7 @@ class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
     within_ms: int = 2_000
     mode: MigrationMode | None = None
     order: str = ""
+    note: str = ""
 
 
 class EvacuateInstance(Body, frozen=True, kw_only=True, tag="EvacuateInstance/1"):

@@ -1,0 +1,56 @@
+"""What a forecast of a registered instance needs: its scheduler's parameters and the step-time sets that are here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millrace.contracts.status import InstanceRecord
+from millrace.enginemodel.coefficients import coefficient_names, load_step_time
+from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.steptime import StepTimeModel
+
+#: Bound of any limit that a record may tell, tokens or blocks; larger ones would not fit an engine's own integers.
+LIMIT_MAX = 1 << 31
+
+
+def scheduler_parameters(record: InstanceRecord) -> EngineParameters:
+    """How the instance's scheduler works, without its prefix cache.
+
+    Raises:
+        ValueError: no engine could run with what the record says; the message names the field.
+    """
+    for field in ("max_model_len", "block_size", "blocks_total", "max_sequences", "token_budget"):
+        if getattr(record, field) >= LIMIT_MAX:
+            raise ValueError(f"{field} must be below {LIMIT_MAX}, is {getattr(record, field)}")
+    room = record.blocks_total * record.block_size
+    return EngineParameters(
+        max_model_len=min(record.max_model_len, room),  # vLLM counts its null block in when it checks this
+        block_size=record.block_size,
+        blocks_total=record.blocks_total,
+        max_sequences=record.max_sequences,
+        token_budget=record.token_budget,
+        long_prefill_token_threshold=record.long_prefill_token_threshold,
+        chunked_prefill=record.chunked_prefill,
+        prefix_caching=False,
+        watermark=record.watermark,
+        reserve_full_prompt=record.reserve_full_prompt,
+        policy=QueuePolicy(record.queue_policy),
+        async_scheduling=record.async_scheduling,
+    )
+
+
+def load_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel], dict[str, str]]:
+    """Step-time sets by name, and for those that cannot be read, why. Reads files.
+
+    Args:
+        files: Paths of sets besides those that ship, by the name that instances give in their record.
+    """
+    found: dict[str, StepTimeModel] = {}
+    unreadable: dict[str, str] = {}
+    for name, origin in [*((name, name) for name in coefficient_names()), *files.items()]:
+        try:
+            found[name] = load_step_time(origin)
+        except ValueError as error:
+            found.pop(name, None)  # where a file shall stand in for a set that ships, that one is not meant
+            unreadable[name] = str(error)
+    return found, unreadable

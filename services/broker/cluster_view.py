@@ -1,0 +1,319 @@
+"""What a broker knows of the cluster: instances, plans, boundaries, loads, and which broker acts for whom."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from millrace.contracts.broker import BoundaryMoved, LoadReported, MoveReason
+from millrace.contracts.catalog import Role
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.status import InstanceRecord, PresenceState, ServicePresence
+from millrace.contracts.subjects import subject_token
+from millrace.membership import Membership, MembershipConfig
+from millrace.policies.migration import compatible
+from millrace.policies.stages.routing import stage_order
+from millrace.policies.trading import LoadView
+
+_MS = 1_000_000
+
+#: Models whose plans are known.
+MODELS_MAX = 256
+
+#: A broker that was not heard for this long acts for nobody: three presences are missing.
+BROKER_SILENCE_NS = 1_500 * _MS
+
+
+class ClusterView:
+    """One broker process's view of the cluster."""
+
+    def __init__(self, *, load_age_ns: int) -> None:
+        config = MembershipConfig()
+        self.members = Membership.of(config)
+        self._load_age_ns = load_age_ns
+        self._instances_max = config.members_max
+        self._plans: dict[str, Plan] = {}  # by model token
+        self._stages: dict[str, tuple[str, Stage]] = {}  # by instance: (model token, stage)
+        self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}  # by (model token, stage)
+        self._loads: dict[str, tuple[int, LoadReported]] = {}  # by instance token
+        self._brokers: dict[str, tuple[str, int]] = {}  # by instance token: (broker, heard)
+
+    # inputs
+
+    def on_record(self, body: KeyChanged, now_ns: int) -> None:
+        """A registration."""
+        value = body.value
+        if value is None or isinstance(value, InstanceRecord):
+            self.members.on_record(body.key, value, now_ns)
+        if value is None:
+            self._loads.pop(subject_token(body.key), None)
+
+    def on_plan(self, body: KeyChanged) -> str:
+        """A plan. Returns the model whose plan changed; empty for none."""
+        token, value = subject_token(body.key), body.value
+        if isinstance(value, Plan):
+            if token not in self._plans and len(self._plans) >= MODELS_MAX:
+                return ""
+            before = self._plans.get(token)
+            self._plans[token] = value
+        elif value is None and token in self._plans:
+            before = self._plans.pop(token)
+        else:
+            return ""
+        self._index(token)
+        return body.key if before is None or value is None or before.epoch != value.epoch else ""
+
+    def _index(self, token: str) -> None:
+        self._stages = {name: entry for name, entry in self._stages.items() if entry[0] != token}
+        plan = self._plans.get(token)
+        if plan is not None:
+            self._stages |= {name: (token, stage) for stage in plan.stages for name in stage.instances}
+        stale = [key for key in self._boundaries if key[0] == token and not self._valid(self._boundaries[key])]
+        for key in stale:
+            del self._boundaries[key]
+
+    def on_presence(self, body: ServicePresence, now_ns: int) -> None:
+        """A broker says for whom it acts; a worker leaves or died."""
+        if body.role != Role.BROKER:
+            self.members.on_presence(body)
+            return
+        for name in body.instances[: self._instances_max]:
+            if not name:
+                continue
+            token = subject_token(name)
+            known = self._brokers.get(token)
+            if body.state is not PresenceState.ALIVE:
+                if known is not None and known[0] == body.name:
+                    del self._brokers[token]
+            elif known is not None or len(self._brokers) < self._instances_max:
+                self._brokers[token] = (body.name, now_ns)
+
+    def on_load(self, body: LoadReported, now_ns: int) -> bool:
+        """A load. Returns whether it counts: of a registered instance, and not older than what is known."""
+        if not body.instance or min(_load_counts(body)) < 0 or body.blocks_free > body.blocks_total:
+            return False
+        member = self.members.find(body.instance)
+        if member is None or member.record is None or member.record.model != body.model:
+            return False
+        if not self.members.observe(body.instance, body.incarnation, now_ns).accepted:
+            return False
+        known = self._loads.get(member.token)
+        if known is not None and known[1].incarnation == body.incarnation and body.at_ns < known[1].at_ns:
+            return False
+        self._loads[member.token] = (now_ns, body)
+        return True
+
+    def on_boundary(self, body: BoundaryMoved) -> bool:
+        """A refined boundary. Returns whether it counts: of this plan's cuts, between its neighbours, and new."""
+        if not self._valid(body) or body.length < 1 or not body.stage:
+            return False
+        key = (subject_token(body.model), body.stage)
+        known = self._boundaries.get(key)
+        if known is not None and (known.plan_epoch, known.version) > (body.plan_epoch, body.version):
+            return False
+        self._boundaries[key] = body
+        return True
+
+    def _valid(self, body: BoundaryMoved) -> bool:
+        plan = self._plans.get(subject_token(body.model)) if body.model else None
+        if plan is None or not plan.boundary_epoch <= body.plan_epoch <= plan.epoch:
+            return False
+        names = [stage.name for stage in plan.stages]
+        return (body.stage, body.next_stage) in pairwise(names)
+
+    # instances
+
+    def record(self, instance: str) -> InstanceRecord | None:
+        """Its registration; None where there is none."""
+        member = self.members.find(instance)
+        return member.record if member is not None else None
+
+    def plan(self, model: str) -> Plan | None:
+        """The plan of a model."""
+        return self._plans.get(subject_token(model)) if model else None
+
+    def plan_epoch(self, model: str) -> int:
+        """Epoch of the model's plan; -1 without one."""
+        plan = self.plan(model)
+        return plan.epoch if plan is not None else -1
+
+    def stage(self, instance: str) -> Stage | None:
+        """The stage that it serves in; None without a plan."""
+        entry = self._stages.get(instance)
+        return entry[1] if entry is not None else None
+
+    def role(self, instance: str) -> InstanceRole:
+        """What the plan says it does."""
+        stage = self.stage(instance)
+        return stage.roles.get(instance, InstanceRole.BOTH) if stage is not None else InstanceRole.BOTH
+
+    def next_stage(self, instance: str) -> Stage | None:
+        """The stage above its own; None for the last one."""
+        entry = self._stages.get(instance)
+        plan = self._plans.get(entry[0]) if entry is not None else None
+        if entry is None or plan is None:
+            return None
+        index = plan.stages.index(entry[1]) + 1
+        return plan.stages[index] if index < len(plan.stages) else None
+
+    def refined(self, model: str, stage: str) -> BoundaryMoved | None:
+        """The last refinement of the boundary above a stage."""
+        return self._boundaries.get((subject_token(model), stage))
+
+    def boundary_above(self, model: str, stage: Stage) -> int | None:
+        """Where the stage ends now, tokens; None for the last one."""
+        if stage.length_max is None:
+            return None
+        refined = self.refined(model, stage.name)
+        return refined.length if refined is not None else stage.length_max
+
+    def boundary(self, instance: str) -> int | None:
+        """Where the instance's stage ends now; None for the last one, and without a plan."""
+        stage, record = self.stage(instance), self.record(instance)
+        return self.boundary_above(record.model, stage) if stage is not None and record is not None else None
+
+    def broker_of(self, instance: str, now_ns: int) -> str:
+        """The broker that acts for it; empty where none was heard lately."""
+        known = self._brokers.get(subject_token(instance)) if instance else None
+        return known[0] if known is not None and now_ns - known[1] < BROKER_SILENCE_NS else ""
+
+    def load(self, instance: str, now_ns: int) -> LoadView | None:
+        """Its last load; None where none was heard lately."""
+        known = self._loads.get(subject_token(instance)) if instance else None
+        if known is None or now_ns - known[0] >= self._load_age_ns:
+            return None
+        return load_view(known[1], age_ns=now_ns - known[0])
+
+    def reported(self, instance: str, now_ns: int) -> LoadReported | None:
+        """The same as it was told."""
+        known = self._loads.get(subject_token(instance)) if instance else None
+        return known[1] if known is not None and now_ns - known[0] < self._load_age_ns else None
+
+    # sets
+
+    def peers(self, instance: str, now_ns: int) -> tuple[LoadView, ...]:
+        """Loads of the others that could take from it for balance: same stage, and they decode."""
+        stage, record = self.stage(instance), self.record(instance)
+        if record is None or self.role(instance) is InstanceRole.PREFILL:
+            return ()
+        names = stage.instances if stage is not None else self._unplanned(record.model)
+        return self._open(names, record, now_ns)
+
+    def targets(self, instance: str, reason: MoveReason, length: int, now_ns: int) -> tuple[LoadView, ...]:
+        """Loads of those that may take a sequence of that length from it, in order of name; the nearest set that has
+        anybody.
+        """
+        record = self.record(instance)
+        if record is None:
+            return ()
+        if reason in (MoveReason.BALANCE, MoveReason.MEMORY):
+            return self.peers(instance, now_ns)
+        sets = self._sets(instance, record.model, reason, length)
+        for names in sets:
+            found = self._open(names, record, now_ns)
+            decoding = tuple(load for load in found if self.role(load.name) is InstanceRole.DECODE)
+            if found:
+                return decoding if decoding and reason is MoveReason.HANDOFF else found
+        return self._unheard(instance, sets, record, now_ns)
+
+    def _unheard(
+        self, instance: str, sets: list[list[str]], source: InstanceRecord, now_ns: int
+    ) -> tuple[LoadView, ...]:
+        """The nearest set among stages whose loads are not listened to: whoever has a broker may be asked."""
+        near = [stage.instances for stage in (self.stage(instance), self.next_stage(instance)) if stage is not None]
+        for names in sets:
+            found = [name for name in names if names not in near and self._reachable(name, source, now_ns)]
+            if found:
+                return tuple(LoadView(name=name, tokens=0) for name in sorted(found))
+        return ()
+
+    def _reachable(self, name: str, source: InstanceRecord, now_ns: int) -> bool:
+        """Whether its broker can be asked, and KV could travel there."""
+        record = self.record(name)
+        if record is None or name == source.instance or self.role(name) is InstanceRole.PREFILL:
+            return False
+        return bool(self.broker_of(name, now_ns)) and compatible(source.kv, record.kv)
+
+    def _sets(self, instance: str, model: str, reason: MoveReason, length: int) -> list[list[str]]:
+        plan, own = self.plan(model), self.stage(instance)
+        if plan is None or own is None:
+            return [] if reason is MoveReason.BOUNDARY else [self._unplanned(model)]
+        order = stage_order(plan.stages, length)
+        if reason is MoveReason.BOUNDARY:  # only upwards: nobody is moved down
+            above = plan.stages[plan.stages.index(own) + 1 :]
+            return [stage.instances for stage in order if stage in above] or [stage.instances for stage in above]
+        return [own.instances, *(stage.instances for stage in order if stage is not own)]
+
+    def _unplanned(self, model: str) -> list[str]:
+        return sorted(record.instance for _, record in self.members.registered() if record.model == model)
+
+    def _open(self, names: list[str], source: InstanceRecord, now_ns: int) -> tuple[LoadView, ...]:
+        return tuple(
+            load
+            for name in sorted(names)
+            if name != source.instance and (load := self._candidate(name, source, now_ns)) is not None
+        )
+
+    def _candidate(self, name: str, source: InstanceRecord, now_ns: int) -> LoadView | None:
+        record, told = self.record(name), self.reported(name, now_ns)
+        if record is None or told is None or told.draining or told.incarnation != record.incarnation:
+            return None
+        return self.load(name, now_ns) if self._reachable(name, source, now_ns) else None
+
+    def same_machine(self, one: str, other: str) -> bool:
+        """Whether KV needs no network between the two."""
+        records = self.record(one), self.record(other)
+        machines = [record.kv.machine for record in records if record is not None and record.kv is not None]
+        return len(machines) == 2 and bool(machines[0]) and machines[0] == machines[1]
+
+    def plain(self, now_ns: int) -> dict[str, object]:
+        """For people and checkers."""
+        return {
+            "plans": {token: plan.epoch for token, plan in sorted(self._plans.items())},
+            "boundaries": {f"{m}/{s}": body.length for (m, s), body in sorted(self._boundaries.items())},
+            "loads": sorted(token for token, (at_ns, _) in self._loads.items() if now_ns - at_ns < self._load_age_ns),
+        }
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where bounds do not hold."""
+        self.members.check_invariants()
+        assert len(self._loads) <= self._instances_max
+        assert len(self._brokers) <= self._instances_max
+        assert len(self._plans) <= MODELS_MAX
+
+
+def load_view(body: LoadReported, *, age_ns: int = 0) -> LoadView:
+    """A load as policies see it."""
+    return LoadView(
+        name=body.instance,
+        tokens=body.tokens,
+        waiting_tokens=body.waiting_tokens,
+        queued_tokens=body.queued_tokens,
+        running=body.running,
+        waiting=body.waiting,
+        blocks_free=body.blocks_free,
+        blocks_total=body.blocks_total,
+        tokens_per_s=body.tokens_per_s,
+        curve=body.curve,
+        age_ns=age_ns,
+    )
+
+
+def _load_counts(body: LoadReported) -> tuple[float, ...]:
+    """What must not be negative; NaN is below everything by ``min`` only where it comes first, so it is mapped."""
+    rate = body.tokens_per_s if 0 <= body.tokens_per_s < float("inf") else -1.0
+    curve = body.curve
+    forecast = [*curve.tokens, *curve.blocks, *curve.running, curve.step_ns] if curve is not None else []
+    return (
+        rate,
+        body.tokens,
+        body.waiting_tokens,
+        body.running,
+        body.waiting,
+        body.blocks_free,
+        body.queued_tokens,
+        body.at_ns,
+        *body.length_counts,
+        *body.length_tokens,
+        *forecast,
+    )

@@ -1,0 +1,156 @@
+"""Configuration of the broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.errors import ConfigError
+from millrace.contracts.broker import MoveReason
+from millrace.policies.stages.refinement import RefinementParameters
+from millrace.policies.trading import TRADING_POLICIES, TradingPolicy
+
+
+class TradingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How instances trade running sequences.
+
+    Attributes:
+        policy: A name of ``TRADING_POLICIES``.
+        parameters: The policy's parameters.
+        reasons: For which of these sequences move; none for no moves at all.
+    """
+
+    policy: str = "delay"
+    parameters: dict[str, Any] = {}
+    reasons: tuple[MoveReason, ...] = tuple(MoveReason)
+
+
+class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What keeps sequences from moving too often, or in vain.
+
+    Attributes:
+        cooldown_tokens: A sequence that has moved decodes so many tokens before it moves for balance or memory again.
+        cooldown_ms: And stays for so long at least.
+        cooldown_factor: And for so many times as long as its last move took.
+        balance_moves_max: Balance moves in a sequence's life.
+        payback_factor: It must be expected to run for so many times as long as a move takes.
+        hysteresis: A sequence leaves at the stage's boundary if it is predicted to exceed it by this factor, and
+            without a prediction when it does; at least 1.
+        decoded_min: Without a prediction a sequence moves for balance only after so many output tokens: who has run
+            for long goes on for long.
+        plan_pause_ms: No balance for so long after a new plan.
+    """
+
+    cooldown_tokens: int = 64
+    cooldown_ms: int = 2_000
+    cooldown_factor: int = 10
+    balance_moves_max: int = 3
+    payback_factor: int = 10
+    hysteresis: float = 1.5
+    decoded_min: int = 64
+    plan_pause_ms: int = 2_000
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        for field in self.__struct_fields__:
+            if field != "hysteresis" and getattr(self, field) < 0:
+                raise ValueError(f"{field} must not be negative, is {getattr(self, field)}")
+        if not 1 <= self.hysteresis < float("inf"):
+            raise ValueError(f"hysteresis must be at least 1 and finite, is {self.hysteresis}")
+
+
+class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds and deadlines of one instance. Times in milliseconds.
+
+    Attributes:
+        tick_ms: How often intents are looked at.
+        load_ms: How often the load is told.
+        load_age_ms: A load that is older does not count; its instance is not asked.
+        horizon_ms, points: Of the load curve.
+        candidates_max: Instances that one ask goes to.
+        asks_max: Asks and offers open at a time.
+        ask_ms: How long bids are waited for.
+        bid_ms: How long a bid holds.
+        bids_max: Bids that hold at a time; beyond it the instance bids nothing.
+        out_max, in_max: Transfers at a time, as the migrators' limits.
+        out_queue_max, in_queue_max: Deals that wait for a slot, on each side.
+        offer_ms: How long the answer to an offer or a grant is waited for.
+        hold_ms: How long a deal may wait for its slot.
+        start_ms: How long a granted slot waits for the transfer to start.
+        starving_after: Grants that came to nothing before the next one keeps its slot.
+        keep_ms: How long a kept slot waits.
+        transfer_ms: How long a transfer may take.
+        rest_ms, rest_ms_max: First and longest pause before a sequence that nobody took is offered again.
+        balance_pause_ms: No further balance move for so long after one: loads must show it first.
+        growth_blocks: Idle blocks wanted beyond those that a sequence has.
+        boundary_ms: How often a boundary is refined and told.
+    """
+
+    tick_ms: int = 200
+    load_ms: int = 500
+    load_age_ms: int = 1_500
+    horizon_ms: int = 8_000
+    points: int = 16
+    candidates_max: int = 6
+    asks_max: int = 4
+    ask_ms: int = 50
+    bid_ms: int = 1_000
+    bids_max: int = 64
+    out_max: int = 3
+    in_max: int = 3
+    out_queue_max: int = 16
+    in_queue_max: int = 16
+    offer_ms: int = 300
+    hold_ms: int = 5_000
+    start_ms: int = 500
+    starving_after: int = 3
+    keep_ms: int = 2_000
+    transfer_ms: int = 30_000
+    rest_ms: int = 500
+    rest_ms_max: int = 8_000
+    balance_pause_ms: int = 1_000
+    growth_blocks: int = 4
+    boundary_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        for field in self.__struct_fields__:
+            least = 2 if field == "points" else 0 if field in ("growth_blocks", "balance_pause_ms") else 1
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} must be at least {least}, is {getattr(self, field)}")
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a broker process needs.
+
+    Attributes:
+        name: Unique name on the bus.
+        instances: Instances that it acts for.
+        rest_default_tokens: Output length that a forecast assumes where none was predicted.
+        step_times: Files of step-time parameters besides those that ship, by the name that instances give.
+        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
+    """
+
+    name: str = "broker-0"
+    instances: list[str]
+    trading: TradingConfig = TradingConfig()
+    fences: FenceConfig = FenceConfig()
+    limits: BrokerLimits = BrokerLimits()
+    refinement: RefinementParameters = RefinementParameters()
+    rest_default_tokens: int = 128
+    step_times: dict[str, str] = {}
+    bus: BusConfig = BusConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    record: str = ""
+
+
+def trading_policy(config: TradingConfig) -> tuple[TradingPolicy, msgspec.Struct]:
+    """The policy and its parameters. Raises ConfigError where there is no such policy, or a parameter is wrong."""
+    policy = TRADING_POLICIES.get(config.policy)
+    if policy is None:
+        raise ConfigError(f"trading.policy: {config.policy!r} is none of {', '.join(sorted(TRADING_POLICIES))}")
+    try:
+        return policy, msgspec.convert(config.parameters, policy.parameters)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"trading.parameters of {config.policy}: {error}") from None

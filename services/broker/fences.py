@@ -1,0 +1,90 @@
+"""What holds a sequence back although it may be wanted elsewhere. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.status import SequenceState, SequenceStatus
+
+from services.broker.config import FenceConfig
+
+_MS = 1_000_000
+
+#: Cool-down and pay-back hold these back: the others have to leave, whatever it costs.
+DEFERRABLE = (MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE)
+
+
+@dataclass(frozen=True)
+class MoveHistory:
+    """What an instance knows of the moves of a sequence that came to it.
+
+    Attributes:
+        balance_moves: In its life.
+        moved_ns: When it came.
+        tokens: Its length then.
+        duration_ns: Of the move.
+    """
+
+    balance_moves: int = 0
+    moved_ns: int = 0
+    tokens: int = 0
+    duration_ns: int = 0
+
+
+#: Of a sequence that began here.
+NEVER_MOVED = MoveHistory()
+
+
+def rest_of(status: SequenceStatus) -> int | None:
+    """Predicted number of tokens still to come; None where nothing was predicted, or the sequence has outrun it."""
+    if status.expected_output_tokens is None or status.expected_output_tokens <= status.output_tokens:
+        return None
+    return min(status.expected_output_tokens, status.max_tokens) - status.output_tokens
+
+
+def length_of(status: SequenceStatus) -> int:
+    """Present length, tokens."""
+    return status.prompt_tokens + status.output_tokens
+
+
+def can_move(status: SequenceStatus) -> bool:
+    """Whether its KV can travel: it decodes, and nothing of it is bound to the engine."""
+    return status.state is SequenceState.RUNNING and status.output_tokens >= 1 and not status.immovable
+
+
+def cooled(status: SequenceStatus, history: MoveHistory, fences: FenceConfig, now_ns: int) -> bool:
+    """Whether enough tokens and time have passed since its last move."""
+    if history.moved_ns == 0:
+        return True
+    least_ns = max(fences.cooldown_ms * _MS, fences.cooldown_factor * history.duration_ns)
+    return now_ns - history.moved_ns >= least_ns and length_of(status) - history.tokens >= fences.cooldown_tokens
+
+
+def pays(rest_tokens: int | None, *, step_ns: int, move_ns: int, fences: FenceConfig) -> bool:
+    """Whether it is expected to run long enough; an unknown rest counts as long enough.
+
+    Args:
+        step_ns: Time per token here; 0 where unknown.
+        move_ns: What a move takes.
+    """
+    if rest_tokens is None or step_ns <= 0:
+        return True
+    return rest_tokens * step_ns >= fences.payback_factor * move_ns
+
+
+def outgrown(status: SequenceStatus, boundary: int, fences: FenceConfig) -> bool:
+    """Whether it leaves its stage: past the boundary, and predicted to go well beyond it.
+
+    Without a prediction it leaves when it has gone well beyond.
+    """
+    length, rest = length_of(status), rest_of(status)
+    far = fences.hysteresis * boundary
+    return length >= boundary and (length >= far or (rest is not None and length + rest >= far))
+
+
+def balance_allowed(status: SequenceStatus, history: MoveHistory, fences: FenceConfig) -> bool:
+    """Whether it may move for balance once more."""
+    if history.balance_moves >= fences.balance_moves_max:
+        return False
+    return rest_of(status) is not None or status.output_tokens >= fences.decoded_min

@@ -1,0 +1,109 @@
+"""Which sequences shall leave an instance, and why: one intent per sequence, the first reason that applies. Pure.
+
+Balance and memory come from the trading policy and the forecast; what has to leave in any case is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import SequenceStatus
+from millrace.policies.trading import MovableSequence
+
+from services.broker.config import FenceConfig
+from services.broker.fences import (
+    DEFERRABLE,
+    NEVER_MOVED,
+    MoveHistory,
+    balance_allowed,
+    can_move,
+    cooled,
+    length_of,
+    outgrown,
+    pays,
+    rest_of,
+)
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """One sequence shall leave."""
+
+    status: SequenceStatus
+    reason: MoveReason
+
+
+class IntentView(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance and its sequences.
+
+    Attributes:
+        sequences: Of the last snapshot, in the engine's running order.
+        boundary: Length at which its stage ends; None for the last stage.
+        reasons: Those that are on.
+        histories: By sequence; those that are not there have never moved.
+        step_ns: Time per token; 0 where unknown.
+        move_ns: What a move takes.
+    """
+
+    sequences: Sequence[SequenceStatus]
+    role: InstanceRole
+    draining: bool
+    boundary: int | None
+    reasons: Collection[MoveReason]
+    histories: Mapping[str, MoveHistory]
+    step_ns: int
+    move_ns: int
+    now_ns: int
+
+
+def standing_intents(view: IntentView, fences: FenceConfig) -> list[Intent]:
+    """Drains, hand-offs and boundaries, in order of precedence; within a reason the longest first."""
+    found = [
+        Intent(status, reason)
+        for status in view.sequences
+        if can_move(status) and (reason := _standing(status, view, fences)) is not None
+    ]
+    order = list(MoveReason)
+    return sorted(found, key=lambda each: (order.index(each.reason), -length_of(each.status), each.status.sequence))
+
+
+def _standing(status: SequenceStatus, view: IntentView, fences: FenceConfig) -> MoveReason | None:
+    if view.draining and MoveReason.DRAIN in view.reasons:
+        return MoveReason.DRAIN
+    if view.role is InstanceRole.PREFILL and MoveReason.HANDOFF in view.reasons:
+        return MoveReason.HANDOFF
+    if view.boundary is None or MoveReason.BOUNDARY not in view.reasons or not outgrown(status, view.boundary, fences):
+        return None
+    return MoveReason.BOUNDARY if unfenced(status, MoveReason.BOUNDARY, view, fences) else None
+
+
+def unfenced(status: SequenceStatus, reason: MoveReason, view: IntentView, fences: FenceConfig) -> bool:
+    """Whether cool-down, pay-back and the moves in its life let it go for that reason."""
+    history = view.histories.get(status.sequence, NEVER_MOVED)
+    if reason in DEFERRABLE and not cooled(status, history, fences, view.now_ns):
+        return False
+    if reason in DEFERRABLE and not pays(rest_of(status), step_ns=view.step_ns, move_ns=view.move_ns, fences=fences):
+        return False
+    return reason is not MoveReason.BALANCE or balance_allowed(status, history, fences)
+
+
+def movable(view: IntentView, reason: MoveReason, taken: Collection[str], fences: FenceConfig) -> list[MovableSequence]:
+    """Sequences that a policy may offer for balance or memory: no fence holds them, no deal is open about them."""
+    return [
+        movable_of(status)
+        for status in view.sequences
+        if can_move(status) and status.sequence not in taken and unfenced(status, reason, view, fences)
+    ]
+
+
+def movable_of(status: SequenceStatus) -> MovableSequence:
+    """A sequence as policies see it."""
+    return MovableSequence(
+        sequence=status.sequence,
+        tokens=length_of(status),
+        output_tokens=status.output_tokens,
+        blocks=status.blocks,
+        rest_p50=rest_of(status),
+    )

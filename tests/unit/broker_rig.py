@@ -1,0 +1,486 @@
+"""Brokers in virtual time, with instances whose sequences grow and migrators that move them after a while."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import (
+    CancelTimer,
+    Effect,
+    Publish,
+    Reply,
+    Request,
+    StartTimer,
+    Stop,
+    Subscribe,
+    Unsubscribe,
+)
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.local import (
+    BusDisconnected,
+    BusReconnected,
+    KeyChanged,
+    Replied,
+    RequestFailed,
+    RequestFailure,
+    StopRequested,
+    TimerFired,
+)
+from millrace.contracts.message import Body, Message
+from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome
+from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.status import (
+    BatchComposition,
+    InstanceRecord,
+    InstanceSummary,
+    SequenceState,
+    SequenceStatus,
+    StatusSnapshot,
+)
+from millrace.enginemodel.steptime import LinearStepTime
+
+from services.broker.actor import BrokerActor
+from services.broker.build import BrokerDeps, build
+from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig
+from services.broker.metrics import BrokerMetrics
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+START_NS = 1_000_000 * MS
+HOP_NS = 200_000
+MODEL = "m"
+BLOCK = 16
+
+#: 10 ms per step, and 1 us per token of context: 10,000 tokens double the step.
+STEP_TIME = LinearStepTime(fixed=10e6, per_prefill_token=1_000.0, per_context_token=1_000.0)
+
+#: What happens to a message: delays at which it arrives; none loses it, two double it.
+Tamper = Callable[[str, Body], list[int]]
+
+
+@dataclass
+class FakeSequence:
+    """A sequence that gets a token every ``token_ns`` until ``final`` are there."""
+
+    prompt: int
+    output: int = 10
+    expected: int | None = None
+    token_ns: int = 10 * MS
+    final: int = 100_000
+    since_ns: int = START_NS
+    state: SequenceState = SequenceState.RUNNING
+    immovable: str = ""
+
+    def output_at(self, now_ns: int) -> int:
+        return min(self.final, self.output + (now_ns - self.since_ns) // self.token_ns)
+
+
+@dataclass
+class FakeInstance:
+    """An engine as its snapshots show it."""
+
+    name: str
+    sequences: dict[str, FakeSequence] = field(default_factory=dict)
+    blocks: int = 2_000
+    incarnation: int = 5
+    draining: bool = False
+    silent: bool = False
+    steps: int = 0
+
+    def statuses(self, now_ns: int) -> list[SequenceStatus]:
+        return [
+            SequenceStatus(
+                sequence=name,
+                state=each.state,
+                prompt_tokens=each.prompt,
+                computed_tokens=each.prompt + each.output_at(now_ns) - 1,
+                output_tokens=each.output_at(now_ns),
+                max_tokens=100_000,
+                blocks=-(-(each.prompt + each.output_at(now_ns)) // BLOCK),
+                arrival_ns=START_NS,
+                expected_output_tokens=each.expected,
+                immovable=each.immovable,
+            )
+            for name, each in self.sequences.items()
+        ]
+
+    def snapshot(self, now_ns: int) -> StatusSnapshot:
+        self.steps += 1
+        running = self.statuses(now_ns)
+        used = sum(status.blocks for status in running)
+        return StatusSnapshot(
+            instance=self.name,
+            incarnation=self.incarnation,
+            model=MODEL,
+            step=self.steps,
+            at_ns=now_ns,
+            running=running,
+            waiting=[],
+            blocks_free=max(0, self.blocks - used),
+            blocks_total=self.blocks,
+            preemptions=0,
+            step_duration_ns=10 * MS,
+            batch=BatchComposition(),
+        )
+
+    def summary(self, now_ns: int) -> InstanceSummary:
+        return InstanceSummary(
+            instance=self.name,
+            incarnation=self.incarnation,
+            model=MODEL,
+            at_ns=now_ns,
+            running=len(self.sequences),
+            waiting=0,
+            running_tokens=0,
+            waiting_prefill_tokens=0,
+            blocks_free=0,
+            blocks_total=self.blocks,
+            block_size=BLOCK,
+            preemptions=0,
+            output_tokens_total=0,
+            draining=self.draining,
+        )
+
+    def record(self) -> InstanceRecord:
+        kv = KvEndpoint(
+            fingerprint="f",
+            block_tokens=BLOCK,
+            block_bytes=1_000,
+            blocks=self.blocks,
+            copiers=[CopierKind.MODELLED],
+            machine="here",
+        )
+        return InstanceRecord(
+            instance=self.name,
+            incarnation=self.incarnation,
+            model=MODEL,
+            engine="modelled",
+            engine_version="1",
+            max_model_len=16_384,
+            max_sequences=64,
+            token_budget=2_048,
+            block_size=BLOCK,
+            blocks_total=self.blocks,
+            step_time="linear",
+            kv=kv,
+        )
+
+
+def plan(*stages: tuple[int, list[str]], epoch: int = 1, roles: dict[str, InstanceRole] | None = None) -> Plan:
+    """Stages by where they begin."""
+    ends = [begin for begin, _ in stages[1:]] + [None]
+    named = [
+        Stage(
+            name=f"s{index}",
+            length_min=begin,
+            length_max=end,
+            instances=names,
+            roles={name: role for name, role in (roles or {}).items() if name in names},
+            covered_by="" if names else next(f"s{i}" for i, (_, held) in enumerate(stages) if held),
+        )
+        for index, ((begin, names), end) in enumerate(zip(stages, ends, strict=True))
+    ]
+    return Plan(model=MODEL, epoch=epoch, stages=named, coordinator="c")
+
+
+class BrokerWorld:
+    """One broker for each instance, a bus between them, and migrators that obey.
+
+    Attributes:
+        said: Everything on the bus: (time, subject, sender, body).
+        moves: Migrations that were begun: (time, sequence, source, target).
+        transfer_ns: What a migration takes.
+        refuse: What a migrator answers instead of moving, by target; None moves.
+        deaf_migrators: Instances whose migrators never answer.
+    """
+
+    def __init__(
+        self, *instances: FakeInstance, policy: str = "cascade", seed: int = 1, settle: bool = True, **config: Any
+    ) -> None:
+        self.now_ns = START_NS
+        self.seed = seed
+        self.instances = {each.name: each for each in instances}
+        self.said: list[tuple[int, str, str, Body]] = []
+        self.moves: list[tuple[int, str, str, str]] = []
+        self.transfer_ns = 50 * MS
+        self.refuse: dict[str, KvRefusal] = {}
+        self.deaf_migrators: set[str] = set()
+        self.tamper: Tamper = lambda subject, body: [HOP_NS]
+        self.metrics: dict[str, BrokerMetrics] = {}
+        self.brokers: dict[str, BrokerActor] = {}
+        self.dead: set[str] = set()
+        self._config = {"policy": policy, **config}
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+        self._timers: dict[tuple[str, str], int] = {}
+        self._subscribed: dict[str, set[str]] = {}
+        self._plan: Plan | None = None
+        self._reachable = True
+        self.rng = Random(seed)
+        for name in self.instances:
+            self.start_broker(name)
+        for name in self.instances:
+            self._tell_status(name)
+        if settle:
+            self.run(1_000)
+
+    # brokers
+
+    def start_broker(self, instance: str) -> BrokerActor:
+        """A new process for one instance."""
+        name = f"broker-{instance}"
+        config = dict(self._config)
+        trading = TradingConfig(
+            policy=config.pop("policy"),
+            parameters=config.pop("parameters", {}),
+            **({"reasons": tuple(config.pop("reasons"))} if "reasons" in config else {}),
+        )
+        fences = FenceConfig(**config.pop("fences", {}))
+        broker_config = BrokerConfig(
+            name=name,
+            instances=[instance],
+            trading=trading,
+            fences=fences,
+            limits=BrokerLimits(**config),
+            bus=BusConfig(cluster="test"),
+        )
+        deps = BrokerDeps(
+            incarnation=self.now_ns, rng=Random(f"{self.seed}/{name}/{self.now_ns}"), step_times={"linear": STEP_TIME}
+        )
+        actor = self.brokers[instance] = build(broker_config, deps)
+        self.metrics[instance] = actor.metrics
+        self.dead.discard(instance)
+        self._subscribed[name] = set()
+        self._timers = {key: at for key, at in self._timers.items() if key[0] != name}
+        self._carry_out(instance, actor.start(self.now_ns))
+        for each in self.instances.values():
+            self._give(instance, KeyChanged(bucket="instance", key=each.name, value=each.record(), revision=1))
+        if self._plan is not None:
+            self._give(instance, KeyChanged(bucket="plan", key=MODEL, value=self._plan, revision=1))
+        return actor
+
+    def kill(self, instance: str) -> None:
+        """Its broker's process ends without a word."""
+        self.dead.add(instance)
+
+    def stop(self, instance: str) -> None:
+        """Its broker is asked to end."""
+        self._give(instance, StopRequested())
+        self.dead.add(instance)
+
+    def set_plan(self, value: Plan) -> None:
+        """Every broker hears of it."""
+        self._plan = value
+        for instance in self.brokers:
+            self._give(instance, KeyChanged(bucket="plan", key=MODEL, value=value, revision=value.epoch))
+
+    def unregister(self, name: str) -> None:
+        """The instance is gone for good."""
+        self.instances[name].silent = True
+        for instance in self.brokers:
+            self._give(instance, KeyChanged(bucket="instance", key=name, value=None, revision=2))
+
+    def partition(self, *, away: bool) -> None:
+        """The bus is out of reach for everybody, or comes back."""
+        self._reachable = not away
+        for instance in self.brokers:
+            self._give(instance, BusDisconnected() if away else BusReconnected())
+
+    # time and messages
+
+    def at(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (self.now_ns + delay_ns, self._count, action))
+
+    def run(self, ms: int) -> None:
+        """So long, checking invariants after each event."""
+        until_ns = self.now_ns + ms * MS
+        while self._heap and self._heap[0][0] <= until_ns:
+            self.now_ns, _, action = heapq.heappop(self._heap)
+            action()
+        self.now_ns = until_ns
+
+    def tell(self, subject: str, body: Body, sender: str, reply: Callable[[Body], None] | None = None) -> None:
+        """Publishes as anybody."""
+        self.said.append((self.now_ns, subject, sender, body))
+        if not self._reachable:
+            return
+        for delay_ns in self.tamper(subject, body):
+            self.at(delay_ns, lambda: self._deliver(subject, body, sender, reply))
+
+    def _deliver(self, subject: str, body: Body, sender: str, reply: Callable[[Body], None] | None) -> None:
+        for instance in list(self.brokers):
+            name = f"broker-{instance}"
+            if instance in self.dead or not any(_matches(each, subject) for each in self._subscribed[name]):
+                continue
+            to = ""
+            if reply is not None:
+                self._count += 1
+                to = f"_INBOX.{self._count}"
+                self._replies[to] = reply
+            self._give(instance, body, subject=subject, sender=sender, reply_to=to)
+
+    @property
+    def _replies(self) -> dict[str, Callable[[Body], None]]:
+        return self.__dict__.setdefault("_inboxes", {})
+
+    def _give(self, instance: str, body: Any, **envelope: str) -> None:
+        if instance in self.dead:
+            return
+        actor = self.brokers[instance]
+        effects = actor.handle(Message(body=body, **envelope), self.now_ns)
+        actor.check_invariants()
+        self._carry_out(instance, effects)
+
+    def _carry_out(self, instance: str, effects: list[Effect]) -> None:
+        name = f"broker-{instance}"
+        for effect in effects:
+            match effect:
+                case Subscribe(subject=subject):
+                    self._subscribed[name].add(subject)
+                case Unsubscribe(subject=subject):
+                    self._subscribed[name].discard(subject)
+                case StartTimer(name=timer, at_ns=at_ns):
+                    self._timers[name, timer] = at_ns
+                    self.at(max(0, at_ns - self.now_ns), lambda t=timer, due=at_ns: self._fire(instance, t, due))
+                case CancelTimer(name=timer):
+                    self._timers.pop((name, timer), None)
+                case Publish(subject=subject, body=body):
+                    self.tell(subject, body, name)
+                case Request():
+                    self._request(instance, effect)
+                case Reply(to=to, body=body):
+                    if to in self._replies:
+                        reply = self._replies[to]
+                        for delay_ns in self.tamper("reply", body):
+                            self.at(delay_ns, lambda b=body, r=reply: r(b))
+                case Stop():
+                    self.dead.add(instance)
+                case _:
+                    pass
+
+    def _fire(self, instance: str, timer: str, due_ns: int) -> None:
+        if self._timers.get((f"broker-{instance}", timer)) == due_ns:
+            del self._timers[f"broker-{instance}", timer]
+            self._give(instance, TimerFired(name=timer))
+
+    def _request(self, instance: str, effect: Request) -> None:
+        open_ = {"open": True}
+
+        def answer(body: Body) -> None:
+            if open_["open"]:
+                open_["open"] = False
+                self._give(instance, Replied(correlation=effect.correlation, body=body))
+
+        def expire() -> None:
+            if open_["open"]:
+                open_["open"] = False
+                failed = RequestFailed(correlation=effect.correlation, reason=RequestFailure.TIMEOUT)
+                self._give(instance, failed)
+
+        self.at(effect.timeout_ns, expire)
+        if isinstance(effect.body, MigrateSequence):
+            self._migrate(instance, effect.body, answer)
+        else:
+            self.tell(effect.subject, effect.body, f"broker-{instance}", answer)
+
+    # instances and their migrators
+
+    def _tell_status(self, name: str) -> None:
+        instance = self.instances[name]
+        if not instance.silent:
+            for sequence, each in list(instance.sequences.items()):
+                if each.output_at(self.now_ns) >= each.final:
+                    del instance.sequences[sequence]
+            self.tell(f"mr.test.status.{MODEL}.{name}", instance.snapshot(self.now_ns), name)
+            self.tell(f"mr.test.summary.{MODEL}.{name}", instance.summary(self.now_ns), name)
+        self.at(100 * MS, lambda: self._tell_status(name))
+
+    def _migrate(self, source: str, body: MigrateSequence, answer: Callable[[Body], None]) -> None:
+        self.moves.append((self.now_ns, body.sequence, source, body.target))
+        if source not in self.deaf_migrators:
+            self.at(self.transfer_ns, lambda: self._migrated(source, body, answer))
+        else:
+            self.at(self.transfer_ns, lambda: self._migrated(source, body, lambda _: None))
+
+    def _migrated(self, source: str, body: MigrateSequence, answer: Callable[[Body], None]) -> None:
+        sequence = self.instances[source].sequences.get(body.sequence)
+        refusal = self.refuse.get(body.target)
+        if sequence is None:
+            refusal = KvRefusal.UNKNOWN_SEQUENCE
+        elif self.instances[body.target].silent:
+            refusal = KvRefusal.UNANSWERED
+        if refusal is None and sequence is not None:
+            del self.instances[source].sequences[body.sequence]
+            self.instances[body.target].sequences[body.sequence] = sequence
+        finished = MigrationFinished(
+            migration="x",
+            sequence=body.sequence,
+            model=MODEL,
+            source=source,
+            target=body.target,
+            outcome=MigrationOutcome.MOVED if refusal is None else MigrationOutcome.REFUSED,
+            reason=body.reason,
+            epoch=1,
+            refusal=refusal,
+            frozen_ns=5 * MS,
+            duration_ns=self.transfer_ns,
+        )
+        self.at(HOP_NS, lambda: answer(finished))
+
+    # what tests look at
+
+    def bodies(self, kind: type[Any], since_ns: int = 0) -> list[Any]:
+        return [body for at_ns, _, _, body in self.said if isinstance(body, kind) and at_ns >= since_ns]
+
+    def where(self, sequence: str) -> list[str]:
+        return [name for name, each in self.instances.items() if sequence in each.sequences]
+
+    def deals(self, instance: str, direction: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = self.brokers[instance].snapshot()["instances"][instance][direction]
+        return found
+
+    def refused(self, instance: str) -> dict[str, int]:
+        return dict(self.metrics[instance].refused)
+
+    def quiet(self) -> bool:
+        """Whether no deal is open anywhere."""
+        alive = [name for name in self.brokers if name not in self.dead]
+        return not any(self.deals(name, way) for name in alive for way in ("out", "in"))
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted, tokens = pattern.split("."), subject.split(".")
+    return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
+
+
+def filled(name: str, count: int, prompt: int, **fields: Any) -> FakeInstance:
+    """An instance with so many sequences of one length."""
+    sequences = {f"{name}r{index}.0": FakeSequence(prompt=prompt, **fields) for index in range(count)}
+    return FakeInstance(name=name, sequences=sequences)
+
+
+def lose(*kinds: type[Body]) -> Tamper:
+    """Every message of these types is lost."""
+    return lambda subject, body: [] if isinstance(body, kinds) else [HOP_NS]
+
+
+def double(*kinds: type[Body]) -> Tamper:
+    """Every message of these types comes twice, the second time late."""
+    return lambda subject, body: [HOP_NS, 40 * MS] if isinstance(body, kinds) else [HOP_NS]
+
+
+def late(by_ns: int, *kinds: type[Body]) -> Tamper:
+    """Every message of these types comes late."""
+    return lambda subject, body: [by_ns] if isinstance(body, kinds) else [HOP_NS]
+
+
+def lose_first(count: int, *kinds: type[Body]) -> Tamper:
+    """The first so many messages of these types are lost."""
+    left: Iterator[int] = iter(range(count))
+    return lambda subject, body: [] if isinstance(body, kinds) and next(left, None) is not None else [HOP_NS]

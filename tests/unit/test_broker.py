@@ -1,0 +1,494 @@
+"""Brokers trade: who asks whom for what, which fences hold, and what keeps slots and queues bounded."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from millrace.contracts.broker import (
+    AskForMove,
+    DealEnded,
+    DealPostponed,
+    DealQueued,
+    DealRefusal,
+    DealRefused,
+    GrantDeal,
+    LoadReported,
+    MoveBid,
+    MoveReason,
+    NoBid,
+    OfferDeal,
+)
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.migration import MigrationOutcome
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import SequenceState
+
+from tests.unit.broker_rig import MS, SECOND, START_NS, BrokerWorld, FakeInstance, FakeSequence, filled, plan
+
+STANDING = [MoveReason.DRAIN, MoveReason.HANDOFF, MoveReason.BOUNDARY]
+
+
+def reasons(world: BrokerWorld) -> set[str]:
+    return {str(body.reason) for body in world.bodies(AskForMove)}
+
+
+def test_an_overloaded_instance_gives_away_until_it_is_level():
+    world = BrokerWorld(filled("a", 6, 1_000), FakeInstance("b"), FakeInstance("c"))
+    world.run(10_000)
+    assert [len(each.sequences) for each in world.instances.values()] == [2, 2, 2]
+    assert reasons(world) == {"balance"}
+    assert world.quiet()
+
+
+@pytest.mark.parametrize("policy", ["cascade", "delay"])
+def test_level_instances_leave_each_other_alone(policy):
+    world = BrokerWorld(filled("a", 3, 1_000), filled("b", 3, 1_000), policy=policy)
+    world.run(5_000)
+    assert world.bodies(AskForMove) == []
+
+
+def test_delay_moves_what_shortens_the_sum_of_times():
+    world = BrokerWorld(filled("a", 8, 1_000, expected=2_000, final=2_000), FakeInstance("b"), policy="delay")
+    world.run(10_000)
+    assert len(world.instances["b"].sequences) == 3  # five against three are 25 % above the mean, and stay
+    asks = world.bodies(AskForMove)
+    assert all(ask.gain_ns > 0 and ask.stay_ns > 0 for ask in asks)
+    assert all(bid.rest_ns > 0 for bid in world.bodies(MoveBid))
+
+
+def test_delay_does_not_balance_what_is_about_to_end():
+    ending = {f"ar{i}.0": FakeSequence(prompt=1_000, output=10, expected=40, final=40) for i in range(8)}
+    world = BrokerWorld(FakeInstance("a", sequences=ending), FakeInstance("b"), policy="delay")
+    world.run(3_000)
+    assert world.moves == []
+
+
+def test_policy_none_still_drains_but_balances_nothing():
+    world = BrokerWorld(filled("a", 6, 1_000), FakeInstance("b"), policy="none")
+    world.run(2_000)
+    assert world.moves == []
+    world.instances["a"].draining = True
+    world.run(8_000)
+    assert len(world.instances["b"].sequences) == 6
+    assert reasons(world) == {"drain"}
+
+
+def test_no_reason_that_is_off_moves_anything():
+    world = BrokerWorld(filled("a", 6, 1_000), FakeInstance("b"), reasons=[MoveReason.HANDOFF])
+    world.instances["a"].draining = True
+    world.run(4_000)
+    assert world.moves == []
+
+
+# Reasons and sets
+
+
+def test_a_prefill_instance_hands_off_to_those_that_decode():
+    world = BrokerWorld(filled("a", 4, 500), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
+    roles = {"a": InstanceRole.PREFILL, "b": InstanceRole.DECODE}
+    world.set_plan(plan((0, ["a", "b", "c"]), roles=roles))
+    world.run(8_000)
+    assert sorted(world.instances["b"].sequences) == ["ar0.0", "ar1.0", "ar2.0", "ar3.0"]
+    assert reasons(world) == {"handoff"}
+
+
+def test_a_sequence_that_outgrows_its_stage_goes_to_the_next_one():
+    world = BrokerWorld(filled("a", 1, 700), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
+    world.set_plan(plan((0, ["a", "b"]), (1_000, ["c"])))
+    world.run(15_000)
+    (at_ns, _, source, target) = world.moves[0]
+    assert (source, target) == ("a", "c")
+    # Without a prediction it goes when it is half as long again: 790 tokens more at 100 a second.
+    assert 7 * SECOND < at_ns - START_NS < 9 * SECOND
+
+
+def test_a_prediction_lets_it_go_at_the_boundary_or_keeps_it():
+    going = FakeSequence(prompt=995, expected=2_000)
+    ending = FakeSequence(prompt=995, expected=300)
+    world = BrokerWorld(FakeInstance("a", sequences={"g.0": going, "e.0": ending}), FakeInstance("c"), reasons=STANDING)
+    world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
+    world.run(1_500)
+    assert [sequence for _, sequence, _, _ in world.moves] == ["g.0"]
+
+
+def test_nobody_is_moved_down_when_a_boundary_rises():
+    world = BrokerWorld(FakeInstance("a"), filled("c", 3, 500), reasons=STANDING)
+    world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
+    world.run(4_000)
+    assert world.moves == []
+
+
+def test_a_stage_that_lost_everybody_is_covered_by_the_next_longer_one():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"]), (4_000, ["c"])))
+    world.unregister("b")
+    world.run(3_000)
+    assert [target for _, _, _, target in world.moves] == ["c"]
+
+
+def test_a_sequence_stays_where_no_longer_stage_has_anybody():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b"), reasons=STANDING)
+    world.set_plan(plan((0, ["b"]), (500, ["a"]), (1_000, [])))
+    world.run(3_000)
+    assert world.moves == []
+
+
+def test_a_drain_goes_before_balance_and_uses_the_own_stage_first():
+    world = BrokerWorld(filled("a", 3, 100), FakeInstance("b"), FakeInstance("c"), settle=False)
+    world.instances["a"].draining = True
+    world.set_plan(plan((0, ["a", "b"]), (1_000, ["c"])))
+    world.run(4_000)
+    assert len(world.instances["b"].sequences) == 3
+    assert reasons(world) == {"drain"}
+
+
+def test_memory_that_will_run_short_sends_somebody_away_before_it_does():
+    crowded = filled("a", 4, 400, expected=2_000)
+    crowded.blocks = 160  # 40 blocks each now, and growing by 6 a second
+    world = BrokerWorld(crowded, FakeInstance("b"), policy="delay", reasons=[MoveReason.MEMORY])
+    world.run(4_000)
+    assert reasons(world) == {"memory"}
+    assert world.moves
+
+
+# Fences
+
+
+def test_a_sequence_moves_three_times_for_balance_and_no_more():
+    world = BrokerWorld(filled("a", 1, 4_000), FakeInstance("b"), fences={"cooldown_ms": 0, "cooldown_tokens": 0})
+    for turn in range(12):
+        here = world.where("ar0.0")[0]
+        world.instances[here].sequences[f"weight{turn}.0"] = FakeSequence(prompt=6_000, immovable="a test's weight")
+        world.run(4_000)
+        for each in world.instances.values():
+            each.sequences = {name: s for name, s in each.sequences.items() if not name.startswith("weight")}
+    assert len(world.moves) == 3
+
+
+def test_a_sequence_that_has_moved_stays_for_a_while_and_64_tokens():
+    world = BrokerWorld(filled("a", 1, 4_000), FakeInstance("b"), FakeInstance("c"))
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"]), (2_000, ["c"]), epoch=1))
+    world.run(1_000)
+    first_ns = world.moves[0][0]
+    assert world.moves[0][3] == "c"
+    # The plan changes under it: the third stage begins later now, c's stage has ended below its length.
+    world.set_plan(plan((0, ["a"]), (1_000, ["c"]), (2_000, ["b"]), epoch=2))
+    world.run(8_000)
+    second_ns = next(at_ns for at_ns, _, source, _ in world.moves if source == "c")
+    assert second_ns - first_ns >= 2 * SECOND
+
+
+def test_a_sequence_without_a_prediction_moves_for_balance_only_after_64_tokens():
+    young = filled("a", 6, 1_000, output=1, token_ns=50 * MS)
+    world = BrokerWorld(young, FakeInstance("b"))
+    world.run(1_500)
+    assert world.moves == []
+    world.run(3_000)
+    assert world.moves
+
+
+def test_nothing_balances_for_two_seconds_after_a_new_plan():
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
+    world.instances["a"].sequences = filled("a", 6, 1_000).sequences
+    world.set_plan(plan((0, ["a", "b"])))
+    world.run(1_900)
+    assert world.bodies(AskForMove) == []
+    world.run(1_500)
+    assert world.bodies(AskForMove)
+
+
+def test_what_cannot_be_carried_or_does_not_decode_is_not_asked_for():
+    sequences = {
+        "i.0": FakeSequence(prompt=1_000, immovable="structured output"),
+        "w.0": FakeSequence(prompt=1_000, state=SequenceState.PREEMPTED),
+    }
+    world = BrokerWorld(FakeInstance("a", sequences=sequences), FakeInstance("b"))
+    world.instances["a"].draining = True
+    world.run(3_000)
+    assert world.bodies(AskForMove) == []
+
+
+# Candidates and bids
+
+
+def test_an_ask_goes_to_six_candidates_at_most():
+    others = [FakeInstance(f"b{index}") for index in range(20)]
+    world = BrokerWorld(filled("a", 4, 1_000), *others)
+    world.run(1_000)
+    first = world.bodies(AskForMove)[0].deal
+    assert sum(body.deal == first for body in world.bodies(AskForMove)) == 6
+
+
+def test_candidates_are_those_that_carry_little():
+    others = [filled(f"b{index}", 8 - index, 900) for index in range(8)]
+    world = BrokerWorld(filled("a", 30, 900), *others)
+    world.run(600)
+    first = world.bodies(AskForMove)[0].deal
+    asked = {
+        s.rpartition(".")[2] for _, s, _, body in world.said if isinstance(body, AskForMove) and body.deal == first
+    }
+    assert asked == {"b2", "b3", "b4", "b5", "b6", "b7"}
+
+
+def test_who_has_no_room_bids_nothing():
+    full = FakeInstance("b", blocks=64)
+    world = BrokerWorld(filled("a", 4, 1_000), full)
+    world.run(2_000)
+    assert {body.reason for body in world.bodies(NoBid)} == {DealRefusal.NO_ROOM}
+    assert world.moves == []
+
+
+def test_a_draining_instance_is_not_asked():
+    world = BrokerWorld(filled("a", 4, 1_000), FakeInstance("b", draining=True))
+    world.run(2_000)
+    assert world.bodies(AskForMove) == []
+
+
+def test_nobody_asks_an_instance_without_a_broker():
+    world = BrokerWorld(filled("a", 4, 1_000), FakeInstance("b"))
+    world.kill("b")
+    world.run(2_000)
+    before = len(world.bodies(AskForMove))
+    world.run(5_000)
+    assert len(world.bodies(AskForMove)) == before
+
+
+def test_who_was_refused_is_left_alone_longer_each_time():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b", blocks=32), reasons=STANDING)
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
+    world.run(10_000)
+    asked_ns = [at_ns for at_ns, _, _, body in world.said if isinstance(body, AskForMove)]
+    gaps = [later - sooner for sooner, later in pairwise(asked_ns)]
+    assert len(asked_ns) <= 7
+    assert gaps[-1] > gaps[0]
+
+
+# Slots
+
+
+def test_three_leave_and_three_arrive_at_a_time_at_most():
+    world = BrokerWorld(filled("a", 12, 100), filled("c", 12, 100), FakeInstance("b"))
+    world.transfer_ns = 700 * MS
+    world.instances["a"].draining = world.instances["c"].draining = True
+    out, slots = 0, 0
+    for _ in range(80):
+        world.run(100)
+        out = max(out, *(states(world, name, "out").count("moving") for name in ("a", "c")))
+        taken = [state for state in states(world, "b", "in") if state != "queued"]
+        slots = max(slots, len(taken))
+    assert out <= slots == 3
+    assert len(world.instances["b"].sequences) == 24
+
+
+def states(world: BrokerWorld, instance: str, direction: str) -> list[str]:
+    return [state for _, _, _, state in world.deals(instance, direction).values()]
+
+
+def test_what_finds_no_slot_waits_in_a_queue_and_gets_one_by_grant():
+    world = BrokerWorld(filled("a", 3, 100), filled("c", 3, 100), FakeInstance("b"), reasons=STANDING)
+    world.transfer_ns = 600 * MS
+    world.instances["a"].draining = world.instances["c"].draining = True
+    queued = 0
+    for _ in range(40):
+        world.run(100)
+        queued = max(queued, states(world, "b", "in").count("queued"))
+    assert queued
+    assert world.bodies(GrantDeal)
+    assert len(world.instances["b"].sequences) == 6
+
+
+def test_a_sequence_whose_source_is_always_busy_gets_a_slot_that_is_kept():
+    """Its source has three transfers to elsewhere, each long; the target keeps a slot while others go on."""
+    world = BrokerWorld(filled("a", 4, 100), filled("d", 8, 100), FakeInstance("b"), out_max=1)
+    world.transfer_ns = 900 * MS
+    world.instances["a"].draining = world.instances["d"].draining = True
+    world.run(12_000)
+    assert any(grant.starving for grant in world.bodies(GrantDeal))
+    assert len(world.instances["b"].sequences) == 12
+
+
+def test_a_refused_migration_ends_the_deal_on_both_sides():
+    world = BrokerWorld(filled("a", 4, 1_000), FakeInstance("b"), settle=False)
+    world.refuse["b"] = KvRefusal.NO_BLOCKS
+    world.run(1_500)
+    ended = world.bodies(DealEnded)
+    assert ended
+    assert {(body.outcome, body.refusal) for body in ended} == {(MigrationOutcome.REFUSED, KvRefusal.NO_BLOCKS)}
+    world.run(200)
+    assert world.quiet()
+
+
+# Bad messages
+
+
+def offer_of(world: BrokerWorld, **changes) -> OfferDeal:
+    fields = {
+        "deal": "feed",
+        "sequence": "x.0",
+        "epoch": -1,
+        "source": "a",
+        "target": "b",
+        "reason": MoveReason.BALANCE,
+        "plan_epoch": -1,
+        "tokens": 100,
+        "blocks": 10,
+    }
+    return OfferDeal(**fields | changes)
+
+
+def ask_of(**changes) -> AskForMove:
+    fields = {
+        "deal": "feed",
+        "sequence": "x.0",
+        "epoch": -1,
+        "model": "m",
+        "source": "a",
+        "reason": MoveReason.BALANCE,
+        "plan_epoch": -1,
+        "prompt_tokens": 100,
+        "output_tokens": 10,
+        "blocks": 7,
+        "max_tokens": 100,
+    }
+    return AskForMove(**fields | changes)
+
+
+def heard(world: BrokerWorld, subject: str, body, sender: str) -> list:
+    answers: list = []
+    world.tell(f"mr.test.{subject}", body, sender, answers.append)
+    world.run(5)
+    return answers
+
+
+def test_an_offer_without_a_bid_is_refused():
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
+    (answer,) = heard(world, "deal.b", offer_of(world), "broker-a")
+    assert isinstance(answer, DealRefused)
+    assert answer.reason is DealRefusal.NO_BID
+    assert world.quiet()
+
+
+def test_a_bid_is_good_for_one_deal_of_the_sequence_it_was_given_for():
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
+    heard(world, "ask.m.b", ask_of(), "broker-a")
+    assert len(world.bodies(MoveBid)) == 1
+    (answer,) = heard(world, "deal.b", offer_of(world, sequence="y.0"), "broker-a")
+    assert answer.reason is DealRefusal.INVALID
+    (answer,) = heard(world, "deal.b", offer_of(world), "broker-a")
+    assert answer.reason is DealRefusal.NO_BID  # the first offer has used it up
+    assert world.quiet()
+
+
+def test_a_repeated_offer_is_answered_as_the_deal_stands_and_makes_no_second_one():
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
+    heard(world, "ask.m.b", ask_of(), "broker-a")
+    first = heard(world, "deal.b", offer_of(world), "broker-a")
+    second = heard(world, "deal.b", offer_of(world), "broker-a")
+    assert first == second
+    assert isinstance(first[0], DealQueued)
+    assert first[0].granted
+    assert len(world.deals("b", "in")) == 1
+
+
+def test_a_replayed_offer_of_a_deal_that_is_over_is_refused():
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
+    heard(world, "ask.m.b", ask_of(), "broker-a")
+    heard(world, "deal.b", offer_of(world), "broker-a")
+    ended = DealEnded(deal="feed", sequence="x.0", epoch=-1, source="a", target="b", outcome=MigrationOutcome.MOVED)
+    heard(world, "deal.b", ended, "broker-a")
+    heard(world, "ask.m.b", ask_of(), "broker-a")
+    (answer,) = heard(world, "deal.b", offer_of(world), "broker-a")
+    assert answer.reason is DealRefusal.NO_BID
+
+
+@pytest.mark.parametrize("sender", ["broker-c", "", "somebody"])
+@pytest.mark.parametrize(
+    ("subject", "make"),
+    [("ask.m.b", lambda world: ask_of()), ("deal.b", offer_of)],
+)
+def test_who_is_not_the_broker_of_the_instance_is_counted_and_changes_nothing(sender, subject, make):
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), FakeInstance("c"))
+    before = world.brokers["b"].snapshot()
+    heard(world, subject, make(world), sender)
+    assert world.brokers["b"].snapshot() == before
+    assert world.refused("b")["forged"] == 1
+    assert world.bodies(MoveBid) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_tokens": 0},
+        {"prompt_tokens": -5},
+        {"output_tokens": -1},
+        {"blocks": -1},
+        {"blocks": 1 << 40},
+        {"rest_p50": 0},
+        {"rest_p50": -3},
+        {"moves": -1},
+        {"gain_ns": 1 << 62},
+        {"stay_ns": -1},
+        {"queued_tokens": -1},
+        {"max_tokens": 0},
+        {"model": "other"},
+        {"source": "b"},
+    ],
+)
+def test_an_absurd_ask_gets_no_bid(changes):
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
+    sender = "broker-b" if changes.get("source") == "b" else "broker-a"
+    heard(world, "ask.m.b", ask_of(**changes), sender)
+    assert [body.reason for body in world.bodies(NoBid)] == [DealRefusal.INVALID]
+    assert world.bodies(MoveBid) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens_per_s": float("nan")},
+        {"tokens_per_s": float("inf")},
+        {"tokens": -1},
+        {"blocks_free": 99},
+        {"at_ns": -1},
+    ],
+)
+def test_an_absurd_load_is_counted_and_not_believed(changes):
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
+    load = msgspec.structs.replace(world.bodies(LoadReported)[-1], instance="b", blocks_free=1, blocks_total=10)
+    before = world.refused("a").get("load", 0)
+    heard(world, "load.m.unplanned", msgspec.structs.replace(load, **changes), "broker-b")
+    assert world.refused("a")["load"] == before + 1
+
+
+def test_a_bid_of_somebody_who_was_not_asked_is_refused():
+    world = BrokerWorld(filled("a", 4, 1_000), FakeInstance("b"), FakeInstance("c", draining=True), settle=False)
+    world.tamper = lambda subject, body: [] if isinstance(body, MoveBid) and body.bidder == "b" else [1_000]
+    while not world.bodies(AskForMove):
+        world.run(5)
+    ask = world.bodies(AskForMove)[0]
+    forged = MoveBid(
+        deal=ask.deal,
+        sequence=ask.sequence,
+        epoch=ask.epoch,
+        source="a",
+        bidder="c",
+        plan_epoch=ask.plan_epoch,
+        burden_ns=0,
+        load_tokens=0,
+        blocks_idle=10**6,
+    )
+    heard(world, "bid.a", forged, "broker-c")
+    world.run(100)
+    assert world.refused("a")["forged"] == 1
+    assert world.bodies(OfferDeal) == []
+
+
+def test_a_postponed_grant_is_answered_so():
+    world = BrokerWorld(filled("a", 5, 100), FakeInstance("b"), FakeInstance("c"), out_max=1)
+    world.transfer_ns = 2 * SECOND
+    world.instances["a"].draining = True
+    answers: list = []
+    original = world.tamper
+    world.tamper = lambda subject, body: answers.append(body) or original(subject, body)
+    world.run(6_000)
+    assert any(isinstance(body, DealPostponed) for body in answers)
