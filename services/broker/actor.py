@@ -292,24 +292,25 @@ class BrokerActor:
 
     def snapshot(self) -> dict[str, Any]:
         """State for people and checkers."""
+        instances = {own.instance: self._plain(own) for own in self._owns.values()}
+        return {"name": self.name, "instances": instances, **self._ctx.view.plain(self._ctx.back_ns)}
+
+    def _plain(self, own: OwnInstance) -> dict[str, Any]:
+        stage, above = self._ctx.view.stage(own.instance), self._ctx.view.next_stage(own.instance)
         return {
-            "name": self.name,
-            "instances": {
-                own.instance: {
-                    "out": {
-                        deal.deal: [deal.sequence, str(deal.reason), deal.target, str(deal.state)]
-                        for deal in own.outgoing.values()
-                    },
-                    "in": {
-                        deal.deal: [deal.offer.sequence, str(deal.offer.reason), deal.offer.source, str(deal.state)]
-                        for deal in own.incoming.values()
-                    },
-                    "bids": len(own.bids),
-                    "resting": len(own.rests),
-                }
-                for own in self._owns.values()
+            "stage": stage.name if stage is not None else "",
+            "boundary": self._ctx.view.boundary(own.instance),
+            "above": above.instances if above is not None else [],
+            "out": {
+                deal.deal: [deal.sequence, str(deal.reason), deal.target, str(deal.state)]
+                for deal in own.outgoing.values()
             },
-            **self._ctx.view.plain(self._ctx.back_ns),
+            "in": {
+                deal.deal: [deal.offer.sequence, str(deal.offer.reason), deal.offer.source, str(deal.state)]
+                for deal in own.incoming.values()
+            },
+            "bids": len(own.bids),
+            "resting": len(own.rests),
         }
 
     def check_invariants(self) -> None:

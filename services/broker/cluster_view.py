@@ -36,7 +36,7 @@ class ClusterView:
         self._stages: dict[str, tuple[str, Stage]] = {}  # by instance: (model token, stage)
         self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}  # by (model token, stage)
         self._loads: dict[str, tuple[int, LoadReported]] = {}  # by instance token
-        self._brokers: dict[str, tuple[str, int]] = {}  # by instance token: (broker, heard)
+        self._brokers: dict[str, tuple[str, int, int]] = {}  # by instance token: (broker, heard, incarnation)
 
     # inputs
 
@@ -86,7 +86,7 @@ class ClusterView:
                 if known is not None and known[0] == body.name:
                     del self._brokers[token]
             elif known is not None or len(self._brokers) < self._instances_max:
-                self._brokers[token] = (body.name, now_ns)
+                self._brokers[token] = (body.name, now_ns, body.incarnation)
 
     def on_load(self, body: LoadReported, now_ns: int) -> bool:
         """A load. Returns whether it counts: of a registered instance, and not older than what is known."""
@@ -176,6 +176,11 @@ class ClusterView:
         """The broker that acts for it; empty where none was heard lately."""
         known = self._brokers.get(subject_token(instance)) if instance else None
         return known[0] if known is not None and now_ns - known[1] < BROKER_SILENCE_NS else ""
+
+    def broker_incarnation(self, instance: str) -> int:
+        """Start of the broker that last said that it acts for it; 0 where none has."""
+        known = self._brokers.get(subject_token(instance)) if instance else None
+        return known[2] if known is not None else 0
 
     def load(self, instance: str, now_ns: int) -> LoadView | None:
         """Its last load; None where none was heard lately."""

@@ -119,6 +119,7 @@ class OutgoingDeal(_Deal):
         target: The chosen bidder; empty before.
         deadline_ns: When the present state ends by itself.
         started_ns: When the migrator was told; 0 before.
+        gone_ns: Since when the snapshots do not show the sequence while it is being moved; 0 while they do.
         kept: The target keeps a slot: it goes first.
         why: Why this bidder.
     """
@@ -132,6 +133,7 @@ class OutgoingDeal(_Deal):
     target: str = ""
     started_ns: int = 0
     hold_until_ns: int = 0
+    gone_ns: int = 0
     kept: bool = False
     why: str = ""
 
@@ -168,10 +170,12 @@ class IncomingDeal(_Deal):
         not_before_ns: It is not granted a slot before this.
         attempts: Grants that came to nothing.
         order: Of arrival.
+        source_incarnation: Of the source's broker when it made the offer: another one knows nothing of it.
     """
 
     offer: OfferDeal
     order: int
+    source_incarnation: int
     until_ns: int
     hold_until_ns: int
     state: DealState = DealState.QUEUED

@@ -161,7 +161,13 @@ class IncomingDeals:
             return self._answer(reply_to, _refused(body, refusal), body.sequence)
         hold_until_ns = now_ns + min(max(1, body.hold_ms), 2 * self._ctx.limits.hold_ms) * MS
         own.orders += 1
-        deal = IncomingDeal(offer=body, order=own.orders, until_ns=hold_until_ns, hold_until_ns=hold_until_ns)
+        deal = IncomingDeal(
+            offer=body,
+            order=own.orders,
+            source_incarnation=self._ctx.view.broker_incarnation(body.source),
+            until_ns=hold_until_ns,
+            hold_until_ns=hold_until_ns,
+        )
         own.incoming[body.deal] = deal
         if self._next(own, now_ns) is deal and own.slots_taken < self._ctx.limits.in_max:
             self._grant(own, deal, now_ns)
@@ -291,7 +297,8 @@ class IncomingDeals:
         deal = own.incoming.get(body.deal)
         if deal is None or deal.offer.sequence != body.sequence or not deal.advance(DealEvent.FINISH):
             return []
-        if body.outcome is MigrationOutcome.MOVED:
+        came = body.outcome is MigrationOutcome.LOST and own.status(body.sequence) is not None
+        if came or body.outcome is MigrationOutcome.MOVED:
             self._arrived(own, deal, now_ns, duration_ns=max(0, min(body.duration_ns, TIME_MAX)))
         self._end(own, deal, now_ns)
         return self.hand_out(own, now_ns)
@@ -303,9 +310,15 @@ class IncomingDeals:
         self._ctx.remember(own, offer.sequence, history)
 
     def expire(self, own: OwnInstance, now_ns: int) -> list[Effect]:
-        """Ends what is over by time; a transfer also when the sequence is here and nobody told its end."""
+        """Ends what is over by time; a transfer also when the sequence is here and nobody told its end, or when the
+        source's broker was started anew: it will not tell.
+        """
         for deal in list(own.incoming.values()):
+            forgotten = deal.source_incarnation != self._ctx.view.broker_incarnation(deal.offer.source)
             match deal.state:
+                case _ if forgotten:
+                    deal.until_ns = now_ns
+                    self._finish_silently(own, deal, now_ns)
                 case DealState.GRANTED if now_ns >= deal.until_ns:
                     self._postpone(deal, DealEvent.LAPSE, now_ns)
                 case DealState.QUEUED | DealState.KEPT if now_ns >= deal.until_ns:

@@ -36,6 +36,9 @@ OFFER, MOVE = "offer", "move"
 #: A sequence that cannot move at once may take so long to begin.
 BEGIN_MS = 1_000
 
+#: A sequence that was to move and is not here for so long has moved or ended, though the migrator did not answer.
+GONE_NS = 2_000 * MS
+
 #: Why a migration is asked for, in the migrator's words.
 REASONS = {MoveReason.DRAIN: MigrationReason.DRAIN, MoveReason.HANDOFF: MigrationReason.HANDOFF}
 
@@ -261,7 +264,9 @@ class OutgoingDeals:
             late = now_ns >= deal.deadline_ns
             match deal.state:
                 case DealState.MOVING:
-                    pass
+                    deal.gone_ns = (deal.gone_ns or now_ns) if gone else 0
+                    if gone and now_ns - deal.gone_ns >= GONE_NS:
+                        effects += self.on_move_answer(own, deal, RequestFailure.TIMEOUT, now_ns)
                 case _ if gone:
                     effects += [*self._withdraw(deal, "not running here"), *self._close(own, deal, "ended", now_ns)]
                 case DealState.ASKING if late:

@@ -15,6 +15,7 @@ from millrace.sim.links import LinkModel
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import Simulation
 
+from services.broker.config import BrokerConfig, FenceConfig, TradingConfig
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.tokens.detokenizer import TextModel
@@ -25,10 +26,12 @@ from services.worker.config import WorkerLimits
 from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.process_restarter import WATCH_NS
-from simulator.services import Instance
+from simulator.services import Instance, SimService
+from simulator.soak import restless_planner
 from simulator.soak.clients import Clients
 from simulator.soak.oracle import Oracle
-from simulator.soak.shape import MODEL, SoakShape
+from simulator.soak.restless_planner import RestlessConfig
+from simulator.soak.shape import MODEL, SoakShape, TradingShape
 from simulator.vocabulary import EOS, byte_vocabulary, spoken_vocabulary
 
 
@@ -66,13 +69,18 @@ class SoakCluster(SimulatedCluster):
             Role.WORKER: services.worker(CLUSTER, self.make_engine, self._endpoint, self.engines),
             Role.INGRESS: services.ingress({MODEL: self._text}, self.clients.handlers),
         }
+        if self.shape.trading is not None:
+            self.services[Role.COORDINATOR] = SimService(restless_planner.ACCEPTS, restless_planner.build)
+            self.services[Role.BROKER] = services.broker({MODEL: self.shape.step_time})
         if self.shape.predictors:
             self.services[Role.PREDICTOR] = services.predictor({MODEL: self.shape.step_time})
 
     def _add_actors(self) -> None:
         shape, add = self.shape, self.add
         roles = shape.migration.roles if shape.migration else {}
-        for index in range(shape.coordinators):
+        if shape.trading is not None:
+            add(Role.COORDINATOR, self._planner(shape.trading))
+        for index in range(shape.coordinators if shape.trading is None else 0):
             add(Role.COORDINATOR, CoordinatorConfig(name=f"coordinator-{index}", bus=BUS, roles=roles))
         for index in range(shape.taggers):
             add(Role.TAGGER, TaggerConfig(name=f"tagger-{index}", bus=BUS, learning=NO_TRAINING))
@@ -84,6 +92,8 @@ class SoakCluster(SimulatedCluster):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
         for index in range(shape.workers if shape.migration else 0):
             add(Role.MIGRATOR, MigratorConfig(name=f"migrator-w{index}", instances=[f"w{index}"], bus=BUS))
+        for index in range(shape.workers if shape.trading else 0):
+            add(Role.BROKER, self._broker(f"w{index}"))
 
     def _instance(self, name: str) -> Instance:
         limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
@@ -96,6 +106,26 @@ class SoakCluster(SimulatedCluster):
             bus=BUS,
             limits=LimitsConfig(calls_open_max=shape.calls_open_max, call_timeout_s=shape.call_timeout_s),
             dispatch=DispatchConfig(policy=shape.policy),
+        )
+
+    def _planner(self, trading: TradingShape) -> RestlessConfig:
+        return RestlessConfig(
+            name="coordinator-0",
+            model=MODEL,
+            cuts=trading.cuts,
+            period_ns=trading.plan_ns,
+            stages_max=trading.stages_max,
+        )
+
+    def _broker(self, instance: str) -> BrokerConfig:
+        """A broker that lets short sequences move: those of the soak last a second or two."""
+        assert self.shape.trading is not None
+        return BrokerConfig(
+            name=f"broker-{instance}",
+            instances=[instance],
+            bus=BUS,
+            trading=TradingConfig(policy=self.shape.trading.policy),
+            fences=FenceConfig(payback_factor=1, decoded_min=8, plan_pause_ms=500),
         )
 
     def make_engine(self, instance: Instance, process: SimProcess) -> SimulatedEngine:

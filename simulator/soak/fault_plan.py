@@ -44,6 +44,7 @@ class FaultPlan:
             (predictors, self._kill_predictor),
             (6 if cluster.network else 0, self._kill_migrator),
             (4 if cluster.network else 0, self._spoil_reads),
+            (6 if cluster.shape.trading else 0, self._kill_broker),
         ]
 
     def schedule(self, begin_ns: int, end_ns: int) -> None:
@@ -84,6 +85,9 @@ class FaultPlan:
 
     def _kill_migrator(self) -> str:
         return self._kill(Role.MIGRATOR)
+
+    def _kill_broker(self) -> str:
+        return self._kill(Role.BROKER)
 
     def _spoil_reads(self) -> str:
         network, shape = self._cluster.network, self._cluster.shape.migration

@@ -26,6 +26,7 @@ from simulator.soak.cluster import SoakCluster
 from simulator.soak.fault_plan import FaultPlan
 from simulator.soak.migration_load import MigrationLoad, watch_pauses
 from simulator.soak.shape import MODEL, SoakShape
+from simulator.soak.trading_watch import TradingWatch
 
 #: Every link, but for faults: about the delays of a local network.
 HEALTHY = LinkModel(jitter_ns=50_000)
@@ -58,6 +59,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         virtual_s: Virtual time that passed.
         migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
+        deals: Reason and outcome, or refusal -> how many deals ended so; empty without brokers.
     """
 
     seed: int
@@ -69,6 +71,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     epochs_max: int
     migrations: dict[str, int] = {}
+    deals: dict[str, int] = {}
 
 
 class SoakRun:
@@ -97,6 +100,10 @@ class SoakRun:
         self._plan = FaultPlan(self.cluster, Random(f"{seed}/faults"))
         self._with_faults = faults
         self.migrations = MigrationLoad(self.cluster, Random(f"{seed}/migrations"))
+        self.trading: TradingWatch | None = None
+        if self.cluster.shape.trading is not None:
+            self.trading = TradingWatch(self.cluster, disturbed=lambda: bool(self._plan.done))
+            self._sim.check_with(self.trading)
         self.pauses: BoundedPauses | None = None
         if self.cluster.network is not None:
             self.pauses = watch_pauses(self.cluster, HEALTHY, disturbed=lambda: bool(self._plan.done))
@@ -132,7 +139,8 @@ class SoakRun:
         sim.run_for(WARM_NS)
         self._load_ends_ns = sim.now_ns + LOAD_NS
         self._arrive()
-        self.migrations.begin(self._load_ends_ns)
+        if self.trading is None:  # else brokers move sequences, and nobody interferes
+            self.migrations.begin(self._load_ends_ns)
         if self._with_faults:
             self._plan.schedule(SECOND // 2, FAULTS_NS)
         sim.run_for(FAULTS_NS + SECOND)
@@ -216,7 +224,7 @@ class SoakRun:
             scheduler = self.cluster.engines[actor.name].engine.scheduler
             if scheduler.has_work() or scheduler.pool.free != scheduler.pool.blocks_total:
                 return False
-        return self.migrations.is_quiet()
+        return self.migrations.is_quiet() and (self.trading is None or self.trading.is_quiet())
 
     def _whats_left(self) -> str:
         workers = {actor.name: actor.actor.snapshot() for actor in self.cluster.workers if actor.process is not None}
@@ -244,5 +252,6 @@ class SoakRun:
             faults=self._plan.done,
             restarts=self.cluster.restarts,
             migrations=self.migrations.ended,
+            deals=dict(self.trading.ended) if self.trading is not None else {},
             epochs_max=max((epoch for _sequence, epoch in self.ownership.owners), default=0),
         )

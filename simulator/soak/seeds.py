@@ -10,14 +10,17 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.sim.failure import SimulationFailed
 
 from simulator.soak.migration_load import migration_for
 from simulator.soak.run import SoakReport, SoakRun
 from simulator.soak.shape import MigrationShape, SoakShape
+from simulator.soak.trading import trading_shape
 
 #: Predictors of a cluster whose policy asks them: two, so that one can die while the other answers.
 PREDICTORS = 2
@@ -32,22 +35,24 @@ def shape_for(policy: str, migration: MigrationShape | None = None) -> SoakShape
     return SoakShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
 
 
-def run_seed(seed: int, policy: str = POLICY, *, migrations: bool = False) -> SoakReport | str:
+def run_seed(seed: int, policy: str = POLICY, *, migrations: bool = False, trading: bool = False) -> SoakReport | str:
     """The report of a seed, or why it failed."""
     try:
+        if trading:
+            return SoakRun(seed, shape=msgspec.structs.replace(trading_shape(seed), policy=policy)).run()
         return SoakRun(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
     except SimulationFailed as failure:
         return str(failure)
 
 
-def _run(work: tuple[int, str, bool]) -> tuple[int, SoakReport | str]:
-    seed, policy, migrations = work
-    return seed, run_seed(seed, policy, migrations=migrations)
+def _run(work: tuple[int, str, bool, bool]) -> tuple[int, SoakReport | str]:
+    seed, policy, migrations, trading = work
+    return seed, run_seed(seed, policy, migrations=migrations, trading=trading)
 
 
 def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, SoakReport | str]]:
     jobs = options.jobs
-    work = [(seed, options.policy, options.migrations) for seed in seeds]
+    work = [(seed, options.policy, options.migrations, options.trading) for seed in seeds]
     if jobs == 1:
         yield from map(_run, work)
         return
@@ -62,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--policy", choices=sorted(DISPATCH_POLICIES), default=POLICY, help="dispatch policy")
     parser.add_argument("--migrations", action="store_true", help="sequences move all the time")
+    parser.add_argument("--trading", action="store_true", help="brokers trade, and the plan changes every two seconds")
     parser.add_argument("--verbose", action="store_true", help="say what each seed did")
 
 
@@ -72,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
     failed: list[int] = []
     outcomes: dict[str, int] = {}
     handled = 0
-    migrations: dict[str, int] = {}
+    migrations: Counter[str] = Counter()
+    deals: Counter[str] = Counter()
     for seed, result in _results(range(options.first, options.first + options.seeds), options):
         if isinstance(result, str):
             failed.append(seed)
@@ -81,13 +88,15 @@ def run(options: argparse.Namespace) -> int:
         handled += result.handled
         for outcome, count in result.outcomes.items():
             outcomes[outcome] = outcomes.get(outcome, 0) + count
-        for outcome, count in result.migrations.items():
-            migrations[outcome] = migrations.get(outcome, 0) + count
+        migrations.update(result.migrations)
+        deals.update(result.deals)
         if options.verbose:
             say(f"seed {seed} {result.trace_hash:016x} {result.outcomes} {result.faults}\n")
     wall_s = time.monotonic() - began
     say(f"{options.seeds} seeds in {wall_s:.0f} s, {handled:,} messages, outcomes {dict(sorted(outcomes.items()))}\n")
-    if options.migrations:
+    if deals:
+        say(f"deals {dict(sorted(deals.items()))}\n")
+    if migrations:
         say(f"migrations {dict(sorted(migrations.items()))}\n")
     say(f"failed: {failed if failed else 'none'}\n")
     return 1 if failed else 0

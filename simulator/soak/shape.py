@@ -28,6 +28,22 @@ class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
     latency_ns: int = 30_000
 
 
+class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How brokers trade the sequences of a cluster, and how often its plan changes.
+
+    Attributes:
+        policy: Trading policy.
+        cuts: Lengths at which stages may end, tokens.
+        plan_ns: Between two plans; 0 for one plan that stays.
+        stages_max: Most stages of a plan.
+    """
+
+    policy: str = "cascade"
+    cuts: tuple[int, ...] = (40, 90, 180)
+    plan_ns: int = 2_000 * MILLISECOND
+    stages_max: int = 3
+
+
 class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
     """How large a cluster is and what its engines are like.
 
@@ -37,6 +53,7 @@ class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
         restart_ns: A process that ended is started again after a time between these.
         call_timeout_s: Deadline of every call.
         migration: A migrator for each worker, and how KV travels; None for neither.
+        trading: A broker for each worker, and plans that change; None for neither. Needs ``migration``.
     """
 
     ingresses: int = 2
@@ -55,3 +72,4 @@ class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
     call_timeout_s: float = 60.0
     restart_ns: tuple[int, int] = (300 * MILLISECOND, 1500 * MILLISECOND)
     migration: MigrationShape | None = None
+    trading: TradingShape | None = None

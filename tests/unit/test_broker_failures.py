@@ -111,6 +111,29 @@ def test_an_asker_that_was_started_again_trades_on():
     moved_once_each(world)
 
 
+def test_a_slot_is_free_again_when_the_askers_broker_was_started_anew_in_mid_transfer():
+    world = BrokerWorld(filled("a", 2, 100), FakeInstance("b"), reasons=STANDING, settle=False)
+    world.transfer_ns = 4_000 * MS
+    world.instances["a"].draining = True
+    while "moving" not in [state for _, _, _, state in world.deals("b", "in").values()]:
+        world.run(10)
+    world.kill("a")
+    world.run(300)
+    world.start_broker("a")
+    world.run(1_000)
+    assert [sequence for sequence, *_ in world.deals("b", "in").values()] == [
+        sequence for sequence, *_ in world.deals("a", "out").values()
+    ]
+
+
+def test_a_transfer_whose_end_nobody_told_is_over_when_the_sequence_has_left():
+    world = draining(transfer_ms=30_000)
+    world.deaf_migrators = {"a"}
+    world.run(25_000)
+    moved_once_each(world)
+    assert len(world.moves) == 6
+
+
 def test_the_receivers_broker_dies_and_another_one_is_asked():
     world = draining()
     world.run(200)

@@ -1,0 +1,67 @@
+"""Brokers that trade under random faults and plans that change every two seconds: seed after seed, single promises.
+
+``python -m simulator.soak --seeds 1000 --trading`` runs more.
+"""
+
+import functools
+from collections import Counter
+
+import msgspec
+import pytest
+
+from simulator.soak.run import SoakReport, SoakRun
+from simulator.soak.seeds import run_seed
+from simulator.soak.trading import trading_shape
+from tests.sim.soak_seeds import soak_seeds
+
+SEEDS = soak_seeds(20)
+#: Those that are always run say whether enough happens.
+FIXED = SEEDS[: len(SEEDS) // 2]
+
+
+@functools.cache
+def report_of(seed: int) -> SoakReport:
+    report = run_seed(seed, trading=True)
+    again = f"python -m simulator.soak --trading --first {seed} --seeds 1 --verbose"
+    assert isinstance(report, SoakReport), f"{again}\n{report}"
+    return report
+
+
+def undisturbed(seed: int, **changes) -> SoakRun:
+    """Over a fast network, so that most of what is agreed gets there."""
+    shape = trading_shape(seed, **changes)
+    assert shape.migration is not None
+    fast = msgspec.structs.replace(shape.migration, bytes_per_s=12.5e12, latency_ns=10_000)
+    return SoakRun(seed, shape=msgspec.structs.replace(shape, migration=fast), faults=False, rate=12.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_faults_and_new_plans_break_no_promise_of_trades(seed: int):
+    assert report_of(seed).outcomes
+
+
+def test_sequences_are_traded_under_faults_and_some_deals_fail():
+    deals: Counter[str] = Counter()
+    for seed in FIXED:
+        deals.update(report_of(seed).deals)
+    assert deals["boundary moved"] > 3 * len(FIXED)
+    assert deals["balance moved"] > 0
+    assert any(not how.endswith(" moved") for how in deals)
+
+
+def test_the_same_seed_trades_the_same():
+    assert SoakRun(3, shape=trading_shape(3)).run() == SoakRun(3, shape=trading_shape(3)).run()
+
+
+@pytest.mark.parametrize("policy", ["cascade", "delay"])
+def test_under_a_plan_that_stays_sequences_flow_up_its_stages_and_nobody_starves(policy):
+    report = undisturbed(5, policy=policy, plan_ns=0).run()
+    assert report.deals["boundary moved"] > 10
+    assert set(report.outcomes) <= {"completed", "abandoned"}
+    assert report.restarts == 0
+
+
+def test_policy_none_moves_at_boundaries_and_never_for_balance():
+    report = undisturbed(5, policy="none").run()
+    assert report.deals["boundary moved"] > 0
+    assert not [how for how in report.deals if how.startswith("balance")]
