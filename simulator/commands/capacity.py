@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from millrace.sim.failure import SimulationFailed
     from millrace.workloads.shape import WorkloadError
 
+    from simulator.policy_faults import PolicyFailed
     from simulator.scenarios.reading import ScenarioError
 
     if not 0 < arguments.low < arguments.high or arguments.tolerance <= 0 or arguments.seeds < 1:
@@ -48,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _search(arguments)
     except (ScenarioError, WorkloadError, OSError, ValueError) as error:
+        raise CliError(str(error)) from None
+    except PolicyFailed as error:
         raise CliError(str(error)) from None
     except SimulationFailed as error:
         raise CliError(f"the simulation failed, which is a bug: {error}") from None

@@ -67,11 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     from millrace.sim.failure import SimulationFailed
     from millrace.workloads.shape import WorkloadError
 
+    from simulator.policy_faults import PolicyFailed
     from simulator.scenarios.reading import ScenarioError
 
     try:
         return _run_sweep(arguments) if arguments.sweep or (arguments.seeds or 1) > 1 else _run_once(arguments)
     except (ScenarioError, WorkloadError, OSError, ValueError) as error:
+        raise CliError(str(error)) from None
+    except PolicyFailed as error:
         raise CliError(str(error)) from None
     except SimulationFailed as error:
         raise CliError(f"the simulation failed, which is a bug: {error}") from None

@@ -34,6 +34,7 @@ from services.worker.config import WorkerLimits
 from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.host import HostShape, SimulatedHost
+from simulator.policy_faults import PolicyFaultSink
 from simulator.scenarios import lengths_known, observer
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.lengths_known import KnowingTagger
@@ -84,7 +85,14 @@ class ScenarioCluster(SimulatedCluster):
             delay_ns=int((network.delay_us + network.worker_delay_us) * 1000),
             jitter_ns=int((network.jitter_us + network.worker_jitter_us) * 1000),
         )
-        simulation = Simulation(spec.seed, verify=False, link=link, invariants_every=0, cluster=CLUSTER)
+        simulation = Simulation(
+            spec.seed,
+            verify=False,
+            link=link,
+            invariants_every=0,
+            cluster=CLUSTER,
+            telemetry=PolicyFaultSink(),
+        )
         super().__init__(simulation, network=spec.migration.network(simulation))
         self.spec = spec
         self.begin_ns = simulation.now_ns + WARM_NS

@@ -25,6 +25,7 @@ from services.tagger.config import NO_TRAINING, TaggerConfig
 from services.worker.config import WorkerLimits
 from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
+from simulator.policy_faults import PolicyFaultSink
 from simulator.process_restarter import WATCH_NS
 from simulator.services import Instance, SimService
 from simulator.soak import restless_planner
@@ -44,7 +45,7 @@ class SoakCluster(SimulatedCluster):
 
     def __init__(self, seed: int, shape: SoakShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
         """Builds and starts everything. ``verify``: as for ``Simulation``."""
-        simulation = Simulation(seed, verify=verify, link=link, cluster=CLUSTER)
+        simulation = Simulation(seed, verify=verify, link=link, cluster=CLUSTER, telemetry=PolicyFaultSink())
         wire = shape.migration
         network = None
         if wire is not None:

@@ -19,6 +19,7 @@ random choice comes from the seed: the same seed, scenario and code give the sam
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable
 from random import Random
@@ -270,9 +271,8 @@ class Simulation:
             f"  {(at - START_NS) / 1e6:12.3f} ms  {who:<20} {what.__name__}" for at, who, what in self._trace
         )
         when_ms = (self.now_ns - START_NS) / 1e6
-        return SimulationFailed(
-            f"seed {self.seed}, {when_ms:.3f} ms, {process.name} handling {message}: {bug!r}\nlast deliveries:\n{last}"
-        )
+        what = f"{process.name} handling {message}: {bug!r}{_where(bug)}"
+        return SimulationFailed(f"seed {self.seed}, {when_ms:.3f} ms, {what}\nlast deliveries:\n{last}")
 
     def _refuse(self, process: SimProcess, reason: str, detail: str, reply: str) -> None:
         self.count("refused")
@@ -287,3 +287,9 @@ class Simulation:
         for checker in self._checkers:
             checker.on_interval(self)
         self.after(CHECK_NS, self._on_check)
+
+
+def _where(bug: Exception) -> str:
+    """File and line that raised."""
+    frames = traceback.extract_tb(bug.__traceback__)
+    return f", raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
