@@ -32,10 +32,11 @@ from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from millrace.workloads.shape import Arrival, RequestShape
 
 from services.ingress.calls.messages import CallAbandoned, DeliverDeltas
-from simulator.scenarios.cluster import MODEL, ScenarioCluster
+from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.load import call_of, request_name
 from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.spec import MODEL
 
 K = 1024
 ENGINE = {
@@ -121,7 +122,7 @@ class Stage:
         self.cluster = ScenarioCluster(
             scenario_of(table),
             step_times=load_step_time,
-            truth=lambda request: self._lengths[int(request[1:])],
+            truth=lambda request, _model: self._lengths[int(request[1:])],
             clients=self.clients,
         )
         self.cluster.simulation.run(self.cluster.begin_ns)

@@ -24,9 +24,9 @@ from services.predictor.actor import PredictorActor
 from services.predictor.build import PredictorDeps
 from services.predictor.build import build as build_predictor
 from services.predictor.metrics import PredictorMetrics
-from simulator.scenarios.cluster import MODEL, ScenarioCluster
+from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.load import arrivals, call_of
-from simulator.scenarios.spec import ScenarioSpec
+from simulator.scenarios.spec import MODEL, ScenarioSpec
 
 TRUTH = "a30-llama-2-7b"
 GROUP = {
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace, wrong: float | str, *, calibrate: bool) -> 
         told(wrong),
         {"calibrate": calibrate},
         step_times=load_step_time,
-        truth=lambda request: load[int(request[1:])].shape.output_tokens,
+        truth=lambda request, _model: load[int(request[1:])].shape.output_tokens,
     )
     simulation = cluster.simulation
     simulation.run(cluster.begin_ns)

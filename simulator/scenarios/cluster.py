@@ -44,8 +44,6 @@ from simulator.scenarios.spec import Group, ScenarioSpec
 from simulator.services import Instance, SimService
 from simulator.vocabulary import byte_vocabulary
 
-MODEL = "modelled"
-
 #: From the start of the actors to the first possible arrival: leases, plans and summaries have gone round by then.
 WARM_NS = 3 * SECOND
 
@@ -71,13 +69,13 @@ class ScenarioCluster(SimulatedCluster):
         spec: ScenarioSpec,
         *,
         step_times: StepTimes,
-        truth: Callable[[str], int],
+        truth: Callable[[str, str], int],
         clients: CountingClients | None = None,
     ) -> None:
         """Builds and starts everything.
 
         Args:
-            truth: Output length of a request by its id, tokens.
+            truth: Output length of a request, by its id and the model, tokens.
         """
         network = spec.network
         link = LinkModel(delay_ns=int(network.delay_us * 1000), jitter_ns=int(network.jitter_us * 1000))
@@ -113,7 +111,7 @@ class ScenarioCluster(SimulatedCluster):
             self.restart_dead(lambda: restart_ns, but=(Role.WORKER,) if host is not None else ())
 
     def _choose_services(self) -> None:
-        tagger = services.tagger()
+        tagger, text = services.tagger(), TextModel(byte_vocabulary())
         if self.spec.prediction.kind != "tagger":
             tagger = SimService(lengths_known.ACCEPTS, self._knowing_tagger)
         self.services |= {
@@ -121,7 +119,7 @@ class ScenarioCluster(SimulatedCluster):
             Role.TAGGER: tagger,
             Role.MIGRATOR: services.migrator(),
             Role.WORKER: services.worker(CLUSTER, self._make_engine, self._endpoint, self.engines),
-            Role.INGRESS: services.ingress({MODEL: TextModel(byte_vocabulary())}, self.clients.handlers),
+            Role.INGRESS: services.ingress(dict.fromkeys(self.spec.models(), text), self.clients.handlers),
         }
         if self._asks:
             self.services[Role.PREDICTOR] = services.predictor(self._models)
@@ -182,8 +180,8 @@ class ScenarioCluster(SimulatedCluster):
         )
         return Instance(
             name=name,
-            model=MODEL,
-            host=group.host,
+            model=group.model,
+            host=group.host_of(name),
             engine=group.engine,
             step_time=_set_name(group),
             limits=limits,
@@ -208,11 +206,11 @@ class ScenarioCluster(SimulatedCluster):
         modelled = ScriptedEngine(
             instance.engine,
             self._models[instance.step_time],
-            output_length=self._output_length,
+            output_length=partial(self._output_length, instance.model),
             tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
             kv=self._endpoint(instance, process.incarnation),
         )
-        if group.host and group.neighbour_slowdown:
+        if instance.host and group.neighbour_slowdown:
             modelled.slowed = partial(self._slowed, instance.name)
         return SimulatedEngine(
             process,
@@ -225,7 +223,8 @@ class ScenarioCluster(SimulatedCluster):
     def _slowed(self, name: str) -> float:
         """How many times as long a step takes that this instance begins now, for those who compute on the same host."""
         own = self._groups[name]
-        others = [other for other, group in self._groups.items() if group.host == own.host and other != name]
+        host = own.host_of(name)
+        others = [other for other, group in self._groups.items() if group.host_of(other) == host and other != name]
         return 1 + own.neighbour_slowdown * sum(self._computes(other) for other in others)
 
     def _computes(self, name: str) -> bool:
@@ -234,10 +233,11 @@ class ScenarioCluster(SimulatedCluster):
         return running and engine is not None and engine.engine.scheduler.has_work()
 
     def _endpoint(self, instance: Instance, incarnation: int) -> KvEndpoint | None:
-        return self.spec.migration.endpoint(instance.engine, key=f"{instance.name}/{incarnation}", model=instance.model)
+        key = f"{instance.name}/{incarnation}"
+        return self.spec.migration.endpoint(instance.engine, key=key, model=instance.model, host=instance.host)
 
-    def _output_length(self, sequence: str) -> int:
-        return self._truth(sequence.rpartition(".")[0])
+    def _output_length(self, model: str, sequence: str) -> int:
+        return self._truth(sequence.rpartition(".")[0], model)
 
     def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
         prediction = self.spec.prediction
@@ -271,7 +271,7 @@ class ScenarioCluster(SimulatedCluster):
         workers = {actor.name: actor for actor in self.workers}
         shape = HostShape(
             cluster=CLUSTER,
-            model=MODEL,
+            model=self.spec.cluster.groups[0].model,
             running=tuple(workers),
             spares=self.spec.spares(),
             cold_start_ns=int(self.spec.provisioning.cold_start_s * SECOND),

@@ -18,9 +18,14 @@ NOISE_MIN, NOISE_MAX = 0.1, 5.0
 
 
 class KnowingTagger:
-    """Answers TagRequest with ``truth`` times a normal number around 1, cut to the bounds above. Keeps nothing."""
+    """Answers TagRequest with the true length times a normal number around 1, cut to the bounds above. Keeps nothing.
 
-    def __init__(self, *, name: str, cluster: str, truth: Callable[[str], int], sigma: float, rng: Random) -> None:
+    Attributes:
+        name: Of the actor.
+    """
+
+    def __init__(self, *, name: str, cluster: str, truth: Callable[[str, str], int], sigma: float, rng: Random) -> None:
+        """Args: truth: of a request by its id and model, tokens. sigma: of the normal number; 0 for the truth."""
         self.name = name
         self._subjects = Subjects(cluster)
         self._truth = truth
@@ -36,7 +41,7 @@ class KnowingTagger:
         body = message.body
         if not isinstance(body, TagRequest) or not message.reply_to:
             return []
-        mean = float(self._truth(body.request))
+        mean = float(self._truth(body.request, body.model))
         if self._sigma:
             mean *= min(NOISE_MAX, max(NOISE_MIN, self._rng.gauss(1.0, self._sigma)))
         return [Reply(to=message.reply_to, body=LengthTag(request=body.request, mean=mean, source="known"))]

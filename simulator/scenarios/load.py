@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import msgspec
 from millrace.contracts.worker import Sampling
 from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.lengths import Lengths, RowLengths, load_fitted
@@ -13,7 +14,7 @@ from millrace.workloads.readers import READERS, TIMED, servegen
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
 
 from services.ingress.calls.messages import Call, CallKind
-from simulator.scenarios.spec import Fitted, LogNormal, Trace, WorkloadSpec
+from simulator.scenarios.spec import Fitted, LogNormal, ModelLoad, ScenarioSpec, Trace, WorkloadSpec
 
 #: Token ids of prompts begin here. Requests that share nothing have each an id of their own, repeated.
 _FIRST_TOKEN = 1_000
@@ -103,6 +104,22 @@ def prompt_token_ids(number: int, shape: RequestShape) -> list[int]:
     ids = [-2 - name if name < 0 else (1 << 40) + name for name in shape.prefix]
     tokens = [token for token in ids for _ in range(shape.prefix_tokens)]
     return tokens[: shape.prompt_tokens]
+
+
+def models_of(spec: ScenarioSpec) -> list[str]:
+    """The model of each request, drawn by the models' shares."""
+    loads = spec.models()
+    if len(loads) == 1:
+        return list(loads) * spec.workload.count
+    rng = Random(f"{spec.seed}/models")
+    return rng.choices(list(loads), [load.share for load in loads.values()], k=spec.workload.count)
+
+
+def at_model(shape: RequestShape, load: ModelLoad) -> RequestShape:
+    """A request with its output length at a model."""
+    if load.output_scale == 1.0:
+        return shape
+    return msgspec.structs.replace(shape, output_tokens=max(1, round(shape.output_tokens * load.output_scale)))
 
 
 def request_name(number: int) -> str:

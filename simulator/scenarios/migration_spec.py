@@ -28,7 +28,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         on: A migrator for each instance, and engines whose KV others may read.
-        bandwidth_gbps: Of each instance's link in each direction, Gb/s; transfers share it.
+        bandwidth_gbps: Of each host's network card in each direction, Gb/s; transfers share it.
+        local_gbps: Inside a host, shared by its transfers, Gb/s.
         latency_us: Before the first byte of each read.
         copy: What copying and checksums cost the engines themselves; the default is a network card's or a GPU's own
             way: nothing.
@@ -41,6 +42,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     on: bool = False
     bandwidth_gbps: float = 100.0
+    local_gbps: float = 400.0
     latency_us: float = 30.0
     copy: CopyCost = NO_COST
     token_bytes: int = TOKEN_BYTES
@@ -51,8 +53,11 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def complaint(self, instances: Mapping[str, tuple[str, ...]]) -> str:
         """What is wrong, by name; empty where all is well. ``instances``: names by group."""
-        if self.bandwidth_gbps <= 0 or self.latency_us < 0 or self.token_bytes < 1:
-            return "migration: bandwidth_gbps must be above 0, latency_us not negative, token_bytes at least 1"
+        if min(self.bandwidth_gbps, self.local_gbps) <= 0 or self.latency_us < 0 or self.token_bytes < 1:
+            return (
+                "migration: bandwidth_gbps must be above 0, local_gbps above 0, latency_us not negative, "
+                "token_bytes at least 1"
+            )
         if min(self.copy.copy_bytes_per_s, self.copy.checksum_bytes_per_s) < 0 or self.copy.bytes_per_step < 1:
             return "migration.copy: rates must not be negative, bytes_per_step at least 1"
         known = {*instances, *(name for names in instances.values() for name in names)}
@@ -78,12 +83,19 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.on:
             return None
         latency_ns = int(self.latency_us * MICROSECOND)
-        rate = self.bandwidth_gbps * 1e9 / 8
-        return SimKvNetwork(simulation, bytes_per_s=rate, latency_ns=latency_ns, copy_cost=self.copy)
+        return SimKvNetwork(
+            simulation,
+            bytes_per_s=self.bandwidth_gbps * 1e9 / 8,
+            local_bytes_per_s=self.local_gbps * 1e9 / 8,
+            latency_ns=latency_ns,
+            copy_cost=self.copy,
+        )
 
-    def endpoint(self, engine: EngineParameters, *, key: str, model: str) -> KvEndpoint | None:
-        """Where an engine's KV lies; None where nothing moves."""
-        return modelled_endpoint(engine, key=key, model=model, token_bytes=self.token_bytes) if self.on else None
+    def endpoint(self, engine: EngineParameters, *, key: str, model: str, host: str = "") -> KvEndpoint | None:
+        """Where an engine's KV lies; None where nothing moves. ``host``: empty for one of its own."""
+        if not self.on:
+            return None
+        return modelled_endpoint(engine, key=key, model=model, machine=host, token_bytes=self.token_bytes)
 
     def worker_bounds(self) -> MigrationConfig:
         """For the workers: their own bounds, or what the migrators' limits ask for where that is more."""

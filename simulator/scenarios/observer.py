@@ -40,6 +40,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     predicted_e2e_ns: int
     instance: str
     predicted_cached_tokens: int = -1
+    model: str = ""
 
 
 class Migration(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -121,6 +122,7 @@ class Observer:
                 _offset(body.predicted_e2e_ns, body),
                 body.instances[-1] if body.instances else "",
                 -1 if body.predicted_cached_tokens is None else body.predicted_cached_tokens,
+                body.model,
             )
         )
 

@@ -117,6 +117,10 @@ def _complaint(spec: ScenarioSpec) -> str:
         ),
         "cluster.groups.instances: must be at least 1": all(group.instances >= 1 for group in spec.cluster.groups),
         "cluster.groups.speed: must be above 0": all(group.speed > 0 for group in spec.cluster.groups),
+        "workload.models: each must be the model of a group": all(
+            model in spec.models() for model in spec.workload.models
+        ),
+        "workload.models: one share at least must be above 0": any(load.share for load in spec.models().values()),
         "cluster.ingresses: must be at least 1": spec.cluster.ingresses >= 1,
         "cluster.coordinators: must be at least 1": spec.cluster.coordinators >= 1,
         "cluster.predictors: must be at least 1": spec.cluster.predictors >= 1,

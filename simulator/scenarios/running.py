@@ -13,8 +13,8 @@ import msgspec
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from millrace.workloads.shape import Arrival
 
-from simulator.scenarios.cluster import MODEL, ScenarioCluster, StepTimes
-from simulator.scenarios.load import arrivals, call_of
+from simulator.scenarios.cluster import ScenarioCluster, StepTimes
+from simulator.scenarios.load import arrivals, at_model, call_of, models_of
 from simulator.scenarios.observer import Finished, Migration, Sample
 from simulator.scenarios.spec import FaultSpec, ScenarioSpec
 
@@ -94,12 +94,14 @@ class _Run:
         self._load = load
         self._cluster = ScenarioCluster(spec, step_times=step_times, truth=self._output_tokens)
         self._sim = self._cluster.simulation
-        self._max_model_len = max(group.engine.max_model_len for group in spec.cluster.groups)
+        self._loads = spec.models()
+        self._models = models_of(spec)
+        self._max_model_len = {model: _max_model_len(spec, model) for model in self._loads}
         self._ingresses = cycle(range(spec.cluster.ingresses))
         self._numbers = count()
 
-    def _output_tokens(self, request: str) -> int:
-        return self._load[int(request[1:])].shape.output_tokens
+    def _output_tokens(self, request: str, model: str) -> int:
+        return at_model(self._load[int(request[1:])].shape, self._loads[model]).output_tokens
 
     def to_end(self, progress: Progress) -> None:
         sim, cluster = self._sim, self._cluster
@@ -126,12 +128,12 @@ class _Run:
         if process is None:
             self._sim.after(100 * MILLISECOND, self._arrive, number)
             return
-        workload = self._spec.workload
+        workload, model, arrival = self._spec.workload, self._models[number], self._load[number]
         call = call_of(
             number,
-            self._load[number],
-            model=MODEL,
-            max_model_len=self._max_model_len,
+            Arrival(arrival.at_ns, at_model(arrival.shape, self._loads[model])),
+            model=model,
+            max_model_len=self._max_model_len[model],
             output_limit=workload.output_limit,
             stated=workload.stated,
         )
@@ -169,6 +171,10 @@ class _Run:
             samples=cluster.samples,
             migrations=cluster.observer.migrations,
         )
+
+
+def _max_model_len(spec: ScenarioSpec, model: str) -> int:
+    return max(group.engine.max_model_len for group in spec.cluster.groups if group.model == model)
 
 
 @contextmanager

@@ -14,27 +14,42 @@ from services.predictor.config import OutrunRule
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
 
+#: Name of the model where a scenario names none.
+MODEL = "modelled"
+
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Instances that are alike.
 
     Attributes:
         name: Their names begin with it: ``<name>-000``.
+        model: What they serve. Groups may serve the same model or different ones.
         instances: How many.
         step_time: A set of step-time coefficients that ships, or the path of one.
         speed: How much faster than that they are.
         engine: Limits of the scheduler.
-        host: The machine that they are on; groups may share one. Empty: each has a machine of its own.
+        host: The machine that they are on, with its network card; groups may share one. Empty: each instance has a
+            machine of its own.
+        instances_per_host: So many in a row share a machine, ``<name>-host-0`` and so on; 0 for what ``host`` says.
         neighbour_slowdown: Each other instance of the host that computes makes their steps longer by this share.
     """
 
     name: str = "gpu"
+    model: str = MODEL
     instances: int = 4
     step_time: str = "a100-llama-3-8b"
     speed: float = 1.0
     engine: EngineParameters = EngineParameters()
     host: str = ""
+    instances_per_host: Annotated[int, msgspec.Meta(ge=0)] = 0
     neighbour_slowdown: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+
+    def host_of(self, instance: str) -> str:
+        """The machine of an instance of this group; empty for one of its own."""
+        if not self.instances_per_host:
+            return self.host
+        number = int(instance.rpartition("-")[2]) // self.instances_per_host
+        return f"{self.host or self.name}-host-{number}"
 
     def names(self) -> tuple[str, ...]:
         """Of its instances."""
@@ -129,6 +144,18 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 LengthSource = LogNormal | Fitted | Trace
 
 
+class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Load of one model.
+
+    Attributes:
+        share: Its part of all requests, relative to the other models' shares.
+        output_scale: Outputs of this model are so many times as long as the workload's lengths say.
+    """
+
+    share: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    output_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+
+
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What comes.
 
@@ -138,6 +165,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         output_limit: ``max_tokens`` of each request; 0 for what the model takes. The engine ends a request at the
             length that the workload says, which nobody knows before.
         stated: Each request states its length instead (``ignore_eos`` with ``max_tokens``); no tagger is asked.
+        models: Load by model. Empty: equal shares for all models of the cluster.
     """
 
     arrivals: Arrivals = Poisson(rate_per_s=10.0)
@@ -146,6 +174,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     warm_up: int = 0
     output_limit: int = 0
     stated: bool = False
+    models: dict[str, ModelLoad] = {}
 
 
 class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,6 +281,11 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     intervals: IntervalSpec = IntervalSpec()
     output: OutputSpec = OutputSpec()
 
+    def models(self) -> dict[str, ModelLoad]:
+        """All models of the cluster with their load, in the order of the groups."""
+        loads, names = self.workload.models, dict.fromkeys(group.model for group in self.cluster.groups)
+        return {name: loads.get(name, ModelLoad(share=0.0)) if loads else ModelLoad() for name in names}
+
     def spares(self) -> tuple[str, ...]:
         """Names of the instances that provisioning may add, like the first group's.
 
@@ -261,7 +295,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not self.provisioning.on:
             return ()
         group = self.cluster.groups[0]
-        running = sum(group.instances for group in self.cluster.groups)
+        running = sum(each.instances for each in self.cluster.groups if each.model == group.model)
         return tuple(f"{group.name}-{group.instances + index}" for index in range(self.provisioning.spares(running)))
 
     def instances(self) -> dict[str, tuple[str, ...]]:

@@ -153,7 +153,7 @@ def test_a_call_asks_for_what_the_model_has_room_for() -> None:
 
 def test_a_knowing_tagger_answers_the_truth_or_something_near_it() -> None:
     def tag(sigma: float) -> float | None:
-        tagger = KnowingTagger(name="t", cluster="c", truth=lambda request: 100, sigma=sigma, rng=Random(1))
+        tagger = KnowingTagger(name="t", cluster="c", truth=lambda request, model: 100, sigma=sigma, rng=Random(1))
         question = TagRequest(request="r1", model="m", prompt_tokens=1, max_tokens=9)
         (reply,) = tagger.handle(Message(question, reply_to="inbox"), 0)
         assert isinstance(reply, Reply)
