@@ -54,7 +54,7 @@ class SimService(NamedTuple):
     handlers: Callable[[Any, SimProcess], Handlers] | None = None
 
 
-class Instance(msgspec.Struct, frozen=True, kw_only=True):
+class SimInstance(msgspec.Struct, frozen=True, kw_only=True):
     """One worker with its modelled engine.
 
     Attributes:
@@ -76,9 +76,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Makes the engine of an instance's incarnation.
-MakeEngine = Callable[[Instance, SimProcess], SimulatedEngine]
+MakeEngine = Callable[[SimInstance, SimProcess], SimulatedEngine]
 #: Where the KV of an instance's incarnation (unix ns) lies; None where nothing moves.
-EndpointOf = Callable[[Instance, int], KvEndpoint | None]
+EndpointOf = Callable[[SimInstance, int], KvEndpoint | None]
 
 
 def coordinator() -> SimService:
@@ -126,7 +126,7 @@ def worker(
 ) -> SimService:
     """Configured by an Instance. ``engines``: gets the engine of each instance's present incarnation."""
 
-    def build(instance: Instance, deps: ActorDeps) -> Actor:
+    def build(instance: SimInstance, deps: ActorDeps) -> Actor:
         identity = Identity(
             instance=instance.name, incarnation=deps.incarnation, model=instance.model, host=instance.host
         )
@@ -139,14 +139,14 @@ def worker(
         )
         return build_worker(origin, deps)
 
-    def handlers(instance: Instance, process: SimProcess) -> Handlers:
+    def handlers(instance: SimInstance, process: SimProcess) -> Handlers:
         engine = engines[process.name] = make_engine(instance, process)
         return engine.handlers()
 
     return SimService(WORKER_ACCEPTS, build, handlers)
 
 
-def _info(instance: Instance, kv: KvEndpoint | None) -> EngineInfo:
+def _info(instance: SimInstance, kv: KvEndpoint | None) -> EngineInfo:
     """What the modelled engine of an instance says of itself."""
     engine = instance.engine
     shared = {name: getattr(engine, name) for name in EngineInfo.__struct_fields__ if hasattr(engine, name)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from millrace.contracts.migration import MigrationOutcome
 
-from simulator.scenarios.observer import Sample
-from simulator.scenarios.running import Outcome
+from simulator.scenarios.observer import EngineSample
+from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.scenarios.statistics import summarise
 
@@ -68,7 +68,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     prefix_error: float | None = None
 
 
-def row_of(label: str, rate: float, outcome: Outcome) -> Row:
+def row_of(label: str, rate: float, outcome: ScenarioOutcome) -> Row:
     """The row of a run."""
     summary = summarise(outcome)
     predicted = summary.e2e_error.count > 0
@@ -147,7 +147,7 @@ def select(rows: Iterable[Row], label: str, rate: float | None = None) -> list[R
     return [row for row in rows if row.label == label and (rate is None or row.rate == rate)]
 
 
-def _spans(samples: Sequence[Sample], until_ns: int) -> dict[str, float]:
+def _spans(samples: Sequence[EngineSample], until_ns: int) -> dict[str, float]:
     """Seconds from the first to the last sample of each instance, up to a time."""
     times: dict[str, tuple[int, int]] = {}
     for sample in samples:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from simulator.scenarios.reading import read_scenario
-from simulator.scenarios.spec import ScenarioSpec, Trace
+from simulator.scenarios.spec import ScenarioSpec, TraceRows
 
 SCENARIOS = Path(__file__).parent.parent.parent / "examples" / "scenarios"
 
@@ -75,7 +75,7 @@ def scenario(file: str, settings: Sequence[str]) -> ScenarioSpec:
     """A scenario by the name of its file, with settings; lengths that ship stand in for a trace that is not there."""
     spec = read_scenario(SCENARIOS / f"{file}.toml", settings)
     source = spec.workload.lengths
-    if not isinstance(source, Trace) or (data_folder() / source.path).exists():
+    if not isinstance(source, TraceRows) or (data_folder() / source.path).exists():
         return spec
     name = "azure-code" if "code" in source.path else SHIPPED[source.format]
     bounds = [f"workload.lengths.{key}={getattr(source, key)}" for key in ("prompt_max", "output_max", "total_max")]
@@ -91,7 +91,7 @@ def scenario(file: str, settings: Sequence[str]) -> ScenarioSpec:
 
 def stand_in(spec: ScenarioSpec) -> str:
     """What to say where lengths are not the trace's; empty where they are."""
-    if isinstance(spec.workload.lengths, Trace):
+    if isinstance(spec.workload.lengths, TraceRows):
         return ""
     return (
         f"NOTE: no trace under MILLRACE_DATA ({data_folder()}); lengths drawn from the fitted distribution that ships"

@@ -22,7 +22,7 @@ from bench.live.recording import Figures, Recording
 from bench.live.step_fit import WINDOWS_MIN, Window, bias, fit, matrix, windows
 from bench.live.transit import Transit
 from services.predictor.state import parameters_of
-from simulator.scenarios.observer import Finished
+from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
@@ -149,7 +149,7 @@ def replay(spec: ScenarioSpec, folder: Path, *, fitted: Mapping[str, EngineFit])
     return [_figures(finished) for finished in done]
 
 
-def _figures(finished: Finished) -> Figures:
+def _figures(finished: FinishedRequest) -> Figures:
     return Figures(
         request=str(finished.number),
         arrival_s=finished.arrival_ns / 1e9,

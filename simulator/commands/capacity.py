@@ -60,17 +60,17 @@ def _search(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from simulator.scenarios import capacity
-    from simulator.scenarios.sweeping import Surroundings, variants
+    from simulator.scenarios.sweeping import RunInputs, variants
 
     target = capacity.parse_target(arguments.slo)
     search = capacity.Search(low=arguments.low, high=arguments.high, tolerance=arguments.tolerance)
     wanted = variants(arguments.scenario, arguments.set, arguments.sweep, arguments.seeds)
     for variant in wanted:
         capacity.at_rate(variant.spec, arguments.low)
-    surroundings = Surroundings(step_times=load_step_time, folders=folders_of(arguments.scenario))
+    surroundings = RunInputs(step_times=load_step_time, folders=folders_of(arguments.scenario))
     work = [(variant, surroundings, target, search) for variant in wanted]
     console = wide_console()
-    found: list[capacity.Found] = []
+    found: list[capacity.FoundCapacity] = []
     with progress_bar(console) as bar:
         task = bar.add_task(f"{len(work)} searches", total=len(work))
         for one in _found(work, arguments.jobs):

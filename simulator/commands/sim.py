@@ -149,13 +149,11 @@ def _run_sweep(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from simulator.scenarios.plots import draw_sweep
-    from simulator.scenarios.sweeping import Surroundings, run_all, variants
+    from simulator.scenarios.sweeping import RunInputs, run_all, variants
     from simulator.scenarios.tables import sweep_table
 
     wanted = variants(arguments.scenario, arguments.set, arguments.sweep, arguments.seeds or 1)
-    surroundings = Surroundings(
-        step_times=load_step_time, folders=folders_of(arguments.scenario), clock=time.perf_counter
-    )
+    surroundings = RunInputs(step_times=load_step_time, folders=folders_of(arguments.scenario), clock=time.perf_counter)
     console = wide_console()
     summaries = []
     with progress_bar(console) as bar:

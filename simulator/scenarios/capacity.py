@@ -15,8 +15,8 @@ import msgspec
 
 from simulator.scenarios.reading import ScenarioError
 from simulator.scenarios.spec import ScenarioSpec
-from simulator.scenarios.statistics import Spread, Summary, summarise
-from simulator.scenarios.sweeping import Surroundings, Variant
+from simulator.scenarios.statistics import LatencySpread, Summary, summarise
+from simulator.scenarios.sweeping import RunInputs, Variant
 
 #: Widening the bracket gives up after so many doublings.
 DOUBLINGS_MAX = 12
@@ -25,7 +25,7 @@ _LATENCIES = ("ttft", "tpot", "e2e")
 _FIGURES = ("mean", "p50", "p90", "p99")
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class SloTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What must hold: one figure of one latency under a bound, and nothing lost.
 
     Attributes:
@@ -40,7 +40,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def holds(self, summary: Summary) -> bool:
         """Whether a run kept it."""
-        spread: Spread = getattr(summary, f"{self.latency}_s")
+        spread: LatencySpread = getattr(summary, f"{self.latency}_s")
         return not summary.lost and bool(getattr(spread, self.figure) < self.bound_s)
 
 
@@ -57,7 +57,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class FoundCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """One seed's capacity.
 
     Attributes:
@@ -80,7 +80,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     half_width: float
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> SloTarget:
     """A target from ``ttft.p99<3``, bound in seconds.
 
     Raises:
@@ -94,7 +94,7 @@ def parse_target(text: str) -> Target:
         bound_s = math.nan
     if not less or latency not in _LATENCIES or figure not in _FIGURES or not bound_s > 0:
         raise ScenarioError(f"--slo {text}: must be like ttft.p99<3: one of {_LATENCIES}, one of {_FIGURES}, seconds")
-    return Target(latency=latency, figure=figure, bound_s=bound_s)
+    return SloTarget(latency=latency, figure=figure, bound_s=bound_s)
 
 
 def at_rate(spec: ScenarioSpec, rate_per_s: float) -> ScenarioSpec:
@@ -138,7 +138,7 @@ def bisect(holds: Callable[[float], bool], search: Search) -> tuple[float, list[
     return low, tried
 
 
-def find(work: tuple[Variant, Surroundings, Target, Search]) -> Found:
+def find(work: tuple[Variant, RunInputs, SloTarget, Search]) -> FoundCapacity:
     """Searches the capacity of one variant with its seed."""
     variant, surroundings, target, search = work
 
@@ -146,10 +146,10 @@ def find(work: tuple[Variant, Surroundings, Target, Search]) -> Found:
         return target.holds(summarise(surroundings.run(at_rate(variant.spec, rate_per_s))))
 
     rate_per_s, tried = bisect(holds, search)
-    return Found(label=variant.label, seed=variant.spec.seed, rate_per_s=rate_per_s, tried=tried)
+    return FoundCapacity(label=variant.label, seed=variant.spec.seed, rate_per_s=rate_per_s, tried=tried)
 
 
-def intervals(found: Sequence[Found]) -> list[Interval]:
+def intervals(found: Sequence[FoundCapacity]) -> list[Interval]:
     """One interval per label, in order of appearance."""
     by_label: dict[str, list[float]] = {}
     for one in found:

@@ -39,9 +39,9 @@ from simulator.scenarios import lengths_known, observer
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.lengths_known import KnowingTagger
 from simulator.scenarios.migration_spec import PREFIX
-from simulator.scenarios.observer import Observer, Sample
+from simulator.scenarios.observer import EngineSample, Observer
 from simulator.scenarios.spec import Group, ScenarioSpec
-from simulator.services import Instance, SimService
+from simulator.services import SimInstance, SimService
 from simulator.vocabulary import byte_vocabulary
 
 #: From the start of the actors to the first possible arrival: leases, plans and summaries have gone round by then.
@@ -96,7 +96,7 @@ class ScenarioCluster(SimulatedCluster):
         self.begin_ns = simulation.now_ns + WARM_NS
         self.clients = clients or CountingClients()
         self.observer = Observer(name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, migrations=spec.migration.on)
-        self.samples: list[Sample] = []
+        self.samples: list[EngineSample] = []
         self._truth = truth
         self._asks = load_policy(spec.dispatch.policy).ask is not None
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
@@ -170,7 +170,7 @@ class ScenarioCluster(SimulatedCluster):
             transit_us=int(4 * network.delay_us + network.worker_delay_us),
         )
 
-    def _instance(self, name: str, group: Group) -> Instance:
+    def _instance(self, name: str, group: Group) -> SimInstance:
         intervals = self.spec.intervals
         limits = WorkerLimits(
             queue_max=self.spec.cluster.queue_max,
@@ -178,7 +178,7 @@ class ScenarioCluster(SimulatedCluster):
             summary_interval_min_ms=intervals.summary_ms,
             report_interval_max_ms=REPORT_MS_MAX,
         )
-        return Instance(
+        return SimInstance(
             name=name,
             model=group.model,
             host=group.host_of(name),
@@ -201,7 +201,7 @@ class ScenarioCluster(SimulatedCluster):
 
     # Engines
 
-    def _make_engine(self, instance: Instance, process: SimProcess) -> SimulatedEngine:
+    def _make_engine(self, instance: SimInstance, process: SimProcess) -> SimulatedEngine:
         group, intervals = self._groups[instance.name], self.spec.intervals
         modelled = ScriptedEngine(
             instance.engine,
@@ -232,7 +232,7 @@ class ScenarioCluster(SimulatedCluster):
         running = actor is not None and actor.process is not None
         return running and engine is not None and engine.engine.scheduler.has_work()
 
-    def _endpoint(self, instance: Instance, incarnation: int) -> KvEndpoint | None:
+    def _endpoint(self, instance: SimInstance, incarnation: int) -> KvEndpoint | None:
         key = f"{instance.name}/{incarnation}"
         return self.spec.migration.endpoint(instance.engine, key=key, model=instance.model, host=instance.host)
 
@@ -282,10 +282,10 @@ class ScenarioCluster(SimulatedCluster):
         return self._add_instance(name, self.spec.cluster.groups[0])
 
 
-def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> Sample:
+def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> EngineSample:
     scheduler = engine.engine.scheduler
     pool = scheduler.pool
-    return Sample(
+    return EngineSample(
         at_ns,
         name,
         len(scheduler.running),

@@ -14,7 +14,7 @@ from millrace.workloads.readers import READERS, TIMED, servegen
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
 
 from services.ingress.calls.messages import Call, CallKind
-from simulator.scenarios.spec import Fitted, LogNormal, ModelLoad, ScenarioSpec, Trace, WorkloadSpec
+from simulator.scenarios.spec import Fitted, LogNormal, ModelLoad, ScenarioSpec, TraceRows, WorkloadSpec
 
 #: Token ids of prompts begin here. Requests that share nothing have each an id of their own, repeated.
 _FIRST_TOKEN = 1_000
@@ -49,7 +49,7 @@ def _lengths(spec: WorkloadSpec, rng: Random, folders: Sequence[Path]) -> Length
 
 def _timed(spec: WorkloadSpec, speed: float, rng: Random, folders: Sequence[Path]) -> list[Arrival]:
     source = spec.lengths
-    if not isinstance(source, Trace) or (source.format not in TIMED and source.format != "servegen"):
+    if not isinstance(source, TraceRows) or (source.format not in TIMED and source.format != "servegen"):
         raise WorkloadError("workload.arrivals: the lengths come from no trace that has times")
     rows = _rows(source, rng, folders, spec.count, speed)
     if len(rows) < spec.count:
@@ -59,7 +59,7 @@ def _timed(spec: WorkloadSpec, speed: float, rng: Random, folders: Sequence[Path
     return [Arrival(int((row.at_ns - first_ns) / pace), cut(row.shape, source)) for row in rows[: spec.count]]
 
 
-def _rows(source: Trace, rng: Random, folders: Sequence[Path], count: int, speed: float) -> list[Arrival]:
+def _rows(source: TraceRows, rng: Random, folders: Sequence[Path], count: int, speed: float) -> list[Arrival]:
     path = find(source.path, folders)
     if source.format == "servegen":
         rows = servegen.read(path, rng, begin_s=source.begin_s, count=count + source.skip, speed=speed)
@@ -83,7 +83,7 @@ def find(path: str, folders: Sequence[Path]) -> Path:
     return found
 
 
-def cut(shape: RequestShape, source: LogNormal | Fitted | Trace) -> RequestShape:
+def cut(shape: RequestShape, source: LogNormal | Fitted | TraceRows) -> RequestShape:
     """A request within the bounds that the workload sets."""
     if isinstance(source, LogNormal):
         return shape
@@ -92,7 +92,7 @@ def cut(shape: RequestShape, source: LogNormal | Fitted | Trace) -> RequestShape
     if source.total_max and prompt + output > source.total_max:
         prompt = max(1, min(prompt, source.total_max - output))
         output = max(1, min(output, source.total_max - prompt))
-    keep = isinstance(source, Trace) and source.prefixes
+    keep = isinstance(source, TraceRows) and source.prefixes
     prefix = shape.prefix[: -(-prompt // shape.prefix_tokens)] if keep and shape.prefix else ()
     return RequestShape(prompt, output, prefix, shape.prefix_tokens if prefix else 0)
 

@@ -14,7 +14,7 @@ from millrace.contracts.subjects import Subjects
 ACCEPTS = (RequestFinished, MigrationFinished)
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class FinishedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request that ended. Times in ns; -1 where there is none.
 
     Attributes:
@@ -43,7 +43,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     model: str = ""
 
 
-class Migration(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class MigrationRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One migration that ended, as its migrator told it (see MigrationFinished). Times in ns.
 
     Attributes:
@@ -64,7 +64,7 @@ class Migration(msgspec.Struct, frozen=True, array_like=True, gc=False):
     duration_ns: int
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class EngineSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One instance at one time."""
 
     at_ns: int
@@ -86,8 +86,8 @@ class Observer:
         migrations: Whether any are to be heard. A subscription for nothing would change trace hashes.
         """
         self.name = name
-        self.finished: list[Finished] = []
-        self.migrations: list[Migration] = []
+        self.finished: list[FinishedRequest] = []
+        self.migrations: list[MigrationRecord] = []
         self._subjects = Subjects(cluster)
         self._begin_ns = begin_ns
         self._hears_migrations = migrations
@@ -107,7 +107,7 @@ class Observer:
 
     def _on_finished(self, body: RequestFinished) -> None:
         self.finished.append(
-            Finished(
+            FinishedRequest(
                 int(body.request[1:]),
                 body.outcome,
                 body.arrival_ns - self._begin_ns,
@@ -135,8 +135,8 @@ class Observer:
         assert len({record.number for record in self.finished}) == len(self.finished)
 
 
-def _migration(body: MigrationFinished, at_ns: int) -> Migration:
-    return Migration(
+def _migration(body: MigrationFinished, at_ns: int) -> MigrationRecord:
+    return MigrationRecord(
         at_ns,
         f"{body.outcome} {body.refusal}" if body.refusal else str(body.outcome),
         str(body.reason),

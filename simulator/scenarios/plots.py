@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from millrace.policies.dispatch.loading import policy_name
 
-from simulator.scenarios.observer import Sample
-from simulator.scenarios.running import Outcome
+from simulator.scenarios.observer import EngineSample
+from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.statistics import Floats, Summary, tpot_ns
 
 _NS = 1e9
@@ -24,7 +24,7 @@ Axes = Any
 Figure = Any
 
 
-def draw_run(outcome: Outcome, folder: Path) -> list[Path]:
+def draw_run(outcome: ScenarioOutcome, folder: Path) -> list[Path]:
     """Draws one run's pictures into ``folder``; returns their files."""
     drawn: list[Path] = []
     for name, draw in (("latency.png", _latency), ("timeline.png", _timeline), ("instances.png", _instances)):
@@ -71,7 +71,7 @@ def _lines(axes: Axes, summaries: Sequence[Summary], value: Callable[[Summary], 
         axes.plot(rates, means, marker="o", markersize=3, label=label)
 
 
-def _latency(outcome: Outcome) -> Figure:
+def _latency(outcome: ScenarioOutcome) -> Figure:
     """Distribution functions of the three latencies."""
     done = [record for record in outcome.finished if record.outcome == "completed"]
     if not done:
@@ -98,7 +98,7 @@ def _latency(outcome: Outcome) -> Figure:
     return figure
 
 
-def _timeline(outcome: Outcome) -> Figure:
+def _timeline(outcome: ScenarioOutcome) -> Figure:
     """Requests in the engines, blocks, preemptions and tokens per second over time, all instances together."""
     grid = _Grid.of(outcome.samples)
     if grid is None:
@@ -124,7 +124,7 @@ def _timeline(outcome: Outcome) -> Figure:
     return figure
 
 
-def _instances(outcome: Outcome) -> Figure:
+def _instances(outcome: ScenarioOutcome) -> Figure:
     """Heat map: blocks in use and sequences waiting, by instance and time."""
     grid = _Grid.of(outcome.samples)
     if grid is None:
@@ -152,7 +152,7 @@ def _instances(outcome: Outcome) -> Figure:
 class _Grid:
     """Samples of all instances at common times: each instance's last one before."""
 
-    def __init__(self, names: list[str], by_name: dict[str, list[Sample]], times_ns: Floats) -> None:
+    def __init__(self, names: list[str], by_name: dict[str, list[EngineSample]], times_ns: Floats) -> None:
         self.names = names
         self.times_s = times_ns / _NS
         self._by_name = by_name
@@ -161,9 +161,9 @@ class _Grid:
         ]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> _Grid | None:
+    def of(cls, samples: Sequence[EngineSample]) -> _Grid | None:
         """None where there are too few samples to draw."""
-        by_name: dict[str, list[Sample]] = {}
+        by_name: dict[str, list[EngineSample]] = {}
         for sample in samples:
             by_name.setdefault(sample.instance, []).append(sample)
         last_ns = max((sample.at_ns for sample in samples), default=0)
@@ -187,7 +187,7 @@ class _Grid:
         return np.asarray(smooth / np.diff(self.times_s))
 
 
-def _title(outcome: Outcome) -> str:
+def _title(outcome: ScenarioOutcome) -> str:
     spec = outcome.spec
     return f"{spec.name}: {policy_name(spec.dispatch.policy)}, {len(outcome.finished):,} requests, seed {spec.seed}"
 

@@ -15,7 +15,7 @@ from millrace.workloads.shape import Arrival
 
 from simulator.scenarios.cluster import ScenarioCluster, StepTimes
 from simulator.scenarios.load import arrivals, at_model, call_of, models_of
-from simulator.scenarios.observer import Finished, Migration, Sample
+from simulator.scenarios.observer import EngineSample, FinishedRequest, MigrationRecord
 from simulator.scenarios.spec import FaultSpec, ScenarioSpec
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TAIL_NS = 100 * MILLISECOND
 Progress = Callable[[int, float], None]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a scenario gave.
 
     Attributes:
@@ -54,9 +54,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, str]
     fallbacks: int
     engine_steps: int
-    finished: list[Finished]
-    samples: list[Sample]
-    migrations: list[Migration] = []
+    finished: list[FinishedRequest]
+    samples: list[EngineSample]
+    migrations: list[MigrationRecord] = []
 
 
 def run_scenario(
@@ -66,7 +66,7 @@ def run_scenario(
     folders: Sequence[Path] = (),
     progress: Progress = lambda ended, virtual_s: None,
     clock: Callable[[], float] = float,
-) -> Outcome:
+) -> ScenarioOutcome:
     """Runs it.
 
     Args:
@@ -153,11 +153,11 @@ class _Run:
             faults.stop_bus()
             sim.after(duration_ns, faults.start_bus)
 
-    def outcome(self, wall_s: float) -> Outcome:
+    def outcome(self, wall_s: float) -> ScenarioOutcome:
         cluster, sim = self._cluster, self._sim
         outcomes = dict(sorted(cluster.clients.outcomes.items()))
         still_open = len(self._load) - cluster.clients.ended
-        return Outcome(
+        return ScenarioOutcome(
             spec=self._spec,
             trace_hash=sim.trace_hash,
             messages=sim.handled,

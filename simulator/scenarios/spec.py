@@ -118,7 +118,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     total_max: int = 0
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="kind"):
+class TraceRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="kind"):
     """Rows of a trace.
 
     Attributes:
@@ -141,7 +141,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     total_max: int = 0
 
 
-LengthSource = LogNormal | Fitted | Trace
+LengthSource = LogNormal | Fitted | TraceRows
 
 
 class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

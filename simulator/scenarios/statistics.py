@@ -12,15 +12,15 @@ import numpy.typing as npt
 from millrace.contracts.migration import MigrationOutcome
 from millrace.policies.dispatch.loading import policy_name
 
-from simulator.scenarios.observer import Finished, Sample
-from simulator.scenarios.running import Outcome
+from simulator.scenarios.observer import EngineSample, FinishedRequest
+from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.spec import SloSpec
 
 _NS = 1e9
 Floats = npt.NDArray[np.float64]
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class LatencySpread(msgspec.Struct, frozen=True, kw_only=True):
     """Mean and percentiles, seconds; nan where there is nothing."""
 
     mean: float
@@ -31,10 +31,10 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Where there is nothing.
-NO_SPREAD = Spread(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan, largest=math.nan)
+NO_SPREAD = LatencySpread(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan, largest=math.nan)
 
 
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
+class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
     """How far predictions were off, for those that were made; shares are of the measured value.
 
     Attributes:
@@ -72,9 +72,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float
     served: int
     lost: int
-    ttft_s: Spread
-    e2e_s: Spread
-    tpot_s: Spread
+    ttft_s: LatencySpread
+    e2e_s: LatencySpread
+    tpot_s: LatencySpread
     requests_per_s: float
     tokens_per_s: float
     goodput: float
@@ -85,18 +85,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     imbalance: float
     continuations: int
     fallbacks: int
-    e2e_error: Errors
-    ttft_error: Errors
+    e2e_error: ForecastErrors
+    ttft_error: ForecastErrors
     trace_hash: str
     messages: int
     wall_s: float
     virtual_s: float
     asked_per_s: float = math.nan
     migrations: dict[str, int] = {}
-    frozen_s: Spread = NO_SPREAD
+    frozen_s: LatencySpread = NO_SPREAD
 
 
-def summarise(outcome: Outcome) -> Summary:
+def summarise(outcome: ScenarioOutcome) -> Summary:
     """All figures of an outcome."""
     spec = outcome.spec
     counted = [record for record in outcome.finished if record.number >= spec.workload.warm_up]
@@ -137,39 +137,39 @@ def summarise(outcome: Outcome) -> Summary:
     )
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> LatencySpread:
     """Mean and percentiles."""
     known = np.fromiter(values, dtype=np.float64)
     if not known.size:
         return NO_SPREAD
     p50, p90, p99 = (float(value) for value in np.percentile(known, (50, 90, 99)))
-    return Spread(mean=float(known.mean()), p50=p50, p90=p90, p99=p99, largest=float(known.max()))
+    return LatencySpread(mean=float(known.mean()), p50=p50, p90=p90, p99=p99, largest=float(known.max()))
 
 
-def tpot_ns(record: Finished) -> float:
+def tpot_ns(record: FinishedRequest) -> float:
     """Mean time per output token after the first, ns."""
     return (record.e2e_ns - record.ttft_ns) / max(1, record.output_tokens - 1)
 
 
-def within(record: Finished, slo: SloSpec) -> bool:
+def within(record: FinishedRequest, slo: SloSpec) -> bool:
     """Whether a completed request kept every bound that is set."""
     bounds = ((record.ttft_ns, slo.ttft_ms), (tpot_ns(record), slo.tpot_ms), (record.e2e_ns, slo.e2e_ms))
     return all(not limit_ms or 0 <= value_ns <= limit_ms * 1e6 for value_ns, limit_ms in bounds)
 
 
-def last_samples(samples: Sequence[Sample]) -> dict[str, Sample]:
+def last_samples(samples: Sequence[EngineSample]) -> dict[str, EngineSample]:
     """The youngest sample of each instance."""
     return {sample.instance: sample for sample in samples}
 
 
-def _span_s(records: list[Finished]) -> float:
+def _span_s(records: list[FinishedRequest]) -> float:
     if not records:
         return math.nan
     first_ns = min(record.arrival_ns for record in records)
     return (max(record.arrival_ns + record.e2e_ns for record in records) - first_ns) / _NS
 
 
-def _rate(records: list[Finished]) -> float:
+def _rate(records: list[FinishedRequest]) -> float:
     """Arrivals per second, as they came."""
     if len(records) < 2:
         return math.nan
@@ -177,7 +177,7 @@ def _rate(records: list[Finished]) -> float:
     return (len(times) - 1) / ((max(times) - min(times)) / _NS or math.nan)
 
 
-def _imbalance(done: list[Finished]) -> float:
+def _imbalance(done: list[FinishedRequest]) -> float:
     tokens: dict[str, int] = {}
     for record in done:
         tokens[record.instance] = tokens.get(record.instance, 0) + record.output_tokens + record.prompt_tokens
@@ -185,15 +185,15 @@ def _imbalance(done: list[Finished]) -> float:
     return float(values.std() / values.mean()) if values.size else math.nan
 
 
-def _prefix_error(done: Sequence[Finished]) -> float | None:
+def _prefix_error(done: Sequence[FinishedRequest]) -> float | None:
     known = [record for record in done if record.predicted_cached_tokens >= 0]
     wrong = sum(abs(record.predicted_cached_tokens - record.cached_tokens) for record in known)
     return wrong / sum(record.prompt_tokens for record in known) if known else None
 
 
-def _errors(pairs: Iterable[tuple[int, int]]) -> Errors:
+def _errors(pairs: Iterable[tuple[int, int]]) -> ForecastErrors:
     """Of (predicted, measured) in ns; those without a prediction do not count."""
     relative = np.array([(predicted - real) / real for predicted, real in pairs if predicted >= 0 and real > 0])
     if not relative.size:
-        return Errors(count=0, absolute=math.nan, bias=math.nan)
-    return Errors(count=relative.size, absolute=float(np.abs(relative).mean()), bias=float(relative.mean()))
+        return ForecastErrors(count=0, absolute=math.nan, bias=math.nan)
+    return ForecastErrors(count=relative.size, absolute=float(np.abs(relative).mean()), bias=float(relative.mean()))

@@ -12,7 +12,7 @@ from millrace.enginemodel.steptime import StepTimeModel
 from millrace.policies.dispatch.loading import policy_name
 
 from simulator.scenarios.reading import ScenarioError, read_scenario
-from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.scenarios.statistics import Summary, summarise
 
@@ -28,7 +28,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     spec: ScenarioSpec
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What runs need from outside; travels to other processes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[Path, ...]
     clock: Callable[[], float] = float
 
-    def run(self, spec: ScenarioSpec) -> Outcome:
+    def run(self, spec: ScenarioSpec) -> ScenarioOutcome:
         """Runs a scenario in them."""
         return run_scenario(spec, step_times=self.step_times, folders=self.folders, clock=self.clock)
 
@@ -66,7 +66,7 @@ def variants(path: Path, settings: Sequence[str], sweeps: Sequence[str], seeds: 
     return made
 
 
-def run_all(wanted: Sequence[Variant], surroundings: Surroundings, *, jobs: int) -> Iterator[Summary]:
+def run_all(wanted: Sequence[Variant], surroundings: RunInputs, *, jobs: int) -> Iterator[Summary]:
     """Summaries in the order of the variants, each as soon as it and those before it are there."""
     work = [(variant, surroundings) for variant in wanted]
     if jobs <= 1 or len(work) == 1:
@@ -76,7 +76,7 @@ def run_all(wanted: Sequence[Variant], surroundings: Surroundings, *, jobs: int)
         yield from pool.imap(run_one, work)
 
 
-def run_one(work: tuple[Variant, Surroundings]) -> Summary:
+def run_one(work: tuple[Variant, RunInputs]) -> Summary:
     """Runs one variant; its summary has the label as its name."""
     variant, surroundings = work
     return msgspec.structs.replace(summarise(surroundings.run(variant.spec)), name=variant.label)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.table import Table
 
-from simulator.scenarios.running import Outcome
-from simulator.scenarios.statistics import Errors, Spread, Summary
+from simulator.scenarios.running import ScenarioOutcome
+from simulator.scenarios.statistics import ForecastErrors, LatencySpread, Summary
 
 
-def run_tables(outcome: Outcome, summary: Summary) -> Group:
+def run_tables(outcome: ScenarioOutcome, summary: Summary) -> Group:
     """One run: latencies by percentile, then everything else."""
     table = Table(title=f"{summary.name}: {summary.policy}", title_justify="left")
     for column in ("", "mean", "p50", "p90", "p99", "max"):
@@ -58,7 +58,7 @@ def sweep_table(summaries: Sequence[Summary]) -> Table:
     return table
 
 
-def _facts(outcome: Outcome, summary: Summary) -> list[tuple[str, str]]:
+def _facts(outcome: ScenarioOutcome, summary: Summary) -> list[tuple[str, str]]:
     facts = [
         ("arrivals", f"{summary.rate_per_s:.2f}/s"),
         ("served", f"{summary.served:,}" + (f", lost {summary.lost:,}" if summary.lost else "")),
@@ -89,10 +89,10 @@ def _facts(outcome: Outcome, summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _error(errors: Errors) -> str:
+def _error(errors: ForecastErrors) -> str:
     return f"{errors.absolute:.1%}, bias {errors.bias:+.1%}"
 
 
-def _cells(values: Spread, scale: float) -> list[str]:
+def _cells(values: LatencySpread, scale: float) -> list[str]:
     numbers = (values.mean, values.p50, values.p90, values.p99, values.largest)
     return ["-" if math.isnan(number) else f"{number * scale:.3f}" for number in numbers]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from millrace.sim.process import Handlers, SimProcess
 
 
-class Exchange(msgspec.Struct):
+class ClientExchange(msgspec.Struct):
     """One call as its client sees it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Clients:
     """All clients of a simulated cluster."""
 
     def __init__(self, oracle: Oracle) -> None:
-        self.exchanges: dict[str, Exchange] = {}
+        self.exchanges: dict[str, ClientExchange] = {}
         self._oracle = oracle
 
     def handlers(self, process: SimProcess) -> Handlers:
@@ -68,7 +68,7 @@ class Clients:
     def submit(self, process: SimProcess, call: Call) -> None:
         """A client sends a call to an ingress."""
         expected = self._oracle.choices(call)
-        self.exchanges[call.request] = Exchange(
+        self.exchanges[call.request] = ClientExchange(
             call=call,
             process=process,
             expected=expected,
@@ -160,16 +160,16 @@ class Clients:
         assert self._open(effect.request).accepted, f"{effect.request} failed before it was accepted"
         self._end(effect.request, f"failed:{effect.kind}")
 
-    def _open(self, request: str) -> Exchange:
+    def _open(self, request: str) -> ClientExchange:
         exchange = self.exchanges[request]
         assert not exchange.outcome, f"{request} has ended already ({exchange.outcome})"
         return exchange
 
-    def _end(self, request: str, outcome: str) -> Exchange:
+    def _end(self, request: str, outcome: str) -> ClientExchange:
         exchange = self._open(request)
         exchange.outcome, exchange.ended_ns = outcome, _process(exchange).now_ns
         return exchange
 
 
-def _process(exchange: Exchange) -> SimProcess:
+def _process(exchange: ClientExchange) -> SimProcess:
     return exchange.process  # type: ignore[return-value]

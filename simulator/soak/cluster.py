@@ -27,7 +27,7 @@ from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.policy_faults import PolicyFaultSink
 from simulator.process_restarter import WATCH_NS
-from simulator.services import Instance, SimService
+from simulator.services import SimInstance, SimService
 from simulator.soak import restless_planner
 from simulator.soak.clients import Clients
 from simulator.soak.oracle import Oracle
@@ -96,9 +96,9 @@ class SoakCluster(SimulatedCluster):
         for index in range(shape.workers if shape.trading else 0):
             add(Role.BROKER, self._broker(f"w{index}"))
 
-    def _instance(self, name: str) -> Instance:
+    def _instance(self, name: str) -> SimInstance:
         limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
-        return Instance(name=name, model=MODEL, engine=self.shape.engine, step_time=MODEL, limits=limits)
+        return SimInstance(name=name, model=MODEL, engine=self.shape.engine, step_time=MODEL, limits=limits)
 
     def _ingress(self, name: str) -> IngressConfig:
         shape = self.shape
@@ -129,7 +129,7 @@ class SoakCluster(SimulatedCluster):
             fences=FenceConfig(payback_factor=1, decoded_min=8, plan_pause_ms=500),
         )
 
-    def make_engine(self, instance: Instance, process: SimProcess) -> SimulatedEngine:
+    def make_engine(self, instance: SimInstance, process: SimProcess) -> SimulatedEngine:
         """The engine of a worker's incarnation. Without a sampling seed it generates a text of its own."""
         engine = self._modelled_engine(self._endpoint(instance, process.incarnation))
         engine.moves.leases.verify = self.shape.migration is None or self.shape.migration.verify
@@ -141,7 +141,7 @@ class SoakCluster(SimulatedCluster):
     def change_engine(self, engine: ModelledEngine) -> None:
         """Does nothing. Tests override it, to have an engine do something wrong."""
 
-    def _endpoint(self, instance: Instance, incarnation: int) -> KvEndpoint | None:
+    def _endpoint(self, instance: SimInstance, incarnation: int) -> KvEndpoint | None:
         if self.shape.migration is None:
             return None
         return modelled_endpoint(instance.engine, key=f"{instance.name}/{incarnation}", model=MODEL)

@@ -13,7 +13,7 @@ from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 
 from services.ingress.calls.messages import Call, CallKind
-from simulator.soak.clients import Exchange
+from simulator.soak.clients import ClientExchange
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.shape import MODEL, MigrationShape, SoakShape
 from simulator.vocabulary import byte_vocabulary
@@ -55,7 +55,7 @@ class World:
         self.cluster.simulation.check_with(self.heard)
         self.cluster.simulation.run_for(3 * SECOND)
 
-    def ask(self, request: str, prompt: list[int], max_tokens: int) -> Exchange:
+    def ask(self, request: str, prompt: list[int], max_tokens: int) -> ClientExchange:
         (ingress,) = self.cluster.ingresses
         assert ingress.process is not None
         sampling = Sampling(max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.0, ignore_eos=True)

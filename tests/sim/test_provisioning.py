@@ -11,7 +11,7 @@ from millrace.sim.runtime_sim import SECOND
 
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
 from simulator.scenarios.reading import ScenarioError, scenario_of
-from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 
 COLD_START_S = 10.0
@@ -27,7 +27,7 @@ RULES = {
 
 def run(
     strategy: str, *, policy: str = "join_shortest_queue", rules: dict[str, Any] | None = None, **fields: Any
-) -> Outcome:
+) -> ScenarioOutcome:
     """Two instances where three are needed: 15 requests a second of 200 + 200 tokens, for 67 s."""
     engine = {"blocks_total": 1056, "max_sequences": 48, "token_budget": 512, "prefix_caching": False}
     provisioning = {"strategy": strategy, "parameters": RULES | (rules or {}), "cold_start_s": COLD_START_S}
@@ -45,7 +45,7 @@ def run(
     return run_scenario(msgspec.convert(scenario, ScenarioSpec), step_times=load_coefficients)
 
 
-def instances_at(outcome: Outcome) -> dict[int, int]:
+def instances_at(outcome: ScenarioOutcome) -> dict[int, int]:
     """Instances that spoke, by second."""
     seen: dict[int, set[str]] = {}
     for sample in outcome.samples:
@@ -53,20 +53,20 @@ def instances_at(outcome: Outcome) -> dict[int, int]:
     return {second: len(names) for second, names in sorted(seen.items())}
 
 
-def first_addition_s(outcome: Outcome) -> int:
+def first_addition_s(outcome: ScenarioOutcome) -> int:
     return next(second for second, count in instances_at(outcome).items() if count > 2)
 
 
-def mean_s(outcome: Outcome) -> float:
+def mean_s(outcome: ScenarioOutcome) -> float:
     return sum(finished.e2e_ns for finished in outcome.finished) / len(outcome.finished) / SECOND
 
 
 @pytest.fixture(scope="module")
-def relief() -> Outcome:
+def relief() -> ScenarioOutcome:
     return run("relief")
 
 
-def test_instances_are_added_under_load_after_a_cold_start_and_leave_when_it_ends(relief: Outcome) -> None:
+def test_instances_are_added_under_load_after_a_cold_start_and_leave_when_it_ends(relief: ScenarioOutcome) -> None:
     assert relief.outcomes == {"completed": 1000}
     counts = instances_at(relief)
     assert max(counts.values()) in (3, 4)
@@ -110,7 +110,7 @@ def test_faults_of_those_who_provision_fail_no_request_and_break_no_bound(fault:
     assert max(instances_at(outcome).values()) <= RULES["instances_max"]
 
 
-def test_the_same_seed_gives_the_same_run(relief: Outcome) -> None:
+def test_the_same_seed_gives_the_same_run(relief: ScenarioOutcome) -> None:
     assert run("relief").trace_hash == relief.trace_hash
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from millrace.enginemodel.steptime import LinearStepTime
 
 from simulator.scenarios.reading import scenario_of, with_settings
-from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import summarise
 
@@ -34,7 +34,7 @@ def step_times(_name: str) -> LinearStepTime:
     return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
 
 
-def run(*settings: str, **tables: Any) -> Outcome:
+def run(*settings: str, **tables: Any) -> ScenarioOutcome:
     return run_scenario(scenario_of(with_settings({**SPLIT, **tables}, settings)), step_times=step_times)
 
 

@@ -9,10 +9,10 @@ from millrace.enginemodel.steptime import LinearStepTime
 
 from simulator.scenarios.plots import draw_run, draw_sweep
 from simulator.scenarios.reading import scenario_of, with_settings
-from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import Summary, summarise
-from simulator.scenarios.sweeping import Surroundings, run_all, variants
+from simulator.scenarios.sweeping import RunInputs, run_all, variants
 
 SMALL: dict[str, Any] = {
     "seed": 3,
@@ -54,7 +54,7 @@ def step_times(name: str) -> LinearStepTime:
     return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
 
 
-def outcome_of(*settings: str) -> Outcome:
+def outcome_of(*settings: str) -> ScenarioOutcome:
     return run_scenario(scenario_of(with_settings(SMALL, settings)), step_times=step_times)
 
 
@@ -174,7 +174,7 @@ def test_a_sweep_runs_every_combination_with_every_seed(tmp_path) -> None:
         '[[cluster.groups]]\nname = "gpu"\nstep_time = "made-up"\n'
     )
     wanted = variants(path, [], ["dispatch.policy=random,round_robin", "workload.arrivals.rate_per_s=5,9"], 2)
-    told = list(run_all(wanted, Surroundings(step_times=step_times, folders=(tmp_path,)), jobs=1))
+    told = list(run_all(wanted, RunInputs(step_times=step_times, folders=(tmp_path,)), jobs=1))
     assert [(summary.name, summary.seed) for summary in told] == [
         (name, seed) for name in ("random", "round_robin") for _rate in (5, 9) for seed in (0, 1)
     ]

@@ -13,7 +13,7 @@ from millrace.sim.runtime_sim import SECOND
 from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.load import models_of
 from simulator.scenarios.reading import ScenarioError, scenario_of, with_settings
-from simulator.scenarios.running import Outcome, run_scenario
+from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import Group
 
 COUNT = 200
@@ -32,7 +32,7 @@ TABLE: dict[str, Any] = {
 }
 
 
-def run(*settings: str) -> Outcome:
+def run(*settings: str) -> ScenarioOutcome:
     return run_scenario(scenario_of(with_settings(TABLE, settings)), step_times=load_step_time)
 
 

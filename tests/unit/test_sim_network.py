@@ -7,7 +7,7 @@ import pytest
 from millrace.contracts.subjects import covers
 from millrace.sim.events import EventQueue
 from millrace.sim.kv_store import Entry, SimStore
-from millrace.sim.link import Link
+from millrace.sim.link import SimLink
 from millrace.sim.links import LinkModel
 
 
@@ -31,14 +31,14 @@ def test_subjects_match_as_nats_matches_them(pattern: str, subject: str, fits: b
 
 
 def test_a_healthy_link_keeps_order_whatever_its_delays():
-    link = Link(LinkModel(delay_ns=1000, jitter_ns=50_000), Random(1))
+    link = SimLink(LinkModel(delay_ns=1000, jitter_ns=50_000), Random(1))
     arrivals = [link.arrivals(now_ns)[0] for now_ns in range(0, 100_000, 500)]
     assert arrivals == sorted(arrivals)
     assert len(set(arrivals)) == len(arrivals)
 
 
 def test_a_faulty_link_loses_repeats_and_reorders_about_as_often_as_told():
-    link = Link(LinkModel(loss=0.1, duplicate=0.2, reorder=0.3), Random(2))
+    link = SimLink(LinkModel(loss=0.1, duplicate=0.2, reorder=0.3), Random(2))
     copies = [link.arrivals(number * 1000) for number in range(10_000)]
     assert 800 < sum(not times for times in copies) < 1200
     assert 1600 < sum(len(times) == 2 for times in copies) < 2000
@@ -47,7 +47,7 @@ def test_a_faulty_link_loses_repeats_and_reorders_about_as_often_as_told():
 
 
 def test_what_is_never_lost_arrives_even_on_a_dead_link():
-    link = Link(LinkModel(loss=1.0), Random(3))
+    link = SimLink(LinkModel(loss=1.0), Random(3))
     assert link.arrivals(0) == ()
     assert link.arrival(0) == LinkModel().delay_ns
 

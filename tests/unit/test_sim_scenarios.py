@@ -12,12 +12,12 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
 
-from simulator.scenarios.capacity import Found, Search, Target, at_rate, bisect, intervals, parse_target
+from simulator.scenarios.capacity import FoundCapacity, Search, SloTarget, at_rate, bisect, intervals, parse_target
 from simulator.scenarios.lengths_known import KnowingTagger
 from simulator.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
-from simulator.scenarios.observer import Finished
+from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of, with_settings
-from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, Trace, WorkloadSpec
+from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, TraceRows, WorkloadSpec
 from simulator.scenarios.statistics import spread, within
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
@@ -92,7 +92,7 @@ def test_a_setting_that_leads_nowhere_is_refused(setting: str) -> None:
 
 def trace(path: Path, rows: str) -> WorkloadSpec:
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
-    source = Trace(path=path.name, format="azure", total_max=100)
+    source = TraceRows(path=path.name, format="azure", total_max=100)
     return WorkloadSpec(arrivals=FromTrace(speed=2.0), lengths=source, count=2)
 
 
@@ -137,9 +137,9 @@ def test_prompts_share_exactly_the_prefixes_of_their_shapes() -> None:
 
 def test_a_cut_prompt_keeps_only_the_prefix_that_is_left() -> None:
     shape = RequestShape(1500, 10, (1, 2, 3), 512)
-    kept = cut(shape, Trace(path="x", format="mooncake", prompt_max=600))
+    kept = cut(shape, TraceRows(path="x", format="mooncake", prompt_max=600))
     assert kept == RequestShape(600, 10, (1, 2), 512)
-    assert cut(shape, Trace(path="x", format="mooncake", prefixes=False)).prefix == ()
+    assert cut(shape, TraceRows(path="x", format="mooncake", prefixes=False)).prefix == ()
 
 
 def test_a_call_asks_for_what_the_model_has_room_for() -> None:
@@ -167,8 +167,10 @@ def test_a_knowing_tagger_answers_the_truth_or_something_near_it() -> None:
 # Statistics and capacity
 
 
-def finished(ttft_ms: float, e2e_ms: float, output_tokens: int = 11) -> Finished:
-    return Finished(0, "completed", 0, int(ttft_ms * 1e6), int(e2e_ms * 1e6), 1, output_tokens, 0, 0, -1.0, -1, -1, "a")
+def finished(ttft_ms: float, e2e_ms: float, output_tokens: int = 11) -> FinishedRequest:
+    return FinishedRequest(
+        0, "completed", 0, int(ttft_ms * 1e6), int(e2e_ms * 1e6), 1, output_tokens, 0, 0, -1.0, -1, -1, "a"
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_what_never_holds_has_no_capacity() -> None:
 
 
 def test_intervals_are_student_t_over_seeds() -> None:
-    found = [Found(label="a", seed=i, rate_per_s=rate, tried=[]) for i, rate in enumerate((9.0, 10.0, 11.0))]
+    found = [FoundCapacity(label="a", seed=i, rate_per_s=rate, tried=[]) for i, rate in enumerate((9.0, 10.0, 11.0))]
     (interval,) = intervals(found)
     assert interval.mean == 10.0
     assert interval.half_width == pytest.approx(4.303 / 3**0.5, rel=1e-3)
@@ -212,7 +214,7 @@ def test_intervals_are_student_t_over_seeds() -> None:
 
 
 def test_a_target_is_read_and_a_wrong_one_refused() -> None:
-    assert parse_target("tpot.mean < 0.05") == Target(latency="tpot", figure="mean", bound_s=0.05)
+    assert parse_target("tpot.mean < 0.05") == SloTarget(latency="tpot", figure="mean", bound_s=0.05)
     for wrong in ("ttft<3", "ttft.p99", "ttft.p98<3", "ttft.p99<-1", "ttft.p99<soon"):
         with pytest.raises(ScenarioError, match="--slo"):
             parse_target(wrong)

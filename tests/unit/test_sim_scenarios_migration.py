@@ -22,7 +22,7 @@ from simulator.commands import sim
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.observer import Observer
 from simulator.scenarios.reading import ScenarioError, scenario_of
-from simulator.scenarios.running import Outcome
+from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.spec import Group
 from simulator.scenarios.statistics import summarise
 from simulator.scenarios.tables import run_tables
@@ -133,7 +133,7 @@ def test_migrations_are_told_by_outcome_and_frozen_time_of_those_that_moved() ->
     for body in (FINISHED, refused, FINISHED):
         watching.handle(Message(body), 5_000)
     assert watching.snapshot()["migrations"] == 3
-    outcome = Outcome(
+    outcome = ScenarioOutcome(
         spec=scenario_of({}),
         trace_hash=0,
         messages=0,

@@ -13,8 +13,8 @@ from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, decode
 from millrace.contracts.local import Replied, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.sim.nats import Packet
-from millrace.sim.process import Node, SimProcess, SimWatch
-from millrace.sim.questions import Answer, OpenGather, OpenRequest, OpenWrite, Question
+from millrace.sim.pending_replies import Answer, PendingReply, SimGather, SimRequest, SimWrite
+from millrace.sim.process import SimNode, SimProcess, SimWatch
 from millrace.sim.routing import Subscription
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT_NS = 8_000_000_000
 
 
-class EffectCarrier:
+class SimEffectExecutor:
     """What the live runtime's effect table is, in virtual time. One per simulation."""
 
     def __init__(self, simulation: Simulation, *, verify: bool, telemetry: TelemetrySink) -> None:
@@ -32,7 +32,7 @@ class EffectCarrier:
         self._queue = simulation.queue
         self._verify = verify
         self._telemetry = telemetry
-        self._asked: dict[str, tuple[SimProcess, Question]] = {}
+        self._asked: dict[str, tuple[SimProcess, PendingReply]] = {}
         self._questions = 0
         self._carry: dict[type[Effect], Callable[[SimProcess, Any], object]] = self._table()
 
@@ -94,20 +94,20 @@ class EffectCarrier:
         """Not sent; a request is answered in its receiver's place, as on NATS."""
         self._sim.count("too_large")
         question = self.close(reply)
-        if isinstance(question, OpenRequest):
+        if isinstance(question, SimRequest):
             refusal = ErrorReply(reason="malformed", detail=f"too_large: {size} bytes")
             self._sim.deliver(process, Message(Replied(correlation=question.correlation, body=refusal)))
         elif question is not None:
             self._sim.deliver(process, question.on_timeout())
 
-    def _at_server(self, node: Node, connection: int, packet: Packet) -> None:
+    def _at_server(self, node: SimNode, connection: int, packet: Packet) -> None:
         server = self._sim.nats
         if server.up and not node.partitioned and connection == node.connection:
             server.route(packet)
         else:
             server.lost += 1
 
-    def _ask(self, process: SimProcess, question: Question, timeout_ns: int) -> str:
+    def _ask(self, process: SimProcess, question: PendingReply, timeout_ns: int) -> str:
         self._questions += 1
         reply = f"{process.inbox}{self._questions}"
         self._asked[reply] = (process, question)
@@ -139,7 +139,7 @@ class EffectCarrier:
             self.close(reply)
             self._sim.deliver(process, message)
 
-    def close(self, reply: str) -> Question | None:
+    def close(self, reply: str) -> PendingReply | None:
         asked = self._asked.pop(reply, None)
         if asked is None:
             return None
@@ -153,12 +153,12 @@ class EffectCarrier:
             self._sim.deliver(process, question.on_timeout())
 
     def _on_request(self, process: SimProcess, effect: fx.Request) -> None:
-        reply = self._ask(process, OpenRequest(effect.correlation), effect.timeout_ns)
+        reply = self._ask(process, SimRequest(effect.correlation), effect.timeout_ns)
         if not self.publish(process, effect.subject, effect.body, reply, effect.traceparent):
             self._fail(process, reply)
 
     def _on_gather(self, process: SimProcess, effect: fx.Gather) -> None:
-        question = OpenGather(effect.correlation, effect.answers_max, len(effect.subjects))
+        question = SimGather(effect.correlation, effect.answers_max, len(effect.subjects))
         reply = self._ask(process, question, effect.timeout_ns)
         sent = [self.publish(process, subject, effect.body, reply, effect.traceparent) for subject in effect.subjects]
         if not all(sent):
@@ -173,7 +173,7 @@ class EffectCarrier:
         if process.access is not None:
             process.access.check_write(process.name, effect.bucket, effect.key)
         node = process.node
-        reply = self._ask(process, OpenWrite(effect.correlation), WRITE_TIMEOUT_NS)
+        reply = self._ask(process, SimWrite(effect.correlation), WRITE_TIMEOUT_NS)
         if not node.connected:
             self._fail(process, reply)
             return
@@ -182,7 +182,7 @@ class EffectCarrier:
         for arrival_ns in node.up.arrivals(self._queue.now_ns):
             self._queue.at(arrival_ns, self._control, node, node.connection, self._sim.nats.write, write)
 
-    def _control(self, node: Node, connection: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _control(self, node: SimNode, connection: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
         if self._sim.nats.up and not node.partitioned and connection == node.connection:
             act(*args)
         else:

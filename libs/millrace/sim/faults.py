@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from millrace.contracts.local import BusDisconnected, BusReconnected
 from millrace.contracts.message import Message
 from millrace.sim.links import LinkModel
-from millrace.sim.process import Node, SimActor
+from millrace.sim.process import SimActor, SimNode
 
 if TYPE_CHECKING:
     from millrace.sim.runtime_sim import Simulation
@@ -28,7 +28,7 @@ WATCH_RESYNC_NS = 2_000_000_000
 class Faults:
     """Does harm to a simulation and heals it. Doing it twice is no error."""
 
-    def __init__(self, simulation: Simulation, nodes: dict[str, Node]) -> None:
+    def __init__(self, simulation: Simulation, nodes: dict[str, SimNode]) -> None:
         self._sim = simulation
         self._nodes = nodes
 
@@ -57,7 +57,7 @@ class Faults:
                     self._sim.nats.router.add(subscription)
                 for watch in process.watches:
                     delay_ns = self._sim.rng.randrange(WATCH_RESYNC_NS)
-                    self._sim.after(delay_ns, self._sim.carrier.resync, watch, place.connection)
+                    self._sim.after(delay_ns, self._sim.executor.resync, watch, place.connection)
             self._sim.after(self._sim.rng.randrange(*RECONNECT_NS), self._start_waiting, place)
         else:
             self._sim.after(self._sim.rng.randrange(*RECONNECT_NS), self._reconnect, place)
@@ -81,11 +81,11 @@ class Faults:
         for node in self._nodes.values():
             self._sim.after(NOTICE_NS_MAX + self._sim.rng.randrange(*RECONNECT_NS), self._reconnect, node)
 
-    def _notice_partition(self, node: Node, connection: int) -> None:
+    def _notice_partition(self, node: SimNode, connection: int) -> None:
         if node.partitioned and node.connection == connection:
             self._disconnect(node)
 
-    def _disconnect(self, node: Node) -> None:
+    def _disconnect(self, node: SimNode) -> None:
         if not node.connected:
             return
         node.connected = False
@@ -93,12 +93,12 @@ class Faults:
         for process in node.processes():
             self._sim.nats.forget(process)
             for reply in list(process.questions):
-                question = self._sim.carrier.close(reply)
+                question = self._sim.executor.close(reply)
                 if question is not None:
                     self._sim.deliver(process, question.on_disconnect())
             self._sim.deliver(process, Message(BusDisconnected()))
 
-    def _reconnect(self, node: Node) -> None:
+    def _reconnect(self, node: SimNode) -> None:
         if node.connected or node.partitioned or not self._sim.nats.up:
             return
         node.connected = True
@@ -106,11 +106,11 @@ class Faults:
             for subscription in process.subscriptions.values():
                 self._sim.nats.router.add(subscription)
             for watch in process.watches:
-                self._sim.carrier.resync(watch, node.connection)
+                self._sim.executor.resync(watch, node.connection)
             self._sim.deliver(process, Message(BusReconnected()))
         self._start_waiting(node)
 
-    def _start_waiting(self, node: Node) -> None:
+    def _start_waiting(self, node: SimNode) -> None:
         """Starts what was started while the bus was out of reach."""
         for actor in node.actors:
             if actor.starting:

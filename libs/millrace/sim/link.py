@@ -7,7 +7,7 @@ from random import Random
 from millrace.sim.links import LinkModel
 
 
-class Link:
+class SimLink:
     """One direction of a node's connection.
 
     Attributes:

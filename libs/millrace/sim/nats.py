@@ -9,8 +9,8 @@ from millrace.contracts.message import Body
 from millrace.contracts.permissions import INBOX
 from millrace.contracts.subjects import covers
 from millrace.sim.kv_store import Entry, SimStore
+from millrace.sim.pending_replies import NoResponders, WriteResult
 from millrace.sim.process import SimProcess, SimWatch
-from millrace.sim.questions import NoResponders, WriteResult
 from millrace.sim.routing import Router, Subscription
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SimNats:
         self._sim.arrived(process, packet)
 
     def _to_inbox(self, reply: str, content: Any, sender: str, traceparent: str) -> None:
-        process = self._sim.carrier.asker(reply)
+        process = self._sim.executor.asker(reply)
         if process is None:
             self._sim.count("late_reply")
             return
@@ -95,7 +95,7 @@ class SimNats:
         if not process.alive or node.partitioned or connection != node.connection:
             self.lost += 1
             return
-        self._sim.carrier.answered(*answer)
+        self._sim.executor.answered(*answer)
 
     # The store
 

@@ -13,13 +13,13 @@ from millrace.contracts.codec import decode
 from millrace.contracts.local import BucketReady, KeyChanged
 from millrace.contracts.message import Body, Message
 from millrace.contracts.permissions import INBOX, inbox_of
-from millrace.sim.link import Link
+from millrace.sim.link import SimLink
 from millrace.sim.links import LinkModel
 
 if TYPE_CHECKING:
     from millrace.sim.access import Access
     from millrace.sim.kv_store import Entry
-    from millrace.sim.questions import Question
+    from millrace.sim.pending_replies import PendingReply
     from millrace.sim.routing import Subscription
     from millrace.sim.runtime_sim import Simulation
 
@@ -28,7 +28,7 @@ ActorFactory = Callable[[int], Actor]
 Handlers = Mapping[type[Effect], Callable[[Any], None]]
 
 
-class Node:
+class SimNode:
     """One process on the network: its connection to the bus, and the actors that it hosts.
 
     Attributes:
@@ -41,8 +41,8 @@ class Node:
 
     def __init__(self, name: str, model: LinkModel, rng: Random) -> None:
         self.name = name
-        self.up = Link(model, rng)
-        self.down = Link(model, rng)
+        self.up = SimLink(model, rng)
+        self.down = SimLink(model, rng)
         self.connected = True
         self.partitioned = False
         self.connection = 0
@@ -60,7 +60,7 @@ class SimActor:
         self,
         *,
         factory: ActorFactory,
-        node: Node,
+        node: SimNode,
         accepts: frozenset[type[Body]],
         handlers: Callable[[SimProcess], Handlers] | None,
         access: Access | None = None,
@@ -146,7 +146,7 @@ class SimProcess:
         self.timers: dict[str, list[int]] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.watches: list[SimWatch] = []
-        self.questions: dict[str, Question] = {}
+        self.questions: dict[str, PendingReply] = {}
         self.codes: dict[type, int] = {}  # share of the trace hash of what it handles, by kind
         self.handlers: Handlers = owner.handlers(self) if owner.handlers is not None else {}
 

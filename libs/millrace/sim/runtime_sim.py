@@ -32,13 +32,13 @@ from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.sim.access import Access
 from millrace.sim.checkers import Checker
-from millrace.sim.effects_sim import EffectCarrier
+from millrace.sim.effects_sim import SimEffectExecutor
 from millrace.sim.events import EventQueue
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.faults import Faults
 from millrace.sim.links import LinkModel
 from millrace.sim.nats import Packet, SimNats
-from millrace.sim.process import ActorFactory, Handlers, Node, SimActor, SimProcess
+from millrace.sim.process import ActorFactory, Handlers, SimActor, SimNode, SimProcess
 
 MICROSECOND = 1_000
 MILLISECOND = 1_000_000
@@ -94,11 +94,11 @@ class Simulation:
         self.trace_hash = seed & _MASK
         self.actors: dict[str, SimActor] = {}
         self._link = link or LinkModel()
-        self.carrier = EffectCarrier(self, verify=verify, telemetry=telemetry or NullTelemetry())
+        self.executor = SimEffectExecutor(self, verify=verify, telemetry=telemetry or NullTelemetry())
         self._invariants_every = invariants_every
         self._cluster = cluster
         self._access: dict[Role, Access] = {}
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, SimNode] = {}
         self.faults = Faults(self, self._nodes)
         self._checkers: list[Checker] = []
         self._trace: deque[tuple[int, str, type]] = deque(maxlen=TRACE_LENGTH)
@@ -130,7 +130,7 @@ class Simulation:
         """
         place = self._nodes.get(node)
         if place is None:
-            place = self._nodes[node] = Node(node, self._link, self.rng)
+            place = self._nodes[node] = SimNode(node, self._link, self.rng)
             place.connected = self.nats.up
         actor = SimActor(
             factory=factory, node=place, accepts=frozenset(accepts), handlers=handlers, access=self._access_of(role)
@@ -191,7 +191,7 @@ class Simulation:
         actor.name = process.name
         self.actors[process.name] = actor
         process.busy = True
-        self.carrier.carry_out(process, process.actor.start(self.now_ns))
+        self.executor.carry_out(process, process.actor.start(self.now_ns))
         self._settle(process)
 
     def end(self, process: SimProcess) -> None:
@@ -203,7 +203,7 @@ class Simulation:
         for subscription in process.subscriptions.values():
             subscription.ended = True
         for reply in list(process.questions):
-            self.carrier.close(reply)
+            self.executor.close(reply)
 
     # Deliveries
 
@@ -256,7 +256,7 @@ class Simulation:
             for checker in self._checkers:
                 checker.on_handled(process, message, effects)
             if effects:
-                self.carrier.carry_out(process, effects)
+                self.executor.carry_out(process, effects)
         except SimulationFailed:
             raise
         except Exception as bug:
@@ -277,7 +277,7 @@ class Simulation:
     def _refuse(self, process: SimProcess, reason: str, detail: str, reply: str) -> None:
         self.count("refused")
         if reply:
-            self.carrier.publish(process, reply, ErrorReply(reason=reason, detail=detail))
+            self.executor.publish(process, reply, ErrorReply(reason=reason, detail=detail))
 
     def count(self, what: str) -> None:
         """Counts something that happened on the way."""

@@ -35,7 +35,7 @@ class WriteResult:
 Answer = Body | MalformedMessage | NoResponders | WriteResult
 
 
-class Question(Protocol):
+class PendingReply(Protocol):
     """Says what to deliver; None where it goes on waiting."""
 
     def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None: ...
@@ -45,7 +45,7 @@ class Question(Protocol):
     def on_disconnect(self) -> Message: ...
 
 
-class OpenRequest:
+class SimRequest:
     """One answer, whatever it is."""
 
     __slots__ = ("correlation",)
@@ -70,7 +70,7 @@ class OpenRequest:
         return Message(RequestFailed(correlation=self.correlation, reason=reason))
 
 
-class OpenGather:
+class SimGather:
     """As many answers as come in time."""
 
     __slots__ = ("answers", "answers_max", "correlation", "silent", "subjects")
@@ -98,7 +98,7 @@ class OpenGather:
         return self.on_timeout()
 
 
-class OpenWrite:
+class SimWrite:
     """The store's acknowledgement."""
 
     __slots__ = ("correlation",)
