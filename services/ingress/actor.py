@@ -37,6 +37,7 @@ from random import Random
 from typing import Any
 
 from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.catalog import Role
 from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokensGenerated
 from millrace.contracts.local import (
@@ -87,6 +88,7 @@ ACCEPTS: tuple[type[Body], ...] = (
     SequencesReturned,
     InstanceSummary,
     ServicePresence,
+    BoundaryMoved,
     AllotEpoch,
     SequenceMoved,
 )
@@ -166,6 +168,7 @@ class IngressActor:
             Subscribe(subject=subjects.moved(state.name)),
             Subscribe(subject=subjects.summaries()),
             Subscribe(subject=subjects.presences(Role.WORKER.value)),
+            Subscribe(subject=subjects.boundaries()),
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
             StartTimer(name=_TICK, at_ns=now_ns + TICK_NS),
@@ -182,6 +185,8 @@ class IngressActor:
                 ingest_tokens(self._state, body, out)
             case InstanceSummary():
                 self._on_summary(body, out)
+            case BoundaryMoved():
+                self._state.cluster.take_boundary(body)
             case CallSubmitted():
                 self._on_call(body.call, out)
             case Replied():

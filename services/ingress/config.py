@@ -90,6 +90,7 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         submit_timeout_s: Time for a worker to answer a submission.
         tries_max: Instances that are asked before the call is refused.
         wait_s: How long a new call waits for an instance when none is usable just now although a plan has named some.
+        stage_by: Which length chooses the stage: ``present``, or ``expected``, the final one that is predicted.
     """
 
     policy: str = "forecast"
@@ -98,6 +99,7 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     submit_timeout_s: float = 1.0
     tries_max: int = 8
     wait_s: float = 10.0
+    stage_by: Literal["present", "expected"] = "present"
 
 
 class TaggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -146,6 +146,10 @@ class Subjects:
         """Where that stage ends, from its keeper."""
         return f"{self.prefix}.boundary.{subject_token(model)}.{subject_token(stage)}"
 
+    def boundaries(self) -> str:
+        """All boundaries, for who routes by them."""
+        return f"{self.prefix}.boundary.*.*"
+
     def provision(self, host: str, verb: str) -> str:
         """A provisioner's inbox; ``verb`` is start or stop (``*`` for both)."""
         return f"{self.prefix}.provision.{subject_token(host)}.{verb}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 from services.ingress.cluster.instances import KnownInstance, StageCandidates
+from services.ingress.cluster.stage_routing import StageBoundaries, in_order
 
 #: Instances known at once. A cluster has hundreds; beyond it unknown ones are forgotten, then more are ignored.
 INSTANCES_MAX = 4_096
@@ -21,6 +23,7 @@ class IngressClusterView:
         self._unconfirmed: set[str] = set()  # models whose plan the store may have lost: any epoch replaces it
         self.ignored = 0
         self._stages: dict[str, list[StageCandidates]] = {}
+        self._boundaries = StageBoundaries()
         self._keys: dict[str, str] = {}  # KV key -> model
         self._lengths: dict[str, tuple[int, int] | None] = {}  # by model, filled when asked for
         self._block_sizes: dict[str, int] = {}  # the same
@@ -44,6 +47,13 @@ class IngressClusterView:
         self._keys[key] = plan.model
         self.plans[plan.model] = plan
         self._relist(plan.model)
+
+    def take_boundary(self, body: BoundaryMoved) -> None:
+        """A keeper told where a stage ends now. One of other cuts, or older than the known one, is ignored."""
+        plan = self.plans.get(body.model)
+        if plan is None or not self._boundaries.take(body, plan):
+            return
+        self._boundaries.apply(plan, self._stages.get(body.model, []))
 
     def take_record(self, name: str, record: InstanceRecord | None, now_ns: int) -> bool:
         """A registration is new, changed or gone. True if this says that an earlier incarnation is lost.
@@ -132,13 +142,13 @@ class IngressClusterView:
         return model in self._once_planned
 
     def stages(self, model: str, length_tokens: int) -> list[StageCandidates]:
-        """The lists to look in, in order: the stage of that length, then all others (better served than refused);
-        after all of them those that only decode.
+        """The lists to look in, in order: the stage of that length, longer ones, shorter ones (better served than
+        refused); after all of them those that only decode.
         """
         stages = self._stages.get(model, [])
         if len(stages) == 1:
             return stages
-        return sorted(stages, key=lambda s: (s.decodes, not s.covers(length_tokens)))
+        return in_order(stages, length_tokens)
 
     def lengths(self, model: str) -> tuple[int, int] | None:
         """Longest sequence that every, and that any, registered instance takes, tokens; None where none registered."""
@@ -230,6 +240,7 @@ class IngressClusterView:
             lists += _listed(planned, found)
             if found:
                 self._once_planned.add(model)
+        self._boundaries.apply(plan, lists)
         self._stages[model] = lists
         self._forget_limits()
 

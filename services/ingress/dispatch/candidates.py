@@ -6,6 +6,8 @@ from millrace.contracts.observers import CandidateScore
 from millrace.policies.dispatch import DispatchView, InstanceView
 from millrace.policies.dispatch.view import Prediction
 
+from services.ingress.cluster.stage_routing import first_with_room
+from services.ingress.dispatch.decision_record import expected_output_of
 from services.ingress.dispatch.trial import idle_first, needs_trial
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -16,7 +18,7 @@ _NO_PREDICTIONS: dict[str, Prediction] = {}
 
 
 def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[InstanceView, ...]:
-    """Instances that may take a sequence, of the first stage that has any.
+    """Instances that may take a sequence, of the first stage that has any; a full stage spills to the next longer.
 
     Instances that failed this sequence are left out. They count again at once in a new incarnation, and after a pause
     when nothing else is there.
@@ -26,8 +28,10 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
     lengths = state.cluster.lengths(model)
     needed = len(sequence.prompt) + sequence.tokens_max
     too_long_for_some = lengths is not None and needed > lengths[0]
-    stages = state.cluster.stages(model, len(sequence.prompt) + len(sequence.log))
+    length = stage_length(state, sequence)
+    stages = state.cluster.stages(model, length)
     for lenient in (False, True) if excluded else (False,):
+        found = []
         for stage in stages:
             candidates = stage.candidates()
             if too_long_for_some:
@@ -35,8 +39,20 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
             if excluded:
                 candidates = tuple(c for c in candidates if _allowed(state, sequence, c.name, lenient))
             if candidates:
-                return idle_first(candidates) if needs_trial(sequence) else candidates
+                found.append((stage, candidates))
+        if found:
+            chosen = found[0][1] if len(stages) == 1 else first_with_room(found, length)
+            return idle_first(chosen) if needs_trial(sequence) else chosen
     return ()
+
+
+def stage_length(state: IngressState, sequence: OpenSequence) -> int:
+    """Length by which a sequence is given to a stage: the present one, or the one that it is expected to reach."""
+    present = len(sequence.prompt) + len(sequence.log)
+    expected = expected_output_of(sequence)
+    if state.config.dispatch.stage_by == "present" or expected is None:
+        return present
+    return max(present, len(sequence.prompt) + round(expected))
 
 
 def _long_enough(state: IngressState, name: str, length_tokens: int) -> bool:
