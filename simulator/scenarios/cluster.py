@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
@@ -194,10 +195,17 @@ class ScenarioCluster(SimulatedCluster):
             name=name,
             bus=BUS,
             limits=LimitsConfig(calls_open_max=1 << 40, sequences_open_max=1 << 40, call_timeout_s=spec.limit_s * 10),
-            dispatch=DispatchConfig(policy=spec.dispatch.policy, parameters=spec.dispatch.parameters),
-            tagging=TaggingConfig(mode="never" if spec.prediction.kind == "none" else "needed"),
+            dispatch=DispatchConfig(
+                policy=spec.dispatch.policy, parameters=spec.dispatch.parameters, stage_by=spec.dispatch.stage_by
+            ),
+            tagging=TaggingConfig(mode=self._tagging()),
             continuation=ContinuationConfig(stall_s=spec.cluster.stall_s, queue_stall_s=spec.cluster.stall_s),
         )
+
+    def _tagging(self) -> Literal["always", "needed", "never"]:
+        if self.spec.prediction.kind == "none":
+            return "never"
+        return "always" if self.spec.dispatch.stage_by == "expected" else "needed"
 
     # Engines
 

@@ -93,10 +93,12 @@ class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         policy: Name of a dispatch policy, or a file that ends in ``.py``; a relative path is looked for from here, then
             beside the scenario.
         parameters: Its parameters.
+        stage_by: Length by which a request is given to a stage: ``present``, or ``expected``, the predicted final one.
     """
 
     policy: str = "join_shortest_queue"
     parameters: dict[str, Any] = {}
+    stage_by: Literal["present", "expected"] = "present"
 
 
 class LogNormal(
