@@ -225,6 +225,8 @@ def test_a_scaled_engine_takes_the_factor_of_every_cost() -> None:
     curved = scaled(StepCost(fixed=10, tokens=CostCurve((0, 8), (100, 300), (10, 20)), prefill_granularity=64), 2.0)
     assert curved.tokens == CostCurve((0, 8), (200, 600), (20, 40))
     assert curved.prefill_granularity == 64
+    tail = scaled(StepCost(fixed=10**12, tail_token=10**9, tail_decodes=4), 2.0)
+    assert (tail.tail_token, tail.tail_decodes) == (2 * 10**9, 4)
 
 
 def test_a_scripted_sequence_ends_where_its_script_or_its_bounds_say() -> None:

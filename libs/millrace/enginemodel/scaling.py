@@ -11,7 +11,7 @@ from millrace.enginemodel.stepcost import CostCurve, StepCost
 from millrace.enginemodel.steptime import StepTimeModel
 
 #: Fields of StepCost that are no costs.
-_COUNTS = frozenset({"prefill_granularity"})
+_COUNTS = frozenset({"prefill_granularity", "tail_decodes"})
 
 
 class ScaledStepTime(msgspec.Struct, frozen=True, kw_only=True):
