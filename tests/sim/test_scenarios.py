@@ -51,7 +51,9 @@ SMALL: dict[str, Any] = {
 
 def step_times(name: str) -> LinearStepTime:
     assert name == "made-up"
-    return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
+    return LinearStepTime(
+        fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0, multiprocessors_per_head=1.0
+    )
 
 
 def outcome_of(*settings: str) -> ScenarioOutcome:
@@ -109,6 +111,12 @@ def test_engines_of_one_host_slow_each_other_where_the_scenario_says_so() -> Non
     assert 1.1 * alone.tpot_s.mean < beside.tpot_s.mean < 1.8 * alone.tpot_s.mean
     apart = run(*one_host[1:], "cluster.groups.0.neighbour_slowdown=0.2")
     assert latencies(apart) == latencies(alone)
+
+
+def test_unequal_lengths_cost_what_the_scenario_says() -> None:
+    split, held_up = (run(f"cluster.groups.0.kappa={kappa}") for kappa in (0, 10))
+    assert latencies(split) == latencies(run())
+    assert held_up.tpot_s.mean > 1.02 * split.tpot_s.mean
 
 
 def test_noisy_lengths_are_noisy_and_unknown_ones_unknown() -> None:
