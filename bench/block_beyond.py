@@ -153,8 +153,8 @@ def _traces(chosen: Options, begins: str) -> None:
             # A seed is another part of the trace; ServeGen's is another draw.
             skip = 0 if "servegen" in trace.lengths else seed * chosen.requests
             part = [f"seed={seed}", f"workload.lengths.skip={skip}"]
-            rate, played = _played(_spec(chosen, [*trace.settings(), *part]), trace.load)
-            times = f'workload.arrivals={{kind="trace", speed={played}}}'
+            rate, speed = played(_spec(chosen, [*trace.settings(), *part]), trace.load)
+            times = f'workload.arrivals={{kind="trace", speed={speed}}}'
             for policy in (*POLICIES, *PREFIX_POLICIES) if trace.caching else POLICIES:
                 settings = [*trace.settings(), *part, times, *policy_settings(policy, BLOCK_SIGMA)]
                 jobs.append(Job(label=policy, rate=rate, spec=_spec(chosen, settings)))
@@ -163,7 +163,7 @@ def _traces(chosen: Options, begins: str) -> None:
         _print(f"{title}, {trace.load:.0%} of the fluid bound", run_all(jobs, chosen))
 
 
-def _played(spec: ScenarioSpec, load: float) -> tuple[float, float]:
+def played(spec: ScenarioSpec, load: float) -> tuple[float, float]:
     """The rate of a trace at a share of the fluid bound, and how much faster than its own that is."""
     own = arrivals(spec.workload, seed=spec.seed, folders=(data_folder(),))
     natural = (len(own) - 1) / ((own[-1].at_ns - own[0].at_ns) / 1e9)

@@ -1,0 +1,153 @@
+"""Forecast, the default policy, against rules that use no lengths, by scenario and by how well lengths are known.
+
+    python -m bench forecast_default --rows FILE
+    python -m bench forecast_default --scenarios mixed@28 --qualities oracle none --weights 0 1 --seeds 1
+
+Scenarios: ``mixed@RATE`` (examples/scenarios/mixed.toml: half of the instances twice as fast, SLO of 1 s and 60 ms),
+``block@RATE`` (twelve equal instances), ``burst@CV`` (the same with gamma arrivals), ``halves@RATE`` (six and six), and
+``trace@NAME`` (those of block_beyond, at its share of the fluid bound); theirs is an SLO of 3 s and 100 ms. Qualities:
+the true length, noise of 0.5 and 1.0 (Block, section 6.3), and nothing. ``--weights`` are those of the delay of others.
+The last column is the largest loss in any figure against the best of the simple rules in that figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from statistics import mean
+
+import msgspec
+
+from bench.block.rows import Row, select
+from bench.block.runs import Job, Options, add_options, options, run_all
+from bench.block.scenarios import FRESH, scenario
+from bench.block_beyond import BURST_RATE, MIXED, TRACES, played
+
+SCENARIOS = (
+    "mixed@24",
+    "mixed@28",
+    "block@28",
+    "block@31",
+    "burst@4",
+    "halves@42",
+    *(f"trace@{name}" for name in TRACES),
+)
+SIMPLE = ("join_shortest_queue", "llumnix")
+QUALITIES = {
+    "oracle": (),
+    "noise 0.5": ("prediction.kind=noisy", "prediction.sigma=0.5"),
+    "noise 1.0": ("prediction.kind=noisy", "prediction.sigma=1.0"),
+    "none": ("prediction.kind=none",),
+}
+FIGURES = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99")
+SLO = ("slo.ttft_ms=3000", "slo.tpot_ms=100")
+
+
+def main() -> int:
+    """A table for each scenario."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench forecast_default",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, requests=1_500, seeds=3)
+    parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
+    parser.add_argument("--qualities", nargs="+", choices=list(QUALITIES), default=list(QUALITIES))
+    parser.add_argument(
+        "--weights", nargs="+", type=float, default=[], help="of others' delay; the default's own without"
+    )
+    parser.add_argument("--policies", nargs="+", default=["forecast"], help="that use lengths: names, or files")
+    arguments = parser.parse_args()
+    chosen = options(arguments)
+    print(chosen.told)
+    for name in arguments.scenarios:
+        rows = run_all(jobs(name, arguments, chosen), chosen)
+        print(f"\n{name}\n{table(rows)}", flush=True)
+    return 0
+
+
+def jobs(name: str, arguments: argparse.Namespace, chosen: Options) -> list[Job]:
+    """Simple rules once, the others with every quality."""
+    found = []
+    for seed in range(chosen.seeds):
+        file, settings = base(name, chosen.requests, seed)
+        for policy in SIMPLE:
+            spec = scenario(file, [*settings, f"dispatch.policy={policy}"])
+            found.append(Job(label=policy, rate=0.0, spec=spec))
+        for quality in arguments.qualities:
+            for label, dispatch in dispatches(arguments.policies, arguments.weights):
+                spec = scenario(file, [*settings, *dispatch, *QUALITIES[quality]])
+                found.append(Job(label=f"{label}, {quality}", rate=0.0, spec=spec))
+    return found
+
+
+def dispatches(policies: Sequence[str], weights: Sequence[float]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each policy as it is, or with each weight of the others."""
+    if not weights:
+        return [(policy, (f"dispatch.policy={policy}",)) for policy in policies]
+    return [
+        (f"{policy} {weight:g}", (f"dispatch.policy={policy}", f"dispatch.parameters.others_weight={weight}"))
+        for policy in policies
+        for weight in weights
+    ]
+
+
+def base(name: str, requests: int, seed: int) -> tuple[str, list[str]]:
+    """A scenario's file, and settings on top of it."""
+    kind, _, value = name.partition("@")
+    common = [f"workload.count={requests}", f"workload.warm_up={requests // 10}", f"seed={seed}"]
+    rate = f"workload.arrivals.rate_per_s={value}"
+    if kind == "mixed":
+        return "mixed", [*common, rate]
+    common += [*FRESH, *SLO]
+    if kind == "block":
+        return "block", [*common, rate]
+    if kind == "burst":
+        return "block", [*common, f'workload.arrivals={{kind="gamma", rate_per_s={BURST_RATE}, cv={value}}}']
+    if kind == "halves":
+        return "block", [*common, rate, f"cluster.groups=[{halves()}]"]
+    trace = TRACES[value]
+    skip = 0 if "servegen" in trace.lengths else seed * requests
+    common += [*trace.settings(), f"workload.lengths.skip={skip}"]
+    _, speed = played(scenario("block", common), trace.load)
+    return "block", [*common, f'workload.arrivals={{kind="trace", speed={speed}}}']
+
+
+def halves() -> str:
+    """Six instances as on Block's testbed and six twice as fast, as TOML."""
+    (group,) = scenario("block", MIXED).cluster.groups
+    fast = msgspec.structs.replace(group, name="fast", speed=2.0)
+    return ", ".join(toml(each) for each in (group, fast))
+
+
+def toml(value: object) -> str:
+    """Inline TOML of a struct's fields that are not None."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return "{" + ", ".join(f"{name}={toml(each)}" for name, each in fields.items() if each is not None) + "}"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Means over seeds by label."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    means = {label: figures(select(rows, label)) for label in labels}
+    simple = [means[label] for label in SIMPLE]
+    best = {name: min(each[name] for each in simple) for name in FIGURES}
+    goodput = max(each["goodput"] for each in simple)
+    lines = [f"{'':<34}{'TTFT':>8}{'p99':>8}{'e2e':>8}{'p99':>8}{'in SLO':>8}{'preempt.':>9}{'worst':>8}"]
+    for label, each in means.items():
+        losses = [each[name] / best[name] - 1 for name in FIGURES] + [1 - each["goodput"] / goodput]
+        lines.append(
+            f"{label:<34}{each['ttft_mean']:8.3f}{each['ttft_p99']:8.2f}{each['e2e_mean']:8.2f}{each['e2e_p99']:8.2f}"
+            f"{each['goodput']:8.1%}{each['preemptions']:9.0f}{max(losses):+8.1%}"
+        )
+    return "\n".join(lines)
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Means over seeds."""
+    names = (*FIGURES, "goodput", "preemptions")
+    return {name: mean(float(getattr(row, name) or 0.0) for row in rows) for name in names}
