@@ -69,6 +69,7 @@ from services.ingress.calls.completion import (
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
+from services.ingress.failover.hangs import leave_hung_engines
 from services.ingress.failover.instance_loss import lose_earlier_incarnation, lose_instance
 from services.ingress.failover.resend import ask_after_outage, look_at_sequences
 from services.ingress.lifecycle import InstanceLost, LossCause, TargetLost
@@ -244,6 +245,8 @@ class IngressActor:
         was_usable = known is not None and known.usable
         if state.cluster.take_summary(summary, state.now_ns):
             lose_earlier_incarnation(state, summary.instance, out)
+        if was_usable and known is not None and known.hang:
+            leave_hung_engines(state, out)
         if not was_usable and state.waiting and state.cluster.instances[summary.instance].usable:
             dispatch_waiting(state, out, all_of_them=True)
 
@@ -314,6 +317,7 @@ class IngressActor:
             for instance in state.cluster.silent(state.now_ns, state.times.silence):
                 state.cluster.lose(instance)
                 lose_instance(state, instance, InstanceLost("instance_silent"), out)
+            leave_hung_engines(state, out)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state, out)
         state.metrics.sequences_waiting = len(state.waiting)

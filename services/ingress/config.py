@@ -120,7 +120,13 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """When a sequence goes on elsewhere.
 
     Attributes:
-        silence_s: An instance without a summary for so long is suspect.
+        silence_s: An instance without a summary for so long is lost.
+        hang_s: An engine process without a sign of life for so long hangs: it gets no new sequence, and those that wait
+            there for their first token are moved.
+        hang_failover_s: After so long its streams are moved, too. Together with recompute their pause stays below 3 s.
+        step_s: An engine step of so long is suspect: it gets no new sequence. Steps up to ``step_factor`` times the
+            longest of the last minute are not.
+        step_factor: See ``step_s``.
         reconnect_grace_s: After the bus came back nobody is suspected for so long.
         resend_timeout_s: Time for a worker to answer a resend.
         probe_s: A sequence without a token for so long is asked about (the last tokens may be lost); doubles each
@@ -132,6 +138,10 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """
 
     silence_s: float = 1.5
+    hang_s: float = 0.5
+    hang_failover_s: float = 1.75
+    step_s: float = 5.0
+    step_factor: float = 8.0
     reconnect_grace_s: float = 2.0
     resend_timeout_s: float = 1.0
     probe_s: float = 2.0

@@ -19,7 +19,7 @@ from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
 from services.ingress.pending import Pending
 from services.ingress.sequence import OpenSequence
-from services.ingress.times import Times
+from services.ingress.times import Times, hang_limits
 from services.ingress.tokens.detokenizer import TextModel
 
 
@@ -101,7 +101,8 @@ class IngressState:
         self.rng = rng
         self._react: React | None = None
         self.subjects = Subjects(config.bus.cluster)
-        self.cluster = IngressClusterView()
+        self.times = Times.of(config)
+        self.cluster = IngressClusterView(hang_limits(config.continuation))
         self.admission = AdmissionLimits(config.limits)
         self.calls: dict[str, OpenCall] = {}
         self.deadline_ns = 0
@@ -127,7 +128,6 @@ class IngressState:
         self.stopping = False
         self.stop_at_ns = 0
         self.dispatch_timer_ns = 0
-        self.times = Times.of(config)
 
     def bind(self, react: React) -> None:
         """Set what ``fire`` calls: reactions stand above this module and cannot be imported here."""

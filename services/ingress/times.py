@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from services.ingress.config import IngressConfig
+from services.ingress.cluster.instances import HangLimits
+from services.ingress.config import ContinuationConfig, IngressConfig
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
@@ -20,6 +21,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     tag_timeout: int
     tag_pause: int
     silence: int
+    hang: int
+    hang_failover: int
     reconnect_grace: int
     resend_timeout: int
     probe: int
@@ -40,6 +43,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
             tag_timeout=ns(config.tagging.timeout_s),
             tag_pause=ns(config.tagging.pause_s),
             silence=ns(c.silence_s),
+            hang=ns(c.hang_s),
+            hang_failover=ns(c.hang_failover_s),
             reconnect_grace=ns(c.reconnect_grace_s),
             resend_timeout=ns(c.resend_timeout_s),
             probe=ns(c.probe_s),
@@ -47,6 +52,11 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
             queue_stall=ns(c.queue_stall_s),
             continuation=ns(c.deadline_s),
         )
+
+
+def hang_limits(config: ContinuationConfig) -> HangLimits:
+    """When an engine counts as hung, from the configuration."""
+    return HangLimits(silent_ns=_ns(config.hang_s), step_ns=_ns(config.step_s), step_factor=config.step_factor)
 
 
 def _ns(seconds: float) -> int:

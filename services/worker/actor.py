@@ -6,6 +6,7 @@
     SequenceRejected      gone again                               SequenceRefused INVALID
     EngineStepped         tokens kept; ended ones finished         TokensGenerated, one per ingress; status, summary
     EngineObserved        snapshot replaced                        status, summary
+    EngineLiveness        the engine hangs, or is back             summary
     CancelSequence        out of the engine and gone               (nothing)
     ResendTokens          (none)                                   TokensResent | TokensForgotten
     AcknowledgeSequences  finished ones gone                       (nothing)
@@ -44,6 +45,7 @@ from millrace.actor.engine import (
     CancelInEngine,
     EngineFailed,
     EngineInfo,
+    EngineLiveness,
     EngineObserved,
     EngineStepped,
     KvBlocksRead,
@@ -200,6 +202,9 @@ class WorkerActor:
             case EngineObserved(snapshot=snapshot):
                 self.reporter.take(snapshot)
                 return self._desk.reports(now_ns)
+            case EngineLiveness() as body:
+                self.reporter.liveness = body
+                return [self.reporter.summary(now_ns, self.figures.output_tokens)] if self.reporter.bus_up else []
             case BusDisconnected():
                 self.reporter.bus_up = False
                 return []

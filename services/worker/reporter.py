@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer
-from millrace.actor.engine import EngineInfo, EngineSnapshot
+from millrace.actor.engine import EngineInfo, EngineLiveness, EngineSnapshot
 from millrace.contracts.catalog import Role
 from millrace.contracts.subjects import Subjects
 from millrace.lengths.remaining import RemainingLengths
@@ -19,11 +19,46 @@ _MS = 1_000_000
 REPORT = "report"
 
 
+#: Half of the time for which the longest step is remembered.
+_WINDOW_NS = 30_000_000_000
+
+
+class LongestStep:
+    """Longest step of the last 30 to 60 s, kept as two windows."""
+
+    __slots__ = ("_before", "_begin_ns", "_now")
+
+    def __init__(self) -> None:
+        self._begin_ns = 0
+        self._before = self._now = 0
+
+    def observe(self, duration_ns: int, at_ns: int) -> None:
+        """Take the duration of a step that ended."""
+        self._shift(at_ns)
+        self._now = max(self._now, duration_ns)
+
+    def longest_ns(self, now_ns: int) -> int:
+        """The longest one; 0 where none ended."""
+        self._shift(now_ns)
+        return max(self._before, self._now)
+
+    def _shift(self, now_ns: int) -> None:
+        elapsed = now_ns - self._begin_ns
+        if elapsed >= _WINDOW_NS:
+            self._before = self._now if elapsed < 2 * _WINDOW_NS else 0
+            self._now, self._begin_ns = 0, now_ns
+
+
+def _age(since_ns: int, now_ns: int) -> int:
+    return max(1, now_ns - since_ns) if since_ns else 0
+
+
 class Reporter:
     """Owns the last engine snapshot and the times of the last reports. Publishes nothing while the bus is down.
 
     Attributes:
         snapshot: The engine's state as last seen.
+        liveness: Signs that the engine hangs; kept by the actor.
         bus_up: Kept by the actor.
         remaining: What is expected of the sequences now.
     """
@@ -34,7 +69,9 @@ class Reporter:
         self.identity = identity
         self.info = info
         self.snapshot: EngineSnapshot = reports.empty_snapshot(info, 0)
+        self.liveness = EngineLiveness(silent_since_ns=0, step_since_ns=0)
         self.bus_up = True
+        self._steps = LongestStep()
         self.draining = False
         self.remaining = RemainingLengths()
         self._refusal = ""
@@ -62,6 +99,7 @@ class Reporter:
         if snapshot.at_ns < self.snapshot.at_ns:
             return
         self.snapshot = snapshot
+        self._steps.observe(snapshot.step_duration_ns, snapshot.at_ns)
         self._status_stale = True
         if self._unseen:
             self._unseen = {name: held for name, held in self._unseen.items() if held.received_ns > snapshot.at_ns}
@@ -102,6 +140,9 @@ class Reporter:
             block_size=self.info.block_size,
             output_tokens_total=output_tokens,
             draining=self.draining,
+            engine_silent_ns=_age(self.liveness.silent_since_ns, now_ns),
+            step_age_ns=_age(self.liveness.step_since_ns, now_ns),
+            step_longest_ns=self._steps.longest_ns(now_ns),
         )
         body = reports.summary(self.identity, self.snapshot, self._unseen.values(), counts)
         return Publish(subject=self._summary_subject, body=body)

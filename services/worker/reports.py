@@ -102,6 +102,9 @@ class SummaryCounts(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     output_tokens_total: int
     draining: bool
+    engine_silent_ns: int = 0
+    step_age_ns: int = 0
+    step_longest_ns: int = 0
 
 
 def summary(
@@ -127,4 +130,7 @@ def summary(
         preemptions=snapshot.preemptions,
         output_tokens_total=counts.output_tokens_total,
         draining=counts.draining,
+        engine_silent_ns=counts.engine_silent_ns,
+        step_age_ns=counts.step_age_ns,
+        step_longest_ns=counts.step_longest_ns,
     )

@@ -6,12 +6,14 @@ import itertools
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, RecordSpan, Reply, StartTimer, Stop, Subscribe
 from millrace.actor.engine import (
     AddToEngine,
     CancelInEngine,
     EngineFailed,
+    EngineLiveness,
     EngineObserved,
     EngineStepped,
     SequenceAdded,
@@ -338,6 +340,26 @@ def test_a_sequence_the_snapshot_cannot_know_yet_counts_as_waiting() -> None:
     observed = bench.say(EngineObserved(snapshot=snapshot(bench.now, running=1)))
     (summary,) = bodies(observed, InstanceSummary)
     assert (summary.running, summary.waiting, summary.blocks_free) == (1, 0, 31)
+
+
+def test_summaries_tell_how_long_a_hung_engine_is_silent_and_how_long_steps_take() -> None:
+    bench = Bench(summary_interval_min_ms=0)
+    (summary,) = bodies(bench.submit(), InstanceSummary)
+    assert (summary.engine_silent_ns, summary.step_age_ns, summary.step_longest_ns) == (0, 0, 0)
+    began = bench.now
+    slow = msgspec.structs.replace(snapshot(bench.now, running=1), step_duration_ns=40 * MS)
+    bench.say(EngineObserved(snapshot=slow))
+    bench.now += 300 * MS
+    (summary,) = bodies(bench.say(EngineLiveness(silent_since_ns=began, step_since_ns=began + MS)), InstanceSummary)
+    assert (summary.engine_silent_ns, summary.step_age_ns) == (300 * MS, 299 * MS)
+    assert summary.step_longest_ns == 40 * MS
+    bench.now += 100 * MS
+    (summary,) = bodies(bench.say(EngineLiveness(silent_since_ns=0, step_since_ns=0)), InstanceSummary)
+    assert (summary.engine_silent_ns, summary.step_age_ns) == (0, 0)
+    bench.now += 61_000 * MS
+    bench.say(EngineObserved(snapshot=snapshot(bench.now, running=1)))
+    (summary,) = bodies(bench.say(EngineLiveness(silent_since_ns=0, step_since_ns=0)), InstanceSummary)
+    assert summary.step_longest_ns < 40 * MS, "a minute later it is forgotten"
 
 
 # --- the bus goes and comes

@@ -21,6 +21,7 @@ from services.worker.config import EngineKind, WorkerConfig
 from services.worker.metrics import WorkerCollector, WorkerFigures
 from services.worker.state import Held, Ledger, by_ingress
 from services.worker.vllm_engine import names
+from services.worker.vllm_engine.liveness import LivenessJudge
 from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
 
 
@@ -217,3 +218,55 @@ def test_a_configuration_names_its_instances_and_refuses_unknown_keys(tmp_path: 
     path.write_text('name = "w"\nmodel = "m"\nmax_seqs = 2\n')
     with pytest.raises(ConfigError, match="max_seqs"):
         load_config(WorkerConfig, path)
+
+
+# --- liveness
+
+
+def test_signs_of_life_stand_beside_the_snapshot(tmp_path: Path) -> None:
+    buffer = create()
+    writer, reader = SnapshotWriter(buffer), SnapshotReader(buffer)
+    buffer.unlink()
+    assert reader.signs() == (0, 0)
+    writer.beat(5)
+    writer.step(7)
+    assert writer.write(b"payload")
+    assert reader.signs() == (5, 7)
+    assert reader.read_new() == b"payload"
+    assert not writer.write(b"x" * (SIZE - 16)), "a snapshot never reaches the signs"
+
+
+MS = 1_000_000
+UNIX = 10**18
+
+
+def judged(judge: LivenessJudge, signs: tuple[int, int], now_ms: int) -> tuple[int, int] | None:
+    found = judge.judge((signs[0] * MS, signs[1] * MS), now_ms * MS, UNIX + now_ms * MS)
+    return None if found is None else (found.silent_since_ns, found.step_since_ns)
+
+
+def test_a_hang_is_told_once_when_it_begins_and_once_when_it_ends() -> None:
+    judge = LivenessJudge()
+    assert judged(judge, (0, 0), 900) is None, "no sign yet: the engine has not started"
+    assert judged(judge, (1000, 0), 1050) is None
+    assert judged(judge, (1000, 0), 1251) is None, "first look"
+    assert judged(judge, (1000, 0), 1301) == (UNIX + 1000 * MS, 0)
+    assert judged(judge, (1000, 0), 1351) is None
+    assert judged(judge, (5000, 0), 5010) == (0, 0)
+    assert judged(judge, (5050, 0), 5060) is None
+
+
+def test_a_worker_that_was_itself_held_up_blames_nobody() -> None:
+    judge = LivenessJudge()
+    assert judged(judge, (1000, 0), 1010) is None
+    assert judged(judge, (1050, 0), 9000) is None, "its first look after a standstill sees an old sign"
+    assert judged(judge, (9001, 0), 9050) is None
+
+
+def test_a_long_step_of_a_live_engine_is_told_with_its_begin() -> None:
+    judge = LivenessJudge()
+    assert judged(judge, (1000, 900), 1010) is None
+    assert judged(judge, (1200, 900), 1210) is None
+    assert judged(judge, (1250, 900), 1260) == (0, UNIX + 900 * MS)
+    assert judged(judge, (2000, 900), 2010) is None
+    assert judged(judge, (2050, 2040), 2060) == (0, 0)

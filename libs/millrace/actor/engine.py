@@ -239,6 +239,22 @@ class EngineObserved(Body, frozen=True, kw_only=True, tag="local.EngineObserved/
     snapshot: EngineSnapshot
 
 
+#: Age at which an engine's sign of life is overdue. Engines give one about every 50 ms, also during a step.
+SIGN_OVERDUE_NS = 250_000_000
+
+
+class EngineLiveness(Body, frozen=True, kw_only=True, tag="local.EngineLiveness/1"):
+    """Signs that an engine hangs, said when one begins or ends.
+
+    Attributes:
+        silent_since_ns: Unix ns of the engine process's last sign of life, where one is overdue; 0 while it is alive.
+        step_since_ns: Unix ns at which the step under way began, where it is a long one; 0 otherwise.
+    """
+
+    silent_since_ns: int
+    step_since_ns: int
+
+
 class EngineFailed(Body, frozen=True, kw_only=True, tag="local.EngineFailed/1"):
     """The engine is dead; every sequence in it is lost."""
 
@@ -250,6 +266,7 @@ EngineEvent = (
     | SequenceRejected
     | EngineStepped
     | EngineObserved
+    | EngineLiveness
     | EngineFailed
     | KvLeaseTaken
     | SequenceStopped

@@ -107,6 +107,10 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
             compute.
         output_tokens_total: Since start, for rates.
         draining: Takes no new work.
+        engine_silent_ns: Age of the engine process's last sign of life where one is overdue; 0 while it is alive.
+        step_age_ns: Time since the engine step under way began, where it is a long one (a quarter of a second or
+            more); 0 otherwise.
+        step_longest_ns: Longest step of the last minute; 0 where none ended.
     """
 
     instance: str
@@ -123,6 +127,9 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
     preemptions: int
     output_tokens_total: int
     draining: bool = False
+    engine_silent_ns: int = 0
+    step_age_ns: int = 0
+    step_longest_ns: int = 0
 
 
 class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import get_args
 
-from millrace.actor.engine import AddToEngine, CancelInEngine, KvCommand
+from millrace.actor.engine import SIGN_OVERDUE_NS, AddToEngine, CancelInEngine, EngineLiveness, KvCommand
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import PacedEngine
 from millrace.sim.kv_network import SimKvNetwork
@@ -40,6 +40,9 @@ class SimulatedEngine:
         network: Carries KV between engines that were built with an endpoint.
         """
         self.engine = engine
+        self._process = process
+        self._hangs_until_ns = 0
+        self._silent = False
         self.paced = PacedEngine(
             engine,
             _VirtualClock(process),
@@ -65,8 +68,20 @@ class SimulatedEngine:
         self.paced.fail(detail)
 
     def stall(self, duration_ns: int) -> None:
-        """The engine hangs: no step ends for this long."""
+        """The engine hangs: no step ends for this long, and no sign of life comes."""
         self.paced.stall(duration_ns)
+        clock, began_ns = _VirtualClock(self._process), self._process.now_ns
+        self._hangs_until_ns = max(self._hangs_until_ns, began_ns + duration_ns)
+        clock.at(began_ns + SIGN_OVERDUE_NS, lambda: self._tell_liveness(began_ns))
+        clock.at(began_ns + duration_ns, lambda: self._tell_liveness(0))
+
+    def _tell_liveness(self, since_ns: int) -> None:
+        """Tells what changed: ``since_ns`` is when the hang began, 0 where it may have ended."""
+        silent = self._process.now_ns < self._hangs_until_ns
+        if silent != (since_ns > 0) or silent == self._silent:
+            return
+        self._silent = silent
+        self._process.deliver(EngineLiveness(silent_since_ns=since_ns, step_since_ns=0))
 
 
 class _VirtualClock:

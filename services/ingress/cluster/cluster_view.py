@@ -6,7 +6,7 @@ from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
-from services.ingress.cluster.instances import KnownInstance, StageCandidates
+from services.ingress.cluster.instances import DEFAULT_LIMITS, HangLimits, KnownInstance, StageCandidates
 from services.ingress.cluster.stage_routing import StageBoundaries, in_order
 
 #: Instances known at once. A cluster has hundreds; beyond it unknown ones are forgotten, then more are ignored.
@@ -16,7 +16,8 @@ INSTANCES_MAX = 4_096
 class IngressClusterView:
     """All instances and plans. Methods take observations; their return values say that an incarnation is lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, hang_limits: HangLimits = DEFAULT_LIMITS) -> None:
+        self._hang_limits = hang_limits
         self.instances: dict[str, KnownInstance] = {}
         self.plans: dict[str, Plan] = {}
         self._once_planned: set[str] = set()
@@ -94,7 +95,7 @@ class IngressClusterView:
             return False
         instance.heard_ns = now_ns
         instance.dead = False
-        instance.take_summary(summary)
+        instance.take_summary(summary, self._hang_limits)
         self._judge(instance)
         return restarted
 
@@ -123,6 +124,10 @@ class IngressClusterView:
     def silent(self, now_ns: int, silence_ns: int) -> list[KnownInstance]:
         """Instances that count as alive and were not heard for so long."""
         return [i for i in self.instances.values() if not i.dead and now_ns - i.heard_ns > silence_ns]
+
+    def hung(self) -> list[KnownInstance]:
+        """Instances whose engine process gives no sign of life."""
+        return [i for i in self.instances.values() if i.hang and i.summary is not None and i.summary.engine_silent_ns]
 
     def reset_liveness(self, now_ns: int) -> None:
         """Restart liveness timers after a reconnect; the KV store may have lost the plans."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from millrace.contracts.observers import CandidateScore
 from millrace.contracts.plan import Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
@@ -22,6 +23,30 @@ from millrace.policies.dispatch.view import InstanceView
 #: Fresh summaries that must come after an acceptance until it no longer counts as in flight.
 IN_FLIGHT_SUMMARIES = 2
 _NOT_ACCEPTED = -1
+
+
+class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When an engine counts as hung; see ``ContinuationConfig``.
+
+    Attributes:
+        silent_ns: Age of its process's last sign of life.
+        step_ns, step_factor: Age of the step under way: the larger of ``step_ns`` and ``step_factor`` times the longest
+            step of the last minute.
+    """
+
+    silent_ns: int = 500_000_000
+    step_ns: int = 5_000_000_000
+    step_factor: float = 8.0
+
+    def fault(self, summary: InstanceSummary) -> str:
+        """Sign of a hang in a summary; empty for none."""
+        if summary.engine_silent_ns >= self.silent_ns:
+            return "engine hangs"
+        long_ns = max(self.step_ns, int(self.step_factor * summary.step_longest_ns))
+        return "engine step takes too long" if summary.step_age_ns >= long_ns else ""
+
+
+DEFAULT_LIMITS = HangLimits()
 
 
 class KnownInstance:
@@ -33,6 +58,7 @@ class KnownInstance:
         "_summaries",
         "dead",
         "ended",
+        "hang",
         "heard_ns",
         "incarnation",
         "name",
@@ -55,6 +81,7 @@ class KnownInstance:
         self.withdrawn = False  # it handed sequences back; until its next summary says that it is not draining
         self.record: InstanceRecord | None = None
         self.summary: InstanceSummary | None = None
+        self.hang = ""  # sign of a hang in its latest summary
         self.usable = False
         self.used = False  # something was placed here once
         self.placements = 0  # sequences placed here so far
@@ -72,7 +99,7 @@ class KnownInstance:
             return "silent or dead"
         if self.withdrawn or (self.summary is not None and self.summary.draining):
             return "draining"
-        return ""
+        return self.hang
 
     def place(self, sequence: str, tokens: int) -> None:
         """Counts a sequence as in flight."""
@@ -102,14 +129,22 @@ class KnownInstance:
         self.incarnation = incarnation
         self.ended = False
         self.summary = None
+        self.hang = ""
         self.withdrawn = False
         self._summaries = 0
         self._in_flight.clear()
         self._in_flight_tokens = 0
 
-    def take_summary(self, summary: InstanceSummary) -> None:
+    def silent_ns(self, now_ns: int) -> int:
+        """Age of its engine process's last sign of life; 0 while it is alive."""
+        if self.summary is None or not self.summary.engine_silent_ns:
+            return 0
+        return self.summary.engine_silent_ns + now_ns - self.heard_ns
+
+    def take_summary(self, summary: InstanceSummary, limits: HangLimits = DEFAULT_LIMITS) -> None:
         """Store a fresh summary; what it covers is no longer in flight."""
         self.summary = summary
+        self.hang = limits.fault(summary)
         self.withdrawn = False
         self._summaries += 1
         if self._in_flight:

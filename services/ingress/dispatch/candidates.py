@@ -67,6 +67,13 @@ def _allowed(state: IngressState, sequence: OpenSequence, name: str, lenient: bo
     return lenient and (sequence.retry.rounds > 0 or state.cluster.instances[name].incarnation != failed)
 
 
+def has_alternative(state: IngressState, sequence: OpenSequence) -> bool:
+    """Whether another instance could take it: leaving a slow one for nothing would lose what it has computed."""
+    length = len(sequence.prompt) + len(sequence.log)
+    stages = state.cluster.stages(sequence.call.call.model, length)
+    return any(i.usable and i is not sequence.instance for stage in stages for i in stage.instances)
+
+
 def left_out(state: IngressState, sequence: OpenSequence) -> list[CandidateScore]:
     """Instances that are no candidates, with the reason; at most FILTERED_MAX."""
     stages = state.cluster.stages(sequence.call.call.model, len(sequence.prompt) + len(sequence.log))

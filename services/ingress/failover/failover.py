@@ -4,6 +4,7 @@
     presence says DEAD                                                       instance_dead
     a new incarnation of the instance shows itself                           instance_restarted
     no summary for ``silence_s``                                             instance_silent
+    no sign of life of the engine process (``hangs.py``)                     instance_hung
     SequencesReturned                                                        returned_draining, returned_engine_died
     a chunk with FinishReason.ERROR, or CANCELLED that ingress did not ask   engine_gave_up
     TokensForgotten, or a resend that nobody answers                         tokens_forgotten, resend_failed

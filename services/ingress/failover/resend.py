@@ -11,6 +11,7 @@ from millrace.actor.effects import Effect, Request
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import ResendTokens
 
+from services.ingress.dispatch.candidates import has_alternative
 from services.ingress.lifecycle import InstanceLost, SequencePhase, TokensMissing
 from services.ingress.pending import PendingResend
 from services.ingress.sequence import OpenSequence
@@ -72,7 +73,7 @@ def look_at_sequences(state: IngressState, out: list[Effect]) -> None:
             continue
         queued = sequence.fresh and not sequence.moved
         limit_ns = state.times.queue_stall if queued else state.times.stall
-        if now_ns - since_ns > limit_ns and _other_instance(state, sequence):
+        if now_ns - since_ns > limit_ns and has_alternative(state, sequence):
             state.fire(sequence, InstanceLost("stalled"), out)
         elif now_ns >= max(since_ns + probe_ns, resend.at_ns + resend.after_ns):
             _probe(state, sequence, out)
@@ -85,13 +86,6 @@ def _probe(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> No
     resend.at_ns = state.now_ns
     resend.after_ns = min(2 * resend.after_ns, max(state.times.probe, state.times.stall // 4))
     state.fire(sequence, TokensMissing(), out)
-
-
-def _other_instance(state: IngressState, sequence: OpenSequence) -> bool:
-    """Whether another instance could take it: leaving a slow one for nothing would lose what it has computed."""
-    length = len(sequence.prompt) + len(sequence.log)
-    stages = state.cluster.stages(sequence.call.call.model, length)
-    return any(i.usable and i is not sequence.instance for stage in stages for i in stage.instances)
 
 
 def ask_after_outage(state: IngressState, out: list[Effect]) -> None:

@@ -41,6 +41,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
 from services.worker.vllm_engine.kv_selftest import LoopBack
+from services.worker.vllm_engine.liveness import LivenessJudge
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
 from services.worker.vllm_engine.scheduler import decode_snapshot
 
@@ -96,7 +97,7 @@ class VllmEngine:
         self._supported = await self._llm.engine_core.get_supported_tasks_async()
         await self._llm.engine_core.call_utility_async("millrace_started")
         self._spawn(self._read_outputs())
-        self._spawn(self._poll_when_idle())
+        self._spawn(self._poll())
         return self._info(self._llm, await self._make_movable(self._llm))
 
     async def _make_movable(self, llm: AsyncLLM) -> str:
@@ -319,10 +320,14 @@ class VllmEngine:
         payload = self._snapshots.read_new()
         return decode_snapshot(payload) if payload is not None else None
 
-    async def _poll_when_idle(self) -> None:
-        """An abort in an idle engine gives no outputs; its snapshot is found here."""
+    async def _poll(self) -> None:
+        """Finds what comes without outputs: the snapshot of an abort in an idle engine, and signs of a hang."""
+        judge = LivenessJudge()
         while True:
             await asyncio.sleep(IDLE_POLL_S)
+            signs = self._snapshots.signs()
+            if (liveness := judge.judge(signs, time.monotonic_ns(), time.time_ns())) is not None:
+                self._say(liveness)
             if not self._active and (snapshot := self._new_snapshot()) is not None:
                 self._say(EngineObserved(snapshot=snapshot))
 

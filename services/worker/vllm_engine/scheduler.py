@@ -22,7 +22,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine import continuation, process, segment_queue
+from services.worker.vllm_engine import continuation, liveness, process, segment_queue
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.names import sequence_of
@@ -48,6 +48,7 @@ class SnapshotMixin(_Base):
             segment_queue.install(self.kv_cache_manager)
         path = self.vllm_config.additional_config[SNAPSHOT_PATH]
         self._writer = SnapshotWriter(path)
+        liveness.start_beating(self._writer)
         self._encoder = msgspec.msgpack.Encoder()
         self._under_way: deque[tuple[int, BatchComposition]] = deque()
         self._steps = 0
@@ -68,6 +69,8 @@ class SnapshotMixin(_Base):
         """Schedules a batch and notes its composition and start."""
         started_ns = time.monotonic_ns()
         output = super().schedule(*args, **kwargs)
+        if not self._under_way:
+            self._writer.step(started_ns if output.total_num_scheduled_tokens else 0)
         self._under_way.append((started_ns, composition(output, self.requests)))
         for new in output.scheduled_new_reqs:
             self._first_scheduled(new, started_ns)
@@ -91,6 +94,7 @@ class SnapshotMixin(_Base):
         """Takes a step's result, writes the snapshot, and sends the step's number with the outputs."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         started_ns, batch = self._under_way.popleft()
+        self._writer.step(self._under_way[0][0] if self._under_way else 0)
         if scheduler_output.total_num_scheduled_tokens > 0:
             now_ns = time.monotonic_ns()
             self._steps += 1

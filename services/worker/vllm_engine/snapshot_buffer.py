@@ -5,6 +5,8 @@ One writer, any number of readers, no waiting on either side. Layout of the file
     0   u64  sequence: odd while a write is under way
     8   u64  CRC-32 of the payload << 32 | length of the payload, bytes
     16  payload
+    end - 16  u64  monotonic ns of the engine process's last sign of life; 0 before the first
+    end - 8   u64  monotonic ns at which the step under way began; 0 between steps
 
 A reader that meets a write under way, or a torn one (the checksum tells, also where the processor reorders stores),
 gets nothing and asks again with the next step. Both words are written whole: ``struct.pack_into`` would zero its
@@ -23,6 +25,8 @@ from pathlib import Path
 SIZE = 1 << 20
 _PREFIX = "millrace-snapshot-"
 _HEADER_BYTES = 16
+_TRAILER_BYTES = 16
+_BEAT, _STEP = -2, -1
 #: Memory where there is such a file system, a plain file otherwise.
 _FOLDERS = ("/dev/shm", tempfile.gettempdir())
 
@@ -60,7 +64,7 @@ class SnapshotWriter:
     def write(self, payload: bytes) -> bool:
         """Replaces the snapshot; False where it does not fit, and the old one stays."""
         length = len(payload)
-        if length > SIZE - _HEADER_BYTES:
+        if length > SIZE - _HEADER_BYTES - _TRAILER_BYTES:
             return False
         self._words[0] = self._sequence + 1
         self._map[_HEADER_BYTES : _HEADER_BYTES + length] = payload
@@ -68,6 +72,14 @@ class SnapshotWriter:
         self._sequence += 2
         self._words[0] = self._sequence
         return True
+
+    def beat(self, monotonic_ns: int) -> None:
+        """Writes a sign of life."""
+        self._words[_BEAT] = monotonic_ns
+
+    def step(self, since_ns: int) -> None:
+        """Writes when a step began (monotonic ns), or 0 when it ended."""
+        self._words[_STEP] = since_ns
 
 
 class SnapshotReader:
@@ -85,13 +97,17 @@ class SnapshotReader:
         if sequence % 2 or sequence <= self._seen:
             return None
         checksum, length = divmod(self._words[1], 1 << 32)
-        if length > SIZE - _HEADER_BYTES:
+        if length > SIZE - _HEADER_BYTES - _TRAILER_BYTES:
             return None
         payload = self._map[_HEADER_BYTES : _HEADER_BYTES + length]
         if zlib.crc32(payload) != checksum or self._words[0] != sequence:
             return None
         self._seen = sequence
         return payload
+
+    def signs(self) -> tuple[int, int]:
+        """Monotonic ns of the last sign of life and of the begin of the step under way; 0 for none."""
+        return self._words[_BEAT], self._words[_STEP]
 
     def close(self) -> None:
         """Ends the mapping. Idempotent."""

@@ -1,0 +1,68 @@
+"""A vLLM process that hangs (SIGSTOP) under load: its streams go on elsewhere, and new requests avoid it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from bench.up_cluster import UpRig, offer
+from tests.engine.tiny_llama import build
+from tests.live.faults import PROMPTS, expect_identical, undisturbed
+
+LENGTH = {"max_tokens": 100, "ignore_eos": True}
+RATE = 4.0
+SECONDS = 8
+#: By the issue: a stream may pause for 3 s and a new request for 2 s. Shown with each run; not asserted, since the
+#: machine that runs the tests may itself stand still.
+PAUSES = "longest pause {:.2f} s, of streams that began while it hung {:.2f} s"
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    model = build(folder / "model")
+    cluster = UpRig(folder / "cluster", model_path=model, engine="vllm", instances=2, extra=("--policy", "round_robin"))
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+async def counted(rig: UpRig, name: str, label: str) -> float:
+    """Sum over the samples of a counter of ingress that have this label."""
+    async with httpx.AsyncClient() as client:
+        text = (await client.get(f"{rig.url}/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith(f"millrace_ingress_{name}_total{{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if label in line)
+
+
+async def dispatched(rig: UpRig, instance: str) -> float:
+    return await counted(rig, "dispatches", f'instance="{instance}"')
+
+
+async def test_everything_ends_while_the_engine_hangs_and_it_is_used_again_afterwards(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    hung = rig.log_pids("worker-1")[-1]
+    load = asyncio.create_task(offer(rig, rate=RATE, count=int(RATE * SECONDS), prompts=PROMPTS, **LENGTH))
+    await asyncio.sleep(1)
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(SECONDS / 3)
+        before = await dispatched(rig, "worker-1")
+        results = await asyncio.wait_for(load, 90)
+        assert await dispatched(rig, "worker-1") == before, "new requests went to the engine that hangs"
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    late = [result.pause_s for _, result in results[int(1.5 * RATE) :]]
+    print(PAUSES.format(max(result.pause_s for _, result in results), max(late)))
+    expect_identical(results, expected)
+    assert await counted(rig, "continuations", 'reason="instance_hung"') > 0
+    await rig.well(2)
+    assert await undisturbed(rig, **LENGTH) == expected
+    assert await dispatched(rig, "worker-1") > before, "it is used again"
