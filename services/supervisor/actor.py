@@ -57,8 +57,9 @@ TICK_NS = 1_000_000_000
 BACKOFF_NS = 200_000_000
 BACKOFF_NS_MAX = 5_000_000_000
 
-#: A child that was ready for this long has recovered; its next failure begins with the first pause again.
-HEALTHY_NS = 10_000_000_000
+#: A child that was ready for this long has recovered; its next failure begins with the first pause again. Pauses are
+#: for children that cannot run: one that is killed every few seconds while it serves must be back as soon each time.
+HEALTHY_NS = 1_000_000_000
 
 #: After its drain limit a retiring worker lingers for a second and leaves; then it is asked by signal as well.
 RETIRE_GRACE_NS = 3_000_000_000
@@ -139,13 +140,14 @@ class SupervisorActor:
         if child.state is not ChildState.STARTING:
             return []
         child.state = ChildState.READY
+        child.ready_ns = now_ns
         took_ms = (now_ns - child.started_ns) // 1_000_000
         log = Log(level="info", event="child_ready", fields={"child": child.spec.name, "took_ms": took_ms})
         return [log, *self._start_waiting(now_ns)]
 
     def _on_exited(self, body: ChildExited, now_ns: int) -> list[Effect]:
         child = self._children[body.name]
-        was_ready_ns = now_ns - child.started_ns if child.state is ChildState.READY else 0
+        was_ready_ns = now_ns - child.ready_ns if child.state is ChildState.READY else 0
         child.pid, child.present = 0, set()
         child.last_exit = body.detail or _exit_text(body.status)
         dead = [self._dead(child.spec.role, name, now_ns) for name in child.spec.presences]

@@ -27,6 +27,7 @@ class Child:
     Attributes:
         pid: 0 while no process runs.
         started_ns: When the present process was started.
+        ready_ns: When the present process became ready; 0 before.
         failures: Ends in a row without a healthy spell between them.
         restarts: Starts after the first, ever.
         present: Actors of the present process that have shown presence.
@@ -38,6 +39,7 @@ class Child:
     state: ChildState = ChildState.WAITING
     pid: int = 0
     started_ns: int = 0
+    ready_ns: int = 0
     failures: int = 0
     restarts: int = 0
     present: set[str] = field(default_factory=set)

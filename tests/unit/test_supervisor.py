@@ -112,6 +112,22 @@ def test_pauses_double_up_to_their_bound_and_a_healthy_spell_forgives() -> None:
     assert [e.at_ns - bench.now_ns for e in effects if isinstance(e, StartTimer)] == [BACKOFF_NS]
 
 
+def test_a_child_that_is_killed_every_few_seconds_while_it_serves_is_back_as_soon_each_time() -> None:
+    bench = Bench()
+    bench.all_ready()
+    pauses = []
+    for pid in range(12, 24):
+        bench.now_ns += 4_000_000_000
+        effects = bench.send(ChildExited(name="w", pid=pid, status=-9))
+        pauses += [e.at_ns - bench.now_ns for e in effects if isinstance(e, StartTimer)]
+        bench.now_ns += BACKOFF_NS
+        bench.send(TimerFired(name="restart/w"))
+        bench.send(ChildStarted(name="w", pid=pid + 1))
+        bench.now_ns += 1_300_000_000
+        bench.present("w", "worker")
+    assert pauses == [BACKOFF_NS] * 12
+
+
 def test_a_worker_waits_for_a_zygote_that_is_down() -> None:
     bench = Bench()
     bench.all_ready()
