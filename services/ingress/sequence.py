@@ -60,10 +60,11 @@ class RetryState:
         excluded: Instance -> incarnation that failed it.
         fruitless: Failovers in a row without a new token.
         errors, deaths: Those among them where the engine ended the sequence with an error, or died while it had it.
+        alone: Its present submission is a trial, and no other sequence is on that instance.
         why: Why its instance was lost; empty for none.
     """
 
-    __slots__ = ("at_ns", "deaths", "errors", "excluded", "fruitless", "rounds", "since_ns", "tries", "why")
+    __slots__ = ("alone", "at_ns", "deaths", "errors", "excluded", "fruitless", "rounds", "since_ns", "tries", "why")
 
     def __init__(self, now_ns: int) -> None:
         self.tries = 0
@@ -72,6 +73,7 @@ class RetryState:
         self.since_ns = now_ns
         self.excluded: dict[str, int] = {}
         self.fruitless = self.errors = self.deaths = 0
+        self.alone = False
         self.why = ""
 
     def progressed(self) -> None:

@@ -2,12 +2,13 @@
 
 import pytest
 from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned
+from millrace.contracts.local import TimerFired
 from millrace.contracts.status import PresenceState, ServicePresence
 
 from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind
 from services.ingress.config import ContinuationConfig, IngressConfig
 from services.ingress.lifecycle import SequencePhase
-from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk
+from tests.unit.ingress_core import NO_TAG, PLAIN, SECOND, Bench, chunk
 
 
 def test_an_error_on_two_engines_is_the_requests_fault_and_a_third_is_not_asked():
@@ -123,3 +124,44 @@ def test_a_stream_that_lives_through_many_deaths_is_not_at_fault():
         bench.pass_time(1)
     assert not bench.made(FailCall)
     assert bench.text() == "a" * 12
+
+
+def kill_twice(bench: Bench) -> str:
+    """A call with which two engines die; returns where its trial is."""
+    bench.run_call("bad")
+    for _ in range(2):
+        accept_all(bench)
+        die(bench, bench.last_submission()[1], "dead")
+        bench.pass_time(1)
+    accept_all(bench)
+    return bench.last_submission()[1]
+
+
+def test_a_death_beside_others_blames_nobody():
+    bench = bench_of(2)
+    bench.summary("w0", running=3)
+    bench.summary("w1", running=3)
+    bench.run_call("bad")
+    for _ in range(4):
+        accept_all(bench)
+        _, instance = bench.last_submission()
+        die(bench, instance, "dead")
+        for name in bench.summary_at:
+            bench.summary(name, running=3)
+        bench.now_ns += SECOND
+        for timer in bench.due():
+            bench.send(TimerFired(name=timer))
+    assert not bench.made(FailCall)
+    assert len(bench.submissions()) == 5
+
+
+def test_while_a_trial_lasts_others_avoid_its_instance():
+    bench = bench_of(3)
+    home = kill_twice(bench)
+    others = {bench.run_call(f"r{number}") for number in range(6)}
+    assert home not in others
+    epoch = bench.actor.state.sequences["bad.0"].epoch
+    bench.tokens(home, chunk("a", epoch=epoch, sequence="bad.0"))
+    for name in bench.summary_at.keys() - {home}:
+        bench.summary(name, running=50, waiting=50)
+    assert bench.run_call("later") == home, "its first token ended the trial"

@@ -8,7 +8,7 @@ from millrace.policies.dispatch.view import Prediction
 
 from services.ingress.cluster.stage_routing import first_with_room
 from services.ingress.dispatch.decision_record import expected_output_of
-from services.ingress.dispatch.trial import idle_first, needs_trial
+from services.ingress.dispatch.trial import prefer
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 
@@ -42,7 +42,7 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
                 found.append((stage, candidates))
         if found:
             chosen = found[0][1] if len(stages) == 1 else first_with_room(found, length)
-            return idle_first(chosen) if needs_trial(sequence) else chosen
+            return prefer(state, sequence, chosen)
     return ()
 
 

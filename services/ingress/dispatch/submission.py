@@ -14,6 +14,7 @@ from services.ingress.calls.completion import cancel, detach, refuse_or_fail
 from services.ingress.calls.engine_errors import engine_error
 from services.ingress.calls.messages import AcceptCall, RefusalKind
 from services.ingress.dispatch.dispatcher import arm_dispatch_timer, defer, dispatch
+from services.ingress.dispatch.trial import note_submission
 from services.ingress.lifecycle import (
     Accepted,
     Deferred,
@@ -63,6 +64,7 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: l
     sequence.instance, sequence.incarnation = instance, instance.incarnation
     sequence.fresh, sequence.moved = True, False
     tracing.begin_placement(sequence, event.choice, state.now_ns, state.rng)
+    note_submission(state, sequence, instance)
     instance.place(sequence.id, len(sequence.prompt) + len(sequence.log))
     state.owned.setdefault(instance.name, {})[sequence.id] = sequence
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))

@@ -1,9 +1,14 @@
-"""Trials: a sequence with which two engines died is dispatched alone (``failover/poison.py``)."""
+"""Trials: a sequence with which two engines died is dispatched alone (``failover/poison.py``).
+
+One trial at a time per ingress, on an idle instance where there is one; while it lasts, other sequences avoid that
+instance unless there is no other.
+"""
 
 from __future__ import annotations
 
 from millrace.policies.dispatch import InstanceView
 
+from services.ingress.cluster.instances import KnownInstance
 from services.ingress.lifecycle import SequencePhase
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -20,14 +25,44 @@ def needs_trial(sequence: OpenSequence) -> bool:
 
 def begin_trial(state: IngressState, sequence: OpenSequence) -> bool:
     """Start a trial, or return False while another one is under way."""
-    other = state.on_trial
-    busy = other is not None and other is not sequence and needs_trial(other) and other.phase not in _NOT_AWAY
-    if not busy:
-        state.on_trial = sequence
-    return not busy
+    other = _on_trial(state)
+    if other is not None and other is not sequence:
+        return False
+    state.on_trial = sequence
+    return True
 
 
-def idle_first(candidates: tuple[InstanceView, ...]) -> tuple[InstanceView, ...]:
-    """The candidates that have no other work; all where none is idle."""
-    idle = tuple(c for c in candidates if not (c.running or c.waiting or c.in_flight_sequences))
-    return idle or candidates
+def prefer(
+    state: IngressState, sequence: OpenSequence, candidates: tuple[InstanceView, ...]
+) -> tuple[InstanceView, ...]:
+    """Candidates by which a trial stays alone: idle ones for it, other instances for the others; all where none is."""
+    if needs_trial(sequence):
+        return tuple(c for c in candidates if _idle(c)) or candidates
+    other = _on_trial(state)
+    if other is None or other.instance is None:
+        return candidates
+    home = other.instance.name
+    return tuple(c for c in candidates if c.name != home) or candidates
+
+
+def note_submission(state: IngressState, sequence: OpenSequence, instance: KnownInstance) -> None:
+    """Note, before a sequence is submitted to an instance, which trial is alone there."""
+    sequence.retry.alone = needs_trial(sequence) and _idle(instance.view)
+    other = _on_trial(state)
+    if other is not None and other is not sequence and other.instance is instance:
+        other.retry.alone = False
+
+
+def _on_trial(state: IngressState) -> OpenSequence | None:
+    """The sequence whose trial is under way; a new token ends a trial."""
+    sequence = state.on_trial
+    if sequence is None:
+        return None
+    if sequence.phase in _NOT_AWAY or not needs_trial(sequence):
+        state.on_trial = None
+        return None
+    return sequence
+
+
+def _idle(view: InstanceView) -> bool:
+    return not (view.running or view.waiting or view.in_flight_sequences)

@@ -6,9 +6,10 @@
     its engine dies while it has it                  failover, as for every sequence of that engine
     a second one does                                the next try is a *trial*: one sequence of this ingress at a time,
                                                        on an idle instance where there is one
-    the engine of its trial dies                     refused
+    the engine of its trial dies                     refused if it was alone there, else tried again
 
 A new token ends the count: an innocent sequence that lived through two deaths passes its trial with its first token.
+Deaths beside others prove nothing, so kills at random blame nobody; ``fruitless_max`` bounds those tries.
 The client gets a 400, since a retry would do the same again.
 """
 
@@ -19,7 +20,6 @@ from millrace.actor.effects import Effect
 from services.ingress import tracing
 from services.ingress.calls.completion import end_sequence, refuse_or_fail
 from services.ingress.calls.messages import RefusalKind
-from services.ingress.dispatch.trial import needs_trial
 from services.ingress.lifecycle import InstanceLost, LossCause, SequenceEvent
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -34,7 +34,7 @@ def request_at_fault(sequence: OpenSequence, event: SequenceEvent) -> bool:
         return False
     if event.cause is LossCause.ENGINE_ERROR:
         return sequence.retry.errors + 1 >= ERRORS_MAX
-    return event.cause is LossCause.ENGINE_DIED and needs_trial(sequence)
+    return event.cause is LossCause.ENGINE_DIED and sequence.retry.alone
 
 
 def refuse_at_fault(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
