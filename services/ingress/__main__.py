@@ -1,4 +1,4 @@
-"""Runs an ingress: ``python -m services.ingress --config FILE``. The HTTP side and the core share one event loop."""
+"""Run an ingress: ``python -m services.ingress --config FILE``. The HTTP side and the core share one event loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class IngressProcess:
     """Composition of one ingress process."""
 
     def __init__(self, config: IngressConfig, telemetry: Telemetry) -> None:
-        """Loads tokenizers and keys.
+        """Load tokenizers and keys.
 
         Raises:
             ConfigError: a model folder or the key file is wrong.
@@ -76,7 +76,7 @@ class IngressProcess:
         )
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT and the drain after it.
+        """Serve until SIGTERM or SIGINT and the drain after it.
 
         Raises:
             BusError: the bus cannot be reached, or refuses.
@@ -162,7 +162,7 @@ def _limits(http: HttpConfig) -> ConnectionLimits:
 
 
 async def serve(config: IngressConfig) -> None:
-    """Runs one ingress with its telemetry."""
+    """Run one ingress with its telemetry."""
     telemetry = open_telemetry("ingress", config.name, config.telemetry)
     try:
         telemetry.logger.info("starting", config=masked(config))
@@ -174,7 +174,7 @@ async def serve(config: IngressConfig) -> None:
 
 
 def main() -> int:
-    """Parses the command line; returns the exit code. What went wrong at start is said on stderr."""
+    """Parse the command line; returns the exit code. What went wrong at start is said on stderr."""
     parser = argparse.ArgumentParser(prog="python -m services.ingress")
     parser.add_argument("--config", required=True, help="TOML or JSON file, see services/ingress/config.py")
     try:

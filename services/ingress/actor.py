@@ -151,7 +151,7 @@ class IngressActor:
         return self._state
 
     def usable_instances(self, model: str) -> int:
-        """How many instances take new work for a model now."""
+        """Number of instances that take new work for a model now."""
         return self._state.cluster.usable(model)
 
     def length_limit(self, model: str) -> int:

@@ -1,4 +1,4 @@
-"""Builds the ingress's actor."""
+"""Build the ingress's actor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.ingress.tokens.detokenizer import TextModel
 
 @dataclass(frozen=True, kw_only=True)
 class IngressDeps(ActorDeps):
-    """What an ingress needs beside its configuration.
+    """Dependencies of an ingress beside its configuration.
 
     Attributes:
         models: Vocabulary of each model that it serves, by the model's name.

@@ -46,7 +46,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def address(self) -> str:
-        """How others reach it."""
+        """URL by which others reach it."""
         return self.url or f"http://{self.host}:{self.port}"
 
 
@@ -80,7 +80,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How instances are chosen and asked.
+    """Choice of instances, and submission to them.
 
     Attributes:
         policy: A name of ``DISPATCH_POLICIES``, or the path of a file that ends in ``.py``. Where nobody predicts,
@@ -103,7 +103,7 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TaggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the tagger is asked.
+    """Questions to the tagger.
 
     Attributes:
         mode: ``always``; ``needed``: only where the policy looks at the expected length; ``never``.
@@ -117,7 +117,7 @@ class TaggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a sequence goes on elsewhere.
+    """Loss of instances, and failover.
 
     Attributes:
         silence_s: An instance without a summary for so long is lost.

@@ -142,7 +142,7 @@ class Guard(Enum):
 
 
 class Reaction(Enum):
-    """What is done on a transition; ``reactions.REACTIONS`` maps each to its function."""
+    """Effect of a transition; ``reactions.REACTIONS`` maps each to its function."""
 
     ENQUEUE = "enqueue"
     AWAIT_FORECASTS = "await forecasts"

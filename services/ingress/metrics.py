@@ -29,7 +29,7 @@ class LabelledCounter:
         self._series_max = series_max
 
     def add(self, *labels: str, by: int = 1) -> None:
-        """Adds to one series."""
+        """Add to one series."""
         if labels not in self.counts and len(self.counts) >= self._series_max:
             labels = ("other",) * len(labels)
         self.counts[labels] = self.counts.get(labels, 0) + by

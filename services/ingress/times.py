@@ -32,7 +32,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: IngressConfig) -> Times:
-        """Converts once."""
+        """Convert once."""
         ns = _ns
         c = config.continuation
         return cls(

@@ -27,7 +27,7 @@ _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:
-    """Reads a JSON body.
+    """Read a JSON body.
 
     Raises:
         ApiError: 400 for what is no JSON, no UTF-8, an unknown or missing field, or a value of the wrong type or out

@@ -15,7 +15,7 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """Ends a request with an HTTP status and an OpenAI-shaped body.
+    """An error that ends a request with an HTTP status and an OpenAI-shaped body.
 
     Attributes:
         param: The request field to change; None where no field is at fault.
@@ -79,7 +79,7 @@ REFUSALS: dict[RefusalKind, tuple[int, str, str]] = {
 
 
 def refusal(kind: RefusalKind, detail: str, param: str = "", retry_after_s: float = 0.0) -> ApiError:
-    """What the core's RefuseCall or FailCall is to the client."""
+    """The client's error for the core's RefuseCall or FailCall."""
     status, error_type, code = REFUSALS[kind]
     headers = ((b"retry-after", b"%d" % max(1, ceil(retry_after_s))),) if retry_after_s > 0 else ()
     return ApiError(status, detail, kind=error_type, param=param or None, code=code, headers=headers)

@@ -85,7 +85,7 @@ def _call(call: Any, param: str) -> dict[str, Any]:
 
 
 def _open_end(text: str, last: dict[str, Any]) -> str:
-    """Cuts what the template put after the last message's content."""
+    """Cut what the template put after the last message's content."""
     content = last["content"]
     tail = content[-1]["text"] if isinstance(content, list) else content
     at = text.rfind(tail.strip())

@@ -13,7 +13,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """What is live for a model.
+    """Live state of a model.
 
     Attributes:
         instances: Instances that take work now.

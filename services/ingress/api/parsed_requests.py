@@ -1,6 +1,6 @@
-"""A request on its way to a Call: read and checked first, tokenised by the shell, then built. No I/O.
+"""Parsed requests: a body is parsed and checked, tokenized by the shell, and built into a Call. No I/O.
 
-Between the two halves stands tokenising, which a long prompt does in a thread.
+Tokenizing is a step of its own because a long prompt is tokenized in a thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD_CHARACTERS = 2_048
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks: what the shell knows besides the body; field meanings as in Call."""
+    """Caller of a request: what the shell knows besides the body; field meanings as in Call."""
 
     request: str
     key: str = ""
@@ -76,7 +76,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
-    """Reads and checks a chat request.
+    """Read and check a chat request.
 
     Raises:
         ApiError: what the client has to change.
@@ -102,7 +102,7 @@ def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> Pa
 
 
 def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
-    """Reads and checks a completions request.
+    """Read and check a completions request.
 
     Raises:
         ApiError: what the client has to change.
@@ -128,7 +128,7 @@ def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds)
 
 
 def refuse_hopeless(parsed: ParsedRequest, max_model_len: int) -> None:
-    """Refuses what cannot fit however it is tokenised, before that costs anything.
+    """Refuse what cannot fit however it is tokenised, before that costs anything.
 
     Raises:
         ApiError: 400.

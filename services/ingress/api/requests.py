@@ -45,7 +45,7 @@ JsonObject = dict[str, Any]
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -62,7 +62,7 @@ class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the output must look like."""
+    """Format of the output."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
@@ -101,7 +101,7 @@ class NamedFunction(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Asks for a call of one function."""
+    """Demand for a call of one function."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -145,7 +145,7 @@ class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chat and completions have in common."""
+    """Fields that chat and completions share."""
 
     model: Name
     max_tokens: Count | None = None

@@ -99,7 +99,7 @@ def _from_structured(own: StructuredOutputs) -> StructuredOutput:
 
 @lru_cache(maxsize=256)
 def _schema_fault(text: bytes) -> str:
-    """What is wrong with a schema; empty for nothing."""
+    """Fault of a schema, as a sentence; empty for none."""
     schema = msgspec.json.decode(text)
     if not isinstance(schema, dict):
         return "it is not an object."

@@ -1,4 +1,4 @@
-"""Responses that are sent in one piece: deltas are collected, and the body is made at the end."""
+"""Responses without streaming: deltas are collected, and the body is built at the end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CollectedResponse(Protocol):
-    """Collects deltas and gives one body."""
+    """Collector of deltas that builds one body."""
 
     def deltas(self, deltas: list[ChoiceDelta]) -> None:
-        """Adds what came."""
+        """Add what came."""
         ...
 
     def body(self, usage: Usage) -> bytes:
@@ -27,7 +27,7 @@ class CollectedResponse(Protocol):
 
 
 class _Choice:
-    """What one choice has so far."""
+    """Output of one choice so far."""
 
     __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts")
 

@@ -14,7 +14,7 @@ COMPLETION_TOKENS_DEFAULT = 16
 def sampling_of(
     request: Shared, *, structured: StructuredOutput | None, prompt_tokens: int, max_model_len: int, vocabulary: int
 ) -> Sampling:
-    """How this request's tokens are drawn.
+    """Sampling of a request's tokens.
 
     Args:
         prompt_tokens: Length of its longest prompt.

@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
-    """What every part of one response repeats.
+    """Fields that every part of one response repeats.
 
     Attributes:
         id: ``chatcmpl-...`` or ``cmpl-...``.
@@ -35,7 +35,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 class EventStream(Protocol):
-    """Turns what the core delivers into bytes of the event stream."""
+    """Turn what the core delivers into bytes of the event stream."""
 
     def opening(self) -> bytes:
         """Events before the first delta."""
@@ -83,7 +83,7 @@ class StreamParts:
         self._plain = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     def tail(self, usage: Usage) -> bytes:
-        """What stands after the choices: nothing, ``usage: null``, or the figures so far."""
+        """Text after the choices: nothing, ``usage: null``, or the counts so far."""
         if not self._continuous:
             return self._plain
         return b',"usage":' + _encode(usage_object(usage)) + b"}\n\n"

@@ -47,7 +47,7 @@ class TemplateRefused(Exception):
 
 
 class TemplateTraits(msgspec.Struct, frozen=True):
-    """What a chat template makes use of.
+    """Features that a chat template uses.
 
     Attributes:
         tools: It mentions ``tools``.
@@ -66,7 +66,7 @@ class ChatTemplate:
     """A compiled chat template in a sandbox: it can reach nothing but the values given to it."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        """Compiles the template.
+        """Compile the template.
 
         Raises:
             ConfigError: it is no valid template.
@@ -130,7 +130,7 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelTokenizer:
-        """Reads ``tokenizer.json``, ``tokenizer_config.json``, ``chat_template.jinja`` and ``config.json``.
+        """Read ``tokenizer.json``, ``tokenizer_config.json``, ``chat_template.jinja`` and ``config.json``.
 
         Raises:
             ConfigError: the folder has no ``tokenizer.json``, or a file is unreadable.

@@ -63,7 +63,7 @@ class ToolChatStream:
         return out + self._finish(delta, bool(calls), tail)
 
     def _text_before_tag(self, choice: int) -> str:
-        """Takes what is text for sure off what is held: all before a tag, or before what may become one."""
+        """Take what is text for sure off what is held: all before a tag, or before what may become one."""
         held = self._held[choice]
         at = held.find(OPEN_TAG)
         if at < 0:

@@ -25,7 +25,7 @@ OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 
 
 class ToolMode(StrEnum):
-    """How an output is read."""
+    """Way in which an output is parsed for tool calls."""
 
     NONE = "none"  # as text
     NAMED = "named"  # the whole output is the arguments of one function
@@ -34,7 +34,7 @@ class ToolMode(StrEnum):
 
 
 class ToolPlan(msgspec.Struct, frozen=True):
-    """What a request's tools mean for its output.
+    """Consequences of a request's tools for its output.
 
     Attributes:
         function: Name of the function with NAMED.
@@ -57,7 +57,7 @@ NO_TOOLS = ToolPlan()
 
 
 def plan_tools(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
-    """Decides how tools are served for this request.
+    """Decide how tools are served for this request.
 
     Raises:
         ApiError: 400 where the template has no tools, or a choice cannot be honoured.
@@ -87,7 +87,7 @@ def plan_tools(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
 
 
 def parse_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
-    """Splits a whole output into its text and its calls. What does not parse stays text."""
+    """Split a whole output into its text and its calls. What does not parse stays text."""
     if plan.mode is ToolMode.NAMED:
         return "", [ParsedCall(plan.function, text)]
     if plan.mode is ToolMode.REQUIRED:

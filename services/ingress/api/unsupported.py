@@ -56,7 +56,7 @@ NOT_SUPPORTED: dict[type[Struct], frozenset[str]] = {k: frozenset(n for n, _, _ 
 
 
 def refuse_unsupported(request: Shared) -> None:
-    """Checks that no unsupported parameter asks for anything.
+    """Check that no unsupported parameter asks for anything.
 
     Raises:
         ApiError: 400 naming the first one that does.

@@ -1,4 +1,4 @@
-"""How sequences and calls end. Every admitted call leaves through ``_close``, exactly once."""
+"""Completion: the end of sequences and calls. Every admitted call leaves through ``_close``, exactly once."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Bucket:
         return 0 if missing <= 0 else int(missing * _MINUTE_NS / self.per_minute) + 1
 
     def take(self, amount: int, now_ns: int) -> None:
-        """Takes ``amount``, below zero if need be. Nothing is owed where there is no limit."""
+        """Take ``amount``, below zero if need be. Nothing is owed where there is no limit."""
         if self.per_minute:
             self._refill(now_ns)
             self._level -= amount

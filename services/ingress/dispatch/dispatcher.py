@@ -187,7 +187,7 @@ def _choose(
 
 
 def _missing(answers: ForecastAnswers, *, gone: bool) -> tuple[str, str]:
-    """Why no forecast can be used: a metric label, and the beginning of the decision's reason."""
+    """Reason why no forecast can be used: a metric label, and the beginning of the decision's reason."""
     if gone or answers.predictions:
         return "gone", "those who were asked are gone"
     notes = sorted(set(answers.notes.values()))

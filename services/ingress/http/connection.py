@@ -208,7 +208,7 @@ class HttpConnection(asyncio.Protocol):
     # Bounds
 
     def sweep(self, now_s: float) -> None:
-        """Ends the connection where it oversteps a time; called about once a second."""
+        """End the connection where it oversteps a time; called about once a second."""
         limits = self._host.limits
         if self._linger_bytes >= 0:
             if now_s - self._last_activity_s > LINGER_S:
@@ -222,17 +222,17 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
 
     def check_buffer(self) -> None:
-        """Cuts a reader that lets more than the bound wait; called after writes to a stream."""
+        """Cut a reader that lets more than the bound wait; called after writes to a stream."""
         if self._behind_since_s and self.transport.get_write_buffer_size() > self._host.limits.buffer_bytes_max:
             self.cut(DisconnectReason.SLOW_READER)
 
     def cut(self, reason: DisconnectReason) -> None:
-        """Ends the connection now."""
+        """End the connection now."""
         self._leave(reason)
         self.transport.abort()
 
     def close_when_idle(self) -> None:
-        """Ends the connection after what is being answered; at once where nothing is."""
+        """End the connection after what is being answered; at once where nothing is."""
         if self._current is None and not self._waiting:
             self.transport.close()
         elif self._current is not None:

@@ -18,7 +18,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class DisconnectReason(StrEnum):
-    """Why nobody reads the response any more."""
+    """Reason why nobody reads the response any more."""
 
     CLIENT_GONE = "client_gone"
     SLOW_READER = "slow_reader"
@@ -86,7 +86,7 @@ class Exchange:
     def respond(
         self, status: int, body: bytes, content_type: bytes = b"application/json", headers: HeaderPairs = ()
     ) -> None:
-        """Sends a whole response."""
+        """Send a whole response."""
         if self.closed:
             return
         request = self.request
@@ -100,7 +100,7 @@ class Exchange:
         self._channel.finished(self)
 
     def start_stream(self, headers: HeaderPairs, first: bytes) -> None:
-        """Sends the head of an event stream with its first events (may be none)."""
+        """Send the head of an event stream with its first events (may be none)."""
         if self.closed:
             return
         self._streaming = True
@@ -115,13 +115,13 @@ class Exchange:
         self._channel.transport.write(b"".join(head))
 
     def write(self, events: bytes) -> None:
-        """Sends more of a stream."""
+        """Send more of a stream."""
         if not self.closed and events:
             self._channel.transport.write(self._framed(events))
             self._channel.check_buffer()
 
     def end(self, events: bytes = b"") -> None:
-        """Sends the last events and completes the stream."""
+        """Send the last events and complete the stream."""
         if self.closed:
             return
         out = self._framed(events) if events else b""

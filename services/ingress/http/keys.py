@@ -14,7 +14,7 @@ from services.ingress.calls.messages import KeyLimits
 
 
 class KeyHolder(msgspec.Struct, frozen=True):
-    """Who a key belongs to."""
+    """Holder of a key."""
 
     name: str
     limits: KeyLimits
@@ -28,7 +28,7 @@ class ApiKeyStore:
     """Keys of one file. ``refresh`` is called about once a second by the shell; a lookup does no I/O."""
 
     def __init__(self, path: str | Path) -> None:
-        """Reads the file.
+        """Read the file.
 
         Raises:
             ConfigError: it is missing or wrong.
@@ -46,7 +46,7 @@ class ApiKeyStore:
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
 
     def refresh(self) -> str:
-        """Reads the file again if it changed; returns what went wrong, or nothing. After an error the keys stay as
+        """Read the file again if it changed; returns what went wrong, or nothing. After an error the keys stay as
         they were: a half-written or removed file must not lock everybody out.
         """
         try:

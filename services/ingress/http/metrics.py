@@ -1,4 +1,4 @@
-"""Figures of the HTTP side, counted in plain dictionaries and read at scrape time."""
+"""Metrics of the HTTP side, counted in plain dictionaries and read at scrape time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HttpMetrics(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Registers itself; ``registry`` is what ``/metrics`` shows."""
+        """Register itself; ``registry`` is what ``/metrics`` shows."""
         self.registry = registry
         self.responses = LabelledCounter()
         self.gone = LabelledCounter()

@@ -65,7 +65,7 @@ class ResponseView:
 
 
 class Tracer:
-    """Where trace ids come from.
+    """Source of trace ids.
 
     Attributes:
         rng: Source of request and trace ids.
@@ -113,7 +113,7 @@ class OpenCalls:
         return len(self._views)
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
-        """What the runtime needs to carry out the core's own effects."""
+        """Handlers by which the runtime carries out the core's own effects."""
         return {
             AcceptCall: self._accept,
             DeliverDeltas: self._deltas,
@@ -128,7 +128,7 @@ class OpenCalls:
         return f"{self._prefix}{self._count:x}"
 
     def submit(self, exchange: Exchange, path: str, parsed: ParsedRequest, holder: KeyHolder) -> None:
-        """Tokenises and starts a call.
+        """Tokenize and start a call.
 
         Raises:
             ApiError: what the client has to change (where tokenising needed no thread).
@@ -183,7 +183,7 @@ class OpenCalls:
         self._deliver(CallSubmitted(call=call), call.traceparent)
 
     def _shape(self, view: ResponseView, parsed: ParsedRequest, call: Call) -> None:
-        """Chooses what turns deltas into bytes."""
+        """Choose what turns deltas into bytes."""
         chat = parsed.kind is CallKind.CHAT
         choices = len(call.prompts) * call.n
         prefix = "chatcmpl-" if chat else "cmpl-"
@@ -291,7 +291,7 @@ class OpenCalls:
     def answer_error(
         self, exchange: Exchange, path: str, error: ApiError, headers: list[tuple[bytes, bytes]] | None = None
     ) -> None:
-        """Sends an error as the response."""
+        """Send an error as the response."""
         extra = list(headers) if headers else [(b"x-request-id", client_id(exchange) or self.next_id().encode())]
         extra += error.headers
         self._metrics.responses.add(path, str(error.status))

@@ -61,14 +61,14 @@ class HttpServer:
         return int(bound.getsockname()[1])
 
     def stop_listening(self) -> None:
-        """Takes no new connection; idle ones are closed, others after their response."""
+        """Take no new connection; idle ones are closed, others after their response."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
             connection.close_when_idle()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends everything; what is not done within the grace is cut."""
+        """End everything; what is not done within the grace is cut."""
         self.stop_listening()
         until_s = self._loop.time() + grace_s
         while any(c.busy for c in self._connections) and self._loop.time() < until_s:  # noqa: ASYNC110
@@ -86,14 +86,14 @@ class HttpServer:
         return self._loop.time()
 
     def opened(self, connection: HttpConnection) -> bool:
-        """Keeps a connection; False beyond the bound."""
+        """Keep a connection; False beyond the bound."""
         if len(self._connections) >= self._connections_max:
             return False
         self._connections.add(connection)
         return True
 
     def lost(self, connection: HttpConnection) -> None:
-        """Forgets it."""
+        """Forget it."""
         self._connections.discard(connection)
 
     def _sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""Token ids to text, a push at a time: incremental UTF-8, special tokens, stop strings over any border. No I/O.
+"""Incremental detokenizer: token ids to text, with UTF-8, special tokens and stop strings across pushes. No I/O.
 
 A vocabulary is turned once into a table id -> bytes, for the two families of tokenizers that language models use:
 byte-level BPE (every token is a byte string) and byte-fallback (``<0xE4>`` stands for one byte). Then a token costs a
@@ -32,7 +32,7 @@ codecs.register_error("millrace.each_byte", _each_byte)
 
 
 class PieceTable(msgspec.Struct, frozen=True):
-    """What each token id stands for.
+    """Text and bytes of each token id.
 
     Attributes:
         pieces: Bytes by token id; empty for skipped special tokens and unused ids.
@@ -49,7 +49,7 @@ class Vocabulary:
     """A tokenizer's vocabulary as text and bytes. Built once per model, shared by all streams."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Builds the tables: some 100 ms per 100,000 tokens."""
+        """Build the tables: some 100 ms per 100,000 tokens."""
         self.tokenizer = tokenizer
         self.size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
@@ -75,7 +75,7 @@ class Vocabulary:
 
 
 class TextModel(msgspec.Struct, frozen=True):
-    """What the core must know of a model to turn tokens into text and to see that a log has ended.
+    """Properties of a model by which the core turns tokens into text and sees that a log has ended.
 
     Attributes:
         eos_token_ids: Ids that end a sequence unless ``ignore_eos``.
@@ -86,7 +86,7 @@ class TextModel(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """What a push gave.
+    """Result of a push.
 
     Attributes:
         text: Text that may be shown; nothing later changes it.
@@ -136,7 +136,7 @@ class TextStream:
         self._tail = _NO_TEXT  # may be the start of a stop string; shown already with include_stop
 
     def push(self, token_ids: Sequence[int], final: bool, stop_token: bool = False) -> TextDelta:
-        """Takes the next tokens.
+        """Take the next tokens.
 
         Args:
             token_ids: In order; may be empty.
@@ -166,7 +166,7 @@ class TextStream:
         return TextDelta("".join(shown), None, count)
 
     def _advance(self, new: str, shown: list[str], last: bool = False) -> str | None:
-        """Adds one token's text; appends to ``shown`` what may be shown and returns the stop string that matched."""
+        """Add one token's text; appends to ``shown`` what may be shown and returns the stop string that matched."""
         closed = self._min_tokens > 0 and not last
         if closed:
             self._min_tokens -= 1
