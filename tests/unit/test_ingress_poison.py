@@ -165,3 +165,19 @@ def test_while_a_trial_lasts_others_avoid_its_instance():
     for name in bench.summary_at.keys() - {home}:
         bench.summary(name, running=50, waiting=50)
     assert bench.run_call("later") == home, "its first token ended the trial"
+
+
+def test_a_suspect_waits_for_anothers_trial_for_a_second_at_most():
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN), instances=1)
+    for name in ("a", "b"):
+        bench.run_call(name)
+    state = bench.actor.state
+    for _ in range(2):
+        accept_all(bench)
+        die(bench, "w0", "dead")
+        bench.pass_time(0.5)
+    owned = [s.id for s in state.owned["w0"].values()]
+    assert len(owned) == 1, "one is on trial, the other waits"
+    bench.pass_time(1.5)
+    assert len(state.owned["w0"]) == 2
+    assert not bench.made(FailCall)

@@ -35,7 +35,7 @@ from services.ingress.dispatch.forecast_client import (
     read_answers,
 )
 from services.ingress.dispatch.tag_client import ask_tag, take_tag, wants_tag
-from services.ingress.dispatch.trial import begin_trial, needs_trial
+from services.ingress.dispatch.trial import must_wait
 from services.ingress.lifecycle import Deferred, ForecastsReceived, Submitted
 from services.ingress.pending import PendingForecast, PendingTag
 from services.ingress.sequence import OpenSequence
@@ -90,7 +90,7 @@ def dispatch(state: IngressState, sequences: list[OpenSequence], out: list[Effec
     if not state.connected or first.retry.tries >= state.config.dispatch.tries_max:
         defer(state, sequences, out)
         return
-    if needs_trial(first) and not begin_trial(state, first):
+    if must_wait(state, first):
         defer(state, sequences, out)
         return
     policy, _ = state.policy_of(first.call)

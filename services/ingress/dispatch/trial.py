@@ -1,7 +1,8 @@
 """Trials: a sequence with which two engines died is dispatched alone (``failover/poison.py``).
 
-One trial at a time per ingress, on an idle instance where there is one; while it lasts, other sequences avoid that
-instance unless there is no other.
+One trial at a time per ingress, on an idle instance where there is one; while it is alone there, other sequences avoid
+that instance unless there is no other. A sequence waits for another's trial for a second, then it is dispatched like
+any other, which proves nothing: where engines die for other reasons, suspects are many and must not queue.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from services.ingress.cluster.instances import KnownInstance
 from services.ingress.lifecycle import SequencePhase
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
+from services.ingress.times import SECOND_NS
 
 #: Deaths of engines in a row without a new token after which a sequence is tried alone.
 DEATHS_BEFORE_TRIAL = 2
+#: Longest wait for another sequence's trial.
+WAIT_NS = 1 * SECOND_NS
 _NOT_AWAY = (SequencePhase.WAITING, SequencePhase.ENDED)
 
 
@@ -23,23 +27,25 @@ def needs_trial(sequence: OpenSequence) -> bool:
     return sequence.retry.deaths >= DEATHS_BEFORE_TRIAL
 
 
-def begin_trial(state: IngressState, sequence: OpenSequence) -> bool:
-    """Start a trial, or return False while another one is under way."""
-    other = _on_trial(state)
-    if other is not None and other is not sequence:
+def must_wait(state: IngressState, sequence: OpenSequence) -> bool:
+    """Whether a sequence has to wait for another's trial; where it has not, its own begins."""
+    if not needs_trial(sequence):
         return False
-    state.on_trial = sequence
-    return True
+    other = _on_trial(state)
+    if other is None or other is sequence:
+        state.on_trial = sequence
+        return False
+    return state.now_ns - sequence.retry.since_ns < WAIT_NS
 
 
 def prefer(
     state: IngressState, sequence: OpenSequence, candidates: tuple[InstanceView, ...]
 ) -> tuple[InstanceView, ...]:
     """Candidates by which a trial stays alone: idle ones for it, other instances for the others; all where none is."""
-    if needs_trial(sequence):
+    if state.on_trial is sequence:
         return tuple(c for c in candidates if _idle(c)) or candidates
     other = _on_trial(state)
-    if other is None or other.instance is None:
+    if other is None or other.instance is None or not other.retry.alone:
         return candidates
     home = other.instance.name
     return tuple(c for c in candidates if c.name != home) or candidates
@@ -47,8 +53,8 @@ def prefer(
 
 def note_submission(state: IngressState, sequence: OpenSequence, instance: KnownInstance) -> None:
     """Note, before a sequence is submitted to an instance, which trial is alone there."""
-    sequence.retry.alone = needs_trial(sequence) and _idle(instance.view)
     other = _on_trial(state)
+    sequence.retry.alone = other is sequence and _idle(instance.view)
     if other is not None and other is not sequence and other.instance is instance:
         other.retry.alone = False
 
