@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.config import LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner
 from services.supervisor.effects import SignalChild, StartChild
-from services.supervisor.launcher import Launcher
+from services.supervisor.launcher import Launcher, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports
 from services.supervisor.probes import http_ready, wait_for
@@ -35,6 +36,12 @@ from services.supervisor.probes import http_ready, wait_for
 #: How long nats-server may take to answer /healthz, seconds. It takes 0.1 s; JetStream recovering a large store takes
 #: longer.
 NATS_START_LIMIT_S = 15.0
+
+#: A child that ended so often before it was ever ready will not come up: its configuration or its model is wrong.
+START_FAILURES_MAX = 3
+
+#: Lines of its log that are shown then.
+LOG_LINES = 12
 
 #: Time between two looks at the children once all is ready, seconds; shorter than the shortest pause before a restart.
 WATCH_S = 0.1
@@ -103,8 +110,9 @@ class Cluster:
             if await http_ready(self._config.ingress_url) and self._all_ready():
                 self._say_ready(display)
                 return 0
-            if time.monotonic() > deadline:
-                display.say(self._failure_text())
+            broken = self._broken()
+            if broken or time.monotonic() > deadline:
+                display.say(self._failure_text(broken))
                 self._stop()
                 return 1
             await asyncio.sleep(0.05)
@@ -127,13 +135,24 @@ class Cluster:
         (self._directory / "run" / "banner.txt").write_text(text)
         display.say(text + "Ctrl-C stops everything." if sys.stdout.isatty() else text)
 
-    def _failure_text(self) -> str:
-        late = {name: child for name, child in self._actor.snapshot().items() if child["state"] != "ready"}
-        lines = [f"not ready after {self._config.ready_limit_s:.0f} s:"]
-        for name, child in late.items():
-            log = self._launcher.log_path(name)
-            lines.append(f"  {name}: {child['state']} {child['last_exit']}; its log is {log}")
-        return "\n".join(lines or ["every process is ready but the API does not answer"])
+    def _broken(self) -> list[str]:
+        """Children that do not come up."""
+        children = self._actor.snapshot().items()
+        return [name for name, child in children if child["start_failures"] >= START_FAILURES_MAX]
+
+    def _failure_text(self, broken: list[str]) -> str:
+        """What is not ready, and why: the end of each log."""
+        children = self._actor.snapshot()
+        late = broken or [name for name, child in children.items() if child["state"] != "ready"]
+        if not late:
+            return "every process is ready but the API does not answer"
+        head = f"{', '.join(broken)} did not start" if broken else f"not ready after {self._config.ready_limit_s:.0f} s"
+        lines = [f"{head}:"]
+        for name in late:
+            child, log = children[name], self._launcher.log_path(name)
+            lines.append(f"  {name}: {child['last_exit'] or child['state']}; {log} ends with")
+            lines += [f"    {line}" for line in last_lines(log, LOG_LINES)]
+        return "\n".join(lines)
 
     async def _start_nats(self) -> None:
         self._launcher.start(StartChild(spec=self._config.nats))
@@ -159,18 +178,26 @@ class Cluster:
             self._handle.deliver(StopRequested())
 
 
-def main() -> int:
-    """Reads what was asked for, checks that it can be had, and runs it."""
+#: Refuses configuration files, given with their roles, before anything starts; raises ConfigError.
+CheckFiles = Callable[[Iterable[tuple[str, Path]]], None]
+
+
+def main(check_files: CheckFiles | None = None) -> int:
+    """Reads what was asked for, checks that it can be had, and runs it.
+
+    Args:
+        check_files: Knows the services' configurations, which the supervisor itself does not.
+    """
     parser = argparse.ArgumentParser(prog="python -m services.supervisor", description=__doc__)
     parser.add_argument("--options", required=True, help="JSON of LaunchOptions, as `millrace up` writes it")
     try:
-        return launch(msgspec.json.decode(parser.parse_args().options.encode(), type=LaunchOptions))
+        return launch(msgspec.json.decode(parser.parse_args().options.encode(), type=LaunchOptions), check_files)
     except (AlreadyRunning, BusError, ConfigError, msgspec.ValidationError) as error:
         print(f"millrace up: {error}", file=sys.stderr)  # noqa: T201  # talks to the person who typed `up`
         return 1
 
 
-def launch(options: LaunchOptions) -> int:
+def launch(options: LaunchOptions, check_files: CheckFiles | None = None) -> int:
     """Runs a cluster until it is told to stop; returns the exit code.
 
     Raises:
@@ -185,6 +212,8 @@ def launch(options: LaunchOptions) -> int:
         layout = Layout(msgspec.structs.replace(options, spec=free_ports(spec), cores=cores))
         config = layout.plan()
         layout.write()
+        if check_files is not None:
+            check_files(layout.configurations())
         file = Path(config.directory) / "run" / "cluster.json"
         stack.callback(file.unlink, missing_ok=True)
         file.touch(mode=0o600)

@@ -139,8 +139,7 @@ class SupervisorActor:
     def _on_ready(self, child: Child, now_ns: int) -> list[Effect]:
         if child.state is not ChildState.STARTING:
             return []
-        child.state = ChildState.READY
-        child.ready_ns = now_ns
+        child.state, child.start_failures, child.ready_ns = ChildState.READY, 0, now_ns
         took_ms = (now_ns - child.started_ns) // 1_000_000
         log = Log(level="info", event="child_ready", fields={"child": child.spec.name, "took_ms": took_ms})
         return [log, *self._start_waiting(now_ns)]
@@ -157,6 +156,7 @@ class SupervisorActor:
         if child.state is ChildState.RETIRING:
             return [*dead, *self._forget(child)]
         child.failures = 0 if was_ready_ns > HEALTHY_NS else child.failures
+        child.start_failures += child.state is ChildState.STARTING
         pause_ns = min(BACKOFF_NS << min(child.failures, 10), BACKOFF_NS_MAX)
         child.failures += 1
         child.state = ChildState.BACKING_OFF
@@ -313,6 +313,7 @@ class SupervisorActor:
                 "state": str(child.state),
                 "pid": child.pid,
                 "restarts": child.restarts,
+                "start_failures": child.start_failures,
                 "last_exit": child.last_exit,
                 "present": len(child.present),
                 "expected": len(child.spec.presences),

@@ -18,6 +18,9 @@ from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, 
 #: A log that has grown beyond this is begun anew at the next start of its child; one older file is kept.
 LOG_BYTES_MAX = 64 * 1024 * 1024
 
+#: Of a log's end, for a person.
+TAIL_BYTES = 16 * 1024
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -95,6 +98,16 @@ class Launcher:
             self.forker.attend(spec.name)
         status = await process.wait()
         self._notify(ChildExited(name=spec.name, pid=process.pid, status=status))
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The end of a log; nothing where there is none."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+    return [line for line in lines if line.strip()][-count:]
 
 
 _libc = ctypes.CDLL(None)

@@ -43,6 +43,7 @@ class Layout:
         self.passwords = {role: secrets.token_hex(18) for role in Role}  # no dash: `--password -x` is an error
         self._cores = options.cores
         self._files: dict[Path, bytes] = {}
+        self._configurations: list[tuple[str, Path]] = []
         first = self.spec.telemetry.metrics_port
         self._metrics_ports = iter(range(first, first + 1000))
 
@@ -151,7 +152,12 @@ class Layout:
         telemetry = self._telemetry() | {"metrics_port": next(self._metrics_ports)}
         config = {"name": name, "bus": self._bus(role), "telemetry": telemetry} | fields
         self._files[path] = msgspec.json.encode(config)
+        self._configurations.append((str(role), path))
         return path
+
+    def configurations(self) -> list[tuple[str, Path]]:
+        """Role and configuration file of each service's process, spare ones included."""
+        return self._configurations
 
     def _services(self, noun: str, count: int, fields: dict[str, Any], *, stop_order: int) -> list[ChildSpec]:
         return [self._service(noun, index, fields, stop_order=stop_order) for index in range(count)]

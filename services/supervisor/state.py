@@ -29,6 +29,7 @@ class Child:
         started_ns: When the present process was started.
         ready_ns: When the present process became ready; 0 before.
         failures: Ends in a row without a healthy spell between them.
+        start_failures: Ends before it was ever ready.
         restarts: Starts after the first, ever.
         present: Actors of the present process that have shown presence.
         last_exit: How the last process ended, for people; empty before the first end.
@@ -41,6 +42,7 @@ class Child:
     started_ns: int = 0
     ready_ns: int = 0
     failures: int = 0
+    start_failures: int = 0
     restarts: int = 0
     present: set[str] = field(default_factory=set)
     last_exit: str = ""

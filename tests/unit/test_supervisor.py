@@ -19,6 +19,7 @@ from millrace.contracts.status import PresenceState, ServicePresence
 from services.supervisor.actor import BACKOFF_NS, BACKOFF_NS_MAX, HEALTHY_NS, SupervisorActor
 from services.supervisor.config import ChildSpec, LaunchOptions
 from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
+from services.supervisor.launcher import last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import check
 
@@ -376,3 +377,25 @@ def test_several_gpu_engines_on_one_machine_are_left_to_containers(tmp_path: Pat
     spec = msgspec.structs.replace(spec, models=[msgspec.structs.replace(spec.models[0], path=str(tmp_path))])
     with pytest.raises(ConfigError, match="several GPU engines on one machine need containers"):
         check(spec)
+
+
+def test_ends_before_a_child_was_ever_ready_are_counted_until_it_is() -> None:
+    bench = Bench()
+    for _ in range(2):
+        bench.send(ChildStarted(name="ingress-0", pid=13))
+        bench.send(ChildExited(name="ingress-0", pid=13, status=1))
+        bench.send(TimerFired(name="restart/ingress-0"))
+    assert bench.actor.snapshot()["ingress-0"]["start_failures"] == 2
+    bench.send(ChildStarted(name="ingress-0", pid=13))
+    bench.present("ingress-0", "ingress")
+    bench.send(ChildExited(name="ingress-0", pid=13, status=1))
+    assert bench.actor.snapshot()["ingress-0"]["start_failures"] == 0
+
+
+@pytest.mark.parametrize(("text", "told"), [("", []), ("a\n\nb\nc\n", ["b", "c"]), ("x" * 99_999 + "\nlast", 2)])
+def test_the_end_of_a_log_is_shown_and_no_more_of_it(tmp_path: Path, text: str, told: Any) -> None:
+    log = tmp_path / "child.log"
+    assert last_lines(log, 2) == []
+    log.write_text(text)
+    lines = last_lines(log, 2)
+    assert lines == told if isinstance(told, list) else (len(lines) == told and len(lines[0]) < 20_000)

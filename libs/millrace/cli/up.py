@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not
     directory = Path(arguments.dir).absolute()
     spec = cluster_of(arguments, len(os.sched_getaffinity(0)))
     options = {"directory": str(directory), "spec": msgspec.to_builtins(spec)}
-    command = [sys.executable, "-m", "services.supervisor", "--options", json.dumps(options)]
+    command = [sys.executable, "-m", "deployment.local_supervisor", "--options", json.dumps(options)]
     if arguments.detach:
         return _detach(command, directory)
     os.execv(command[0], command)

@@ -1,0 +1,46 @@
+"""`millrace up` with what cannot work: it says what is wrong and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.up_cluster import free_port
+from tests.live.ingress_rig import write_model_folder
+
+
+def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    model = write_model_folder(folder / "model")
+    command = [
+        *(sys.executable, "-m", "millrace.cli", "up", "--engine", "modelled", "--model", str(model)),
+        *("--dir", str(folder / "cluster"), "--port", str(free_port()), "--nats-port", str(free_port()), *words),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--worker-set", '{"nope": 1}'], "millrace up: worker-0: Object contains unknown field `nope`"),
+        (["--instances", "0"], "millrace up: --instances 0: at least one per model, 1"),
+    ],
+)
+def test_what_a_service_would_refuse_is_refused_before_anything_starts(
+    tmp_path: Path, words: list[str], refusal: str
+) -> None:
+    done = up(tmp_path, *words)
+    assert (done.returncode, done.stderr.strip()) == (1, refusal)
+    assert not list((tmp_path / "cluster").glob("logs/*"))
+
+
+def test_the_log_of_a_child_that_does_not_start_is_shown_and_the_rest_is_stopped(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "no-such-folder" / "record")
+    done = up(tmp_path, "--instances", "1", "--worker-set", json.dumps({"record": nowhere}))
+    assert done.returncode == 1
+    assert "worker-0 did not start:\n  worker-0: exit status 1; " in done.stdout
+    assert "no-such-folder" in done.stdout.partition("did not start")[2]
+    assert "the cluster is down" in done.stdout

@@ -1,0 +1,49 @@
+"""A configuration that a service would refuse is refused before anything starts, by process and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from millrace.actor.errors import ConfigError
+from millrace.cluster import parse_cluster
+
+from deployment.config_check import check_files
+from services.supervisor.config import LaunchOptions
+from services.supervisor.layout import Layout
+
+GROUP = '[[models]]\nname = "m"\npath = "/m"\n[[models.groups]]\nengine = "modelled"\ncount = 2\nspares = 1\n'
+
+
+def check(folder: Path, lines: str) -> None:
+    layout = Layout(LaunchOptions(spec=parse_cluster(GROUP + lines), directory=str(folder), cores=[0]))
+    layout.plan()
+    layout.write()
+    check_files(layout.configurations())
+
+
+def test_what_the_layout_renders_by_itself_is_taken_by_every_service(tmp_path: Path) -> None:
+    check(tmp_path, '[policies]\ndispatch = { name = "forecast" }\nprovisioning = { name = "relief" }')
+    check(tmp_path, "[settings.worker]\nlimits = { linger_ms = 5 }")
+
+
+@pytest.mark.parametrize(
+    ("lines", "refusal"),
+    [
+        ("[settings.worker]\nnope = 1", "worker-0: Object contains unknown field `nope`"),
+        ("settings = { limits = { nope = 1 } }", "worker-0: Object contains unknown field `nope` - at `$.limits`"),
+        ("[settings.workers.worker-1]\nseed = 'x'", "worker-1: Expected `int`, got `str` - at `$.seed`"),
+        ("[settings.worker]\nmodelled = { nope = 1 }", "worker-0: modelled: Object contains unknown field `nope`"),
+        ('step_time = "none-such"', "worker-0: modelled: "),
+        ("[settings.ingress]\nhttp = { nope = 1 }", "ingress-0: Object contains unknown field `nope` - at `$.http`"),
+        ('[settings.ingress.dispatch]\npolicy = "best"', "ingress-0: dispatch.policy: 'best' is none of"),
+        ("[settings.coordinator.provisioning]\nstrategy = 'x'", "coordinator-0: provisioning.strategy 'x'"),
+        ("[settings.migrator.target]\npolicy = 'x'", "migrator-0: target.policy: 'x' is none of"),
+        ("[settings.predictor]\nnope = 1", "predictor-0: Object contains unknown field `nope`"),
+        ("[settings.tagger]\nnope = 1", "tagger-0: Object contains unknown field `nope`"),
+    ],
+)
+def test_what_a_service_would_refuse_is_refused_by_its_name_and_key(tmp_path: Path, lines: str, refusal: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(tmp_path, lines)
+    assert str(refused.value).startswith(refusal)
