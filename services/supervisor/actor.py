@@ -13,7 +13,8 @@ for it |
 | TimerFired(restart/NAME) | STARTING | StartChild |
 | TimerFired(kill/NAME) | | SignalChild(SIGKILL) |
 | TimerFired(tick) | children healthy for a while lose their failures | ServicePresence, DrainWorker again, next timer |
-| StartInstance | a spare worker becomes a child | InstanceStarting or ProvisionRefused, StartChild |
+| StartInstance | a spare worker, or the one that is named, becomes a child | InstanceStarting or ProvisionRefused,
+StartChild |
 | StopInstance | RETIRING; forgotten once its process has ended | InstanceStopping or ProvisionRefused, DrainWorker |
 | TimerFired(retire/NAME) | should be gone by now | SignalChild(SIGTERM) |
 | StopRequested | first: STOPPING in stop_order; again: everything is killed | SignalChild, in the end Stop |
@@ -41,7 +42,7 @@ from millrace.contracts.provisioner import (
     StartInstance,
     StopInstance,
 )
-from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.status import DrainedInstance, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import DrainWorker
 from millrace.membership import Heartbeat
@@ -79,6 +80,7 @@ class SupervisorActor:
         self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.SUPERVISOR, name=name, incarnation=incarnation)
         self._children = {spec.name: Child(spec=spec) for spec in children}
         self._roster = roster
+        self._drained: dict[str, ChildSpec] = {}
         self._stopping = False
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -171,7 +173,7 @@ class SupervisorActor:
         kind, _, name = timer.partition("/")
         if kind == "tick":
             again = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
-            return [self._heartbeat.presence(now_ns), *self._drain_again(now_ns), again]
+            return [self._presence(now_ns), *self._drain_again(now_ns), again]
         child = self._children.get(name)
         if child is None:  # retired meanwhile
             return []
@@ -190,20 +192,40 @@ class SupervisorActor:
         roster = self._roster
         if roster is None or self._stopping:
             return _refuse(reply_to, ProvisionRefusal.STOPPING, "nothing is started here any more")
-        if roster.models and body.model not in roster.models:
-            return _refuse(reply_to, ProvisionRefusal.OTHER_MODEL, f"{body.model} is not served here")
         instance = roster.instance_of(body.order)
         if instance is not None:
             return _answer(reply_to, InstanceStarting(order=body.order, instance=instance))
-        spec = roster.free(self._children, model=body.model)
-        if spec is None:
-            bound = f"{roster.instances_max(body.model)} instances of {body.model} are the bound"
-            return _refuse(reply_to, ProvisionRefusal.AT_BOUND, bound)
-        roster.carried_out(body.order, spec.presences[0])
+        spec = self._named(roster, body) if body.instance else self._free(roster, body)
+        if isinstance(spec, ProvisionRefused):
+            return _answer(reply_to, spec)
+        instance = body.instance or spec.presences[0]
+        roster.carried_out(body.order, instance)
+        self._drained.pop(spec.name, None)
         self._children[spec.name] = Child(spec=spec)
         log = Log(level="info", event="instance_ordered", fields={"child": spec.name, "order": body.order})
-        answer = _answer(reply_to, InstanceStarting(order=body.order, instance=spec.presences[0]))
+        answer = _answer(reply_to, InstanceStarting(order=body.order, instance=instance))
         return [log, *answer, *self._start_waiting(now_ns)]
+
+    def _free(self, roster: Roster, body: StartInstance) -> ChildSpec | ProvisionRefused:
+        """One that does not run; those that an operator has drained are started by name only."""
+        if roster.models and body.model not in roster.models:
+            return _refused(ProvisionRefusal.OTHER_MODEL, f"{body.model} is not served here")
+        taken = self._children.keys() | self._drained.keys()
+        if (spec := roster.free(taken, model=body.model, shape=body.shape)) is not None:
+            return spec
+        bound = f"{roster.instances_max(body.model)} instances of {body.model} are the bound"
+        drained = len(self._drained)
+        return _refused(ProvisionRefusal.AT_BOUND, f"{bound}, {drained} drained by an operator" if drained else bound)
+
+    def _named(self, roster: Roster, body: StartInstance) -> ChildSpec | ProvisionRefused:
+        spec = roster.worker_of(body.instance)
+        if spec is None:
+            return _refused(ProvisionRefusal.UNKNOWN_INSTANCE, f"{body.instance} is none of this host")
+        child = self._children.get(spec.name)
+        if child is not None:
+            doing = "still drains" if child.state is ChildState.RETIRING else "runs already"
+            return _refused(ProvisionRefusal.RUNS, f"{body.instance} {doing}")
+        return spec
 
     def _on_stop_instance(self, body: StopInstance, reply_to: str, now_ns: int) -> list[Effect]:
         children = (child for child in self._children.values() if child.spec.role == Role.WORKER)
@@ -216,6 +238,7 @@ class SupervisorActor:
         answer = _answer(reply_to, InstanceStopping(instance=body.instance))
         if self._stopping:
             return answer  # it is on its way already
+        child.by_operator = child.by_operator or body.operator
         return [*answer, *self._retire(child, body.drain_limit_ms, now_ns)]
 
     def _retire(self, child: Child, drain_limit_ms: int, now_ns: int) -> list[Effect]:
@@ -250,6 +273,8 @@ class SupervisorActor:
         """Its name is free for another instance from now on."""
         name = child.spec.name
         del self._children[name]
+        if child.by_operator:
+            self._drained[name] = child.spec
         timers = [CancelTimer(name=f"{kind}/{name}") for kind in ("retire", "kill", "restart")]
         return [*timers, Log(level="info", event="child_retired", fields={"child": name, "exit": child.last_exit})]
 
@@ -301,6 +326,11 @@ class SupervisorActor:
         child.state, child.started_ns = ChildState.STARTING, now_ns
         return [StartChild(spec=child.spec)]
 
+    def _presence(self, now_ns: int) -> Publish:
+        specs = self._drained.values()
+        drained = [DrainedInstance(name, spec.model) for spec in specs for name in spec.presences]
+        return self._heartbeat.presence(now_ns, drained=drained)
+
     def _dead(self, role: str, name: str, now_ns: int) -> Publish:
         body = ServicePresence(role=role, name=name, incarnation=0, at_ns=now_ns, state=PresenceState.DEAD)
         return Publish(subject=self._subjects.presence(role, name), body=body)
@@ -333,7 +363,11 @@ def _answer(reply_to: str, body: Body) -> list[Effect]:
 
 
 def _refuse(reply_to: str, reason: ProvisionRefusal, detail: str) -> list[Effect]:
-    return _answer(reply_to, ProvisionRefused(reason=reason, detail=detail))
+    return _answer(reply_to, _refused(reason, detail))
+
+
+def _refused(reason: ProvisionRefusal, detail: str) -> ProvisionRefused:
+    return ProvisionRefused(reason=reason, detail=detail)
 
 
 def _exit_text(status: int) -> str:

@@ -28,12 +28,12 @@ class Roster:
         self.models = {spec.model or model for spec in self._workers} - {""}
         self._orders: dict[str, str] = {}
 
-    def free(self, running: Container[str], *, model: str, shape: str = "") -> ChildSpec | None:
-        """The first worker of a model, and of a shape where one is asked for, whose name is not in use; None where all
+    def free(self, taken: Container[str], *, model: str, shape: str = "") -> ChildSpec | None:
+        """The first worker of a model, and of a shape where one is asked for, whose name is not taken; None where all
         are.
         """
         fitting = (spec for spec in self._fitting(model) if shape in ("", spec.shape))
-        return next((spec for spec in fitting if spec.name not in running), None)
+        return next((spec for spec in fitting if spec.name not in taken), None)
 
     def worker_of(self, instance: str) -> ChildSpec | None:
         """The worker that hosts an instance; None where it is not one of this machine."""

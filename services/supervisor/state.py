@@ -33,6 +33,7 @@ class Child:
         restarts: Starts after the first, ever.
         present: Actors of the present process that have shown presence.
         last_exit: How the last process ended, for people; empty before the first end.
+        by_operator: Whether a person has asked for its end.
         drained_ns: While it retires: when it must have handed back what it still holds.
     """
 
@@ -47,3 +48,4 @@ class Child:
     present: set[str] = field(default_factory=set)
     last_exit: str = ""
     drained_ns: int = 0
+    by_operator: bool = False

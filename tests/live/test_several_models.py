@@ -78,3 +78,17 @@ def test_the_running_cluster_shows_the_specification_that_it_was_started_from(ri
     assert 'name = "small"' in shown
     assert 'names = ["big-0"]' in shown
     assert f"port = {rig.port}" in shown
+
+
+def test_every_instance_can_be_drained_and_each_comes_back_by_its_name(rig: UpRig) -> None:
+    assert "big-0 is the last ready instance of large" in rig.cli("drain", "big-0")
+    assert "big-0 is gone" in rig.cli("drain", "big-0", "--force", "--limit", "1")
+    assert "worker-1 is gone" in rig.cli("drain", "worker-1", "--limit", "1")
+    assert "worker-0 is gone" in rig.cli("drain", "worker-0", "--force", "--limit", "1")
+    states = {name: row["state"] for name, row in instances(rig).items()}
+    assert states == {"worker-0": "drained", "worker-1": "drained", "big-0": "drained"}
+    for name in ("worker-1", "big-0", "worker-0"):
+        assert f"{name} is ready" in rig.cli("drain", name, "--back")
+    models = {name: (row["state"], row["model"]) for name, row in instances(rig).items()}
+    assert models == {"worker-0": ("ready", "small"), "worker-1": ("ready", "small"), "big-0": ("ready", "large")}
+    assert "worker-0 is not started: runs: worker-0 runs already" in rig.cli("drain", "worker-0", "--back")

@@ -9,6 +9,7 @@ from millrace.cli.status_table import MIGRATIONS_SHOWN, binary_size, cluster_tab
 from millrace.contracts.kv import CopierKind, KvEndpoint
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
+    DrainedInstance,
     InstanceMigrations,
     InstanceRecord,
     InstanceSummary,
@@ -329,3 +330,17 @@ def test_a_migration_is_one_line_however_long_its_name(width: int) -> None:
 def test_bytes_are_told_in_their_largest_unit() -> None:
     told = [binary_size(count) for count in (0, 1023, 3_500_000, 18 << 30, 5 << 50)]
     assert told == ["0 B", "1023 B", "3.3 MiB", "18 GiB", "5120 TiB"]
+
+
+def test_what_an_operator_drained_stays_in_sight_until_it_is_started_again() -> None:
+    view = ClusterView()
+    view.hear(summary("w0"), T0)
+    view.hear(presence("worker", "w0", PresenceState.DEAD, at_ns=T0), T0)
+    view.hear(presence("supervisor", "s", drained=[DrainedInstance("w0", "m"), DrainedInstance("w1", "m")]), T0)
+    assert [(row.instance, row.model, row.state) for row in view.instances(T0)] == [
+        ("w0", "m", "drained"),
+        ("w1", "m", "drained"),
+    ]
+    assert "drained" in drawn(view)
+    view.hear(presence("supervisor", "s", drained=[]), T0)
+    assert [(row.instance, row.state) for row in view.instances(T0)] == [("w0", "dead")]

@@ -329,3 +329,83 @@ def test_a_model_at_its_bound_is_refused_while_another_has_room() -> None:
     assert (refused.reason, refused.detail) == (ProvisionRefusal.AT_BOUND, "1 instances of a are the bound")
     assert order("b") == InstanceStarting(order="b", instance="b0")
     assert isinstance(order("c"), ProvisionRefused)
+
+
+class Drained(Bench):
+    """Both workers with an instance of their own, drained by an operator; two spares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drain("worker-0", 10)
+
+    def drain(self, name: str, pid: int) -> list[Effect]:
+        answer = self.send(StopInstance(instance=name, drain_limit_ms=0, operator=True))
+        self.send(ChildExited(name=name, pid=pid, status=0))
+        return answer
+
+    def told(self) -> list[tuple[str, str]]:
+        """What the next presence says of drained instances."""
+        effects = self.send(TimerFired(name="tick"))
+        bodies = [effect.body for effect in effects if isinstance(effect, Publish)]
+        (presence,) = [body for body in bodies if isinstance(body, ServicePresence) and body.role == "supervisor"]
+        return [(each.instance, each.model) for each in presence.drained]
+
+    def back(self, name: str) -> Body:
+        self.orders += 1
+        return reply(self.send(StartInstance(order=str(self.orders), model="", instance=name)))
+
+
+def test_what_an_operator_drained_is_told_of_until_it_is_started_by_its_name() -> None:
+    bench = Drained()
+    assert bench.told() == [("worker-0", "")]
+    assert bench.back("worker-0") == InstanceStarting(order="1", instance="worker-0")
+    assert bench.states()["worker-0"] == "starting"
+    assert bench.told() == []
+
+
+def test_every_instance_can_be_drained_and_each_comes_back() -> None:
+    bench = Drained()
+    for name in ("worker-2", "worker-3"):
+        assert isinstance(bench.back(name), InstanceStarting)
+        bench.run(name, 20)
+        bench.drain(name, 20)
+    assert [name for name, _ in bench.told()] == ["worker-0", "worker-2", "worker-3"]
+    for name in ("worker-3", "worker-0", "worker-2"):
+        assert bench.back(name) == InstanceStarting(order=str(bench.orders), instance=name)
+
+
+def test_provisioning_leaves_alone_what_an_operator_drained() -> None:
+    bench = Drained()
+    assert [getattr(reply(bench.order()), "instance", "") for _ in range(2)] == ["worker-2", "worker-3"]
+    refused = reply(bench.order())
+    assert isinstance(refused, ProvisionRefused)
+    assert refused.detail == "5 instances of m are the bound, 1 drained by an operator"
+
+
+def test_what_provisioning_stopped_is_not_told_of_and_may_be_started_again_by_anyone() -> None:
+    bench = Bench()
+    bench.retire("worker-0", 0)
+    bench.send(ChildExited(name="worker-0", pid=10, status=0))
+    assert Drained.told(bench) == []  # type: ignore[arg-type]
+    assert reply(bench.order()) == InstanceStarting(order="1", instance="worker-0")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "detail"),
+    [
+        ("worker-9", ProvisionRefusal.UNKNOWN_INSTANCE, "worker-9 is none of this host"),
+        ("worker-1-0", ProvisionRefusal.RUNS, "worker-1-0 runs already"),
+    ],
+)
+def test_what_cannot_be_brought_back_is_refused_with_the_reason(
+    name: str, reason: ProvisionRefusal, detail: str
+) -> None:
+    assert Drained().back(name) == ProvisionRefused(reason=reason, detail=detail)
+
+
+def test_one_that_still_drains_cannot_be_brought_back_yet() -> None:
+    bench = Bench()
+    bench.send(StopInstance(instance="worker-0", drain_limit_ms=0, operator=True))
+    assert Drained.back(bench, "worker-0") == ProvisionRefused(  # type: ignore[arg-type]
+        reason=ProvisionRefusal.RUNS, detail="worker-0 still drains"
+    )

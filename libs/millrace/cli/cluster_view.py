@@ -33,8 +33,8 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
     """One instance.
 
     Attributes:
-        state: ``ready``, ``draining``, ``suspect`` (no heartbeat), ``dead`` or ``starting`` (registered,
-            nothing heard yet).
+        state: ``ready``, ``draining``, ``drained`` (by an operator; it runs no more), ``suspect`` (no heartbeat),
+            ``dead`` or ``starting`` (registered, nothing heard yet).
         output_tokens_per_s: None while fewer than two summaries were heard.
         uptime_s: Since the worker process started.
         role: ``both``, ``prefill`` or ``decode``, as the plan says.
@@ -151,8 +151,24 @@ class ClusterView:
 
     def instances(self, now_ns: int) -> list[InstanceRow]:
         """One row per instance, by name with numbers in order; instances long gone are left out."""
-        names = sorted(self._summaries.keys() | self._records.keys(), key=_natural)
-        return [row for name in names if (row := self._instance(name, now_ns)) is not None]
+        drained = self._drained(now_ns)
+        names = sorted(self._summaries.keys() | self._records.keys() | drained.keys(), key=_natural)
+        rows = [
+            InstanceRow(instance=name, model=drained[name], stage="", state="drained")
+            if name in drained
+            else self._instance(name, now_ns)
+            for name in names
+        ]
+        return [row for row in rows if row is not None]
+
+    def _drained(self, now_ns: int) -> dict[str, str]:
+        """Model of each instance that an operator has drained, as supervisors say."""
+        return {
+            each.instance: each.model
+            for (role, _), (at_ns, body) in self._presences.items()
+            if role == "supervisor" and body.state is PresenceState.ALIVE and now_ns - at_ns <= SILENT_NS
+            for each in body.drained
+        }
 
     def services(self, now_ns: int) -> list[ServiceRow]:
         """One row per service other than workers, by role and name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 
 from nats.aio.client import Client
@@ -49,8 +50,10 @@ async def drain(arguments: argparse.Namespace) -> int:
         row = _row(view, arguments.instance)
         if arguments.back:
             return await _bring_back(connection, subjects, view, arguments)
-        if row is None or row.state == "dead":
+        if row is None or row.state in ("dead", "drained"):
             raise CliError(f"no instance {arguments.instance} runs; `millrace status` shows which do")
+        if not arguments.keep:
+            spare_the_last(view.instances(time.time_ns()), row, force=arguments.force)
         async with open_bus(connection) as bus:
             if arguments.keep:
                 return await _evacuate(bus, subjects, arguments)
@@ -61,6 +64,21 @@ async def drain(arguments: argparse.Namespace) -> int:
 
 def _row(view: ClusterView, instance: str) -> InstanceRow | None:
     return next((row for row in view.instances(time.time_ns()) if row.instance == instance), None)
+
+
+def spare_the_last(rows: list[InstanceRow], row: InstanceRow, *, force: bool) -> None:
+    """Refuses to drain the last ready instance of a model, or warns where that is forced.
+
+    Raises:
+        CliError: it is the last one.
+    """
+    others = [each for each in rows if each.model == row.model and each.instance != row.instance]
+    if row.state != "ready" or any(each.state == "ready" for each in others):
+        return
+    what = f"{row.instance} is the last ready instance of {row.model}: its {row.running + row.waiting} requests"
+    if not force:
+        raise CliError(f"{what} have nowhere to go, and new ones would fail; --force drains it all the same")
+    print(f"warning: {what} have nowhere to go; they and new ones fail until --back", file=sys.stderr)
 
 
 async def _evacuate(bus: Client, subjects: Subjects, arguments: argparse.Namespace) -> int:
@@ -76,7 +94,7 @@ async def _evacuate(bus: Client, subjects: Subjects, arguments: argparse.Namespa
 async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace) -> None:
     """By whoever keeps it, so that it stays away; else by the worker itself."""
     limit_ms = int(arguments.limit * 1000)
-    stop = StopInstance(instance=arguments.instance, drain_limit_ms=limit_ms)
+    stop = StopInstance(instance=arguments.instance, drain_limit_ms=limit_ms, operator=True)
     answer = await asked(bus, subjects.provision(arguments.host, "stop"), stop, timeout_s=ANSWER_S)
     if isinstance(answer, InstanceStopping):
         print(f"it drains and will stay away; `millrace drain {arguments.instance} --back` starts it again")
@@ -101,7 +119,7 @@ async def _until_gone(view: ClusterView, arguments: argparse.Namespace) -> int:
     while time.monotonic() < until:
         row = _row(view, arguments.instance)
         # A younger process is another one: somebody has started it again already.
-        if row is None or row.state in ("dead", "suspect") or row.uptime_s < incarnation_s:
+        if row is None or row.state in ("dead", "drained", "suspect") or row.uptime_s < incarnation_s:
             print(f"{arguments.instance} is gone")
             return 0
         incarnation_s = max(incarnation_s, row.uptime_s)
@@ -117,16 +135,12 @@ async def _until_gone(view: ClusterView, arguments: argparse.Namespace) -> int:
 async def _bring_back(
     connection: Connection, subjects: Subjects, view: ClusterView, arguments: argparse.Namespace
 ) -> int:
-    models = sorted({row.model for row in view.instances(time.time_ns())})
-    if len(models) != 1:
-        raise CliError(f"cannot tell which model it serves: {', '.join(models) or 'no instance runs'}")
-    order = StartInstance(order=f"operator-{time.time_ns()}", model=models[0])
+    order = StartInstance(order=f"operator-{time.time_ns()}", model="", instance=arguments.instance)
     async with open_bus(connection) as bus:
         answer = await asked(bus, subjects.provision(arguments.host, "start"), order, timeout_s=ANSWER_S)
     if not isinstance(answer, InstanceStarting):
-        raise CliError(f"{arguments.host} starts nothing: {_why(answer)}")
-    note = "" if answer.instance == arguments.instance else f" (the first one that is away, not {arguments.instance})"
-    print(f"{answer.instance} starts{note}")
+        raise CliError(f"{arguments.instance} is not started: {_why(answer)}")
+    print(f"{answer.instance} starts")
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         row = _row(view, answer.instance)

@@ -12,6 +12,7 @@ _COLORS = {
     "ready": "green",
     "alive": "green",
     "draining": "yellow",
+    "drained": "yellow",
     "leaving": "yellow",
     "starting": "yellow",
     "silent": "red",

@@ -14,11 +14,15 @@ class StartInstance(Body, frozen=True, kw_only=True, tag="StartInstance/1"):
 
     Attributes:
         order: Chosen by the asker, unique for ever; the same order is the same instance.
-        model: Served model name.
+        model: Served model name; may be empty where ``instance`` is not.
+        shape: What it runs on, such as ``cpu`` or ``h100x2``; empty for any.
+        instance: This one and no other, also where an operator has drained it; empty for the first that is free.
     """
 
     order: str
     model: str
+    shape: str = ""
+    instance: str = ""
 
 
 class StopInstance(Body, frozen=True, kw_only=True, tag="StopInstance/1"):
@@ -27,10 +31,13 @@ class StopInstance(Body, frozen=True, kw_only=True, tag="StopInstance/1"):
 
     Attributes:
         drain_limit_ms: How long its sequences may go on before they are handed back.
+        operator: Whether a person asks. The instance is then started again by name only, and is listed as drained until
+            then.
     """
 
     instance: str
     drain_limit_ms: int = 10_000
+    operator: bool = False
 
 
 class InstanceStarting(Body, frozen=True, kw_only=True, tag="InstanceStarting/1"):
@@ -53,6 +60,7 @@ class ProvisionRefusal(StrEnum):
     OTHER_MODEL = "other_model"  # this host has no such model: try another
     UNKNOWN_INSTANCE = "unknown_instance"  # not one of this host: try another
     SHARED_PROCESS = "shared_process"  # its process hosts other instances too; it cannot be stopped alone
+    RUNS = "runs"  # the instance that was named runs, or still drains
     STOPPING = "stopping"  # the host itself is going down
 
 

@@ -217,6 +217,13 @@ class MigrationStatus(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
+class DrainedInstance(msgspec.Struct, frozen=True, array_like=True):
+    """An instance that an operator has drained; it runs no more and waits to be started again."""
+
+    instance: str
+    model: str
+
+
 class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
     """Heartbeat of a service, every second; the supervisor says DEAD for a child whose process ended.
 
@@ -228,6 +235,7 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
         migrations: Of a migrator: those away from its instances that are under way, oldest first; no more than it
             tells of at once.
         instances: Of a broker: the instances that it acts for.
+        drained: Of a supervisor: instances that an operator has drained.
     """
 
     role: str
@@ -239,3 +247,4 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
     instances: list[str] = []
     moving: list[InstanceMigrations] = []
     migrations: list[MigrationStatus] = []
+    drained: list[DrainedInstance] = []

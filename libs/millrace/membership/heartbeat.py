@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.actor.effects import Publish
-from millrace.contracts.status import InstanceMigrations, MigrationStatus, PresenceState, ServicePresence
+from millrace.contracts.status import (
+    DrainedInstance,
+    InstanceMigrations,
+    MigrationStatus,
+    PresenceState,
+    ServicePresence,
+)
 from millrace.contracts.subjects import Subjects
 
 #: Interval between presences. A receiver calls a service silent after several of these.
@@ -38,8 +44,9 @@ class Heartbeat:
         *,
         moving: Sequence[InstanceMigrations] = (),
         migrations: Sequence[MigrationStatus] = (),
+        drained: Sequence[DrainedInstance] = (),
     ) -> Publish:
-        """The presence as of now. ``moving``, ``migrations``: of a migrator."""
+        """The presence as of now. ``moving``, ``migrations``: of a migrator. ``drained``: of a supervisor."""
         fixed = self._fixed
         body = ServicePresence(
             role=fixed.role,
@@ -51,6 +58,7 @@ class Heartbeat:
             instances=fixed.instances,
             moving=list(moving),
             migrations=list(migrations),
+            drained=list(drained),
         )
         return Publish(subject=self._subject, body=body)
 
