@@ -211,6 +211,23 @@ def test_the_layout_has_as_many_engines_as_the_cluster(lines: list[str], workers
     assert len(names) == len(set(names)) == presences
 
 
+def test_stages_of_a_file_reach_the_coordinator() -> None:
+    stages = ["[[models.stages]]", 'name = "s0"', "length_max = 2048", 'instances = ["worker-0"]']
+    stages += ["[[models.stages]]", 'name = "s1"', "length_min = 2048", 'instances = ["worker-[12]"]']
+    policy = ["[policies.stages]", 'name = "two_phase"']
+    layout = layout_of(cluster("count = 3", *stages, *policy))
+    layout.plan()
+    assert files_of(layout)["coordinator-0"]["stages"] == {
+        "policy": "two_phase",
+        "ranges": {
+            "m": [
+                {"length_min": 0, "length_max": 2048, "members": ["worker-0"], "instances": 1},
+                {"length_min": 2048, "length_max": None, "members": ["worker-[12]"], "instances": 2},
+            ]
+        },
+    }
+
+
 def test_engines_get_the_cores_in_turn() -> None:
     children = layout_of(cluster("count = 3"), cores=(4, 7)).plan().children
     assert [child.core for child in children if child.role == "worker"] == [4, 7, 4]

@@ -15,6 +15,7 @@ from millrace.cluster.workers import instances_of, workers_of
 from millrace.policies.dispatch.loading import PolicyError, load_policy
 from millrace.policies.migration import TARGET_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.policies.stages import STAGE_POLICIES
 
 #: Instances that one cluster is asked to run at most.
 INSTANCES_MAX = 2_000
@@ -160,6 +161,7 @@ def _check_policies(spec: ClusterSpec) -> None:
         _check_parameters("dispatch", policies.dispatch, parameters)
     for kind, choice, registry in (
         ("migration", policies.migration, TARGET_POLICIES),
+        ("stages", policies.stages, STAGE_POLICIES),
         ("provisioning", policies.provisioning, PROVISIONING_POLICIES),
     ):
         _check_choice(kind, choice, registry)

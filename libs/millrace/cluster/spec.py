@@ -120,12 +120,15 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Attributes:
         dispatch: Which instance takes a new request (ingress).
         migration: Which instance takes a running sequence (migrator).
+        stages: Which instances serve which lengths (coordinator). Stages that a model names in the file stay as they
+            are, whatever the policy.
         provisioning: When instances are started and stopped (coordinator). ``instances_min`` and ``instances_max``
             follow from the groups unless they are given.
     """
 
     dispatch: PolicyChoice = PolicyChoice()
     migration: PolicyChoice = PolicyChoice()
+    stages: PolicyChoice = PolicyChoice()
     provisioning: PolicyChoice = PolicyChoice()
 
 

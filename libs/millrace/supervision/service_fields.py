@@ -7,11 +7,12 @@ lays `settings` over it with `merged`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice
+from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice, StageSpec
 from millrace.cluster.workers import MODELLED_PER_PROCESS, WorkerSlot, instances_of, workers_of
 from millrace.contracts.plan import InstanceRole
 
@@ -40,12 +41,14 @@ def ingress_fields(spec: ClusterSpec, path_of: Callable[[ModelSpec], str]) -> di
 
 
 def coordinator_fields(spec: ClusterSpec) -> dict[str, Any]:
-    """Roles and provisioning. The bounds of provisioning hold for each model: the smallest group of instances at the
+    """Roles, stages and provisioning. The bounds of provisioning hold for each model: the smallest group of instances at the
     start, and the largest with its spare ones.
     """
     slots = workers_of(spec)
     roles = {n: str(s.group.role) for s in slots for n in s.instances if s.group.role is not InstanceRole.BOTH}
     fields: dict[str, Any] = {"roles": roles} if roles else {}
+    if stages := _stages(spec):
+        fields["stages"] = stages
     choice = spec.policies.provisioning
     if choice.name not in ("", "none"):
         bounds = {
@@ -56,6 +59,26 @@ def coordinator_fields(spec: ClusterSpec) -> dict[str, Any]:
         hosts = list(dict.fromkeys(slot.group.host for slot in slots))
         fields["provisioning"] |= {"hosts": hosts} if hosts != ["local"] else {}
     return fields
+
+
+def _stages(spec: ClusterSpec) -> dict[str, Any]:
+    """The policy, and the ranges of models that name theirs; empty for what the coordinator does by itself."""
+    fields = _chosen("policy", spec.policies.stages) if spec.policies.stages.name else {}
+    ranges = {
+        model.name: [_range(stage, instances_of(spec, model)) for stage in model.stages]
+        for model in spec.models
+        if model.stages
+    }
+    return {**fields, **({"ranges": ranges} if ranges else {})}
+
+
+def _range(stage: StageSpec, instances: list[str]) -> dict[str, Any]:
+    """One stage of the policy `fixed`: those that it names are its own."""
+    fields: dict[str, Any] = {"length_min": stage.length_min, "length_max": stage.length_max}
+    if not stage.instances:
+        return fields
+    count = sum(any(fnmatchcase(name, pattern) for pattern in stage.instances) for name in instances)
+    return {**fields, "members": stage.instances, "instances": count}
 
 
 def migrator_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
