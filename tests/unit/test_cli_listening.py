@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from millrace.cli import listening
+from millrace.cli.cluster import Connection
 from millrace.cli.listening import EMPTY_MAX, read_values
 from nats.js.kv import KeyValue
 
@@ -64,3 +69,29 @@ async def test_a_bucket_of_deletions_alone_is_empty_in_the_end() -> None:
     bucket = FakeBucket([[]], messages=3)
     assert await values_of(bucket) == []
     assert bucket.watches == EMPTY_MAX
+
+
+async def test_the_watch_of_the_store_ends_while_the_bus_is_still_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    async def subscribe(*_: Any, **__: Any) -> None:
+        pass
+
+    @asynccontextmanager
+    async def open_bus(*_: Any, **__: Any) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(subscribe=subscribe)
+        events.append("bus closed")
+
+    async def follow(*_: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await subscribe()
+            events.append("watch ended")
+
+    monkeypatch.setattr(listening, "open_bus", open_bus)
+    monkeypatch.setattr(listening, "_follow_store", follow)
+    connection = Connection(cluster="c", url="nats://nowhere", user="", password="", origin="test")
+    async with listening.listen(connection):
+        await asyncio.sleep(0)
+    assert events == ["watch ended", "bus closed"]

@@ -146,6 +146,21 @@ def test_another_server_does_not_get_this_cluster_s_password(elsewhere: Path) ->
     assert (found.user, found.password) == ("", "")
 
 
+def test_the_folder_can_be_named_by_an_option(elsewhere: Path) -> None:
+    write_cluster(elsewhere / "there", **KNOWN)
+    assert resolve_connection(options("--dir", str(elsewhere / "there"))).cluster == "mill"
+    with pytest.raises(CliError, match=r"no cluster runs in nowhere; start one with `./task up --dir nowhere`"):
+        resolve_connection(options("--dir", "nowhere"))
+
+
+@pytest.mark.parametrize("verb", ["status", "top", "tap", "migrate", "drain", "down", "trace", "explain", "cluster"])
+def test_every_verb_about_a_cluster_takes_its_folder(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [verb, "show", "--help"] if verb == "cluster" else [verb, "--help"]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "--dir DIR" in capsys.readouterr().out
+
+
 def test_the_folder_can_be_named_in_the_environment(tmp_path: Path) -> None:
     assert find_folder(tmp_path, {"MILLRACE_DIR": "/somewhere"}) == Path("/somewhere")
     assert find_folder(tmp_path, {}) is None or find_folder(tmp_path, {}) != tmp_path / ".millrace"

@@ -54,6 +54,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """The options that every verb with a bus shares."""
     group = parser.add_argument_group("cluster", "by default the one whose .millrace folder is found from here upwards")
+    group.add_argument("--dir", metavar="DIR", help="folder of the cluster's files, as `millrace up --dir` was given")
     group.add_argument("--cluster", metavar="NAME", help="cluster name, second token of every subject")
     group.add_argument("--nats", metavar="URL", help="for example nats://127.0.0.1:4222")
     group.add_argument("--user", help="NATS user")
@@ -70,9 +71,11 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
     Raises:
         CliError: there is neither an option --nats nor a cluster file, or the file is damaged.
     """
-    folder = find_folder(Path.cwd(), os.environ)
+    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
     file = folder / CLUSTER_FILE if folder else None
     known = read_cluster_file(file) if file and file.is_file() else None
+    if known is None and arguments.dir and not arguments.nats:
+        raise CliError(f"no cluster runs in {arguments.dir}; start one with `./task up --dir {arguments.dir}`")
     if known is None and not arguments.nats:
         raise CliError("no running cluster was found from here upwards; start one with `./task up`, or give --nats URL")
     known = known or ClusterFile()

@@ -13,7 +13,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     parser.add_argument("request", metavar="REQUEST")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="default: .millrace/traces, found from here upwards")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="of traces or of a cluster (default: .millrace)")
     parser.add_argument("--read", type=Path, metavar="FILE", help="look in a recording of `millrace tap` instead")
 
 

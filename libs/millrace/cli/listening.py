@@ -56,7 +56,9 @@ async def listen(connection: Connection) -> AsyncIterator[ClusterView]:
         try:
             yield view
         finally:
+            # It ends its own watches, for which the bus must still be open.
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def _follow_store(bus: Client, subjects: Subjects, view: ClusterView) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     parser.add_argument("request", nargs="?", metavar="REQUEST")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="default: .millrace/traces, found from here upwards")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="of traces or of a cluster (default: .millrace)")
     parser.add_argument("--count", type=int, default=20, metavar="N", help="how many requests are listed (default 20)")
 
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def trace_folder(given: Path | None) -> Path:
-    """The given folder, or that of the cluster found from here upwards.
+    """The given folder of traces or of a cluster, or that of the cluster found from here upwards.
 
     Raises:
         CliError: there is none.
@@ -50,7 +50,7 @@ def trace_folder(given: Path | None) -> Path:
     from millrace.cli.errors import CliError
 
     if given is not None:
-        return given
+        return given / "traces" if (given / "traces").is_dir() else given
     folder = find_folder(Path.cwd(), os.environ)
     if folder is None:
         raise CliError("no .millrace folder was found from here upwards; give --dir DIR")

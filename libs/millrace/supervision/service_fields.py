@@ -41,8 +41,8 @@ def ingress_fields(spec: ClusterSpec, path_of: Callable[[ModelSpec], str]) -> di
 
 
 def coordinator_fields(spec: ClusterSpec) -> dict[str, Any]:
-    """Roles, stages and provisioning. The bounds of provisioning hold for each model: the smallest group of instances at the
-    start, and the largest with its spare ones.
+    """Roles, stages and provisioning. The bounds of provisioning hold for each model: the fewest instances that one has
+    at the start, and the most with its spare ones.
     """
     slots = workers_of(spec)
     roles = {n: str(s.group.role) for s in slots for n in s.instances if s.group.role is not InstanceRole.BOTH}
