@@ -26,11 +26,11 @@ from services.supervisor.actor import ACCEPTS
 from services.supervisor.buckets import create_buckets
 from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.config import LaunchOptions, SupervisorConfig
-from services.supervisor.display import Display, banner
+from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import SignalChild, StartChild
 from services.supervisor.launcher import Launcher, last_lines
 from services.supervisor.layout import Layout
-from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports
+from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports, socket_folder
 from services.supervisor.probes import http_ready, wait_for
 
 #: How long nats-server may take to answer /healthz, seconds. It takes 0.1 s; JetStream recovering a large store takes
@@ -132,6 +132,8 @@ class Cluster:
             took_s=display.elapsed_s,
             keys=bool(self._layout.spec.api.keys),
         )
+        api = self._layout.spec.api
+        text += open_api_warning(api.host, keys=bool(api.keys))
         (self._directory / "run" / "banner.txt").write_text(text)
         display.say(text + "Ctrl-C stops everything." if sys.stdout.isatty() else text)
 
@@ -208,6 +210,7 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None) -> int
         stack.enter_context(claim(directory))
         spec = check(options.spec)
         clear_leftovers(directory)
+        os.environ.setdefault("VLLM_RPC_BASE_PATH", stack.enter_context(socket_folder(directory)))
         cores = options.cores or sorted(os.sched_getaffinity(0))
         layout = Layout(msgspec.structs.replace(options, spec=free_ports(spec), cores=cores))
         config = layout.plan()

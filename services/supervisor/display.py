@@ -83,7 +83,16 @@ class Display:
 
 
 def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s: float, keys: bool) -> str:
-    """What is printed once everything is ready."""
+    """What is printed once everything is ready.
+
+    Args:
+        url: Of the API.
+        models: Served names.
+        directory: The cluster's folder.
+        nats_url: Of nats-server.
+        took_s: From the start until everything was ready.
+        keys: Whether the API asks for keys.
+    """
     key = ' -H "Authorization: Bearer $MILLRACE_API_KEY"' if keys else ""
     message = '{"role": "user", "content": "Count from 1 to 12."}'
     body = f'{{"model": "{models[0]}", "stream": true, "messages": [{message}]}}'
@@ -99,4 +108,14 @@ def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s
             f"  traces   {directory}/traces",
             "",
         ]
+    )
+
+
+def open_api_warning(host: str, *, keys: bool) -> str:
+    """Warns of an API that other machines reach and that asks nobody for a key; empty where there is nothing to say."""
+    if keys or host in ("localhost", "::1") or host.startswith("127."):
+        return ""
+    return (
+        f"WARNING: the API listens on {host} and asks for no key: whoever reaches this machine can use it.\n"
+        "`millrace keys add NAME` and --keys FILE ask for keys; --host 127.0.0.1 keeps it on this machine.\n"
     )

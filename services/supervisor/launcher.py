@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.contracts.message import Body
+from millrace.telemetry.private_files import open_private
 
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
@@ -80,7 +81,7 @@ class Launcher:
     async def _run(self, spec: ChildSpec) -> None:
         path = self.log_path(spec.name)
         _rotate(path)
-        with path.open("ab") as log:
+        with open_private(path, "ab") as log:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *spec.command,

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,12 @@ from millrace.cluster.spec import EngineName
 
 #: Ports for metrics that must be free in a row; a cluster of more processes takes those after them, free or not.
 METRICS_PORTS = 16
+
+#: Folder of vLLM's sockets below the cluster's ``run``.
+SOCKETS = "ipc"
+
+#: A socket's path has 107 bytes at most, of which vLLM takes 37 for a slash and a UUID.
+SOCKET_FOLDER_BYTES_MAX = 107 - 37
 
 
 class AlreadyRunning(Exception):
@@ -43,9 +51,28 @@ def claim(directory: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def socket_folder(directory: Path) -> Iterator[str]:
+    """A folder for the sockets of vLLM's processes, gone at the end: each engine makes three and leaves them.
+
+    It is the cluster's own, unless its path is too long for a socket's; then one of the system's temporary folder.
+    """
+    folder = (directory / "run" / SOCKETS).absolute()
+    if len(os.fsencode(folder)) > SOCKET_FOLDER_BYTES_MAX:
+        with tempfile.TemporaryDirectory(prefix="millrace-") as name:
+            yield name
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def clear_leftovers(directory: Path) -> None:
     """Removes what an earlier cluster left that must not be believed: plans, leases, registrations, sockets."""
     shutil.rmtree(directory / "jetstream", ignore_errors=True)
+    shutil.rmtree(directory / "run" / SOCKETS, ignore_errors=True)
     for name in ("cluster.json", "banner.txt", "zygote.sock"):
         (directory / "run" / name).unlink(missing_ok=True)
 

@@ -20,7 +20,10 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     cluster = UpRig.of_words(folder, ["--models", "nano,micro", "--instances", "2"], model="millrace-nano")
     cluster.start()
     yield cluster
+    sockets = folder / "run" / "ipc"
+    assert any(path.is_socket() for path in sockets.iterdir()), "vLLM puts its sockets elsewhere"
     cluster.stop()
+    assert not sockets.exists()
 
 
 async def test_each_model_answers_from_an_engine_of_its_own(rig: UpRig) -> None:

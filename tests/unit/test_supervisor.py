@@ -18,10 +18,11 @@ from millrace.contracts.status import PresenceState, ServicePresence
 
 from services.supervisor.actor import BACKOFF_NS, BACKOFF_NS_MAX, HEALTHY_NS, SupervisorActor
 from services.supervisor.config import ChildSpec, LaunchOptions
+from services.supervisor.display import open_api_warning
 from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
 from services.supervisor.launcher import last_lines
 from services.supervisor.layout import Layout
-from services.supervisor.preflight import check
+from services.supervisor.preflight import SOCKET_FOLDER_BYTES_MAX, check, clear_leftovers, socket_folder
 
 NATS = ChildSpec(name="nats", role="nats", command=["nats-server"], stop_order=9)
 ZYGOTE = ChildSpec(name="zygote", role="zygote", command=["zygote"], stop_order=4)
@@ -416,3 +417,35 @@ def test_the_end_of_a_log_is_shown_and_no_more_of_it(tmp_path: Path, text: str, 
     log.write_text(text)
     lines = last_lines(log, 2)
     assert lines == told if isinstance(told, list) else (len(lines) == told and len(lines[0]) < 20_000)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"),
+    [
+        ("0.0.0.0", False, True),
+        ("::", False, True),
+        ("10.1.2.3", False, True),
+        ("0.0.0.0", True, False),
+        ("127.0.0.1", False, False),
+        ("localhost", False, False),
+    ],
+)
+def test_an_api_open_to_others_without_keys_is_warned_of(host: str, keys: bool, warned: bool) -> None:
+    text = open_api_warning(host, keys=keys)
+    assert ("WARNING" in text and host in text and "--keys" in text) is warned
+
+
+def test_vllm_s_sockets_lie_in_a_folder_that_goes_with_the_cluster(tmp_path: Path) -> None:
+    with socket_folder(tmp_path) as name:
+        (Path(name) / "some-socket").touch()
+        assert Path(name).stat().st_mode & 0o077 == 0
+    assert not Path(name).exists()
+    with socket_folder(tmp_path / ("x" * 100)) as other:
+        assert len(other) <= SOCKET_FOLDER_BYTES_MAX
+    assert not Path(other).exists()
+
+
+def test_sockets_of_a_killed_cluster_are_cleared_at_the_next_start(tmp_path: Path) -> None:
+    with socket_folder(tmp_path) as name:
+        clear_leftovers(tmp_path)
+        assert not Path(name).exists()

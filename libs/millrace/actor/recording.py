@@ -22,6 +22,7 @@ import msgspec
 from millrace.actor.actor import Actor
 from millrace.actor.effects import Effect
 from millrace.contracts.message import Body, Message
+from millrace.telemetry.private_files import open_private
 
 #: A frame larger than this is a damaged file, bytes.
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -93,7 +94,7 @@ class RecordingWriter:
     """Appends frames. The file is flushed with each frame, so a killed process leaves all but the last one."""
 
     def __init__(self, path: str | Path, header: Header) -> None:
-        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 held until close()
+        self._file: BinaryIO = open_private(path, "wb")  # held until close()
         self._write(header)
 
     def started(self, at_ns: int, effects: list[Effect]) -> None:

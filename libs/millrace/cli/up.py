@@ -21,6 +21,7 @@ import msgspec
 
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
+from millrace.telemetry.private_files import open_private
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
 DETACHED_WAIT_S = 200.0
@@ -52,7 +53,7 @@ def _detach(command: list[str], directory: Path) -> int:
     log = directory / "logs" / "up.log"
     began = time.time()
     # Appended to: where a cluster runs here already, this file is its log, and what starts now will only say so.
-    with log.open("ab") as output:
+    with open_private(log, "ab") as output:
         before = output.tell()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -17,6 +17,7 @@ from millrace.actor.effects import Log, RecordSpan
 from millrace.telemetry.logs import LEVELS, open_logger, stderr_is_terminal
 from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics, start_metrics_server
 from millrace.telemetry.outbox import Outbox
+from millrace.telemetry.private_files import open_private
 from millrace.telemetry.spans import SpanLine, encode_span, span_line
 from millrace.telemetry.trace_files import TraceFiles
 from millrace.telemetry.tracecontext import parse_traceparent
@@ -132,7 +133,7 @@ class Telemetry:
         if self._config.log_file:
             path = Path(self._config.log_file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "ab")  # noqa: SIM115  # closed by close()
+            file = open_private(path, "ab")
             self._closers.append(file.close)
 
         def deliver(lines: list[bytes]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from millrace.telemetry.private_files import open_private
+
 #: One file. Some 10,000 spans; `millrace trace` reads one in a few tens of milliseconds.
 FILE_BYTES_MAX = 8 * 1024 * 1024
 
@@ -64,7 +66,7 @@ class TraceFiles:
 
     def _open(self) -> BinaryIO:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "ab")  # noqa: SIM115  # stays open between batches
+        self._file = open_private(self.path, "ab")  # stays open between batches
         return self._file
 
     def _rotate(self) -> None:

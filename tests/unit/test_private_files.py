@@ -1,0 +1,36 @@
+"""What may hold prompts is readable by its owner alone."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from millrace.actor.recording import Header, RecordingWriter
+from millrace.telemetry.private_files import open_private
+from millrace.telemetry.trace_files import TraceFiles
+
+
+def mode(path: Path) -> str:
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+
+@pytest.mark.parametrize("kind", ["ab", "wb"])
+def test_a_private_file_is_its_owners_alone_whatever_it_was_before(tmp_path: Path, kind: str) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_bytes(b"before")
+    old.chmod(0o644)
+    for path in (new, old):
+        with open_private(path, kind) as file:  # type: ignore[arg-type]
+            file.write(b"x")
+        assert mode(path) == "0o600"
+    assert old.read_bytes() == (b"beforex" if kind == "ab" else b"x")
+
+
+def test_recordings_and_traces_are_private(tmp_path: Path) -> None:
+    RecordingWriter(tmp_path / "record", Header(kind="k")).close()
+    traces = TraceFiles(tmp_path / "traces", "worker-0")
+    traces.write([b"{}\n"])
+    traces.close()
+    assert mode(tmp_path / "record") == "0o600"
+    assert [mode(path) for path in (tmp_path / "traces").iterdir()] == ["0o600"]
