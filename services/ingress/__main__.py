@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import signal
 import sys
@@ -95,9 +96,12 @@ class IngressProcess:
         self._telemetry.logger.info("listening", host=config.http.host, port=port)
         watch = asyncio.get_running_loop().create_task(self._watch_keys())
 
+        parent = os.getppid()
+
         def leave() -> None:
             server.stop_listening()
-            runtime.request_stop()
+            # The kernel sends SIGTERM as well when the supervisor has died (services/supervisor/launcher.py).
+            runtime.request_stop(orphaned=os.getppid() != parent)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, leave)

@@ -18,7 +18,8 @@
       BusReconnected
     TimerFired           deadlines, silence, stalls, retries,          FailCall, ResendTokens, AcknowledgeSequences,
                            acknowledgements, presence                    ServicePresence
-    StopRequested        nothing new is admitted                       ServicePresence LEAVING, at the end Stop
+    StopRequested        nothing new is admitted; calls end in time,   ServicePresence LEAVING, at the end Stop
+                         at once where the supervisor is gone
 
 Invariants: an admitted call ends in exactly one of RefuseCall, FailCall, CompleteCall, or CallAbandoned; a sequence
 changes its state only by an event of ``lifecycle.py``; it has one epoch at a time, raised with each submission and
@@ -140,6 +141,7 @@ class IngressActor:
         )
         self._ticks = 0
         self._stopped = False
+        self._stop_detail = "This server is going down."
 
     @property
     def name(self) -> str:
@@ -217,7 +219,7 @@ class IngressActor:
             case BusReconnected():
                 self._on_reconnected(out)
             case StopRequested():
-                self._on_stop(out)
+                self._on_stop(body, out)
             case _:
                 if message.reply_to:
                     detail = f"an ingress takes no {type(body).__name__}"
@@ -346,18 +348,21 @@ class IngressActor:
     def _presence(self, presence: PresenceState) -> Publish:
         return self._heartbeat.presence(self._state.now_ns, presence)
 
-    def _on_stop(self, out: list[Effect]) -> None:
+    def _on_stop(self, body: StopRequested, out: list[Effect]) -> None:
         state = self._state
         if not state.stopping:
             state.stopping = True
             state.stop_at_ns = state.now_ns + state.times.drain
             out.append(self._presence(PresenceState.LEAVING))
+        if body.orphaned:
+            state.stop_at_ns = state.now_ns
+            self._stop_detail = "This server's supervisor has died, and this server ends with it."
 
     def _stop_when_idle(self, out: list[Effect]) -> None:
         state = self._state
         if state.calls and state.now_ns >= state.stop_at_ns:
             for call in list(state.calls.values()):
-                refuse_or_fail(state, call, RefusalKind.STOPPING, "This server is going down.", out)
+                refuse_or_fail(state, call, RefusalKind.STOPPING, self._stop_detail, out)
         if not state.calls:
             send_acknowledgements(state, out)
             if not self._stopped:

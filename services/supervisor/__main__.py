@@ -30,7 +30,15 @@ from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import SignalChild, StartChild
 from services.supervisor.launcher import Launcher, last_lines
 from services.supervisor.layout import Layout
-from services.supervisor.preflight import AlreadyRunning, check, claim, clear_leftovers, free_ports, socket_folder
+from services.supervisor.preflight import (
+    AlreadyRunning,
+    check,
+    claim,
+    clear_leftovers,
+    free_ports,
+    last_end,
+    socket_folder,
+)
 from services.supervisor.probes import http_ready, wait_for
 
 #: How long nats-server may take to answer /healthz, seconds. It takes 0.1 s; JetStream recovering a large store takes
@@ -209,6 +217,8 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None) -> int
     with contextlib.ExitStack() as stack:
         stack.enter_context(claim(directory))
         spec = check(options.spec)
+        if ended := last_end(directory):
+            print(ended)  # noqa: T201  # to the person who typed `up`
         clear_leftovers(directory)
         os.environ.setdefault("VLLM_RPC_BASE_PATH", stack.enter_context(socket_folder(directory)))
         cores = options.cores or sorted(os.sched_getaffinity(0))

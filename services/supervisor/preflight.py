@@ -12,6 +12,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -67,6 +68,21 @@ def socket_folder(directory: Path) -> Iterator[str]:
         yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def last_end(directory: Path) -> str:
+    """What became of the cluster before, where it was not stopped in order; empty where it was, or there was none."""
+    try:
+        known = msgspec.json.decode((directory / "run" / "cluster.json").read_bytes(), type=dict[str, object])
+        started_s = int(str(known["started_ns"])) / 1e9
+        began = datetime.fromtimestamp(started_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        which = f"the cluster that was started here at {began} (supervisor pid {known['supervisor_pid']})"
+    except (OSError, msgspec.DecodeError, KeyError, ValueError):
+        return ""
+    return (
+        f"note: {which} was not stopped in order: its supervisor was killed, or the machine went down. Its\n"
+        f"processes ended with it and open requests with an error; {directory / 'logs'} has what they said last."
+    )
 
 
 def clear_leftovers(directory: Path) -> None:

@@ -581,6 +581,16 @@ def test_a_stopping_ingress_gives_up_what_runs_past_the_limit():
     assert len(bench.made(Stop)) == 1
 
 
+def test_an_ingress_whose_supervisor_died_gives_up_at_once_and_says_why():
+    bench = Bench()
+    bench.run_call("a")
+    bench.send(StopRequested(orphaned=True))
+    (failed,) = bench.made(FailCall)
+    assert failed.kind is RefusalKind.STOPPING
+    assert "supervisor has died" in failed.detail
+    assert isinstance(bench.effects[-1], Stop)
+
+
 def test_an_idle_ingress_stops_at_once():
     bench = Bench()
     assert isinstance(bench.send(StopRequested())[-1], Stop)

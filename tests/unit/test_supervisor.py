@@ -22,7 +22,7 @@ from services.supervisor.display import open_api_warning
 from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
 from services.supervisor.launcher import last_lines
 from services.supervisor.layout import Layout
-from services.supervisor.preflight import SOCKET_FOLDER_BYTES_MAX, check, clear_leftovers, socket_folder
+from services.supervisor.preflight import SOCKET_FOLDER_BYTES_MAX, check, clear_leftovers, last_end, socket_folder
 
 NATS = ChildSpec(name="nats", role="nats", command=["nats-server"], stop_order=9)
 ZYGOTE = ChildSpec(name="zygote", role="zygote", command=["zygote"], stop_order=4)
@@ -449,3 +449,14 @@ def test_sockets_of_a_killed_cluster_are_cleared_at_the_next_start(tmp_path: Pat
     with socket_folder(tmp_path) as name:
         clear_leftovers(tmp_path)
         assert not Path(name).exists()
+
+
+def test_a_cluster_that_was_not_stopped_in_order_is_told_of_at_the_next_start(tmp_path: Path) -> None:
+    assert last_end(tmp_path) == ""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "cluster.json").write_bytes(layout_of(cluster(MODELLED), tmp_path).cluster_file(4711, 10**18))
+    assert "started here at 2001-09-09 01:46:40 UTC (supervisor pid 4711) was not stopped in order" in last_end(
+        tmp_path
+    )
+    clear_leftovers(tmp_path)
+    assert last_end(tmp_path) == ""

@@ -158,10 +158,10 @@ class NatsRuntime:
                     loop.remove_signal_handler(number)
             await self.close()
 
-    def request_stop(self) -> None:
-        """Tells every actor that the process is asked to end."""
+    def request_stop(self, *, orphaned: bool = False) -> None:
+        """Tells every actor that the process is asked to end, and whether because its parent is gone."""
         for cell in list(self._cells):
-            self.deliver(cell, Message(StopRequested()))
+            self.deliver(cell, Message(StopRequested(orphaned=orphaned)))
 
     async def close(self) -> None:
         """Sends what waits for the socket, then closes the connection. Idempotent."""

@@ -95,4 +95,11 @@ class BusReconnected(Body, frozen=True, kw_only=True, tag="local.BusReconnected/
 
 
 class StopRequested(Body, frozen=True, kw_only=True, tag="local.StopRequested/1"):
-    """The process was asked to end (SIGTERM). The actor answers, at once or later, with a Stop effect."""
+    """The process was asked to end (SIGTERM). The actor answers, at once or later, with a Stop effect.
+
+    Attributes:
+        orphaned: What kept the process running is gone, and the rest of the cluster with it: there is nothing to drain
+            for.
+    """
+
+    orphaned: bool = False

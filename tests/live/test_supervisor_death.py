@@ -1,0 +1,39 @@
+"""A supervisor that is killed takes its cluster along; open streams end at once, and the next start says so."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import psutil
+
+from bench.up_cluster import UpRig, prompt_text, stream
+from tests.live.faults import told
+from tests.live.ingress_rig import write_model_folder
+
+#: Ingress drains for 30 s (``limits.drain_s``) where it is asked to stop; here there is nothing to drain for.
+PATIENCE_S = 20.0
+
+
+async def test_open_streams_end_at_once_with_an_error_and_the_next_start_tells_what_happened(tmp_path: Path) -> None:
+    model = write_model_folder(tmp_path / "model")
+    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1)
+    rig.start()
+    assert rig.process is not None
+    processes = rig.processes()
+    async with httpx.AsyncClient(timeout=60) as client:
+        open_stream = asyncio.create_task(stream(client, rig, prompt_text(1), max_tokens=1800, ignore_eos=True))
+        await told(rig, running=1)
+        rig.process.kill()
+        result = await asyncio.wait_for(open_stream, PATIENCE_S)
+    assert "supervisor has died" in result.error
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, PATIENCE_S)
+    assert (len(gone), alive) == (len(processes), [])
+    rig.process.wait()
+    rig.start()
+    try:
+        assert "was not stopped in order" in rig.output()
+    finally:
+        rig.stop()
+    assert not (rig.folder / "run" / "cluster.json").exists()
