@@ -30,6 +30,11 @@ def _rate(metric: str, by: str = "") -> str:
     return f"{grouped} (rate({metric}[$__rate_interval]))"
 
 
+def _quotient(part: str, whole: str) -> str:
+    """A quotient of rates; 0 while nothing happens, where plain division shows nothing at all (0 / 0)."""
+    return f"({part} / ({whole} > 0)) or vector(0)"
+
+
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "What clients see",
@@ -110,9 +115,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     (
                         "mean",
-                        _rate("millrace_migrator_rounds_total")
-                        + " / "
-                        + _rate('millrace_migrator_migrations_total{outcome="moved"}'),
+                        _quotient(
+                            _rate("millrace_migrator_rounds_total"),
+                            _rate('millrace_migrator_migrations_total{outcome="moved"}'),
+                        ),
                     ),
                 ),
             ),

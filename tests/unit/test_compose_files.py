@@ -95,6 +95,15 @@ def test_every_query_asks_for_metrics_that_exist() -> None:
     assert asked - _known_names() == set()
 
 
+def test_no_panel_divides_by_a_rate_that_may_be_zero() -> None:
+    queries = _load(COMPOSE / "grafana" / "dashboard.py").queries()
+    divided = [query for query in queries if " / " in query]
+    assert len(divided) >= 2
+    for query in divided:
+        divisor = query.partition(" / ")[2]
+        assert divisor == "millrace_worker_blocks_total" or divisor.endswith(" > 0)) or vector(0)"), query
+
+
 def test_no_secret_stands_in_the_compose_files() -> None:
     for file in ("compose.yaml", "worker.yaml"):
         text = (COMPOSE / file).read_text()
