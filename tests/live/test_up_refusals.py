@@ -44,3 +44,11 @@ def test_the_log_of_a_child_that_does_not_start_is_shown_and_the_rest_is_stopped
     assert "worker-0 did not start:\n  worker-0: exit status 1; " in done.stdout
     assert "no-such-folder" in done.stdout.partition("did not start")[2]
     assert "the cluster is down" in done.stdout
+
+
+def test_a_probe_that_fails_says_why() -> None:
+    url = f"http://127.0.0.1:{free_port()}/ready"
+    command = [sys.executable, "-m", "millrace.cli", "probe", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"millrace probe: {url} does not answer: ")

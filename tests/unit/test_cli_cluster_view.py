@@ -149,7 +149,7 @@ def test_how_kv_moves_and_which_role_an_instance_has_are_told() -> None:
     assert (only(view).role, only(view).kv) == ("prefill", ["shared_memory", "cross_memory"])
     text = drawn(view)
     assert "prefill" in text
-    assert "shared_memory +1" in text
+    assert "shared_memory, 1 other" in text
 
 
 def test_an_instance_that_moves_nothing_says_why() -> None:

@@ -180,8 +180,14 @@ def test_the_key_file_may_be_named_before_or_after_the_action(
     where = ["--file", str(tmp_path / "keys.toml")]
     for action in (["add", "alice", "--requests-per-minute", "60"], ["list"], ["remove", "alice"], ["list"]):
         assert main(["keys", *(where + action if before else action + where)]) == 0
-    _, listed = capsys.readouterr().out.splitlines()
+    _, listed, none = capsys.readouterr().out.splitlines()
     assert listed == "alice  60 requests per minute"
+    assert none.startswith("no keys in ")
+
+
+def test_a_probe_of_no_url_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == "millrace probe: 127.0.0.1:1: an http:// or https:// URL is needed\n"
 
 
 def test_workers_are_configured_together_and_by_name() -> None:

@@ -275,7 +275,7 @@ def test_what_became_of_a_migration_is_told_in_a_line() -> None:
     refused = msgspec.structs.replace(
         body, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_TARGET, detail="w1: no room", target=""
     )
-    assert told(refused) == "r.0 w0 → ?  refused: no_target w1: no room"
+    assert told(refused) == "r.0 w0 → ?  refused: no instance can take it (no_target: w1: no room)"
     assert "nobody listens (is there a migrator for w0?)" in migration_line("r.0", "w0", "nobody listens")
 
 

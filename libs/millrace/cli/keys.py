@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         for record in file.keys:
             print(_line(record))
+        if not file.keys:
+            print(f"no keys in {arguments.file}; `millrace keys add NAME` makes one")
         return 0
     if arguments.action == "remove":
         rest = [record for record in file.keys if record.name != arguments.name]

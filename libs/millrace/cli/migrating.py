@@ -15,6 +15,7 @@ from millrace.cli.message_summaries import duration
 from millrace.cli.operating import asked
 from millrace.cli.trace_reading import request_of
 from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
 from millrace.contracts.sequences import request_id_of
@@ -100,11 +101,33 @@ def line(sequence: str, place: str, answer: Body | str) -> str:
             return f"{sequence} {place} → ?  not moved: {answer.type_name()} came"
 
 
+#: Refusals in words. docs/OPERATIONS.md says by their codes what to look at.
+REFUSALS = {
+    KvRefusal.UNKNOWN_SEQUENCE: "it does not run there any more",
+    KvRefusal.NOT_RUNNING: "it still waits, or computes its prompt",
+    KvRefusal.IMMOVABLE: "something of it cannot be carried",
+    KvRefusal.LEASE_LOST: "the source preempted or ended it meanwhile",
+    KvRefusal.NO_BLOCKS: "the target has too few idle KV blocks",
+    KvRefusal.TOO_MANY: "as many transfers as may be run already",
+    KvRefusal.INCOMPATIBLE: "the engines differ, or have no way of copying in common",
+    KvRefusal.UNABLE: "this engine moves nothing",
+    KvRefusal.COPY_FAILED: "the copy failed",
+    KvRefusal.TARGET_REFUSED: "the target drains or is full",
+    KvRefusal.EPOCH_REFUSED: "its ingress does not let it move: it has ended, or moves already",
+    KvRefusal.UNANSWERED: "the other side did not answer in time",
+    KvRefusal.CANCELLED: "it was cancelled",
+    KvRefusal.NO_TARGET: "no instance can take it",
+    KvRefusal.INVALID: "the order makes no sense",
+}
+
+
 def told(body: MigrationFinished) -> str:
-    """``<sequence> <from> → <to>  moved ...``, or why not."""
+    """``<sequence> <from> → <to>  moved ...``, or why not: in words, then the code and the details."""
     way = f"{body.sequence} {body.source} → {body.target or '?'}"
     if body.outcome is not MigrationOutcome.MOVED:
-        return f"{way}  {body.outcome}: {body.refusal or ''} {body.detail}".rstrip()
+        if body.refusal is None:
+            return f"{way}  {body.outcome}: {body.detail}".rstrip(" :")
+        return f"{way}  {body.outcome}: {REFUSALS[body.refusal]} ({body.refusal}: {body.detail})".replace(": )", ")")
     copied = f", {body.bytes / 2**20:.2f} MiB in {body.descriptors} pieces by {body.copier}" if body.copier else ""
     matched = f", {body.matched_blocks} blocks were there" if body.matched_blocks else ""
     return (

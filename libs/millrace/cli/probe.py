@@ -6,6 +6,8 @@ import argparse
 import urllib.error
 import urllib.request
 
+from millrace.cli.errors import CliError, UsageError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options."""
@@ -16,9 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Asks once."""
     if not arguments.url.startswith(("http://", "https://")):
-        return 2
+        raise UsageError(f"{arguments.url}: an http:// or https:// URL is needed")
     try:
         with urllib.request.urlopen(arguments.url, timeout=arguments.timeout):  # scheme checked above
             return 0
-    except (urllib.error.URLError, OSError, ValueError):
-        return 1
+    except urllib.error.HTTPError as error:
+        raise CliError(f"{arguments.url} answers {error.code} {error.reason}") from None
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise CliError(f"{arguments.url} does not answer: {getattr(error, 'reason', error)}") from None

@@ -175,7 +175,8 @@ def binary_size(count: int) -> str:
 def _moves(row: InstanceRow) -> str:
     """The best way its KV can be read, and how many others there are; else why there is none."""
     if row.kv:
-        return row.kv[0] + (f" +{len(row.kv) - 1}" if len(row.kv) > 1 else "")
+        others = len(row.kv) - 1
+        return row.kv[0] + (f", {others} other{'s' if others > 1 else ''}" if others else "")
     refusal = row.kv_refusal if len(row.kv_refusal) <= REFUSAL_CELLS else row.kv_refusal[: REFUSAL_CELLS - 1] + "…"
     return f"- {refusal}".rstrip()
 
