@@ -26,6 +26,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("up", "start a cluster on this machine and stay with it", "millrace.cli.up"),
     Verb("cluster", "print and check the specification of a cluster", "millrace.cli.cluster_show"),
     Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
+    Verb("doctor", "tell what this machine offers and what Millrace will do here", "millrace.cli.doctor"),
     Verb("status", "show instances, services and totals once", "millrace.cli.status"),
     Verb("top", "the same, live", "millrace.cli.top"),
     Verb("tap", "print messages of a subject as they pass", "millrace.cli.tap"),

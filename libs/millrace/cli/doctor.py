@@ -1,0 +1,44 @@
+"""Tells what this machine offers and what Millrace will therefore do: which engines and how many, and how KV moves.
+
+It looks at cores, memory, disk, GPUs and their links, vLLM, NIXL, RDMA devices, nats-server, permissions, namespaces
+and ports. It changes nothing and starts nothing. Run it in a container to see that container's view. The exit code is 1
+where something is missing that Millrace cannot run without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+#: API, NATS, its monitoring, the first port of metrics.
+PORTS = (8000, 4222, 8222, 9100)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this verb's options."""
+    parser.add_argument("--json", action="store_true", help="for programs: facts, findings and outlook")
+    parser.add_argument(
+        "--dir", default=os.environ.get("MILLRACE_DIR", ".millrace"), metavar="DIR", help="the cluster's folder"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Looks, prints."""
+    import msgspec
+
+    from millrace.cli.machine_probes import look
+    from millrace.cli.machine_report import Level, findings, outlook
+
+    facts = look(Path(arguments.dir), PORTS)
+    found, ahead = findings(facts), outlook(facts)
+    if arguments.json:
+        report = {"facts": facts, "findings": found, "outlook": ahead}
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        for finding in found:
+            print(f"{finding.level:<8} {finding.subject:<20} {finding.text}")
+        copiers = ", then ".join(ahead.copiers) or "nothing"
+        print(f"\nMillrace will run {ahead.engines} engine(s), {ahead.engine} ({ahead.why}).")
+        print(f"KV moves between them by {copiers}.")
+    return int(any(finding.level is Level.MISSING for finding in found))

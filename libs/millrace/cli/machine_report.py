@@ -1,0 +1,146 @@
+"""What the facts of a machine mean for Millrace. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from millrace.cli.machine_probes import MachineFacts
+
+GIB = 1024**3
+
+#: A vLLM engine of the smallest model that ships takes about this much on a CPU; the services together half of it.
+ENGINE_BYTES = int(1.5 * GIB)
+
+#: Logs, traces and JetStream of a day with the models that ship stay below this.
+DISK_BYTES_MIN = GIB
+
+#: Of vLLM on a CPU: one core per engine, no more than this by default.
+CPU_ENGINES_MAX = 4
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    NOTE = "note"  # works; something could be better, or is not there
+    MISSING = "missing"  # Millrace cannot run without it
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the report."""
+
+    level: Level
+    subject: str
+    text: str
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What Millrace does on this machine unless it is told otherwise.
+
+    Attributes:
+        engine: ``vllm on GPU``, ``vllm on CPU`` or ``modelled``.
+        engines: How many.
+        copiers: Ways to move KV between engines of this machine, in the order of preference.
+        why: A sentence.
+    """
+
+    engine: str
+    engines: int
+    copiers: list[str]
+    why: str
+
+
+def findings(facts: MachineFacts) -> list[Finding]:
+    """Every finding, in the order in which they are shown."""
+    return [*_needed(facts), *_engine(facts), *_moving(facts), *_surroundings(facts)]
+
+
+def outlook(facts: MachineFacts) -> Outlook:
+    """What follows from the facts."""
+    if facts.vllm and facts.vllm_build == "cuda" and facts.gpus:
+        copiers = (["nixl"] if facts.nixl else []) + (["cuda"] if "kvcopy_cuda" in facts.native else [])
+        why = "one engine per GPU (compose/prepare.py --gpus); NIXL first until the self-test passed the CUDA copier"
+        return Outlook(engine="vllm on GPU", engines=len(facts.gpus), copiers=copiers, why=why)
+    if facts.vllm:
+        room = max(1, facts.memory_bytes // ENGINE_BYTES)
+        engines = int(min(facts.cores, CPU_ENGINES_MAX, room))
+        why = f"`millrace up`: one engine per core, at most {CPU_ENGINES_MAX}"
+        return Outlook(engine="vllm on CPU", engines=engines, copiers=_host_copiers(facts), why=why)
+    why = "vLLM is not installed; `millrace up --engine modelled`"
+    return Outlook(engine="modelled", engines=8, copiers=["modelled"], why=why)
+
+
+def _host_copiers(facts: MachineFacts) -> list[str]:
+    attach = facts.may_ptrace or facts.ptrace_scope == 0
+    return ["shared_memory", *(["cross_memory"] if attach else [])]
+
+
+def _needed(facts: MachineFacts) -> Iterator[Finding]:
+    yield _found(bool(facts.nats_server), "nats-server", facts.nats_server, "not there; `./task setup` installs it")
+    disk = f"{facts.disk_free_bytes / GIB:.1f} GiB free"
+    yield _found(facts.disk_free_bytes >= DISK_BYTES_MIN, "disk", disk, f"{disk}; at least 1 GiB is needed")
+    memory = f"{facts.memory_bytes / GIB:.1f} GiB"
+    yield _found(facts.memory_bytes >= ENGINE_BYTES, "memory", memory, f"{memory}; at least 1.5 GiB is needed")
+    yield Finding(level=Level.OK, subject="cores", text=str(facts.cores))
+    yield Finding(level=Level.OK, subject="Python", text=facts.python)
+
+
+def _found(there: bool, subject: str, text: str, otherwise: str) -> Finding:
+    level = Level.OK if there else Level.MISSING
+    return Finding(level=level, subject=subject, text=text if there else otherwise)
+
+
+def _noted(fine: bool, subject: str, text: str) -> Finding:
+    return Finding(level=Level.OK if fine else Level.NOTE, subject=subject, text=text)
+
+
+def _engine(facts: MachineFacts) -> Iterator[Finding]:
+    gpus = ", ".join(f"{gpu.name} ({gpu.memory_mib:,} MiB)" for gpu in facts.gpus)
+    yield _noted(True, "GPUs", f"{gpus}; driver {facts.driver}" if gpus else "none")
+    for line in facts.gpu_links:
+        yield _noted(True, "links", " ".join(line.split()))
+    if not facts.vllm:
+        yield _noted(False, "vLLM", "not installed: modelled engines only; `./task setup` installs it")
+    elif facts.gpus and facts.vllm_build != "cuda":
+        yield _noted(False, "vLLM", f"{facts.vllm}, the build for CPUs, although there are GPUs: they stay unused")
+    elif not facts.gpus and facts.vllm_build == "cuda":
+        yield _noted(False, "vLLM", f"{facts.vllm}, the build for GPUs, of which none is in sight")
+    else:
+        yield _noted(True, "vLLM", f"{facts.vllm} for {'GPUs' if facts.vllm_build == 'cuda' else 'CPUs'}")
+
+
+def _moving(facts: MachineFacts) -> Iterator[Finding]:
+    """What moving KV between engines needs."""
+    compiled = ", ".join(facts.native) or "none: numpy plans and copies, slower"
+    yield _noted("kvcopy" in facts.native, "compiled modules", compiled)
+    if facts.gpus:
+        there = "kvcopy_cuda" in facts.native
+        text = "compiled; not used before NIXL until the self-test has passed it" if there else "not compiled"
+        yield _noted(there, "CUDA copier", text)
+    backends = ", ".join(facts.nixl_backends) or "no backends found"
+    yield _noted(bool(facts.nixl), "NIXL", f"{facts.nixl}: {backends}" if facts.nixl else "not installed")
+    yield _noted(True, "RDMA devices", ", ".join(facts.rdma_devices) or "none")
+    scope = f"yama's ptrace_scope is {facts.ptrace_scope}, CAP_SYS_PTRACE {'held' if facts.may_ptrace else 'not held'}"
+    allowed = facts.may_ptrace or facts.ptrace_scope == 0
+    attach = "allowed" if allowed else "refused; KV in host memory moves through shared memory"
+    yield _noted(allowed, "cross-memory attach", f"{attach} ({scope})")
+
+
+def _surroundings(facts: MachineFacts) -> Iterator[Finding]:
+    where = "in a container" if facts.container else "not in a container"
+    spaces = f"{facts.ipc_namespace or 'ipc unknown'}, {facts.pid_namespace or 'pid unknown'}"
+    text = f"{where}; {spaces}"
+    if facts.container and facts.gpus:
+        text += "; CUDA IPC needs the same two in all workers of a node (compose/README.md)"
+    yield _noted(True, "namespaces", text)
+    yield _noted(facts.shm_bytes >= 64 * 1024**2, "/dev/shm", f"{facts.shm_bytes / GIB:.2f} GiB")
+    locked = facts.memlock_bytes
+    unlimited = "unlimited" if locked < 0 else f"{locked / 1024**2:.0f} MiB"
+    short = bool(facts.gpus or facts.rdma_devices) and 0 <= locked < GIB
+    yield _noted(not short, "locked memory", unlimited + ("; GPUs and RDMA want it unlimited" if short else ""))
+    taken = ", ".join(map(str, facts.ports_taken))
+    busy = f"{taken} in use: of these `up` asks for another --port only for the API's, the rest move by themselves"
+    yield _noted(not taken, "ports", busy if taken else "the default ones are free")

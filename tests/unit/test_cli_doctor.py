@@ -1,0 +1,126 @@
+"""What `millrace doctor` makes of a machine's facts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.cli import machine_probes
+from millrace.cli.__main__ import main
+from millrace.cli.machine_probes import GpuFact, MachineFacts, gpus_of
+from millrace.cli.machine_report import GIB, Level, findings, outlook
+
+LAPTOP = MachineFacts(
+    python="3.11.7",
+    cores=2,
+    memory_bytes=16 * GIB,
+    disk_free_bytes=50 * GIB,
+    shm_bytes=8 * GIB,
+    vllm="0.32.0",
+    vllm_build="cpu",
+    nats_server="v2.15.1",
+    native=["enginemodel", "kvcache", "kvcopy"],
+    nixl="1.5.1",
+    nixl_backends=["UCX"],
+)
+NODE = msgspec.structs.replace(
+    LAPTOP,
+    cores=128,
+    vllm_build="cuda",
+    gpus=[GpuFact(index=index, name="H100", memory_mib=81_559) for index in range(8)],
+    gpu_links=["GPU0\t X \tNV18"],
+    driver="580.1",
+    native=["kvcopy", "kvcopy_cuda"],
+    container=True,
+    ipc_namespace="ipc:[1]",
+    memlock_bytes=8 * 1024**2,
+)
+
+
+def level(facts: MachineFacts, subject: str) -> Level:
+    (found,) = [finding.level for finding in findings(facts) if finding.subject == subject]
+    return found
+
+
+def with_(facts: MachineFacts, **changes: Any) -> MachineFacts:
+    return msgspec.structs.replace(facts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("facts", "engine", "engines", "copiers"),
+    [
+        (LAPTOP, "vllm on CPU", 2, ["shared_memory", "cross_memory"]),
+        (with_(LAPTOP, cores=64), "vllm on CPU", 4, ["shared_memory", "cross_memory"]),
+        (with_(LAPTOP, memory_bytes=2 * GIB), "vllm on CPU", 1, ["shared_memory", "cross_memory"]),
+        (with_(LAPTOP, ptrace_scope=1), "vllm on CPU", 2, ["shared_memory"]),
+        (with_(LAPTOP, ptrace_scope=1, may_ptrace=True), "vllm on CPU", 2, ["shared_memory", "cross_memory"]),
+        (with_(LAPTOP, vllm="", vllm_build=""), "modelled", 8, ["modelled"]),
+        (NODE, "vllm on GPU", 8, ["nixl", "cuda"]),
+        (with_(NODE, nixl=""), "vllm on GPU", 8, ["cuda"]),
+        (with_(NODE, native=["kvcopy"]), "vllm on GPU", 8, ["nixl"]),
+        (with_(NODE, vllm_build="cpu"), "vllm on CPU", 4, ["shared_memory", "cross_memory"]),
+    ],
+)
+def test_the_outlook_follows_from_the_facts(facts: MachineFacts, engine: str, engines: int, copiers: list[str]) -> None:
+    ahead = outlook(facts)
+    assert (ahead.engine, ahead.engines, ahead.copiers) == (engine, engines, copiers)
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "expected"),
+    [
+        (with_(LAPTOP, nats_server=""), "nats-server", Level.MISSING),
+        (with_(LAPTOP, disk_free_bytes=GIB // 2), "disk", Level.MISSING),
+        (with_(LAPTOP, memory_bytes=GIB), "memory", Level.MISSING),
+        (with_(LAPTOP, vllm="", vllm_build=""), "vLLM", Level.NOTE),
+        (with_(NODE, vllm_build="cpu"), "vLLM", Level.NOTE),
+        (with_(LAPTOP, vllm_build="cuda"), "vLLM", Level.NOTE),
+        (with_(LAPTOP, native=[]), "compiled modules", Level.NOTE),
+        (with_(NODE, native=["kvcopy"]), "CUDA copier", Level.NOTE),
+        (with_(LAPTOP, nixl=""), "NIXL", Level.NOTE),
+        (with_(LAPTOP, ptrace_scope=2), "cross-memory attach", Level.NOTE),
+        (NODE, "locked memory", Level.NOTE),
+        (with_(NODE, memlock_bytes=-1), "locked memory", Level.OK),
+        (with_(LAPTOP, memlock_bytes=8 * 1024**2), "locked memory", Level.OK),
+        (with_(LAPTOP, ports_taken=[8000]), "ports", Level.NOTE),
+        (with_(LAPTOP, shm_bytes=0), "/dev/shm", Level.NOTE),
+    ],
+)
+def test_what_is_missing_or_could_be_better_is_found(facts: MachineFacts, subject: str, expected: Level) -> None:
+    assert level(facts, subject) is expected
+
+
+def test_a_plain_laptop_and_a_gpu_node_lack_nothing_that_is_needed() -> None:
+    for facts in (LAPTOP, NODE):
+        assert Level.MISSING not in [finding.level for finding in findings(facts)]
+    links = [finding.text for finding in findings(NODE) if finding.subject == "links"]
+    assert links == ["GPU0 X NV18"]
+
+
+def test_nvidia_smi_s_lines_are_read_and_its_complaints_are_not() -> None:
+    text = "0, NVIDIA H100 80GB HBM3, 81559, 580.95.05\n1, NVIDIA H100 80GB HBM3, 81559, 580.95.05"
+    gpus, driver = gpus_of(text)
+    assert ([gpu.index for gpu in gpus], gpus[0].memory_mib, driver) == ([0, 1], 81559, "580.95.05")
+    assert gpus_of("NVIDIA-SMI has failed, because it could not, communicate, with the driver") == ([], "")
+    assert gpus_of("") == ([], "")
+
+
+@pytest.mark.parametrize(("facts", "code"), [(LAPTOP, 0), (with_(LAPTOP, nats_server=""), 1)])
+def test_the_exit_code_is_1_only_where_something_needed_is_missing(
+    facts: MachineFacts, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
+        assert (folder, ports[0]) == (Path("x"), 8000)
+        return facts
+
+    monkeypatch.setattr(machine_probes, "look", look)
+    assert main(["doctor", "--dir", "x"]) == code
+    text = capsys.readouterr().out
+    assert "Millrace will run 2 engine(s), vllm on CPU" in text
+    assert main(["doctor", "--dir", "x", "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["outlook"]["copiers"] == ["shared_memory", "cross_memory"]
+    assert report["facts"]["cores"] == 2
