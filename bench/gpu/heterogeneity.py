@@ -127,7 +127,7 @@ def timed(run: Callable[[], Any]) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def available() -> dict[str, Kernel]:
