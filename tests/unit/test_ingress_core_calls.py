@@ -56,6 +56,7 @@ def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
         "mr.local.moved.ingress-0",
         "mr.local.summary.*.*",
         "mr.local.presence.worker.*",
+        "mr.local.boundary.*.*",
     }
     assert {e.bucket for e in effects if isinstance(e, WatchKeys)} == {"plan", "instance"}
     bench.pass_time(3)
