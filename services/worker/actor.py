@@ -159,6 +159,7 @@ class WorkerActor:
             *self._on_tick(now_ns),
             *self.reporter.on_timer(now_ns, 0),
             *self._immobility(),
+            *self._blindness(),
         ]
 
     def _immobility(self) -> list[Effect]:
@@ -166,6 +167,12 @@ class WorkerActor:
         if self.info.kv is not None or not self.info.kv_refusal or not self._movable:
             return []
         return [Log(level="warning", event="moves_nothing", fields={"why": self.info.kv_refusal})]
+
+    def _blindness(self) -> list[Effect]:
+        """One line where hidden states should be read and are not."""
+        if not self.info.states_refusal:
+            return []
+        return [Log(level="warning", event="estimates_nothing", fields={"why": self.info.states_refusal})]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """Takes one message; once drained, the last one's effects end with Stop."""

@@ -92,6 +92,28 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}; to move nothing set enabled")
 
 
+class RemainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Estimating how long running sequences still go on, from hidden states.
+
+    Attributes:
+        enabled: Whether a head is used where there is one.
+        head: Its file; empty for ``remaining/head.safetensors`` in the model's folder, if that is there.
+        every: Steps between two estimates of a sequence.
+        record: File that states are kept in with what became of their sequences, for ``millrace train remaining``;
+            bounded, and replaced at each start. Costs a copy per estimate, and a write per sequence. Empty for none.
+    """
+
+    enabled: bool = True
+    head: str = ""
+    every: int = 8
+    record: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, is {self.every}")
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One worker process.
 
@@ -119,6 +141,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         step_time: Which step-time parameters fit this engine, for forecasts: a set that ships (for example ``cpu-8m``)
             or a file that the predictor was given; empty where unknown. A modelled engine says its own.
         migration: Moving running sequences with their KV.
+        remaining: Estimating their remaining lengths.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
@@ -148,6 +171,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     record: str = ""
     limits: WorkerLimits = WorkerLimits()
     migration: MigrationConfig = MigrationConfig()
+    remaining: RemainingConfig = RemainingConfig()
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 

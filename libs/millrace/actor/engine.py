@@ -278,7 +278,11 @@ KvCommand = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine 
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine offers, known once it has started; see InstanceRecord for the fields."""
+    """What an engine offers, known once it has started; see InstanceRecord for the fields.
+
+    Attributes:
+        states_refusal: Why it reads no hidden states though it should; empty where it does, or need not.
+    """
 
     engine: str
     engine_version: str
@@ -299,6 +303,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     step_time: str = ""
     kv: KvEndpoint | None = None
     kv_refusal: str = ""
+    states_refusal: str = ""
 
 
 class Engine(Protocol):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import vllm
 from millrace.actor.engine import (
     EndLeaseInEngine,
@@ -44,6 +45,7 @@ from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.liveness import LivenessJudge
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
 from services.worker.vllm_engine.scheduler import decode_snapshot
+from services.worker.vllm_engine.states_selftest import read_states
 
 #: How long the engine process has for ending by itself before it is killed. It owns nothing that outlives it; a GPU's
 #: memory is given back more surely by an orderly end.
@@ -98,7 +100,13 @@ class VllmEngine:
         await self._llm.engine_core.call_utility_async("millrace_started")
         self._spawn(self._read_outputs())
         self._spawn(self._poll())
-        return self._info(self._llm, await self._make_movable(self._llm))
+        info = self._info(self._llm, await self._make_movable(self._llm))
+        return msgspec.structs.replace(info, states_refusal=await read_states(self, self._llm, self._listen))
+
+    def _listen(self, listener: Callable[[EngineEvent], None]) -> Callable[[EngineEvent], None]:
+        """Lets somebody else hear from now on; who heard before."""
+        before, self._listener = self._listener, listener
+        return before
 
     async def _make_movable(self, llm: AsyncLLM) -> str:
         """Makes the engine ready to move KV; why it will not, or nothing."""

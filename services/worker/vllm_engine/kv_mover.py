@@ -30,7 +30,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
-from services.worker.vllm_engine import continuation, kv_words, process
+from services.worker.vllm_engine import continuation, estimates, kv_words, process
 from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
 from services.worker.vllm_engine.kv_source import Leases, denied
 from services.worker.vllm_engine.kv_target import Reservations
@@ -190,6 +190,8 @@ def install() -> None:
     EngineCore.millrace_kv = _offer
     EngineCore.millrace_received = _received
     EngineCore.millrace_started = _started
+    EngineCore.millrace_states_begin = estimates.begin
+    EngineCore.millrace_states_prove = estimates.prove
 
 
 def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:

@@ -16,6 +16,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from services.worker.vllm_engine import process
+from services.worker.vllm_engine.hidden_states import WatchedRank, WatchingMixin
 from services.worker.vllm_engine.kv_rank import KvRankMixin, PlacedMixin
 
 #: Upper bound of the sampler's seeds on CPU; see advance().
@@ -74,9 +75,9 @@ def advance(generator: torch.Generator, *, draws: int, vocabulary: int) -> None:
         row.exponential_(generator=generator)
 
 
-class ContinuingCPUModelRunner(PlacedMixin, ContinuingMixin, CPUModelRunner):
-    """The CPU's V1 runner with continuations, with seeded sampling that survives a prompt in several chunks, and with
-    its KV where other engines can read it.
+class ContinuingCPUModelRunner(PlacedMixin, WatchingMixin, ContinuingMixin, CPUModelRunner):
+    """The CPU's V1 runner with continuations, with seeded sampling that survives a prompt in several chunks, with its
+    KV where other engines can read it, and with estimates from its hidden states.
     """
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -90,13 +91,16 @@ class ContinuingCPUModelRunner(PlacedMixin, ContinuingMixin, CPUModelRunner):
         if generators:
             unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
             withheld = {index: generators.pop(index) for index in unfinished.tolist() if index in generators}
+        reader = self.millrace_reader
+        rows = self.millrace_rows() if reader is not None else None
         try:
-            return super().sample_tokens(grammar_output)
+            output = super().sample_tokens(grammar_output)
         finally:
             generators.update(withheld)
+        return output if reader is None or rows is None else reader.finish(rows, output)
 
 
-class ContinuingCPUWorker(KvRankMixin, CPUWorker):
+class ContinuingCPUWorker(KvRankMixin, WatchedRank, CPUWorker):
     """vLLM's CPU worker with that runner."""
 
     def init_device(self) -> None:

@@ -23,6 +23,8 @@ from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from services.worker.vllm_engine import continuation, liveness, process, segment_queue
+from services.worker.vllm_engine.estimates import EstimatingMixin
+from services.worker.vllm_engine.hidden_states import rows_of
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.names import sequence_of
@@ -92,6 +94,8 @@ class SnapshotMixin(_Base):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """Takes a step's result, writes the snapshot, and sends the step's number with the outputs."""
+        if self.estimates is not None and (rows := rows_of(model_runner_output)) is not None:
+            self.estimates.take(rows, self.requests)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         started_ns, batch = self._under_way.popleft()
         self._writer.step(self._under_way[0][0] if self._under_way else 0)
@@ -129,11 +133,11 @@ class SnapshotMixin(_Base):
         self._writer.write(self._encoder.encode(snapshot))
 
 
-class SnapshotScheduler(SnapshotMixin, MovingMixin, Scheduler):
+class SnapshotScheduler(SnapshotMixin, EstimatingMixin, MovingMixin, Scheduler):
     """For engines that schedule one step at a time: the CPU."""
 
 
-class SnapshotAsyncScheduler(SnapshotMixin, MovingMixin, AsyncScheduler):
+class SnapshotAsyncScheduler(SnapshotMixin, EstimatingMixin, MovingMixin, AsyncScheduler):
     """For engines that schedule ahead of the GPU; with the plain class vLLM would give that up."""
 
 
@@ -142,7 +146,7 @@ _WAITING = str(SequenceState.WAITING)
 
 
 def _fixed(request: Request) -> tuple[Any, ...]:
-    """What of an entry never changes, computed once: a snapshot is taken every step."""
+    """What of an entry changes with no step, made once: a snapshot is taken every step. An estimate replaces it."""
     arrival_ns = int(request.arrival_time * 1e9)
     return (
         sequence_of(request.request_id),
@@ -151,6 +155,8 @@ def _fixed(request: Request) -> tuple[Any, ...]:
         arrival_ns,
         continuation.extra(request, continuation.EXPECTED_TOKENS),
         immovable(request),
+        None,
+        None,
     )
 
 
@@ -166,7 +172,7 @@ def _entries(requests: Iterable[Request], managers: Any) -> list[tuple[Any, ...]
 
 
 def _entry(request: Request, blocks: int) -> tuple[Any, ...]:
-    sequence, prompt_tokens, max_tokens, arrival_ns, expected, fixed_place = request.millrace_fixed
+    sequence, prompt_tokens, max_tokens, arrival_ns, *expected = request.millrace_fixed
     return (
         sequence,
         _STATES.get(request.status, _WAITING),
@@ -176,8 +182,7 @@ def _entry(request: Request, blocks: int) -> tuple[Any, ...]:
         max_tokens,
         blocks,
         arrival_ns,
-        expected,
-        fixed_place,
+        *expected,
     )
 
 

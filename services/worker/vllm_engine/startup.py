@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 import torch
+from millrace.lengths.head import HEAD_FILE
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
 from services.worker.config import MigrationConfig, WorkerConfig
-from services.worker.vllm_engine import kv_words
+from services.worker.vllm_engine import kv_endpoint, kv_words
+from services.worker.vllm_engine.hidden_states import STATES, StateSettings
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.scheduler import SNAPSHOT_PATH
 from services.worker.vllm_engine.segment_queue import SEGMENTS
@@ -65,6 +67,7 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         "scheduler_cls": f"{_PACKAGE}.scheduler.SnapshotAsyncScheduler",
         "additional_config": {
             SNAPSHOT_PATH: str(snapshot_path),
+            **state_settings(config),
             **kv_settings(config, socket_path(config.migration.socket_folder)),
         },
     }
@@ -97,6 +100,24 @@ def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
         copiers=migration.copiers,
     )
     return {kv_words.SETTINGS: msgspec.json.encode(settings).decode(), SEGMENTS: migration.segments}
+
+
+def state_settings(config: WorkerConfig) -> dict[str, Any]:
+    """What of ``additional_config`` lets an engine read hidden states; nothing where nobody wants them."""
+    remaining = config.remaining
+    beside = Path(config.model_path) / HEAD_FILE
+    head = remaining.head or (str(beside) if beside.is_file() else "")
+    if not remaining.enabled:
+        head = ""
+    if not head and not remaining.record:
+        return {}
+    settings = StateSettings(
+        head=head,
+        fingerprint=kv_endpoint.weights(config.model_path, config),
+        every=remaining.every,
+        record=remaining.record,
+    )
+    return {STATES: msgspec.json.encode(settings).decode()}
 
 
 def _verified(migration: MigrationConfig) -> float:

@@ -1,0 +1,176 @@
+"""Hidden states of real vLLM: the right rows through chunks, preemption and continuation, the same tokens, the proof,
+and estimates in snapshots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from millrace.actor.engine import EngineStepped
+from millrace.contracts.status import SequenceStatus
+from millrace.contracts.worker import Sampling
+from millrace.lengths.head import FEATURES, HEAD_FILE, HeadInfo, RemainingHead, survival_table, write_head
+from millrace.lengths.states import SequenceStates, read_header, read_states
+from millrace.lengths.survival import Survival
+
+from services.worker.config import MigrationConfig, RemainingConfig
+from tests.engine import tiny_llama
+from tests.engine.bench_engine import BenchEngine, config
+
+#: Starting engines takes a minute where other test runs share the cores.
+pytestmark = pytest.mark.timeout(300)
+
+WIDTH = tiny_llama.WIDTH
+#: float16 keeps 11 bits; states have entries up to some 4.
+TOLERANCE = 0.01
+PROMPTS = [[(seed * 53 + at * 17) % 250 + 1 for at in range(length)] for seed, length in enumerate((6, 40, 9, 300, 21))]
+SAMPLINGS = [
+    Sampling(max_tokens=40, temperature=0.0, ignore_eos=True),
+    Sampling(max_tokens=60, seed=5, ignore_eos=True),
+    Sampling(max_tokens=33, seed=6, temperature=0.8, frequency_penalty=0.7, ignore_eos=True),
+    Sampling(max_tokens=50, temperature=0.0, ignore_eos=True),
+    Sampling(max_tokens=45, seed=8, logprobs=2, ignore_eos=True),
+]
+QUIET = MigrationConfig(enabled=False)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.build(tmp_path_factory.mktemp("states") / "model")
+
+
+@contextmanager
+def started(model: Path, **fields: Any) -> Iterator[BenchEngine]:
+    engine = BenchEngine(config(model, migration=QUIET, **fields))
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def random_head(fingerprint: str, *, width: int = WIDTH) -> RemainingHead:
+    rng = np.random.default_rng(1)
+    layers = [
+        (rng.normal(0, 0.1, (width + len(FEATURES), 8)).astype(np.float32), np.zeros(8, np.float32)),
+        (rng.normal(0, 0.1, (8, 2)).astype(np.float32), np.zeros(2, np.float32)),
+    ]
+    survival = Survival()
+    for length in rng.integers(1, 100, 200).tolist():
+        survival.learn(length)
+    info = HeadInfo(model="m", fingerprint=fingerprint, hidden_size=width)
+    return RemainingHead(info, layers, survival_table(survival))
+
+
+def state_of(model: Path, tokens: list[int]) -> np.ndarray:
+    """Last-layer states after the final norm of every position, by transformers."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.no_grad():
+        found = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).model(torch.tensor([tokens]))
+    return np.asarray(found.last_hidden_state[0].numpy())
+
+
+def assert_right(model: Path, recorded: SequenceStates, output: list[int]) -> None:
+    """Each state is that of the position whose logits gave the next token."""
+    expected = state_of(model, [*recorded.prompt, *output])
+    for generated, state in zip(recorded.generated, recorded.matrix(), strict=True):
+        position = len(recorded.prompt) + generated - 1
+        assert np.abs(state - expected[position]).max() < TOLERANCE, f"after {generated} tokens"
+
+
+def test_rows_are_those_of_their_requests_and_tokens_are_the_same(model: Path, tmp_path: Path) -> None:
+    with started(model) as engine:
+        assert not engine.info.states_refusal
+        plain = engine.finish(*[engine.add(*pair) for pair in zip(PROMPTS, SAMPLINGS, strict=True)])
+    record = tmp_path / "states"
+    with started(model, remaining=RemainingConfig(record=str(record), every=3)) as engine:
+        assert not engine.info.states_refusal
+        watched = engine.finish(*[engine.add(*pair) for pair in zip(PROMPTS, SAMPLINGS, strict=True)])
+    assert [(one.tokens, one.logprobs, one.finish) for one in plain] == [
+        (one.tokens, one.logprobs, one.finish) for one in watched
+    ]
+    recorded = {tuple(one.prompt): one for one in read_states([record])}
+    assert read_header(record).hidden_size == WIDTH
+    for prompt, one in zip(PROMPTS, watched, strict=True):
+        kept = recorded[tuple(prompt)]
+        assert (kept.length, kept.ended) == (len(one.tokens), False)
+        assert len(kept.generated) >= 10
+        assert_right(model, kept, one.tokens)
+
+
+def test_rows_are_right_after_a_preemption_and_in_a_continuation(model: Path, tmp_path: Path) -> None:
+    record = tmp_path / "states"
+    small = {"kv_blocks": 14, "kv_bytes": 0, "max_model_len": 256}
+    with started(model, **small, remaining=RemainingConfig(record=str(record), every=2)) as engine:
+        sampling = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
+        names = [engine.add(PROMPTS[0], sampling), engine.add(PROMPTS[1], sampling), engine.add(PROMPTS[2], sampling)]
+        names.append(engine.add(PROMPTS[4], sampling, [9, 8, 7, 6]))
+        decoded = engine.finish(*names)
+    assert sum(one.preemptions for one in decoded) > 0
+    earlier = [[], [], [], [9, 8, 7, 6]]
+    recorded = {tuple(one.prompt): one for one in read_states([record])}
+    for prompt, before, one in zip([*PROMPTS[:3], PROMPTS[4]], earlier, decoded, strict=True):
+        kept = recorded[tuple(prompt)]
+        assert min(kept.generated) >= len(before)
+        assert_right(model, kept, before + one.tokens)
+
+
+def _entries(engine: BenchEngine, name: str) -> list[SequenceStatus]:
+    snapshots = [event.snapshot for event in engine.events if isinstance(event, EngineStepped) and event.snapshot]
+    return [entry for snapshot in snapshots for entry in snapshot.running if entry.sequence == name]
+
+
+def test_snapshots_tell_estimates_every_few_steps_and_a_head_changes_no_token(model: Path, tmp_path: Path) -> None:
+    from services.worker.vllm_engine.kv_endpoint import weights
+
+    head = random_head(weights(str(model), config(model)))
+    path = tmp_path / HEAD_FILE
+    write_head(path, head)
+    sampling = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
+    record = tmp_path / "states"
+    with started(model, remaining=RemainingConfig(head=str(path), every=4, record=str(record))) as engine:
+        assert not engine.info.states_refusal
+        name = engine.add(PROMPTS[0], sampling, expected_output_tokens=30)
+        (decoded,) = engine.finish(name)
+        entries = _entries(engine, name)
+    told = {entry.expected_at: entry for entry in entries if entry.expected_at is not None}
+    assert set(np.diff(sorted(told))) == {4}
+    states = state_of(model, [*PROMPTS[0], *decoded.tokens])
+    for at, entry in told.items():
+        counts = np.array([at]), np.array([60 - at]), np.array([30])
+        p50, p90 = head.estimate(states[None, len(PROMPTS[0]) + at - 1].astype(np.float32), *counts)[0].tolist()
+        assert entry.expected_output_tokens == pytest.approx(at + p50, abs=1.1)
+        assert entry.expected_p90 == pytest.approx(at + math.ceil(p90), abs=1.1)
+    with started(model) as engine:
+        assert engine.run(PROMPTS[0], sampling).tokens == decoded.tokens
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "width", "reason"), [("other", WIDTH, "other weights"), ("", WIDTH + 1, "width")]
+)
+def test_a_head_of_another_model_is_refused_and_the_engine_serves(
+    model: Path, tmp_path: Path, fingerprint: str, width: int, reason: str
+) -> None:
+    from services.worker.vllm_engine.kv_endpoint import weights
+
+    path = tmp_path / "head.safetensors"
+    write_head(path, random_head(fingerprint or weights(str(model), config(model)), width=width))
+    with started(model, remaining=RemainingConfig(head=str(path))) as engine:
+        assert reason in engine.info.states_refusal
+        assert len(engine.run(PROMPTS[0], SAMPLINGS[0]).tokens) == 40
+
+
+def test_rows_in_a_wrong_order_are_found_by_the_self_test(model: Path, tmp_path: Path) -> None:
+    arguments = {"worker_cls": "tests.engine.swapped_rows.SwappingWorker"}
+    wanted = RemainingConfig(record=str(tmp_path / "states"))
+    with started(model, remaining=wanted, engine_args=arguments) as engine:
+        assert "states that are not those of their requests" in engine.info.states_refusal
+        assert len(engine.run(PROMPTS[0], SAMPLINGS[0]).tokens) == 40
+    assert not (tmp_path / "states").exists()
