@@ -1,4 +1,4 @@
-"""``millrace train tagger``: from recordings to a model in force, and what it refuses."""
+"""``millrace train tagger`` and ``remaining``: from recordings to a model in force, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from millrace.cli.__main__ import main
 from millrace.lengths.files import MODEL_FILE, OutcomeWriter, read_models, read_requests
+from millrace.lengths.head import HEAD_FILE, read_head
 from millrace.lengths.quantile import decode_model
 from millrace.lengths.samples import samples_of
+from millrace.lengths.states import SequenceStates, StatesHeader, StateWriter
 
 
 def _recording(path: Path, *, count: int = 400, scale: float = 1.0, seed: int = 1) -> Path:
@@ -98,3 +101,42 @@ def test_absurd_lengths_are_left_out(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _train(tmp_path, "--from", str(tmp_path / "nowhere.outcomes")) != 0
     assert "nowhere.outcomes" in capsys.readouterr().err
+
+
+def _states(path: Path, *, count: int = 500, informative: bool = True) -> Path:
+    """Sequences whose states tell their rest in one column."""
+    rng = np.random.default_rng(1)
+    writer = StateWriter(path, StatesHeader(model="m", fingerprint="f", hidden_size=8))
+    for number in range(count):
+        length = int(rng.geometric(1 / 80))
+        at = int(rng.integers(length))
+        state = rng.normal(0, 1, 8)
+        if informative:
+            state[2] = np.log1p(length - at)
+        writer.append(SequenceStates([number], length, True, 5_000, 0, [at], state.astype("<f2").tobytes()))
+    return path
+
+
+def test_states_become_a_head_beside_the_model_and_the_same_again_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "remaining", "--from", str(_states(tmp_path / "states")), "--model-path", str(tmp_path)]
+    assert main(words) == 0
+    assert "is better on" in capsys.readouterr().out
+    head = read_head(tmp_path / HEAD_FILE, fingerprint="f")
+    assert head.info.figures["head"]["error"] < head.info.figures["survival"]["error"]
+    assert main(words) == 3
+    assert main([*words, "--force"]) == 0
+
+
+def test_states_that_tell_nothing_put_no_head_in_force(tmp_path: Path) -> None:
+    states = _states(tmp_path / "states", informative=False)
+    assert main(["train", "remaining", "--from", str(states), "--output", str(tmp_path / "head")]) == 3
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_file_without_states_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "states"
+    path.write_text("nothing of the kind\n")
+    assert main(["train", "remaining", "--from", str(path), "--output", str(tmp_path / "head")]) != 0
+    assert str(path) in capsys.readouterr().err

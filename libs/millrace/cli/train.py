@@ -1,6 +1,6 @@
-"""Trains models from what a cluster recorded: ``millrace train tagger``.
+"""Trains models from what a cluster recorded: ``millrace train tagger``, ``millrace train remaining``.
 
-A running tagger does this by itself; the command is for starting from recordings, and for looking at the figures.
+A running tagger does the first by itself; that command is for starting from recordings, and for looking at the figures.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from pathlib import Path
 
 from millrace.cli.errors import CliError
 from millrace.lengths.files import OutcomesUnreadable, read_models, read_outcomes, read_requests, write_model
+from millrace.lengths.head import HEAD_FILE, HeadUnreadable, RemainingHead, read_head, write_head
 from millrace.lengths.samples import LengthSample, samples_of
 from millrace.lengths.scoring import Score
+from millrace.lengths.states import StatesUnreadable, read_header, read_states
 from millrace.lengths.training import TrainingResult, train_candidate
 
 DEFAULT_FOLDER = Path(".millrace") / "lengths"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``train tagger --model NAME (--from FILE ... | --requests FILE ...)``."""
+    """``train tagger --model NAME (--from FILE ... | --requests FILE ...)``; ``train remaining --from FILE ...``."""
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    _add_remaining(kinds.add_parser("remaining", help="the head that reads remaining lengths from hidden states"))
     tagger = kinds.add_parser("tagger", help="the model of output lengths")
     tagger.add_argument("--model", required=True, help="the served model whose outputs these are")
     source = tagger.add_mutually_exclusive_group(required=True)
@@ -40,8 +43,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tagger.add_argument("--force", action="store_true", help="replace a model that is better, too")
 
 
+def _add_remaining(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from",
+        dest="states",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="states that workers kept",
+    )
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--model-path", type=Path, metavar="FOLDER", help=f"the model's: for {HEAD_FILE}")
+    place.add_argument("--output", type=Path, help="write the head to this file, and compare it with survival alone")
+    parser.add_argument("--force", action="store_true", help="replace a head that is better, too")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Trains, shows the figures, and puts the model in force where it is better; returns 3 where it is not."""
+    return _run_remaining(arguments) if arguments.kind == "remaining" else _run_tagger(arguments)
+
+
+def _run_remaining(arguments: argparse.Namespace) -> int:
+    from millrace.lengths.remaining_training import train_head  # it needs torch
+
+    path = arguments.output or arguments.model_path / HEAD_FILE
+    try:
+        header = read_header(arguments.states[0])
+        if any(read_header(other) != header for other in arguments.states[1:]):
+            raise CliError("the files hold states of different models")
+        incumbent = None if arguments.output else _head_in_force(path, header.fingerprint)
+        result = train_head(list(read_states(arguments.states)), header=header, incumbent=incumbent)
+        print(result.reason)
+        for name, found in result.scores.items():
+            print(_line(name, found))
+        if result.head is None or not (result.accepted or arguments.force):
+            return 3
+        write_head(path, result.head)
+        print(f"written: {path}")
+    except (StatesUnreadable, OSError) as error:
+        raise CliError(str(error)) from None
+    return 0
+
+
+def _head_in_force(path: Path, fingerprint: str) -> RemainingHead | None:
+    """The head of these weights; None where there is none, or an unusable one, which answers nothing either."""
+    try:
+        return read_head(path, fingerprint=fingerprint)
+    except (HeadUnreadable, FileNotFoundError):
+        return None
+
+
+def _run_tagger(arguments: argparse.Namespace) -> int:
     try:
         samples = list(_samples(arguments))
         incumbent = (
@@ -90,6 +143,6 @@ def _report(result: TrainingResult, samples: list[LengthSample]) -> str:
 
 def _line(name: str, score: Score) -> str:
     return (
-        f"  {name:<10} mean error {score.error:.1f} tokens, error rate {score.error_rate:.1%}, within 50 tokens "
+        f"  {name:<37} mean error {score.error:.1f} tokens, error rate {score.error_rate:.1%}, within 50 tokens "
         f"{score.acc_50:.1%}, within 100 {score.acc_100:.1%}, p90 covers {score.covered_90:.1%}"
     )
