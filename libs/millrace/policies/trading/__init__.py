@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.policies.trading.ares import policy as ares
 from millrace.policies.trading.cascade import policy as cascade
 from millrace.policies.trading.delay import policy as delay
 from millrace.policies.trading.none import policy as none
@@ -89,6 +90,15 @@ _ALL = (
         pick=delay.pick,
         parameters=delay.Parameters,
         initial_state=delay.State(),
+        needs_forecast=True,
+    ),
+    TradingPolicy(
+        name="ares",
+        trigger=ares.trigger,
+        burden=ares.burden,
+        pick=ares.pick,
+        parameters=ares.Parameters,
+        initial_state=ares.State(),
         needs_forecast=True,
     ),
 )

@@ -1,0 +1,1 @@
+"""ARES's algorithm 1 to the letter."""

@@ -1,0 +1,1 @@
+"""ARES's rescheduling by future load, as a policy of brokers."""

@@ -1,0 +1,119 @@
+"""The risk that memory runs short, against lives drawn at random."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+import pytest
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.lengths.memory_risk import MemoryRisk, memory_risk
+
+BLOCK = 16
+
+
+def entry(length: int, *, output: int = 10, p50: int = 100, p90: int = 400, at: int | None = None) -> SequenceStatus:
+    """A running sequence of ``length`` tokens whose rest is estimated at ``at`` output tokens, now if None."""
+    made = output if at is None else at
+    return SequenceStatus(
+        "r.0",
+        SequenceState.RUNNING,
+        length - output,
+        length,
+        output,
+        10_000,
+        -(-length // BLOCK),
+        0,
+        made + p50,
+        "",
+        made + p90,
+        made,
+    )
+
+
+def snapshot(*running: SequenceStatus, total: int, others: int = 0) -> StatusSnapshot:
+    held = sum(each.blocks for each in running)
+    return StatusSnapshot(
+        instance="w0",
+        incarnation=1,
+        model="m",
+        step=1,
+        at_ns=1,
+        running=list(running),
+        waiting=[],
+        blocks_free=total - held - others,
+        blocks_total=total,
+        preemptions=0,
+        step_duration_ns=1,
+        batch=BatchComposition(),
+    )
+
+
+def risk(state: StatusSnapshot, horizon: int = 160, **fields: int) -> MemoryRisk:
+    return memory_risk(state, block_size=BLOCK, horizon_tokens=horizon, **fields)
+
+
+def drawn(state: StatusSnapshot, ahead: int, *, since: int = 0, draws: int = 4_000) -> float:
+    """Share of drawn futures in which the blocks do not suffice."""
+    rng = random.Random(3)
+    scale, shape = 101.0, math.log(9) / (math.log(401) - math.log(101))
+    over = 0
+    for _ in range(draws):
+        blocks = state.blocks_total - state.blocks_free - sum(each.blocks for each in state.running)
+        for each in state.running:
+            rest = -1.0
+            while rest <= since:
+                rest = scale * (1 / rng.uniform(1e-12, 1.0) - 1) ** (1 / shape) - 1
+            if rest > since + ahead:
+                blocks += -(-(each.prompt_tokens + each.output_tokens + ahead) // BLOCK)
+        over += blocks > state.blocks_total
+    return over / draws
+
+
+@pytest.mark.parametrize(("total", "since"), [(330, 0), (380, 0), (430, 0), (430, 80)])
+def test_probabilities_are_those_of_drawn_futures(total: int, since: int) -> None:
+    running = [entry(150 + 7 * index, output=10 + since, at=10) for index in range(30)]
+    state = snapshot(*running, total=total)
+    said = risk(state)
+    for ahead, probability in zip(said.ahead, said.probabilities, strict=True):
+        if ahead in (40, 80, 160):
+            assert probability == pytest.approx(drawn(state, ahead, since=since), abs=0.06)
+
+
+def test_the_median_and_the_90th_percentile_are_kept() -> None:
+    said = risk(snapshot(entry(160, p50=100, p90=400), total=90), horizon=400, points=4)
+    assert said.ahead == (100, 200, 300, 400)
+    points = zip(said.expected_blocks, said.ahead, strict=True)
+    shares = [blocks / -(-(160 + ahead) // BLOCK) for blocks, ahead in points]
+    assert shares[0] == pytest.approx(0.5, abs=0.01)
+    assert shares[-1] == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_sequence_of_which_nothing_is_known_goes_on_to_its_bound() -> None:
+    blind = msgspec.structs.replace(
+        entry(160), expected_output_tokens=None, expected_at=None, expected_p90=None, max_tokens=60
+    )
+    said = risk(snapshot(blind, total=12), horizon=64, points=4)
+    assert said.ahead == (16, 32, 48, 64)
+    assert said.expected_blocks == (11, 12, 13, 0)
+    assert said.probabilities == (0.0, 0.0, 1.0, 0.0)
+
+
+def test_what_others_hold_and_what_is_promised_counts() -> None:
+    running = [entry(160) for _ in range(10)]
+    calm = risk(snapshot(*running, total=400))
+    assert calm.highest < 0.01
+    assert risk(snapshot(*running, total=400, others=330)).highest > 0.5
+    assert risk(snapshot(*running, total=400), reserved_blocks=330).highest > 0.5
+
+
+def test_an_idle_instance_risks_nothing_and_sizes_must_be_positive() -> None:
+    assert risk(snapshot(total=10)).highest == 0.0
+    with pytest.raises(ValueError, match="horizon_tokens 0"):
+        risk(snapshot(total=10), horizon=0)
+
+
+def test_estimates_that_no_sequence_can_have_count_as_none() -> None:
+    broken = msgspec.structs.replace(entry(160), expected_p90=5)
+    assert risk(snapshot(broken, total=500)).expected_blocks[-1] == 20
