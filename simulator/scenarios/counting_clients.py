@@ -1,4 +1,4 @@
-"""Clients of a scenario: they send, and count how their calls end. Content is not looked at (sim/clients.py does)."""
+"""Clients of a scenario: they send, and count how their calls end. Content is not looked at (soak/clients.py does)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What builds the same actor again: ``replay_actor(config, seed)`` in its service's ``replay`` module takes it.
+    """What builds the same actor again: ``build`` of its service does, called by simulator/recorded_actor.py.
 
     Attributes:
         config: JSON without secrets.
