@@ -42,7 +42,8 @@ def run_seed(seed: int, policy: str = POLICY, *, migrations: bool = False, tradi
             return SoakRun(seed, shape=msgspec.structs.replace(trading_shape(seed), policy=policy)).run()
         return SoakRun(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
     except SimulationFailed as failure:
-        return str(failure)
+        text = str(failure)
+        return text if text.startswith(f"seed {seed}") else f"seed {seed}: {text}"  # what fails at the start names none
 
 
 def _run(work: tuple[int, str, bool, bool]) -> tuple[int, SoakReport | str]:
