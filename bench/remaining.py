@@ -27,6 +27,7 @@ from millrace.lengths.remaining_training import (
 )
 from millrace.lengths.scoring import Numbers, interval
 from millrace.lengths.states import SequenceStates, read_header, read_states
+from numpy.typing import NDArray
 
 MODELS = ("nano", "micro", "mini")
 SEED = 7
@@ -35,7 +36,7 @@ AIM = 0.9
 
 
 def of_requests(
-    data: StateMatrix, predicted: dict[str, Numbers], chosen: Numbers
+    data: StateMatrix, predicted: dict[str, Numbers], chosen: NDArray[np.bool_]
 ) -> tuple[StateMatrix, dict[str, Numbers]]:
     """The samples of some requests."""
     rows = chosen[data.request]

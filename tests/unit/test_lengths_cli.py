@@ -120,7 +120,8 @@ def _states(path: Path, *, count: int = 500, informative: bool = True) -> Path:
 def test_states_become_a_head_beside_the_model_and_the_same_again_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "remaining", "--from", str(_states(tmp_path / "states")), "--model-path", str(tmp_path)]
+    states = _states(tmp_path / "states", count=2_000)
+    words = ["train", "remaining", "--from", str(states), "--model-path", str(tmp_path)]
     assert main(words) == 0
     assert "is better on" in capsys.readouterr().out
     head = read_head(tmp_path / HEAD_FILE, fingerprint="f")
