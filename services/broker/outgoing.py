@@ -214,6 +214,7 @@ class OutgoingDeals:
             target=deal.target,
             reason=REASONS.get(deal.reason, MigrationReason.SCHEDULER),
             within_ms=BEGIN_MS,
+            order=deal.deal,
             note=f"{deal.reason}: {deal.why}; {len(deal.bids)} of {len(deal.asked)} asked have bid",
         )
         return [

@@ -32,6 +32,7 @@ def source_span(out: OutgoingMigration, end_ns: int) -> list[Effect]:
         "millrace.source": out.source,
         "millrace.target": out.target or out.wanted,
         "millrace.reason": str(out.reason),
+        "millrace.note": out.note,
         "millrace.mode": str(out.mode),
         "millrace.outcome": str(out.outcome),
         "millrace.epoch": out.target_epoch,

@@ -72,6 +72,7 @@ class OutgoingMigration:
         released: The source's lease is over, or was never given.
         asked_target: The target's migrator was asked to prepare: it must hear of an abort.
         committed_ns: When the target had it; 0 before.
+        note: Why its asker wants it, for the span.
     """
 
     migration: str
@@ -118,6 +119,7 @@ class OutgoingMigration:
     stopped_ns: int = 0
     frozen: SequenceFrozen | None = None
     committed_ns: int = 0
+    note: str = ""
     ends_tried: int = 0
     outcome: MigrationOutcome | None = None
     refusal: KvRefusal | None = None
@@ -190,6 +192,7 @@ def asked_for(
         mode=mode,
         asked_ns=now_ns,
         begin_until_ns=now_ns + max(0, body.within_ms) * 1_000_000,
+        note=body.note,
     )
 
 

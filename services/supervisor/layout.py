@@ -18,6 +18,8 @@ from millrace.supervision.service_fields import (
     coordinator_fields,
     ingress_fields,
     merged,
+    broker_fields,
+    broker_shares,
     migrator_fields,
     migrator_shares,
     shape_of,
@@ -60,6 +62,7 @@ class Layout:
             *self._zygote(slots),
             *self._workers(running, slots),
             *self._migrators(),
+            *self._brokers(),
             *self._services("ingress", services.ingresses, self._ingress_fields(), stop_order=1),
         ]
         config = SupervisorConfig(
@@ -193,6 +196,12 @@ class Layout:
         spec = self.spec
         shares = [merged(migrator_fields(spec, names), spec.settings.migrator) for names in migrator_shares(spec)]
         return [self._service("migrator", index, fields, stop_order=3) for index, fields in enumerate(shares)]
+
+    def _brokers(self) -> list[ChildSpec]:
+        """For every instance there is or may be. Migrators drain by themselves when these have ended."""
+        spec = self.spec
+        shares = [merged(broker_fields(spec, names), spec.settings.broker) for names in broker_shares(spec)]
+        return [self._service("broker", index, fields, stop_order=3) for index, fields in enumerate(shares)]
 
     def _zygote(self, slots: Iterable[WorkerSlot]) -> list[ChildSpec]:
         """The process that vLLM workers are forked from, where there may be any."""

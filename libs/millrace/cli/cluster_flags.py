@@ -73,6 +73,8 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--ingresses", type=int, help="ingress processes that share the port (default: 1)")
     add("--predictors", type=int, help="predictor processes, which forecast for dispatch; 0 for none (default: 1)")
     add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
+    add("--trading", help="which running sequences instances trade: delay, cascade or none (default: delay)")
+    add("--no-brokers", action="store_true", default=None, help="running sequences move by order only")
     add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
     add(
         "--worker-set",
@@ -80,7 +82,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="further fields of each worker's configuration, or of the one named (worker-0=...); may be repeated",
     )
-    for service in ("ingress", "migrator", "predictor", "coordinator"):
+    for service in ("ingress", "migrator", "broker", "predictor", "coordinator"):
         add(f"--{service}-set", metavar="JSON", help=f"further fields of each {service}'s configuration")
     group = parser.add_argument_group("this machine", "also with --cluster, over what its file says")
     add = group.add_argument
@@ -136,11 +138,13 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         policies=ClusterPolicies(
             dispatch=PolicyChoice(name=_policy(arguments.policy or "")),
             provisioning=PolicyChoice(name=_strategy(arguments)),
+            trading=PolicyChoice(name=arguments.trading or ""),
         ),
         services=ServiceCounts(
             ingresses=_or(arguments.ingresses, 1),
             predictors=_or(arguments.predictors, 1),
             migrators=not arguments.no_migrators,
+            brokers=not arguments.no_brokers,
         ),
         settings=_settings(arguments),
     )
@@ -213,6 +217,7 @@ def _settings(arguments: argparse.Namespace) -> ServiceSettings:
         workers=single,
         ingress=_table(arguments.ingress_set, "--ingress-set"),
         migrator=_table(arguments.migrator_set, "--migrator-set"),
+        broker=_table(arguments.broker_set, "--broker-set"),
         predictor=_table(arguments.predictor_set, "--predictor-set"),
         coordinator=coordinator,
     )

@@ -16,6 +16,7 @@ from millrace.policies.dispatch.loading import PolicyError, load_policy
 from millrace.policies.migration import TARGET_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.stages import STAGE_POLICIES
+from millrace.policies.trading import TRADING_POLICIES
 
 #: Instances that one cluster is asked to run at most.
 INSTANCES_MAX = 2_000
@@ -162,6 +163,7 @@ def _check_policies(spec: ClusterSpec) -> None:
     for kind, choice, registry in (
         ("migration", policies.migration, TARGET_POLICIES),
         ("stages", policies.stages, STAGE_POLICIES),
+        ("trading", policies.trading, TRADING_POLICIES),
         ("provisioning", policies.provisioning, PROVISIONING_POLICIES),
     ):
         _check_choice(kind, choice, registry)

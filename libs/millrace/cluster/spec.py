@@ -122,6 +122,7 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         migration: Which instance takes a running sequence (migrator).
         stages: Which instances serve which lengths (coordinator). Stages that a model names in the file stay as they
             are, whatever the policy.
+        trading: Which running sequences instances trade with each other, and to whom (broker).
         provisioning: When instances are started and stopped (coordinator). ``instances_min`` and ``instances_max``
             follow from the groups unless they are given.
     """
@@ -129,6 +130,7 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     dispatch: PolicyChoice = PolicyChoice()
     migration: PolicyChoice = PolicyChoice()
     stages: PolicyChoice = PolicyChoice()
+    trading: PolicyChoice = PolicyChoice()
     provisioning: PolicyChoice = PolicyChoice()
 
 
@@ -141,6 +143,7 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         taggers: A queue group.
         coordinators: One is active per model, the others stand by.
         migrators: Whether running sequences can move between instances.
+        brokers: Whether instances trade them: without brokers they move by order, drain or hand-off only.
     """
 
     ingresses: int = 1
@@ -148,6 +151,7 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     taggers: int = 1
     coordinators: int = 1
     migrators: bool = True
+    brokers: bool = True
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -162,6 +166,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     worker: dict[str, Any] = {}
     workers: dict[str, dict[str, Any]] = {}
     migrator: dict[str, Any] = {}
+    broker: dict[str, Any] = {}
     predictor: dict[str, Any] = {}
     tagger: dict[str, Any] = {}
     coordinator: dict[str, Any] = {}

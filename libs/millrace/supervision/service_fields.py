@@ -19,6 +19,9 @@ from millrace.contracts.plan import InstanceRole
 #: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
 CPU_KV_BYTES = 256 * 1024 * 1024
 
+#: Instances of one broker process: as many as a worker process of modelled engines has.
+BROKER_INSTANCES_MAX = 64
+
 #: Step-time sets measured with the models that ship, and with the random one for load experiments, by their folder.
 STEP_TIMES = {
     "millrace-mini": "cpu-8m",
@@ -85,6 +88,21 @@ def migrator_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
     """Its instances and how it chooses targets."""
     choice = spec.policies.migration
     return {"instances": instances, **({"target": _chosen("policy", choice)} if choice.name else {})}
+
+
+def broker_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
+    """Its instances, how they trade, and the step-time files that their forecasts need."""
+    files, choice = step_time_files(spec), spec.policies.trading
+    fields: dict[str, Any] = {"instances": instances, **({"step_times": files} if files else {})}
+    return fields | ({"trading": _chosen("policy", choice)} if choice.name else {})
+
+
+def broker_shares(spec: ClusterSpec) -> list[list[str]]:
+    """Instances of each broker process; none where nothing can move."""
+    if not (spec.services.brokers and spec.services.migrators):
+        return []
+    names = [name for share in migrator_shares(spec) for name in share]
+    return [names[at : at + BROKER_INSTANCES_MAX] for at in range(0, len(names), BROKER_INSTANCES_MAX)]
 
 
 def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
