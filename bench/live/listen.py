@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from millrace.actor.bucket_reading import read_bucket
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import CLUSTER_FILE, Connection, read_cluster_file
 from millrace.contracts.codec import decode
@@ -61,14 +62,7 @@ class Listener:
 
     async def instances(self) -> list[InstanceRecord]:
         """Those that are registered, by name."""
-        watcher = await (await self._bus.jetstream().key_value(self._subjects.bucket("instance"))).watchall()
-        found = []
-        async for entry in watcher:
-            if entry is None:
-                break
-            if entry.value:
-                found.append(decode(entry.value))
-        await watcher.stop()
+        found = [decode(value) for value in await read_bucket(self._bus, self._subjects.bucket("instance"))]
         return sorted(_of(found, InstanceRecord), key=lambda record: record.instance)
 
 

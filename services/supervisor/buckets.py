@@ -11,7 +11,7 @@ import asyncio
 import sys
 
 import nats
-from millrace.actor.buckets import ensure_bucket
+from millrace.actor.buckets import allow_direct_reads, ensure_bucket
 from millrace.actor.config import BusConfig, load_config
 from millrace.actor.errors import BusError, BusUnavailable, ConfigError
 from millrace.contracts.catalog import BUCKETS
@@ -37,6 +37,7 @@ async def create_buckets(bus: BusConfig, *, replicas: int = 1) -> None:
         for bucket in BUCKETS:
             full_name = subjects.bucket(bucket.name)
             await ensure_bucket(stream, name=bucket.name, full_name=full_name, replicas=replicas)
+            await allow_direct_reads(stream, full_name=full_name)
     except nats.errors.Error as error:
         raise BusUnavailable(f"JetStream: {error}") from None
     finally:

@@ -15,11 +15,11 @@ from millrace.cluster.spec import EngineName
 from millrace.contracts.catalog import Role
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.service_fields import (
+    broker_fields,
+    broker_shares,
     coordinator_fields,
     ingress_fields,
     merged,
-    broker_fields,
-    broker_shares,
     migrator_fields,
     migrator_shares,
     shape_of,

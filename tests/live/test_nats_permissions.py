@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import nats
 import pytest
+from millrace.actor.bucket_reading import BucketUnreadable, read_bucket
+from millrace.actor.buckets import allow_direct_reads, ensure_bucket
 from millrace.actor.nats_client import settle
-from millrace.contracts.catalog import CHANNELS, Channel, Role
+from millrace.contracts.catalog import BUCKETS, CHANNELS, Channel, Role
 from millrace.contracts.subjects import Subjects
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
+from nats.errors import NoRespondersError
+from nats.js.api import KeyValueConfig
 
 PASSWORDS = {role: f"secret-of-{role}" for role in Role}
 SUBJECTS = Subjects("local")
@@ -126,3 +131,94 @@ async def test_a_worker_may_take_its_whole_inbox_with_one_subscription(server: s
         async with client_of(server, role, errors) as client:
             await client.subscribe(SUBJECTS.engine("a", "*"))
             assert bool(await refusals(client, errors)) == (not may), role
+
+
+# the key-value store
+
+
+@pytest.fixture
+async def buckets(server: str) -> None:
+    async with client_of(server, Role.SUPERVISOR, []) as client:
+        for bucket in BUCKETS:
+            await ensure_bucket(client.jetstream(), name=bucket.name, full_name=SUBJECTS.bucket(bucket.name))
+        await client.publish(f"$KV.{SUBJECTS.bucket('plan')}.m", b"a plan")
+        await client.publish(f"$KV.{SUBJECTS.bucket('plan')}.n", b"old")
+        await client.publish(f"$KV.{SUBJECTS.bucket('plan')}.n", b"new")
+        await client.publish(f"$KV.{SUBJECTS.bucket('plan')}.o", b"", headers={"KV-Operation": "DEL"})
+        await settle(client)
+
+
+def consumer(stream: str, *, deliver: str = "_INBOX.x.y", **config: object) -> bytes:
+    fields = {"deliver_subject": deliver, "deliver_policy": "last_per_subject", "ack_policy": "none", **config}
+    return json.dumps({"stream_name": stream, "config": fields}).encode()
+
+
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.SUPERVISOR])
+async def test_a_role_watches_its_buckets_and_creates_no_other_consumer(server: str, buckets: None, role: Role):
+    for bucket in BUCKETS:
+        stream = f"KV_{SUBJECTS.bucket(bucket.name)}"
+        errors: list[str] = []
+        async with client_of(server, role, errors) as client:
+            await client.publish(f"$JS.API.CONSUMER.CREATE.{stream}", consumer(stream))
+            assert bool(await refusals(client, errors)) == (role not in bucket.watchers), f"{role} on {bucket.name}"
+
+
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.SUPERVISOR])
+async def test_no_role_names_changes_inspects_or_deletes_a_consumer(server: str, buckets: None, role: Role):
+    stream = f"KV_{SUBJECTS.bucket('plan')}"
+    for subject in (
+        f"$JS.API.CONSUMER.CREATE.{stream}.w",
+        f"$JS.API.CONSUMER.CREATE.{stream}.w.$KV.{SUBJECTS.bucket('plan')}.m",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.w",
+        f"$JS.API.CONSUMER.DELETE.{stream}.w",
+        f"$JS.API.CONSUMER.INFO.{stream}.w",
+        f"$JS.API.CONSUMER.NAMES.{stream}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.w",
+        f"$JS.API.STREAM.PURGE.{stream}",
+        f"$JS.API.STREAM.DELETE.{stream}",
+    ):
+        errors: list[str] = []
+        async with client_of(server, role, errors) as client:
+            await client.publish(subject, consumer(stream, name="w"))
+            assert await refusals(client, errors), f"{role} on {subject}"
+
+
+async def test_a_watcher_cannot_take_over_the_consumer_of_another_one(server: str, buckets: None):
+    stream = f"KV_{SUBJECTS.bucket('plan')}"
+    async with client_of(server, Role.SUPERVISOR, []) as client:
+        await client.jetstream().add_consumer(
+            stream, name="w", deliver_subject="_INBOX.coordinator.w", ack_policy="none"
+        )
+        async with client_of(server, Role.INGRESS, []) as other:
+            body = consumer(stream, deliver=SUBJECTS.engine("a", "submit"), name="w")
+            await other.request(f"$JS.API.CONSUMER.CREATE.{stream}", body, timeout=2)
+        info = await client.jetstream().consumer_info(stream, "w")
+        assert info.config.deliver_subject == "_INBOX.coordinator.w"
+
+
+@pytest.mark.parametrize("role", [Role.OBSERVER, Role.OPERATOR, Role.TAGGER])
+async def test_whoever_looks_on_reads_a_bucket_without_a_consumer(server: str, buckets: None, role: Role):
+    errors: list[str] = []
+    async with client_of(server, role, errors) as client:
+        assert await read_bucket(client, SUBJECTS.bucket("plan")) == [b"a plan", b"new"]
+        assert await read_bucket(client, SUBJECTS.bucket("lease")) == []
+        assert not await refusals(client, errors)
+
+
+async def test_a_bucket_that_is_not_there_is_unreadable(server: str, buckets: None):
+    async with client_of(server, Role.SUPERVISOR, []) as client:
+        with pytest.raises(BucketUnreadable):
+            await read_bucket(client, "mr_local_nothing")
+
+
+async def test_a_bucket_of_an_earlier_version_is_made_readable(server: str):
+    name = SUBJECTS.bucket("earlier")
+    async with client_of(server, Role.SUPERVISOR, []) as client:
+        stream = client.jetstream()
+        await stream.create_key_value(KeyValueConfig(bucket=name, direct=False))
+        await client.publish(f"$KV.{name}.m", b"x")
+        await settle(client)
+        with pytest.raises((BucketUnreadable, NoRespondersError)):
+            await read_bucket(client, name)
+        await allow_direct_reads(stream, full_name=name)
+        assert await read_bucket(client, name) == [b"x"]

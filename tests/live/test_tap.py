@@ -13,6 +13,7 @@ from typing import Any
 
 import nats
 import pytest
+from millrace.actor.buckets import ensure_bucket
 from millrace.contracts.catalog import Role
 from millrace.contracts.codec import encode
 from millrace.contracts.message import Body
@@ -261,7 +262,9 @@ async def beat(worker: Client, ingress: Client) -> None:
 
 async def test_status_shows_instances_stages_services_and_rates_with_an_observer_s_rights(server: Server) -> None:
     async with user(server, Role.SUPERVISOR) as supervisor:
-        bucket = await supervisor.jetstream().create_key_value(bucket=SUBJECTS.bucket("plan"))
+        name = SUBJECTS.bucket("plan")
+        await ensure_bucket(supervisor.jetstream(), name="plan", full_name=name)
+        bucket = await supervisor.jetstream().key_value(name)
         stage = Stage(name="s7", length_min=0, length_max=None, instances=["w0"])
         await bucket.put("tiny", encode(Plan(model="tiny", epoch=1, stages=[stage], coordinator="c0")))
     async with user(server, Role.WORKER) as worker, user(server, Role.INGRESS) as ingress:

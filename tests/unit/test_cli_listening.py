@@ -3,72 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from millrace.actor.bucket_reading import BucketUnreadable, read_bucket
 from millrace.cli import listening
 from millrace.cli.cluster import Connection
-from millrace.cli.listening import EMPTY_MAX, read_values
-from nats.js.kv import KeyValue
+from nats.aio.client import Client
+
+END = ({"Status": "204"}, b"")
 
 
-class FakeBucket:
-    """Answers each watch with what it was given for it, and then as nats-py does: None."""
+class FakeClient:
+    """Answers one direct get with the given messages; a second one would hear nothing."""
 
-    def __init__(self, answers: list[list[bytes]], *, messages: int) -> None:
-        self._answers = answers
-        self._messages = messages
-        self.watches = 0
+    def __init__(self, *messages: tuple[dict[str, str], bytes]) -> None:
+        self._messages = list(messages)
+        self.asked: list[tuple[str, Any]] = []
+        self.subscribed = False
 
-    async def watchall(self, **_: Any) -> FakeWatcher:
-        self.watches += 1
-        return FakeWatcher(self._answers[min(self.watches, len(self._answers)) - 1])
+    def new_inbox(self) -> str:
+        return "_INBOX.observer.1"
 
-    async def status(self) -> SimpleNamespace:
-        return SimpleNamespace(values=self._messages)
+    async def subscribe(self, _: str) -> FakeClient:
+        self.subscribed = True
+        return self
 
+    async def unsubscribe(self) -> None:
+        self.subscribed = False
 
-class FakeWatcher:
-    def __init__(self, values: list[bytes]) -> None:
-        self._values = values
+    async def publish(self, subject: str, payload: bytes, *, reply: str) -> None:
+        assert reply == "_INBOX.observer.1"
+        self.asked.append((subject, json.loads(payload)))
 
-    async def __aiter__(self) -> AsyncIterator[SimpleNamespace | None]:
-        for value in self._values:
-            yield SimpleNamespace(value=value)
-        yield None
-
-    async def stop(self) -> None:
-        pass
-
-
-async def values_of(bucket: FakeBucket) -> list[bytes]:
-    return await read_values(cast(KeyValue, bucket))
+    async def next_msg(self, _: float) -> SimpleNamespace:
+        if not self._messages:
+            raise TimeoutError
+        headers, data = self._messages.pop(0)
+        return SimpleNamespace(headers=headers, data=data)
 
 
-async def test_every_value_of_a_bucket_is_read_at_once() -> None:
-    bucket = FakeBucket([[b"a", b"b"]], messages=2)
-    assert await values_of(bucket) == [b"a", b"b"]
-    assert bucket.watches == 1
+async def values_of(client: FakeClient) -> list[bytes]:
+    values = await read_bucket(cast(Client, client), "b")
+    assert not client.subscribed
+    return values
 
 
-async def test_a_bucket_that_is_said_to_be_empty_and_is_not_is_read_again() -> None:
-    bucket = FakeBucket([[], [], [b"a"]], messages=1)
-    assert await values_of(bucket) == [b"a"]
+async def test_every_value_of_a_bucket_is_read_with_one_request() -> None:
+    client = FakeClient(({}, b"a"), ({}, b"b"), END)
+    assert await values_of(client) == [b"a", b"b"]
+    ((subject, question),) = client.asked
+    assert (subject, question["multi_last"]) == ("$JS.API.DIRECT.GET.KV_b", ["$KV.b.>"])
 
 
-async def test_an_empty_bucket_is_read_once() -> None:
-    bucket = FakeBucket([[]], messages=0)
-    assert await values_of(bucket) == []
-    assert bucket.watches == 1
+async def test_deleted_and_expired_keys_are_left_out() -> None:
+    deleted, expired = {"KV-Operation": "DEL"}, {"Nats-Marker-Reason": "MaxAge"}
+    assert await values_of(FakeClient((deleted, b""), (expired, b""), ({}, b"a"), END)) == [b"a"]
 
 
-async def test_a_bucket_of_deletions_alone_is_empty_in_the_end() -> None:
-    bucket = FakeBucket([[]], messages=3)
-    assert await values_of(bucket) == []
-    assert bucket.watches == EMPTY_MAX
+async def test_an_empty_bucket_has_no_values() -> None:
+    assert await values_of(FakeClient(({"Status": "404"}, b""))) == []
+
+
+@pytest.mark.parametrize("messages", [[], [({}, b"a")], [({"Status": "503"}, b"")]])
+async def test_an_answer_that_breaks_off_or_is_refused_is_no_empty_bucket(
+    messages: list[tuple[dict[str, str], bytes]],
+) -> None:
+    client = FakeClient(*messages)
+    with pytest.raises(BucketUnreadable):
+        await values_of(client)
+    assert not client.subscribed
 
 
 async def test_the_watch_of_the_store_ends_while_the_bus_is_still_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,5 +33,17 @@ async def ensure_bucket(js: JetStreamContext, *, name: str, full_name: str, repl
             ttl=ttl_s or None,
             replicas=replicas,
             limit_marker_ttl=MARKER_TTL_S if ttl_s else None,
+            direct=True,  # bucket_reading.py
         )
         await js.create_key_value(config)
+
+
+async def allow_direct_reads(js: JetStreamContext, *, full_name: str) -> None:
+    """Let a bucket that an earlier version created be read without a consumer (bucket_reading.py).
+
+    Raises:
+        nats.errors.Error: as ``ensure_bucket``; only the supervisor may change streams.
+    """
+    info = await js.stream_info(f"KV_{full_name}")
+    if not info.config.allow_direct:
+        await js.update_stream(info.config, allow_direct=True)

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import nats.errors
-import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.kv import KeyValue
 
+from millrace.actor.bucket_reading import read_bucket
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import Connection
 from millrace.cli.cluster_view import ClusterView
@@ -28,9 +27,6 @@ STORE_S = 2.0
 
 #: One read of the store; without JetStream the table simply lacks stages.
 STORE_TIMEOUT_S = 1.0
-
-#: An empty answer of a bucket that holds something is asked for again so often; it may hold deletions alone.
-EMPTY_MAX = 4
 
 #: What the view needs of the store.
 BUCKETS = ("plan", "instance")
@@ -65,42 +61,12 @@ async def _follow_store(bus: Client, subjects: Subjects, view: ClusterView) -> N
     while True:
         for name in BUCKETS:
             try:
-                bodies = await asyncio.wait_for(_read_bucket(bus, subjects.bucket(name)), STORE_TIMEOUT_S)
-            except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
+                values = await asyncio.wait_for(read_bucket(bus, subjects.bucket(name)), STORE_TIMEOUT_S)
+            except (TimeoutError, nats.errors.Error):
                 continue  # no JetStream, no bucket yet, or not allowed: the summaries tell the most
+            bodies = [body for value in values if (body := _readable(value))]
             view.hear_stored(name, bodies, time.time_ns())
         await asyncio.sleep(STORE_S)
-
-
-async def _read_bucket(bus: Client, name: str) -> list[Body]:
-    values = await read_values(await bus.jetstream().key_value(name))
-    return [body for value in values if (body := _readable(value))]
-
-
-async def read_values(bucket: KeyValue) -> list[bytes]:
-    """Every value that stands in a bucket now. Read whole: a key that ends by its TTL is not announced.
-
-    nats-py says that a bucket is empty, too, where the server has sent everything and the client has looked at nothing
-    of it yet when it asks how much is to come.
-    """
-    for _ in range(EMPTY_MAX):
-        values = await _watched(bucket)
-        if values or not (await bucket.status()).values:
-            return values
-    return []
-
-
-async def _watched(bucket: KeyValue) -> list[bytes]:
-    watcher = await bucket.watchall(ignore_deletes=True)
-    values: list[bytes] = []
-    try:
-        async for entry in watcher:
-            if entry is None:  # every key that exists has been reported
-                break
-            values.append(entry.value or b"")
-    finally:
-        await watcher.stop()  # type: ignore[no-untyped-call]
-    return values
 
 
 def _readable(payload: bytes) -> Body | None:

@@ -247,12 +247,20 @@ CHANNELS: tuple[Channel, ...] = (
 )
 
 BUCKETS: tuple[Bucket, ...] = (
-    Bucket(name="plan", key="{model}", value=Plan, writers=(Role.COORDINATOR,), summary="Stages and their instances."),
+    Bucket(
+        name="plan",
+        key="{model}",
+        value=Plan,
+        writers=(Role.COORDINATOR,),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER),
+        summary="Stages and their instances.",
+    ),
     Bucket(
         name="instance",
         key="{instance}",
         value=InstanceRecord,
         writers=(Role.WORKER,),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER, Role.PREDICTOR),
         ttl_s=10.0,
         summary="Registered instances; re-put every 3 s.",
     ),
@@ -261,6 +269,7 @@ BUCKETS: tuple[Bucket, ...] = (
         key="{model}",
         value=Lease,
         writers=(Role.COORDINATOR,),
+        watchers=(Role.COORDINATOR,),
         summary="The active coordinator of a model.",
     ),
 )

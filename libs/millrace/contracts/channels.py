@@ -58,6 +58,8 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     """One JetStream KV bucket.
 
     Attributes:
+        writers: Roles that put and delete keys.
+        watchers: Roles that follow it; every role may read it.
         ttl_s: Age after which a key is dropped, seconds; 0 for never.
     """
 
@@ -65,5 +67,6 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     value: type[Body]
     writers: tuple[Role, ...]
+    watchers: tuple[Role, ...]
     ttl_s: float = 0.0
     summary: str = ""

@@ -83,10 +83,11 @@ def _answers(role: Role) -> list[str]:
 
 
 def _bucket_subjects(role: Role, subjects: Subjects) -> list[str]:
-    """Reading every bucket (and its watches), writing the role's own."""
+    """Read every bucket, watch and write the role's own."""
     allowed = ["$JS.API.INFO"]
     for bucket in BUCKETS:
         allowed += _reading(f"KV_{subjects.bucket(bucket.name)}")
+        allowed += _watching(role, bucket, f"KV_{subjects.bucket(bucket.name)}")
         allowed += _writing(role, bucket, subjects)
     return allowed
 
@@ -97,13 +98,16 @@ def _reading(stream: str) -> list[str]:
         f"$JS.API.STREAM.MSG.GET.{stream}",
         f"$JS.API.DIRECT.GET.{stream}",
         f"$JS.API.DIRECT.GET.{stream}.>",
-        f"$JS.API.CONSUMER.CREATE.{stream}",
-        f"$JS.API.CONSUMER.CREATE.{stream}.>",
-        f"$JS.API.CONSUMER.INFO.{stream}.>",
-        f"$JS.API.CONSUMER.DELETE.{stream}.>",
-        f"$JS.ACK.{stream}.>",
-        f"$JS.FC.{stream}.>",
     ]
+
+
+def _watching(role: Role, bucket: Bucket, stream: str) -> list[str]:
+    """Create a watch: an unnamed consumer without acknowledgements that the server forgets by itself.
+
+    A subject with a name would let a role change or delete the consumer of another one, and the server does not check
+    where a consumer delivers to: whoever only looks on gets none.
+    """
+    return [f"$JS.API.CONSUMER.CREATE.{stream}"] if role in bucket.watchers else []
 
 
 def _writing(role: Role, bucket: Bucket, subjects: Subjects) -> list[str]:
