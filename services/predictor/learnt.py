@@ -18,5 +18,5 @@ class Learnt:
 
 
 def nothing_learnt(config: PredictorConfig) -> Learnt:
-    """Of a model that nothing was heard of."""
+    """Initial statistics of an unseen model."""
     return Learnt(LearntLengths(config), Outlook(enabled=config.calibrate))

@@ -36,7 +36,7 @@ EFFECT_MAX = log(3.0)
 #: Time after which half of what a neighbour did is forgotten; and after which one that tells nothing counts as idle.
 LATELY_NS, SILENCE_NS = 700_000_000, 2_000_000_000
 
-#: An engine that computes says so about every 20 ms; one that got ready may say so 200 ms later.
+#: An engine that computes says so about every 20 ms; one that went idle may take 200 ms to report it.
 WORD_NS = 40_000_000
 
 

@@ -1,4 +1,4 @@
-"""What a forecast cannot know: requests that will come later, and the ways and front ends around an engine.
+"""Learned per-model correction: TTFT offset and TPOT factor for later arrivals and transport overhead.
 
 Both make things later than the simulation of one engine says, by an amount that changes with the load and is much the
 same for all instances of a model. It is learnt from outcomes: a pause per request until its first token, and a factor

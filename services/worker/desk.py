@@ -1,4 +1,4 @@
-"""What every part of the worker actor works on: the ledger, and the ways in which a sequence's news leave it."""
+"""Shared worker context: sequence table, metrics, publishing of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a submit to the engine's answer: the worker's half of the submit handshake."""
+"""The submit handler: from SubmitSequence to the engine's answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.worker.state import WAITERS_MAX, Held
 
 
 class Intake:
-    """Takes, refuses and repeats; keeps nothing but the desk it works on, and asks for the room of migrated sequences.
+    """Handles SubmitSequence: admit, reject, or answer a duplicate again. Stateless.
 
     Attributes:
         live_max: Bound of live sequences: running batch plus queue.
