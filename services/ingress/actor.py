@@ -9,6 +9,7 @@
     Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
       RequestFailed        unanswered; tokens resent
     InstanceSummary      instance alive, its view replaced             SubmitSequence of what waited for it
+    BoundaryMoved        where a stage ends now
     KeyChanged           plan or registration                          the same
     ServicePresence      DEAD: everything it had fails over            SubmitSequence (failover)
     SequencesReturned    these fail over                               SubmitSequence (failover)
