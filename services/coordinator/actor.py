@@ -373,6 +373,7 @@ class CoordinatorActor:
             model: {
                 "holder": state.lease.holder if state.lease else "",
                 "epoch": state.plan.epoch if state.plan else 0,
+                "cuts": state.plan.cuts if state.plan else [],
                 "instances": [name for stage in state.plan.stages for name in stage.instances] if state.plan else [],
             }
             for model, state in sorted(self._models.items())

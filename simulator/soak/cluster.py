@@ -82,7 +82,8 @@ class SoakCluster(SimulatedCluster):
         if shape.trading is not None:
             add(Role.COORDINATOR, self._planner(shape.trading))
         for index in range(shape.coordinators if shape.trading is None else 0):
-            add(Role.COORDINATOR, CoordinatorConfig(name=f"coordinator-{index}", bus=BUS, roles=roles))
+            name = f"coordinator-{index}"
+            add(Role.COORDINATOR, CoordinatorConfig(name=name, bus=BUS, roles=roles, stages=shape.stages))
         for index in range(shape.taggers):
             add(Role.TAGGER, TaggerConfig(name=f"tagger-{index}", bus=BUS, learning=NO_TRAINING))
         for index in range(shape.predictors):
@@ -98,7 +99,9 @@ class SoakCluster(SimulatedCluster):
 
     def _instance(self, name: str) -> SimInstance:
         limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
-        return SimInstance(name=name, model=MODEL, engine=self.shape.engine, step_time=MODEL, limits=limits)
+        return SimInstance(
+            name=name, model=MODEL, engine=self.shape.engine, step_time=self.shape.planned_as or MODEL, limits=limits
+        )
 
     def _ingress(self, name: str) -> IngressConfig:
         shape = self.shape

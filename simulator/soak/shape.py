@@ -9,6 +9,8 @@ from millrace.enginemodel.steptime import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths
 from millrace.sim.runtime_sim import MILLISECOND
 
+from services.coordinator.config import StagesConfig
+
 MODEL = "modelled"
 
 
@@ -54,6 +56,8 @@ class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
         call_timeout_s: Deadline of every call.
         migration: A migrator for each worker, and how KV travels; None for neither.
         trading: A broker for each worker, and plans that change; None for neither. Needs ``migration``.
+        stages: As in the coordinator's configuration.
+        planned_as: Step-time set by which stages are planned, of those that ship; empty for none.
     """
 
     ingresses: int = 2
@@ -73,3 +77,5 @@ class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
     restart_ns: tuple[int, int] = (300 * MILLISECOND, 1500 * MILLISECOND)
     migration: MigrationShape | None = None
     trading: TradingShape | None = None
+    stages: StagesConfig = StagesConfig()
+    planned_as: str = ""
