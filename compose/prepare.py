@@ -3,6 +3,7 @@ group.
 
     python compose/prepare.py --gpus 8 --tensor-parallel 2 --model /srv/models/llama
     python compose/prepare.py --cpus 2                        # CPU workers with a model that ships
+    python compose/prepare.py --cluster cluster.toml          # any cluster, also of several models (docs/OPERATIONS.md)
 
 Passwords are kept when it runs again, so that a running deployment can be extended; --new-passwords draws new ones.
 Everything written is readable by its owner and the containers' users only.
@@ -20,11 +21,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from millrace.actor.errors import ConfigError
+from millrace.cluster import (
+    ApiSpec,
+    ClusterPolicies,
+    ClusterSpec,
+    GroupSpec,
+    ModelSpec,
+    PolicyChoice,
+    ServiceSettings,
+    WorkerSlot,
+    read_cluster,
+    workers_of,
+)
+from millrace.cluster.model_folders import with_model_folders
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.roles import roles_of
-from millrace.supervision.service_fields import STEP_TIMES
+from millrace.supervision.service_fields import (
+    coordinator_fields,
+    ingress_fields,
+    merged,
+    migrator_fields,
+    step_time_files,
+    worker_fields,
+    worker_settings_of,
+)
+
+from compose.containers import SPARE, compose_services, migrator_of, mounted, profile_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,9 +65,6 @@ GRAFANA_UID = 472
 #: Files that no container mounts.
 KEPT_FOR_COMPOSE = ("passwords.json", "workers.yaml", ".env", "provisioner.json")
 
-#: Profile of workers that only provisioning starts.
-SPARE = "spare"
-
 METRICS_PORT = 9100
 
 
@@ -52,37 +75,40 @@ def main(words: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
     passwords = _passwords(out, new=arguments.new_passwords)
-    workers = _workers(arguments)
+    spec: ClusterSpec = arguments.spec
+    slots = workers_of(spec)
+    workers, spares = [slot.name for slot in slots], [slot.name for slot in slots if slot.spare]
     files: dict[str, str] = {
-        "nats.conf": _nats(passwords, arguments.cluster),
+        "nats.conf": _nats(passwords, arguments.spec.name),
         "grafana-password": passwords["grafana"],
-        "buckets.json": json.dumps(_bus(Role.SUPERVISOR, passwords, arguments.cluster)),
-        "tagger.json": _service("tagger-0", Role.TAGGER, passwords, arguments, {}),
-        "predictor.json": _service("predictor-0", Role.PREDICTOR, passwords, arguments, {}),
-        "coordinator.json": _service("coordinator-0", Role.COORDINATOR, passwords, arguments, _coordinator(arguments)),
-        "ingress.json": _service("ingress-0", Role.INGRESS, passwords, arguments, _ingress(arguments)),
-        "workers.yaml": json.dumps(_compose(workers, arguments), indent=1),  # JSON is YAML
+        "buckets.json": json.dumps(_bus(Role.SUPERVISOR, passwords, arguments.spec.name)),
+        "tagger.json": _service("tagger-0", Role.TAGGER, passwords, arguments, spec.settings.tagger),
+        "predictor.json": _service("predictor-0", Role.PREDICTOR, passwords, arguments, spec.settings.predictor),
+        "coordinator.json": _service("coordinator-0", Role.COORDINATOR, passwords, arguments, _coordinator(spec)),
+        "ingress.json": _service("ingress-0", Role.INGRESS, passwords, arguments, _ingress(spec)),
+        "workers.yaml": json.dumps(compose_services(spec, slots, out), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
     }
-    if arguments.keys:
-        files["keys.toml"] = arguments.keys.read_text()
-    if arguments.spares:
-        files["provisioner.json"] = _provisioner(workers[-arguments.spares :], passwords, arguments)
-    for worker in workers:
-        files[f"{worker}.json"] = _service(worker, Role.WORKER, passwords, arguments, _worker(arguments))
-        migrator, fields = migrator_of(worker), {"instances": [worker]}
+    if spec.api.keys:
+        files["keys.toml"] = Path(spec.api.keys).read_text()
+    if spares:
+        files["provisioner.json"] = _provisioner(spares, passwords, arguments)
+    for slot in slots:
+        files[f"{slot.name}.json"] = _service(slot.name, Role.WORKER, passwords, arguments, _worker(spec, slot))
+        migrator = migrator_of(slot.name)
+        fields = merged(migrator_fields(spec, slot.instances), spec.settings.migrator)
         files[f"{migrator}.json"] = _service(migrator, Role.MIGRATOR, passwords, arguments, fields)
     for name, text in files.items():
         _write(out / name, text)
     _write_targets(out, workers)
-    profile = "gpu" if arguments.gpus else "cpu"
+    profile = profile_of(spec)
     print(f"compose: {len(workers)} worker(s) prepared in {os.path.relpath(out)}; next:")
     print(
         f"  cd compose && docker compose --env-file {os.path.relpath(out, HERE)}/.env --profile {profile} up -d --build"
     )
-    if arguments.spares:
+    if spares:
         command = f"python -m services.supervisor.compose_host --config {os.path.relpath(out / 'provisioner.json')}"
-        print(f"  {command}  # on this host; starts and stops the last {arguments.spares}")
+        print(f"  {command}  # on this host; starts and stops {len(spares)} spare worker(s)")
     return 0
 
 
@@ -90,11 +116,12 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--gpus", type=int, default=0, help="GPUs of this node; one worker per GPU or TP group")
+    kind.add_argument("--cluster", type=Path, metavar="FILE", help="a cluster's TOML file, in place of most options")
     kind.add_argument("--cpus", type=int, default=0, help="CPU workers, one core each")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per worker")
     parser.add_argument("--model", default=str(HERE.parent / "models" / "millrace-mini"), help="folder of the model")
     parser.add_argument("--served-name", default="", help="name under which it is served (default: the folder's)")
-    parser.add_argument("--cluster", default="node", help="cluster name, second token of every subject")
+    parser.add_argument("--name", default="node", help="cluster name, second token of every subject")
     parser.add_argument("--policy", default="", help="dispatch policy")
     parser.add_argument("--worker-set", type=_fields, default={}, metavar="JSON", help="further fields of each worker")
     parser.add_argument(
@@ -107,9 +134,62 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--new-passwords", action="store_true")
     parser.add_argument("--out", type=Path, default=GENERATED, help="folder for the files")
     arguments = parser.parse_args(words)
-    if wrong := _what_is_wrong(arguments):
+    if wrong := "" if arguments.cluster else _what_is_wrong(arguments):
+        parser.error(wrong)
+    try:
+        arguments.spec = _spec(arguments)
+    except ConfigError as error:
+        parser.error(str(error))
+    if wrong := _not_for_containers(arguments.spec):
         parser.error(wrong)
     return arguments
+
+
+def _spec(arguments: argparse.Namespace) -> ClusterSpec:
+    """The cluster that the options, or the file, describe.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    if arguments.cluster:
+        return with_model_folders(read_cluster(arguments.cluster))
+    group = GroupSpec(
+        count=(arguments.gpus // arguments.tensor_parallel or arguments.cpus) - arguments.spares,
+        spares=arguments.spares,
+        device="gpu" if arguments.gpus else "cpu",
+        tensor_parallel=arguments.tensor_parallel,
+    )
+    roles = roles_of(arguments.roles)
+    return ClusterSpec(
+        name=arguments.name,
+        models=[ModelSpec(name=_served(arguments), path=str(Path(arguments.model).resolve()), groups=[group])],
+        policies=ClusterPolicies(
+            dispatch=PolicyChoice(name=arguments.policy), provisioning=PolicyChoice(name=arguments.provision)
+        ),
+        settings=ServiceSettings(worker=arguments.worker_set, coordinator={"roles": roles} if roles else {}),
+        api=ApiSpec(keys=str(arguments.keys.resolve()) if arguments.keys else ""),
+    )
+
+
+def _not_for_containers(spec: ClusterSpec) -> str:
+    """What this deployment cannot be, by the file's fields; empty for nothing."""
+    for name, count in msgspec.structs.asdict(spec.services).items():
+        if count != 1:
+            return f"services.{name}: {count}; a compose deployment has one of each service, and migrators"
+    if len({group.device == "cpu" for model in spec.models for group in model.groups}) > 1:
+        return "models[].groups[].device: GPUs and CPUs in one deployment; the worker's image is built for one of them"
+    if files := step_time_files(spec):
+        return f"step_time: {next(iter(files))} is a file of this machine; name a set that ships"
+    if len({slot.model.name for slot in workers_of(spec) if slot.spare}) > 1:
+        return "models[].groups[].spares: of one model only; the provisioner beside compose serves one"
+    if spec.api.keys and not Path(spec.api.keys).is_file():
+        return f"api.keys: {spec.api.keys}: no such file"
+    return next(filter(None, (_unreadable(model.path) for model in spec.models)), "")
+
+
+def _unreadable(folder: str) -> str:
+    closed = [file.name for file in Path(folder).iterdir() if file.is_file() and not file.stat().st_mode & stat.S_IROTH]
+    return f"{folder}: the containers' user may not read {closed[0]}; chmod -R o+rX it" if closed else ""
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -134,9 +214,6 @@ def _what_is_wrong(arguments: argparse.Namespace) -> str:
     model = Path(arguments.model)
     if not (model / "config.json").is_file():
         return f"--model {arguments.model}: no config.json there"
-    closed = [file.name for file in model.iterdir() if file.is_file() and not file.stat().st_mode & stat.S_IROTH]
-    if closed:
-        return f"--model {arguments.model}: the containers' user may not read {closed[0]}; chmod -R o+rX it"
     if arguments.keys and not arguments.keys.is_file():
         return f"--keys {arguments.keys}: no such file"
     return _wrong_roles(arguments)
@@ -180,50 +257,40 @@ def _service(
         "metrics_port": METRICS_PORT,
         "metrics_host": "0.0.0.0",
     }
-    bus = _bus(role, passwords, arguments.cluster)
+    bus = _bus(role, passwords, arguments.spec.name)
     return json.dumps({"name": name, "bus": bus, "telemetry": telemetry, **fields}, indent=1)
 
 
-def _ingress(arguments: argparse.Namespace) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "http": {"host": "0.0.0.0", "port": 8000, "url": "http://ingress:8000"},
-        "models": [{"name": _served(arguments), "path": "/model"}],
-    }
-    if arguments.keys:
-        fields["http"]["keys_file"] = "/run/secrets/keys.toml"
-    if arguments.policy:
-        fields["dispatch"] = {"policy": arguments.policy}
-    return fields
+def _ingress(spec: ClusterSpec) -> dict[str, Any]:
+    http = {"host": "0.0.0.0", "port": 8000, "url": "http://ingress:8000"}
+    if spec.api.keys:
+        http["keys_file"] = "/run/secrets/keys.toml"
+    fields = ingress_fields(spec, lambda model: mounted(spec, model))
+    return merged({"http": http, **fields}, spec.settings.ingress)
 
 
-def _worker(arguments: argparse.Namespace) -> dict[str, Any]:
-    fields: dict[str, Any] = {"engine": "vllm", "model": _served(arguments), "model_path": "/model"}
+def _worker(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
+    fields = worker_fields(slot, mounted(spec, slot.model))
     fields["migration"] = {"socket_folder": "/kv"}
-    if arguments.gpus:
-        fields |= {"tensor_parallel_size": arguments.tensor_parallel, "block_size": 16}
-    else:
-        fields["kv_bytes"] = 256 * 1024 * 1024
-        fields["step_time"] = STEP_TIMES.get(Path(arguments.model).resolve().name, "")
-    return {**fields, **arguments.worker_set}
+    if slot.group.device != "cpu":
+        # The compiled CUDA copier has not met a card yet; NIXL has.
+        fields["migration"]["copiers"] = ["nixl", "cuda"]
+    return merged(fields, worker_settings_of(spec, slot))
 
 
-def _coordinator(arguments: argparse.Namespace) -> dict[str, Any]:
-    fields: dict[str, Any] = {"roles": roles_of(arguments.roles)}
-    if arguments.provision in ("", "none"):
-        return fields
-    workers = len(_workers(arguments))
-    bounds = {"instances_min": workers - arguments.spares, "instances_max": workers}
-    return fields | {"provisioning": {"strategy": arguments.provision, "parameters": bounds}}
+def _coordinator(spec: ClusterSpec) -> dict[str, Any]:
+    return merged(coordinator_fields(spec), spec.settings.coordinator)
 
 
 def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:
     """It runs on the host: beside docker, and before the bus's port there."""
     out = arguments.out.resolve()
     port = os.environ.get("MILLRACE_NATS_PORT", "4222")
-    bus = _bus(Role.SUPERVISOR, passwords, arguments.cluster) | {"servers": [f"nats://127.0.0.1:{port}"]}
-    profile = "gpu" if arguments.gpus else "cpu"  # of what the spare ones depend on
+    bus = _bus(Role.SUPERVISOR, passwords, arguments.spec.name) | {"servers": [f"nats://127.0.0.1:{port}"]}
+    profile = profile_of(arguments.spec)  # of what the spare ones depend on
     compose = ["docker", "compose", "--env-file", str(out / ".env"), "--profile", profile, "--profile", SPARE]
-    fields = {"name": "provisioner-0", "model": _served(arguments), "compose": compose, "services": spares}
+    models = {slot.model.name for slot in workers_of(arguments.spec) if slot.spare}
+    fields = {"name": "provisioner-0", "model": models.pop(), "compose": compose, "services": spares}
     return json.dumps({**fields, "bus": bus}, indent=1)
 
 
@@ -235,66 +302,15 @@ def _workers(arguments: argparse.Namespace) -> list[str]:
     return [f"worker-{index}" for index in range(arguments.gpus // arguments.tensor_parallel or arguments.cpus)]
 
 
-def _compose(workers: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    services = {worker: _compose_worker(worker, index, arguments) for index, worker in enumerate(workers)}
-    services |= {migrator_of(worker): _compose_migrator(worker, arguments) for worker in workers}
-    names = [f"{service}.json" for service in services]
-    if arguments.keys:
-        names.append("keys.toml")
-        services["ingress"] = {"secrets": ["keys.toml"]}
-    return {"services": services, "secrets": {name: {"file": str(arguments.out.resolve() / name)} for name in names}}
-
-
-def _compose_worker(worker: str, index: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    service: dict[str, Any] = {
-        "extends": {"file": str(HERE / "worker.yaml"), "service": "worker"},
-        "command": ["services.worker", "--config", f"/run/secrets/{worker}.json"],
-        "secrets": [f"{worker}.json"],
-        "depends_on": {"buckets": {"condition": "service_completed_successfully"}},
-        "profiles": ["gpu" if arguments.gpus else "cpu"],
-    }
-    if index >= len(_workers(arguments)) - arguments.spares:
-        # Whether it runs is for the provisioner to say; docker must not start again what it has stopped.
-        service |= {"profiles": [SPARE], "restart": "no"}
-    if not arguments.gpus:
-        core = sorted(os.sched_getaffinity(0))[index % len(os.sched_getaffinity(0))]
-        bounds = {"limits": {"cpus": "1", "memory": "6g"}, "reservations": {"cpus": "0.5", "memory": "1g"}}
-        return service | {"cpuset": str(core), "deploy": {"resources": bounds}}
-    width = arguments.tensor_parallel
-    devices = [str(device) for device in range(index * width, (index + 1) * width)]
-    reservation = {"driver": "nvidia", "device_ids": devices, "capabilities": ["gpu"]}
-    # CUDA and NCCL lock host memory that the GPU reads directly.
-    return service | {
-        "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
-        "ulimits": {"memlock": -1},
-    }
-
-
-def migrator_of(worker: str) -> str:
-    """Name of a worker's migrator."""
-    return f"migrator-{worker.removeprefix('worker-')}"
-
-
-def _compose_migrator(worker: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Also of a spare worker: it waits for it to be started."""
-    migrator = migrator_of(worker)
-    return {
-        "extends": {"file": str(HERE / "worker.yaml"), "service": "migrator"},
-        "command": ["services.migrator", "--config", f"/run/secrets/{migrator}.json"],
-        "secrets": [f"{migrator}.json"],
-        "depends_on": {"buckets": {"condition": "service_completed_successfully"}},
-        "profiles": ["gpu" if arguments.gpus else "cpu"],
-    }
-
-
 def _environment(arguments: argparse.Namespace, out: Path) -> str:
-    engine = "gpu" if arguments.gpus else "cpu"
+    spec: ClusterSpec = arguments.spec
     lines = [
         f"COMPOSE_FILE={HERE / 'compose.yaml'}:{out / 'workers.yaml'}",
         f"MILLRACE_GENERATED={out}",
-        f"MILLRACE_MODEL_DIR={Path(arguments.model).resolve()}",
-        f"MILLRACE_ENGINE={engine}",
+        f"MILLRACE_MODEL_DIR={spec.models[0].path}",
+        f"MILLRACE_ENGINE={profile_of(spec)}",
     ]
+    lines += [f"MILLRACE_PORT={spec.api.port}"] if arguments.cluster else []
     return "\n".join(lines) + "\n"
 
 

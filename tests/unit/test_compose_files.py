@@ -276,6 +276,85 @@ def test_spare_workers_start_by_the_provisioner_alone_and_both_sides_know_the_bo
     assert provisioning.parameters == {"instances_min": 1, "instances_max": 3}
 
 
+CLUSTER = """
+name = "two"
+[[models]]
+name = "big"
+path = "big"
+[[models.groups]]
+name = "wide"
+device = "h100"
+tensor_parallel = 2
+count = 2
+[[models]]
+name = "small"
+path = "small"
+[[models.groups]]
+name = "narrow"
+device = "h100"
+role = "decode"
+settings = { max_num_seqs = 5 }
+[policies.dispatch]
+name = "llumnix"
+[api]
+port = 8100
+"""
+
+
+def _cluster_file(folder: Path, text: str) -> Path:
+    for name in ("big", "small"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text("{}")
+        (folder / name / "config.json").chmod(0o644)
+    file = folder / "cluster.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
+    folder = tmp_path / "generated"
+    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER)), "--out", str(folder)]
+    assert _load(COMPOSE / "prepare.py").main(words) == 0
+    services = _resolved(folder, "gpu")["services"]
+    devices = {
+        name: service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name, service in services.items()
+        if name.startswith(("wide-", "narrow-"))
+    }
+    assert devices == {"wide-0": ["0", "1"], "wide-1": ["2", "3"], "narrow-0": ["4"]}
+    narrow = load_config(WorkerConfig, folder / "narrow-0.json")
+    assert (narrow.model, narrow.model_path, narrow.max_num_seqs) == ("small", "/models/1", 5)
+    assert [str(kind) for kind in narrow.migration.copiers] == ["nixl", "cuda"]
+    mounted = {
+        name: {volume["target"]: volume["source"] for volume in services[name]["volumes"]}
+        for name in ("narrow-0", "ingress")
+    }
+    assert all(volumes["/models/1"] == str(tmp_path / "small") for volumes in mounted.values())
+    assert mounted["ingress"]["/model"] == str(tmp_path / "big")
+    ingress = load_config(IngressConfig, folder / "ingress.json")
+    assert [(model.name, model.path) for model in ingress.models] == [("big", "/model"), ("small", "/models/1")]
+    assert (ingress.dispatch.policy, ingress.bus.cluster) == ("llumnix", "two")
+    assert services["ingress"]["ports"][0]["published"] == "8100"
+    assert load_config(CoordinatorConfig, folder / "coordinator.json").roles == {"narrow-0": InstanceRole.DECODE}
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        ("[services]\ningresses = 2", "services.ingresses: 2; a compose deployment has one of each service"),
+        ('[[models]]\nname = "c"\npath = "nano"', "GPUs and CPUs in one deployment"),
+        ("[services]\nbrokerz = 2", "unknown field `brokerz`"),
+    ],
+)
+def test_a_cluster_that_containers_cannot_be_is_refused_by_its_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, wrong: str
+) -> None:
+    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + more)), "--out", str(tmp_path / "generated")]
+    with pytest.raises(SystemExit):
+        _load(COMPOSE / "prepare.py").main(words)
+    assert wrong in capsys.readouterr().err
+
+
 def test_roles_reach_the_coordinator(tmp_path: Path) -> None:
     folder = _prepare(tmp_path, "--cpus", "3", "--roles", "worker-0=prefill,worker-[12]=decode")
     assert load_config(CoordinatorConfig, folder / "coordinator.json").roles == {

@@ -1,0 +1,102 @@
+"""Renders a cluster's specification to services of docker compose: workers, their migrators, models that are mounted.
+Pure but for the cores of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from millrace.cluster import ClusterSpec, ModelSpec, WorkerSlot
+
+HERE = Path(__file__).resolve().parent
+
+#: Profile of workers that only provisioning starts.
+SPARE = "spare"
+
+
+def compose_services(spec: ClusterSpec, slots: list[WorkerSlot], out: Path) -> dict[str, Any]:
+    """The content of workers.yaml.
+
+    Args:
+        spec: The cluster.
+        slots: Its workers.
+        out: Folder of the generated files.
+    """
+    services: dict[str, Any] = {}
+    first_device = 0
+    for index, slot in enumerate(slots):
+        resources = _core(index) if slot.group.device == "cpu" else _gpus(first_device, slot.group.tensor_parallel)
+        first_device += slot.group.tensor_parallel
+        services[slot.name] = _compose_worker(spec, slot) | resources
+    services |= {migrator_of(slot.name): _compose_migrator(slot.name, spec) for slot in slots}
+    names = [f"{service}.json" for service in services]
+    services["ingress"] = _mounts(spec, spec.models)
+    if spec.api.keys:
+        names.append("keys.toml")
+        services["ingress"] |= {"secrets": ["keys.toml"]}
+    if not services["ingress"]:
+        del services["ingress"]
+    return {"services": services, "secrets": {name: {"file": str(out / name)} for name in names}}
+
+
+def _compose_worker(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
+    service: dict[str, Any] = {
+        "extends": {"file": str(HERE / "worker.yaml"), "service": "worker"},
+        "command": ["services.worker", "--config", f"/run/secrets/{slot.name}.json"],
+        "secrets": [f"{slot.name}.json"],
+        "depends_on": {"buckets": {"condition": "service_completed_successfully"}},
+        "profiles": [profile_of(spec)],
+        **_mounts(spec, [slot.model]),
+    }
+    # Whether a spare one runs is for the provisioner to say; docker must not start again what it has stopped.
+    return service | ({"profiles": [SPARE], "restart": "no"} if slot.spare else {})
+
+
+def _core(index: int) -> dict[str, Any]:
+    """One core per CPU worker, in turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    bounds = {"limits": {"cpus": "1", "memory": "6g"}, "reservations": {"cpus": "0.5", "memory": "1g"}}
+    return {"cpuset": str(cores[index % len(cores)]), "deploy": {"resources": bounds}}
+
+
+def _gpus(first: int, width: int) -> dict[str, Any]:
+    devices = [str(device) for device in range(first, first + width)]
+    reservation = {"driver": "nvidia", "device_ids": devices, "capabilities": ["gpu"]}
+    # CUDA and NCCL lock host memory that the GPU reads directly.
+    return {"deploy": {"resources": {"reservations": {"devices": [reservation]}}}, "ulimits": {"memlock": -1}}
+
+
+def migrator_of(worker: str) -> str:
+    """Name of a worker's migrator."""
+    return f"migrator-{worker.removeprefix('worker-')}"
+
+
+def _compose_migrator(worker: str, spec: ClusterSpec) -> dict[str, Any]:
+    """Also of a spare worker: it waits for it to be started."""
+    migrator = migrator_of(worker)
+    return {
+        "extends": {"file": str(HERE / "worker.yaml"), "service": "migrator"},
+        "command": ["services.migrator", "--config", f"/run/secrets/{migrator}.json"],
+        "secrets": [f"{migrator}.json"],
+        "depends_on": {"buckets": {"condition": "service_completed_successfully"}},
+        "profiles": [profile_of(spec)],
+    }
+
+
+def mounted(spec: ClusterSpec, model: ModelSpec) -> str:
+    """Where containers find a model: the first where the templates mount it, each other one beside it."""
+    index = spec.models.index(model)
+    return f"/models/{index}" if index else "/model"
+
+
+def _mounts(spec: ClusterSpec, models: list[ModelSpec]) -> dict[str, Any]:
+    """Volumes of models that the templates do not mount."""
+    others = [f"{model.path}:{mounted(spec, model)}:ro" for model in models if model != spec.models[0]]
+    return {"volumes": others} if others else {}
+
+
+def profile_of(spec: ClusterSpec) -> str:
+    """Compose profile of the cluster's workers: ``cpu`` or ``gpu``."""
+    return "cpu" if spec.models[0].groups[0].device == "cpu" else "gpu"
