@@ -122,6 +122,8 @@ class ScenarioCluster(SimulatedCluster):
             Role.WORKER: services.worker(CLUSTER, self._make_engine, self._endpoint, self.engines),
             Role.INGRESS: services.ingress(dict.fromkeys(self.spec.models(), text), self.clients.handlers),
         }
+        if self.spec.trading.on:
+            self.services[Role.BROKER] = services.broker(self._models)
         if self._asks:
             self.services[Role.PREDICTOR] = services.predictor(self._models)
 
@@ -146,6 +148,8 @@ class ScenarioCluster(SimulatedCluster):
         self.simulation.faults.change_link(name, self._worker_link)
         if self.spec.migration.on:
             self.add(Role.MIGRATOR, self.spec.migration.migrator(PREFIX + name, BUS))
+        if self.spec.migration.on and self.spec.trading.on:
+            self.add(Role.BROKER, self.spec.trading.broker(name, BUS))
         return worker
 
     # Configurations

@@ -13,6 +13,7 @@ from services.coordinator.config import StagesConfig
 from services.predictor.config import OutrunRule
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
+from simulator.scenarios.trading_spec import TradingSpec
 
 #: Name of the model where a scenario names none.
 MODEL = "modelled"
@@ -278,6 +279,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     provisioning: ProvisioningSpec = ProvisioningSpec()
     stages: StagesConfig = StagesConfig()
     migration: MigrationSpec = MigrationSpec()
+    trading: TradingSpec = TradingSpec()
     workload: WorkloadSpec = WorkloadSpec()
     prediction: PredictionSpec = PredictionSpec()
     network: NetworkSpec = NetworkSpec()

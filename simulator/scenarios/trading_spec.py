@@ -1,0 +1,47 @@
+"""What a scenario says of trading: a broker for each instance, and how it trades."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from millrace.actor.config import BusConfig
+from millrace.contracts.broker import MoveReason
+
+from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig, trading_policy
+
+#: A broker is called so, with its instance behind it.
+BROKER_PREFIX = "broker-"
+
+
+class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How instances trade running sequences. Needs ``migration.on``; off, nothing here has an effect.
+
+    Attributes:
+        on: A broker for each instance.
+        policy: Trading policy.
+        parameters: Of the policy.
+        reasons: For which of these sequences move.
+        fences: What holds sequences back.
+        limits: Of each broker.
+    """
+
+    on: bool = False
+    policy: str = "delay"
+    parameters: dict[str, Any] = {}
+    reasons: tuple[MoveReason, ...] = tuple(MoveReason)
+    fences: FenceConfig = FenceConfig()
+    limits: BrokerLimits = BrokerLimits()
+
+    def broker(self, instance: str, bus: BusConfig) -> BrokerConfig:
+        """Configuration of an instance's broker. Raises ConfigError where the policy or a parameter is wrong."""
+        trading = TradingConfig(policy=self.policy, parameters=self.parameters, reasons=self.reasons)
+        trading_policy(trading)
+        return BrokerConfig(
+            name=BROKER_PREFIX + instance,
+            instances=[instance],
+            bus=bus,
+            trading=trading,
+            fences=self.fences,
+            limits=self.limits,
+        )
