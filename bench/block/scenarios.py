@@ -22,7 +22,11 @@ SHIPPED = {
 }
 
 #: Least predicted end-to-end time, nothing else; Millrace's default lets waiting weigh more ("forecast waiting").
-BLOCKS_RULE = ("dispatch.policy=forecast", "dispatch.parameters.ttft_weight=0")
+BLOCKS_RULE = (
+    "dispatch.policy=forecast",
+    "dispatch.parameters.ttft_weight=0",
+    "dispatch.parameters.others_weight=0",
+)
 
 #: How each policy is called in the tables, and what it is in a scenario. The noise is that of bench.block.noise.
 POLICIES: dict[str, tuple[str, ...]] = {

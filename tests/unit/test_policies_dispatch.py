@@ -35,9 +35,11 @@ def predicted(ttft: float, e2e: float, *, tpot: float = 1.0, others_delay: float
 
 
 def futures(**predictions: Prediction) -> DispatchView:
-    """A view of candidates that all have a prediction."""
+    """A view of candidates that all have a prediction, of a request whose length was predicted."""
     return msgspec.structs.replace(
-        view(*(InstanceView(name=name) for name in sorted(predictions))), predictions=predictions
+        view(*(InstanceView(name=name) for name in sorted(predictions))),
+        predictions=predictions,
+        expected_output_tokens=100.0,
     )
 
 
@@ -229,7 +231,7 @@ def test_the_forecast_policy_takes_the_least_of_its_metric():
     asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
     assert forecast(asked, ttft_weight=0).chosen == "c"
     assert forecast(asked, metric="ttft").chosen == "b"
-    assert forecast(asked, ttft_weight=0).reason == "lowest of 3: 300 ms predicted end to end"
+    assert forecast(asked, ttft_weight=0, others_weight=0).reason == "lowest of 3: 300 ms predicted end to end"
     assert [(s.name, s.score) for s in forecast(asked, ttft_weight=0).scores] == [("c", 1.0), ("a", 0.5), ("b", 0.0)]
 
 
@@ -237,7 +239,7 @@ def test_waiting_weighs_more_than_decoding():
     asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
     assert forecast(asked, ttft_weight=2).chosen == "c"  # 500, 520, 480
     assert forecast(asked, ttft_weight=20).chosen == "b"  # 1,400, 700, 2,100
-    assert forecast(asked).reason == "lowest of 3: 700 ms predicted end to end + 20 x predicted TTFT"
+    assert forecast(asked, others_weight=0).reason == "lowest of 3: 700 ms predicted end to end + 20 x predicted TTFT"
 
 
 def test_headroom_is_that_of_the_tighter_slo():
@@ -251,11 +253,19 @@ def test_headroom_is_that_of_the_tighter_slo():
 
 def test_the_delay_of_others_counts_by_its_weight():
     asked = futures(a=predicted(1, 100, others_delay=80), b=predicted(1, 130, others_delay=5))
-    assert forecast(asked).chosen == "a", "Block's rule looks at the request alone"
+    assert forecast(asked, others_weight=0).chosen == "a", "Block's rule looks at the request alone"
     assert forecast(asked, others_weight=0.3).chosen == "a"
     decision = forecast(asked, others_weight=1.0)
     assert decision.chosen == "b"
     assert "1 x delay of other requests" in decision.reason
+
+
+def test_the_delay_of_others_counts_nothing_where_the_length_is_a_guess():
+    asked = futures(a=predicted(1, 100, others_delay=80), b=predicted(1, 130, others_delay=5))
+    unknown = msgspec.structs.replace(asked, expected_output_tokens=None)
+    decision = forecast(unknown, others_weight=1.0)
+    assert decision.chosen == "a"
+    assert "other requests" not in decision.reason
 
 
 def test_the_delay_of_neighbours_counts_by_its_weight():

@@ -22,7 +22,8 @@ class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
             (slo_ttft - ttft) / slo_ttft and (slo_tpot - tpot) / slo_tpot.
         candidates: How many random candidates are asked; 0 for all.
         others_weight: Weight, 0 or more, of the delay that the request imposes on those already there (summed over
-            them) against its own time. 0 is Block's rule. With ``slo`` it has no effect.
+            them) against its own time, preemptions that it causes included. Of a request whose length nobody predicted
+            it counts nothing: how long it stays is a guess then. 0 is Block's rule. With ``slo`` it has no effect.
         neighbours_weight: Weight, 0 or more, of the delay that it imposes on sequences at other instances of the same
             host, where engines of one host slow each other; summed over them. With ``slo`` it has no effect.
         ttft_weight: Weight, 0 or more, of the predicted time to the first token, added to ``e2e``: waiting counts more
@@ -36,7 +37,7 @@ class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     metric: Literal["e2e", "ttft", "slo"] = "e2e"
     candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
-    others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.0
+    others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 1.0
     neighbours_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 10.0
     ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
     slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
@@ -69,7 +70,8 @@ def decide(
         return _most_headroom(known, predictions, parameters, rng), state
     end_to_end = parameters.metric == "e2e"
     of = _e2e_ns if end_to_end else _ttft_ns
-    weight, waiting = parameters.others_weight, parameters.ttft_weight if end_to_end else 0.0
+    weight = parameters.others_weight if view.expected_output_tokens is not None else 0.0
+    waiting = parameters.ttft_weight if end_to_end else 0.0
     beside = parameters.neighbours_weight
     loads = [
         (of(p) + weight * p.others_delay_ns + beside * p.neighbours_delay_ns + waiting * p.ttft_ns) / _MS
