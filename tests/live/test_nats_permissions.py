@@ -21,7 +21,6 @@ from millrace.contracts.subjects import Subjects
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
-from nats.js.api import KeyValueConfig
 
 PASSWORDS = {role: f"secret-of-{role}" for role in Role}
 SUBJECTS = Subjects("local")
@@ -211,14 +210,13 @@ async def test_a_bucket_that_is_not_there_is_unreadable(server: str, buckets: No
             await read_bucket(client, "mr_local_nothing")
 
 
-async def test_a_bucket_of_an_earlier_version_is_made_readable(server: str):
-    name = SUBJECTS.bucket("earlier")
+async def test_a_bucket_of_an_earlier_version_is_made_readable(server: str, buckets: None):
+    name = SUBJECTS.bucket("plan")
     async with client_of(server, Role.SUPERVISOR, []) as client:
         stream = client.jetstream()
-        await stream.create_key_value(KeyValueConfig(bucket=name, direct=False))
-        await client.publish(f"$KV.{name}.m", b"x")
-        await settle(client)
+        info = await stream.stream_info(f"KV_{name}")
+        await stream.update_stream(info.config, allow_direct=False)
         with pytest.raises((BucketUnreadable, NoRespondersError)):
             await read_bucket(client, name)
         await allow_direct_reads(stream, full_name=name)
-        assert await read_bucket(client, name) == [b"x"]
+        assert await read_bucket(client, name) == [b"a plan", b"new"]
