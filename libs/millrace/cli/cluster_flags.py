@@ -73,8 +73,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--ingresses", type=int, help="ingress processes that share the port (default: 1)")
     add("--predictors", type=int, help="predictor processes, which forecast for dispatch; 0 for none (default: 1)")
     add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
-    add("--trading", help="which running sequences instances trade: delay, cascade or none (default: delay)")
-    add("--no-brokers", action="store_true", default=None, help="running sequences move by order only")
+    add("--trading", help="start brokers, and which running sequences they trade: delay, cascade or none")
     add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
     add(
         "--worker-set",
@@ -144,7 +143,7 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
             ingresses=_or(arguments.ingresses, 1),
             predictors=_or(arguments.predictors, 1),
             migrators=not arguments.no_migrators,
-            brokers=not arguments.no_brokers,
+            brokers=bool(arguments.trading),
         ),
         settings=_settings(arguments),
     )

@@ -143,7 +143,7 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         taggers: A queue group.
         coordinators: One is active per model, the others stand by.
         migrators: Whether running sequences can move between instances.
-        brokers: Whether instances trade them: without brokers they move by order, drain or hand-off only.
+        brokers: Whether instances trade them. Off by default: without brokers they move by order, drain or hand-off.
     """
 
     ingresses: int = 1
@@ -151,7 +151,7 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     taggers: int = 1
     coordinators: int = 1
     migrators: bool = True
-    brokers: bool = True
+    brokers: bool = False
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
