@@ -44,7 +44,7 @@ def test_sequences_are_traded_under_faults_and_some_deals_fail():
     deals: Counter[str] = Counter()
     for seed in FIXED:
         deals.update(report_of(seed).deals)
-    assert deals["boundary moved"] > 3 * len(FIXED)
+    assert deals["boundary moved"] > len(FIXED)
     assert deals["balance moved"] > 0
     assert any(not how.endswith(" moved") for how in deals)
 
