@@ -65,7 +65,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--model", help="a model of models/ (default: millrace-mini), or the folder of any other")
     model.add_argument("--models", metavar="NAME,NAME", help="several; engines are divided among them")
     add("--served-name", help="name under which the model is served (default: the folder's)")
-    add("--stages", type=int, metavar="N", help="stages by sequence length, at most one per engine (default: 1)")
+    add(
+        "--stages",
+        type=int,
+        metavar="N",
+        help="stages by sequence length, at most one per engine; starts brokers, which hand sequences on (default: 1)",
+    )
     add("--policy", help="dispatch policy: a name, or a file that ends in .py (default: forecast)")
     add("--provision", help="start and stop engines by load: preempt or relief (default: none)")
     add("--instances-max", type=int, help="with --provision: engines at once (default: twice --instances)")
@@ -73,7 +78,10 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--ingresses", type=int, help="ingress processes that share the port (default: 1)")
     add("--predictors", type=int, help="predictor processes, which forecast for dispatch; 0 for none (default: 1)")
     add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
-    add("--trading", help="start brokers, and which running sequences they trade: delay, cascade or none")
+    add(
+        "--trading",
+        help="start brokers, and trade by: delay, cascade, ares, none",
+    )
     add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
     add(
         "--worker-set",
@@ -143,7 +151,7 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
             ingresses=_or(arguments.ingresses, 1),
             predictors=_or(arguments.predictors, 1),
             migrators=not arguments.no_migrators,
-            brokers=bool(arguments.trading),
+            brokers=bool(arguments.trading) or (arguments.stages or 1) > 1,
         ),
         settings=_settings(arguments),
     )
