@@ -54,6 +54,7 @@ class Asking:
             boundary=self._ctx.view.boundary(own.instance),
             reasons=self._ctx.config.trading.reasons,
             histories=own.histories,
+            arriving=own.arriving,
             step_ns=own.snapshot.step_duration_ns,
             move_ns=round(own.costs.duration_ns),
             now_ns=now_ns,

@@ -43,6 +43,8 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
         boundary: Length at which its stage ends; None for the last stage.
         reasons: Those that are on.
         histories: By sequence; those that are not there have never moved.
+        arriving: Sequences of arriving deals that are still open. The snapshot may show one before its deal has ended
+            and its history is known.
         step_ns: Time per token; 0 where unknown.
         move_ns: What a move takes.
     """
@@ -53,6 +55,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
     boundary: int | None
     reasons: Collection[MoveReason]
     histories: Mapping[str, MoveHistory]
+    arriving: Collection[str]
     step_ns: int
     move_ns: int
     now_ns: int
@@ -82,6 +85,8 @@ def _standing(status: SequenceStatus, view: IntentView, fences: FenceConfig) -> 
 def unfenced(status: SequenceStatus, reason: MoveReason, view: IntentView, fences: FenceConfig) -> bool:
     """Whether cool-down, pay-back and the moves in its life let it go for that reason."""
     history = view.histories.get(status.sequence, NEVER_MOVED)
+    if reason in DEFERRABLE and status.sequence in view.arriving:
+        return False
     if reason in DEFERRABLE and not cooled(status, history, fences, view.now_ns):
         return False
     if reason in DEFERRABLE and not pays(rest_of(status), step_ns=view.step_ns, move_ns=view.move_ns, fences=fences):

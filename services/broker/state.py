@@ -133,6 +133,11 @@ class OwnInstance:
         return {deal.sequence for deal in self.outgoing.values()}
 
     @property
+    def arriving(self) -> set[str]:
+        """Sequences that are to come, or have come and whose deal has not ended."""
+        return {deal.offer.sequence for deal in self.incoming.values()}
+
+    @property
     def promised_blocks(self) -> int:
         """Blocks of deals that no snapshot shows yet."""
         return sum(deal.offer.blocks for deal in self.incoming.values() if not self.holds(deal.offer.sequence))

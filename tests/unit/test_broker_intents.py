@@ -1,0 +1,42 @@
+"""Intents of a broker: a sequence that has just come is left alone before its deal has ended."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import SequenceState, SequenceStatus
+
+from services.broker.config import FenceConfig
+from services.broker.intents import IntentView, movable, standing_intents
+
+FENCES = FenceConfig()
+
+
+def view(*, arriving: set[str], draining: bool = False) -> IntentView:
+    status = SequenceStatus("r1.0", SequenceState.RUNNING, 100, 299, 200, 1_000, 19, 0, 900)
+    return IntentView(
+        sequences=[status],
+        role=InstanceRole.BOTH,
+        draining=draining,
+        boundary=128,
+        reasons=tuple(MoveReason),
+        histories={},
+        arriving=arriving,
+        step_ns=10_000_000,
+        move_ns=50_000_000,
+        now_ns=10**18,
+    )
+
+
+@pytest.mark.parametrize("reason", [MoveReason.BALANCE, MoveReason.MEMORY])
+def test_a_sequence_of_an_open_arriving_deal_is_not_offered(reason: MoveReason) -> None:
+    assert [each.sequence for each in movable(view(arriving=set()), reason, (), FENCES)] == ["r1.0"]
+    assert movable(view(arriving={"r1.0"}), reason, (), FENCES) == []
+
+
+def test_it_does_not_leave_at_the_boundary_but_it_does_drain() -> None:
+    assert [each.reason for each in standing_intents(view(arriving=set()), FENCES)] == [MoveReason.BOUNDARY]
+    assert standing_intents(view(arriving={"r1.0"}), FENCES) == []
+    drained = standing_intents(view(arriving={"r1.0"}, draining=True), FENCES)
+    assert [each.reason for each in drained] == [MoveReason.DRAIN]
