@@ -173,8 +173,10 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
 
 def _not_for_containers(spec: ClusterSpec) -> str:
     """What this deployment cannot be, by the file's fields; empty for nothing."""
+    if spec.services.brokers:
+        return "services.brokers: true; a compose deployment has no brokers yet"
     for name, count in msgspec.structs.asdict(spec.services).items():
-        if count != 1:
+        if count != 1 and name != "brokers":
             return f"services.{name}: {count}; a compose deployment has one of each service, and migrators"
     if len({group.device == "cpu" for model in spec.models for group in model.groups}) > 1:
         return "models[].groups[].device: GPUs and CPUs in one deployment; the worker's image is built for one of them"

@@ -342,6 +342,7 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     ("more", "wrong"),
     [
         ("[services]\ningresses = 2", "services.ingresses: 2; a compose deployment has one of each service"),
+        ("[services]\nbrokers = true", "services.brokers: true; a compose deployment has no brokers yet"),
         ('[[models]]\nname = "c"\npath = "nano"', "GPUs and CPUs in one deployment"),
         ("[services]\nbrokerz = 2", "unknown field `brokerz`"),
     ],
