@@ -1,4 +1,4 @@
-"""How well the confidence judge tells right answers from wrong ones, by model, with its cost; held-out answers.
+"""Quality and cost of the confidence judge on held-out answers, by model.
 
 Aims: calibration error of at most 0.05; the oracle (area 1, error 0) stands beside it. Truth: the tasks' check.
 """

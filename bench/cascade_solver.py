@@ -1,4 +1,4 @@
-"""How long a cascade plan takes on N GPUs, and whether bisection, MILP and brute force agree (three tiers, 8B to 70B).
+"""Time of a cascade plan on N GPUs; agreement of bisection, MILP and brute force (three tiers, 8B to 70B).
 
 Aims: median of at most 5 s on two cores at N = 16 to 80 (paper: 20 s at 32, 60 s at 80, on 12 cores); MILP = bisection;
 within 2 % of brute force over thresholds and allocations where that is possible.

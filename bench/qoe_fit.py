@@ -1,4 +1,4 @@
-"""How well equation 1 of CascadeInfer predicts normalised latency on real vLLM on one core, by length bucket.
+"""Error of equation 1 of CascadeInfer for normalised latency on real vLLM on one core, by length bucket.
 
 Closed loops of one bucket and one batch size each; coefficients fitted on one seed's rounds and judged on another's.
 Beside it the global mean latency of the fitted rounds, which is the paper's baseline. In processor time of the engine.

@@ -1,4 +1,4 @@
-"""How long a stage plan takes on E instances, and how far each planner is from the best layout of the same objective.
+"""Time of a stage plan on E instances; distance of each planner from the best layout of the same objective.
 
 Lengths are log-normal; rates are in proportion to E. Times are processor time of one plan, tables and search, median of
 repeats. Regret is under the objective itself (what the planner minimises), without margins; brute force takes every

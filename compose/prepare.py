@@ -172,7 +172,7 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
 
 
 def _not_for_containers(spec: ClusterSpec) -> str:
-    """What this deployment cannot be, by the file's fields; empty for nothing."""
+    """The first field of a specification that containers cannot have, with the reason; empty for none."""
     if spec.services.brokers:
         return "services.brokers: true; a compose deployment has no brokers yet"
     for name, count in msgspec.structs.asdict(spec.services).items():
