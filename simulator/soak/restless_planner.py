@@ -9,7 +9,7 @@ import msgspec
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, PutKey, StartTimer, Stop, WatchKeys
-from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
+from millrace.contracts.local import BusReconnected, KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord
@@ -63,6 +63,8 @@ class RestlessPlanner:
                 self._instances[key] = name
             case KeyChanged(bucket="instance", key=key):
                 self._instances.pop(key, None)
+            case BusReconnected():
+                self._revision = 0  # the store may be a new one; if it is not, the watch tells the revision again
             case TimerFired():
                 return self._on_timer(now_ns)
             case StopRequested():
