@@ -302,7 +302,7 @@ def test_a_snapshot_that_nobody_had_read_when_the_engine_died_is_not_told_afterw
     path.unlink()
 
     async def die() -> None:
-        engine._spawn(engine._poll_when_idle())
+        engine._spawn(engine._poll())
         engine._spawn(_broken())
         await asyncio.sleep(0)
         writer.write(msgspec.msgpack.encode(msgspec.structs.astuple(snapshot(1))))
