@@ -17,11 +17,12 @@ Schema = dict[str, Any]
 CONTENT_TYPE = "application/vnd.msgpack"
 
 _PARAMETERS = {
+    "cascade": "Name of the cascade.",
     "cluster": "Name of the cluster; several may share one NATS system.",
     "model": "Served model name as one subject token (characters outside A-Z a-z 0-9 _ / = - become _).",
     "instance": "Name of an instance, which is one engine with its worker.",
     "ingress": "Name of an ingress process.",
-    "role": "Kind of service: ingress, tagger, coordinator, worker, migrator, broker, supervisor.",
+    "role": "Kind of service: ingress, tagger, coordinator, worker, migrator, broker, judge, supervisor.",
     "name": "Unique name of a service's process.",
     "stage": "Name of a stage of the model's plan.",
     "host": "Name of a provisioner: what starts and stops instances on one machine.",

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
 from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
 from millrace.contracts.ingress import SequencesReturned, TokensGenerated, TokensResent
+from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
@@ -36,7 +38,9 @@ __all__ = ["BUCKETS", "CHANNELS", "WIRE_TYPES", "Bucket", "Channel", "Pattern", 
 
 WIRE_TYPES: tuple[type[Body], ...] = (
     AcknowledgeSequences,
+    AnswerJudged,
     CancelSequence,
+    CascadePlan,
     DecisionMade,
     DrainWorker,
     ErrorReply,
@@ -44,6 +48,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     InstanceStarting,
     InstanceStopping,
     InstanceSummary,
+    JudgeAnswer,
     LatencyPrediction,
     Lease,
     LengthTag,
@@ -93,6 +98,17 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.INGRESS,),
         receivers=(Role.PREDICTOR,),
         summary="What would happen if that instance took this request? Asked of several instances at once.",
+    ),
+    Channel(
+        name="judge",
+        subject="judge.{cascade}",
+        pattern=Pattern.QUEUE_REQUEST,
+        messages=(JudgeAnswer,),
+        replies=(AnswerJudged, ErrorReply),
+        queue_group="judge",
+        senders=(Role.INGRESS,),
+        receivers=(Role.JUDGE,),
+        summary="How likely is that answer right?",
     ),
     Channel(
         name="submit",
@@ -190,6 +206,7 @@ CHANNELS: tuple[Channel, ...] = (
             Role.WORKER,
             Role.MIGRATOR,
             Role.BROKER,
+            Role.JUDGE,
             Role.SUPERVISOR,
         ),
         receivers=(Role.INGRESS, Role.WORKER, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
@@ -263,6 +280,22 @@ BUCKETS: tuple[Bucket, ...] = (
         watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER, Role.PREDICTOR),
         ttl_s=10.0,
         summary="Registered instances; re-put every 3 s.",
+    ),
+    Bucket(
+        name="cascade",
+        key="{cascade}",
+        value=CascadePlan,
+        writers=(Role.COORDINATOR, Role.OPERATOR),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.JUDGE),
+        summary="Tiers of a cascade, their models and thresholds.",
+    ),
+    Bucket(
+        name="cascade_lease",
+        key="{cascade}",
+        value=Lease,
+        writers=(Role.COORDINATOR,),
+        watchers=(Role.COORDINATOR,),
+        summary="The active planner of a cascade.",
     ),
     Bucket(
         name="lease",

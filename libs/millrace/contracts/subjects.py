@@ -50,6 +50,10 @@ class Subjects:
         """Where an instance's predictor is asked (queue group ``predictor``)."""
         return f"{self.prefix}.predict.{subject_token(model)}.{subject_token(instance)}"
 
+    def judge(self, cascade: str) -> str:
+        """Where answers of a cascade are judged; the queue group is ``judge``."""
+        return f"{self.prefix}.judge.{subject_token(cascade)}"
+
     def engine(self, instance: str, verb: str) -> str:
         """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge, drain, or one of a migrator's:
         lease, freeze, end, reserve, pull, unreserve (``*`` for all).

@@ -1,0 +1,97 @@
+"""The plan of a cascade that the coordinator publishes in the KV bucket ``cascade`` (key: name of the cascade)."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from millrace.contracts.message import Body
+
+#: Scores and thresholds lie between 0 and this: 100 times the probability that an answer is right.
+SCORE_MAX = 100.0
+
+
+class ReplicaCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas of one shape in a tier.
+
+    Attributes:
+        tensor_parallel: GPUs that share each layer.
+        pipeline_parallel: Stages of layers.
+        count: Replicas.
+        device: Kind of device, as in a cluster file's groups; empty for any.
+    """
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    count: int
+    device: str = ""
+
+
+class CascadeTier(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of a cascade.
+
+    Attributes:
+        model: Served model name.
+        threshold: Least score at which an answer of this tier is delivered, 0 to 100. 0 accepts every answer. The last
+            tier's answer is delivered whatever its threshold.
+        replicas: By shape; empty where the plan gives the tier no GPU. A tier without replicas is skipped.
+        share: Share of requests that the planner expects here, 0 to 1.
+        p95_ns: 95th percentile of one attempt's latency that the planner expects; 0 for unknown.
+    """
+
+    model: str
+    threshold: float = 0.0
+    replicas: list[ReplicaCount] = []
+    share: float = 0.0
+    p95_ns: int = 0
+
+
+class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
+    """Tiers of a cascade in rising order of cost, with their thresholds.
+
+    Invariants, checked at construction and so on decoding (ValueError naming the field): at least one tier, each model
+    once, thresholds within 0 to 100, counts positive.
+
+    Attributes:
+        cascade: Its name; clients give it as ``model``. It is not the name of a model.
+        epoch: Rises by one with each change. A request is judged by the plan in force when its answer is judged.
+        judge: Kind of judge: ``confidence``, ``llm``, ``verifier`` or ``external``.
+        quality: Mean score that the planner expects of delivered answers, 0 to 100; None where nothing was judged yet.
+        quality_low: Its lower 95 % confidence bound.
+        p95_ns: End-to-end 95th percentile that the planner expects; 0 for unknown.
+        meets: False where no plan reaches what is asked; this one is then the best found.
+        coordinator: Name of the author.
+        reason: One sentence: why this plan and not the one before.
+    """
+
+    cascade: str
+    epoch: int
+    tiers: list[CascadeTier]
+    judge: str = "confidence"
+    quality: float | None = None
+    quality_low: float | None = None
+    p95_ns: int = 0
+    meets: bool = True
+    coordinator: str = ""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where an invariant does not hold."""
+        if not self.tiers:
+            raise ValueError("tiers is empty: a cascade has one tier at least")
+        models = [tier.model for tier in self.tiers]
+        if repeated := [model for model in models if models.count(model) > 1]:
+            raise ValueError(f"tiers name the model {repeated[0]} twice")
+        if self.cascade in models:
+            raise ValueError(f"cascade {self.cascade} has the name of one of its models")
+        for tier in self.tiers:
+            _check_tier(tier)
+
+
+def _check_tier(tier: CascadeTier) -> None:
+    if not (math.isfinite(tier.threshold) and 0.0 <= tier.threshold <= SCORE_MAX):
+        raise ValueError(f"tier {tier.model}: threshold {tier.threshold} is not within 0 to {SCORE_MAX:g}")
+    for replicas in tier.replicas:
+        if min(replicas.tensor_parallel, replicas.pipeline_parallel, replicas.count) < 1:
+            raise ValueError(f"tier {tier.model}: replicas need positive counts")
