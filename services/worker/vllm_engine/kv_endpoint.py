@@ -9,15 +9,11 @@ from typing import Any
 
 import vllm
 from millrace.contracts.kv import KvEndpoint
+from millrace.kvcopy.weights import weights_fingerprint
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine.kv_words import Offer
 
-#: Files up to this size are hashed whole, others by samples: a fine-tuned model differs nearly everywhere.
-WHOLE_BYTES = 64 << 20
-SAMPLES = 256
-SAMPLE_BYTES = 4096
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -55,26 +51,7 @@ def weights(model: str, config: WorkerConfig) -> str:
     """Hash of a model's weights; the seed where they are drawn from it, the name where they lie in no folder."""
     if config.load_format == "dummy":
         return f"dummy {config.seed}"
-    files = sorted(path for pattern in _WEIGHTS for path in Path(model).glob(pattern))
-    if not files:
-        return model
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name} {file.stat().st_size} ".encode())
-        digest.update(_content(file))
-    return digest.hexdigest()
-
-
-def _content(file: Path) -> bytes:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        if size <= WHOLE_BYTES:
-            return hashlib.file_digest(stream, "sha256").digest()
-        digest = hashlib.sha256()
-        for index in range(SAMPLES):
-            stream.seek(index * (size - SAMPLE_BYTES) // (SAMPLES - 1))
-            digest.update(stream.read(SAMPLE_BYTES))
-        return digest.digest()
+    return weights_fingerprint(model) or model
 
 
 def machine() -> str:

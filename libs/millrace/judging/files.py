@@ -1,0 +1,125 @@
+"""The file of a confidence judge, and recordings of judged answers. The only I/O of this package.
+
+A judge lies in its model's folder, as JSON (CONFIDENCE_FILE). It names the weights whose answers it was fitted to, and
+is refused for others.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from millrace.judging.confidence import ConfidenceModel
+from millrace.judging.evidence import usable
+from millrace.kvcopy.weights import weights_fingerprint
+
+FORMAT = "millrace-judge/1"
+
+#: Below a model's folder.
+CONFIDENCE_FILE = Path("judge") / "confidence.json"
+
+
+class JudgeUnreadable(ValueError):
+    """A file that is no judge of this version, or of another model; the text names file and reason."""
+
+
+class RecordingUnreadable(ValueError):
+    """A file that holds no judged answers; the text names file, line and reason."""
+
+
+class _JudgeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: str = FORMAT
+    judge: ConfidenceModel
+
+
+class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model answered.
+
+    Attributes:
+        right: The truth.
+        logprobs: Of each token, thousandths.
+    """
+
+    right: bool
+    logprobs: list[int]
+
+
+class RecordedAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a recording.
+
+    Attributes:
+        prompt: What was asked.
+        answers: By model.
+    """
+
+    prompt: str
+    answers: dict[str, RecordedAnswer]
+
+
+class JudgedAnswer(msgspec.Struct, frozen=True):
+    """An answer of one model with usable log-probabilities, and the truth."""
+
+    prompt: str
+    logprobs: list[float]
+    right: bool
+
+
+def read_judge(path: Path, *, model_folder: Path | None = None) -> ConfidenceModel:
+    """Reads a judge.
+
+    Args:
+        model_folder: Folder of the model whose answers it shall judge; None for any.
+
+    Raises:
+        JudgeUnreadable: it is torn, of another version, or was fitted to answers of other weights.
+        OSError: it cannot be read.
+    """
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=_JudgeFile)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise JudgeUnreadable(f"{path}: {error}") from None
+    if told.format != FORMAT:
+        raise JudgeUnreadable(f"{path}: format {told.format}, not {FORMAT}")
+    if model_folder is not None and told.judge.fingerprint != weights_fingerprint(model_folder):
+        raise JudgeUnreadable(f"{path}: fitted to answers of other weights than those in {model_folder}")
+    return told.judge
+
+
+def write_judge(path: Path, judge: ConfidenceModel) -> None:
+    """Writes a judge, atomically.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(_JudgeFile(judge=judge)), indent=0) + b"\n")
+    temporary.replace(path)
+
+
+def read_answers(paths: Sequence[Path], model: str) -> list[JudgedAnswer]:
+    """Answers of one model in recordings, one JSON object a line (``.jsonl``, ``.jsonl.gz``).
+
+    Answers without usable log-probabilities, and prompts that the model was not asked, are left out.
+
+    Raises:
+        RecordingUnreadable: a line is no RecordedAnswers.
+        OSError: a file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(RecordedAnswers)
+    found: list[JudgedAnswer] = []
+    for path in paths:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    told = decoder.decode(line)
+                except msgspec.DecodeError as error:
+                    raise RecordingUnreadable(f"{path}, line {number}: {error}") from None
+                answer = told.answers.get(model)
+                logprobs = [value / 1000 for value in answer.logprobs] if answer is not None else []
+                if answer is not None and usable(logprobs) is not None:
+                    found.append(JudgedAnswer(told.prompt, logprobs, answer.right))
+    return found

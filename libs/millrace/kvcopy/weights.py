@@ -1,0 +1,40 @@
+"""The fingerprint of a model's weights: what was made for one model is refused for another."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+#: Files up to this size are hashed whole, others by samples: a fine-tuned model differs nearly everywhere.
+WHOLE_BYTES = 64 << 20
+SAMPLES = 256
+SAMPLE_BYTES = 4096
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+
+
+def weights_fingerprint(folder: str | Path) -> str:
+    """Hash of the weights in a model's folder; empty where there are none.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = sorted(path for pattern in _WEIGHTS for path in Path(folder).glob(pattern))
+    if not files:
+        return ""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size} ".encode())
+        digest.update(_content(file))
+    return digest.hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if size <= WHOLE_BYTES:
+            return hashlib.file_digest(stream, "sha256").digest()
+        digest = hashlib.sha256()
+        for index in range(SAMPLES):
+            stream.seek(index * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            digest.update(stream.read(SAMPLE_BYTES))
+        return digest.digest()
