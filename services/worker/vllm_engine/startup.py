@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 from millrace.lengths.head import HEAD_FILE
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -147,6 +148,15 @@ def _remove_if_dead(path: Path) -> None:
             pass  # another user's, gone meanwhile, or slow to answer
 
 
+def _write_compact_json(vllm_config: VllmConfig) -> None:
+    """Structured output without optional white space, of which small models write as much as ``max_tokens`` allows.
+
+    The backend is still vLLM's choice by the request. Its constructor refuses the option beside that choice, for the
+    sake of the last backend it tries (outlines); xgrammar and guidance, which it tries first, know it.
+    """
+    vllm_config.structured_outputs_config.disable_any_whitespace = True
+
+
 def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:
     """Starts the engine process and waits until it is ready. Call on the main thread (see process.py).
 
@@ -155,6 +165,8 @@ def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:
     """
     arguments = engine_args(config, snapshot_path)
     vllm_config = arguments.create_engine_config()
+    if "structured_outputs_config" not in config.engine_args:
+        _write_compact_json(vllm_config)
     if current_platform.is_cpu():
         # vLLM asks for "spawn" here, for OpenMP's sake; with one thread a fork is safe, and ten times as fast.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
