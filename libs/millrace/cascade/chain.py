@@ -6,7 +6,6 @@ another number; this module simulates it.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -14,9 +13,10 @@ from random import Random
 import numpy as np
 
 from millrace.cascade.capacity import Deployment
-from millrace.cascade.replicas import NS, PERCENTILE, ReplicaShape, serve
+from millrace.cascade.replicas import NS, PERCENTILE
 from millrace.cascade.routing import Routed
 from millrace.cascade.sample import Floats, JudgedSample
+from millrace.cascade.timeline import placed, serve_tier
 from millrace.enginemodel.forecast.question import ReplicaRequest
 
 
@@ -74,7 +74,8 @@ def chain_latencies(
             for index in present
         ]
         judged_ns = int(load.judge_s[tier] * NS) if tier < sample.tiers - 1 else 0
-        for index, end in zip(present, _serve_tier(arriving, deployments[tier], native=native), strict=True):
+        ends, _ = serve_tier(arriving, placed(deployments[tier]), native=native)
+        for index, end in zip(present, ends, strict=True):
             ready[index] = end + judged_ns
     return np.array([(ready[index] - starts[index]) / NS for index in range(count)])
 
@@ -82,24 +83,3 @@ def chain_latencies(
 def chain_p95_s(latencies: Floats) -> float:
     """95th percentile, seconds."""
     return float(np.percentile(latencies, PERCENTILE))
-
-
-def _serve_tier(requests: Sequence[ReplicaRequest], deployment: Deployment, *, native: bool) -> list[int]:
-    """End of each request; replicas take turns in proportion to their rates (smooth weighted round robin)."""
-    replicas: list[ReplicaShape] = []
-    weights: list[float] = []
-    for (shape, count), rate in zip(deployment.replicas, deployment.rates, strict=True):
-        replicas += [shape] * count
-        weights += [rate] * count
-    parts: list[list[int]] = [[] for _ in replicas]
-    turns = [(1 / weight, index) for index, weight in enumerate(weights)]
-    heapq.heapify(turns)
-    for position in range(len(requests)):
-        due, index = turns[0]
-        parts[index].append(position)
-        heapq.heapreplace(turns, (due + 1 / weights[index], index))
-    ends = [0] * len(requests)
-    for shape, part in zip(replicas, parts, strict=True):
-        for position, end in zip(part, serve([requests[each] for each in part], shape, native=native), strict=True):
-            ends[position] = end
-    return ends

@@ -116,25 +116,28 @@ class CascadePlanner:
 
         None where no routing can be served at all.
         """
-        front = self.front()
-        if not front:
+        return self.best(self.front())
+
+    def best(self, designs: Sequence[CascadeDesign]) -> CascadeDesign | None:
+        """Of simulated designs the one that fits best, flagged where none meets what is asked; None of none."""
+        if not designs:
             return None
         problem = self.problem
         if problem.quality_min is not None:
-            fitting = [design for design in front if self._quality(design.routed) >= problem.quality_min]
+            fitting = [design for design in designs if self.quality(design.routed) >= problem.quality_min]
             if fitting:
                 best = min(fitting, key=lambda design: design.p95_s)
                 return _with(
                     best, True, f"least p95 of {len(fitting)} routings that keep quality {problem.quality_min:g}"
                 )
-            best = max(front, key=lambda design: (self._quality(design.routed), -design.p95_s))
+            best = max(designs, key=lambda design: (self.quality(design.routed), -design.p95_s))
             return _with(best, False, f"no routing keeps quality {problem.quality_min:g}; the best one found")
         assert problem.latency_max_s is not None, "a problem asks for quality or for latency"
-        fitting = [design for design in front if design.p95_s <= problem.latency_max_s]
+        fitting = [design for design in designs if design.p95_s <= problem.latency_max_s]
         if fitting:
-            best = max(fitting, key=lambda design: (self._quality(design.routed), -design.p95_s))
+            best = max(fitting, key=lambda design: (self.quality(design.routed), -design.p95_s))
             return _with(best, True, f"best quality of {len(fitting)} routings within {problem.latency_max_s:g} s")
-        best = min(front, key=lambda design: design.p95_s)
+        best = min(designs, key=lambda design: design.p95_s)
         return _with(best, False, f"no routing stays within {problem.latency_max_s:g} s; the fastest one")
 
     def front(self) -> list[CascadeDesign]:
@@ -145,7 +148,7 @@ class CascadePlanner:
             for routed in routings(problem.sample, problem.thresholds_most)
             if (design := self.deploy(routed)) is not None
         ]
-        kept = _not_beaten(designs, self._quality)
+        kept = _not_beaten(designs, self.quality)
         if len(kept) > SIMULATED_MAX:
             positions = np.linspace(0, len(kept) - 1, SIMULATED_MAX).round().astype(int)
             kept = [kept[position] for position in np.unique(positions)]
@@ -197,7 +200,8 @@ class CascadePlanner:
             p95_s=chain_p95_s(latencies),
         )
 
-    def _quality(self, routed: Routed) -> float:
+    def quality(self, routed: Routed) -> float:
+        """The quality that is held to what is asked: the lower confidence bound, or the mean."""
         return routed.quality_low if self.problem.use_confidence else routed.quality
 
 

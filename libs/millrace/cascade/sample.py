@@ -65,3 +65,12 @@ class JudgedSample:
             prompt_tokens=self.prompt_tokens[:, tier : tier + 1],
             output_tokens=self.output_tokens[:, tier : tier + 1],
         )
+
+    def rows(self, indices: Integers) -> JudgedSample:
+        """The requests of these indices, in their order; an index may come more than once."""
+        return JudgedSample(
+            scores=self.scores[indices],
+            quality=self.quality[indices],
+            prompt_tokens=self.prompt_tokens[indices],
+            output_tokens=self.output_tokens[indices],
+        )

@@ -1,0 +1,216 @@
+"""Plans made again for changed traffic, at two speeds.
+
+Thresholds for the present replicas cost nothing and can change at once. Replicas change only where the simulated gain
+over a horizon, with draining and cold starts charged, is large enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from millrace.cascade.capacity import Deployment
+from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
+from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
+from millrace.cascade.replicas import NS, PERCENTILE
+from millrace.cascade.routing import Routed, Thresholds, route, routings
+from millrace.cascade.timeline import FOREVER_NS, PlacedReplica, Timeline, placed, run_timeline
+
+#: Requests simulated of a horizon, at most; a longer one is cut, which counts against moving.
+HORIZON_REQUESTS_MAX = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveCost:
+    """What a change of replicas costs, and what it must bring.
+
+    Attributes:
+        drain_s: Until a retired replica's GPUs are free.
+        cold_start_s: From then until a new replica takes requests.
+        horizon_s: Time over which a plan is expected to hold.
+        gain: Least reduction of p95 over the horizon, as a share, where a quality is asked for.
+        points: Least rise of quality over the horizon where a latency is asked for.
+    """
+
+    drain_s: float = 30.0
+    cold_start_s: float = 90.0
+    horizon_s: float = 600.0
+    gain: float = 0.1
+    points: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replan:
+    """What to do.
+
+    Attributes:
+        at_once: Thresholds for the present replicas; None where no thresholds serve the traffic on them.
+        move: The design to move to; None to keep the replicas.
+        keep_p95_s, move_p95_s: Over the horizon, the move with its cost; NaN where not simulated.
+        reason: One sentence.
+    """
+
+    at_once: CascadeDesign | None
+    move: CascadeDesign | None
+    keep_p95_s: float = math.nan
+    move_p95_s: float = math.nan
+    reason: str = ""
+
+
+def simulated_under(
+    planner: CascadePlanner, thresholds: Thresholds, deployments: Sequence[Deployment]
+) -> CascadeDesign | None:
+    """A plan in force under the planner's sample and rate; None where a tier that is reached has no replica."""
+    return _under(planner, route(planner.problem.sample, thresholds), deployments)
+
+
+def outdated(planner: CascadePlanner, planned: CascadeDesign, *, worse: float = 0.1) -> str:
+    """Why a plan no longer fits the planner's traffic; empty where it does.
+
+    Args:
+        planned: With its p95 as planned.
+        worse: Rise of p95 that counts, as a share.
+    """
+    now = simulated_under(planner, planned.routed.thresholds, planned.deployments)
+    if now is None:
+        return "a tier that is reached has no replica"
+    wanted = planner.problem.quality_min
+    if wanted is not None and now.routed.quality < wanted:
+        return f"quality is {now.routed.quality:.1f}, asked for {wanted:g}"
+    if now.p95_s > (1 + worse) * planned.p95_s:
+        return f"p95 is {now.p95_s:.1f} s, planned {planned.p95_s:.1f} s"
+    return ""
+
+
+def thresholds_for(planner: CascadePlanner, deployments: Sequence[Deployment]) -> CascadeDesign | None:
+    """The best thresholds on replicas as they are; None where no routing can be served on them.
+
+    Routings that another one beats in quality and in the share of every tier are left out; the rest are simulated.
+    """
+    found = [
+        design
+        for routed in _not_dominated(routings(planner.problem.sample, planner.problem.thresholds_most), planner)
+        if (design := _under(planner, routed, deployments)) is not None
+    ]
+    return planner.best(found)
+
+
+def _not_dominated(candidates: Sequence[Routed], planner: CascadePlanner) -> list[Routed]:
+    kept: list[Routed] = []
+    for routed in sorted(candidates, key=lambda each: (-planner.quality(each), sum(each.shares))):
+        if not any(all(np.less_equal(other.shares, routed.shares)) for other in kept):
+            kept.append(routed)
+    return kept
+
+
+def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[Deployment]) -> CascadeDesign | None:
+    used = [tier for tier, share in enumerate(routed.shares) if share > 0]
+    if any(not deployments[tier].replicas for tier in used):
+        return None
+    problem = planner.problem
+    load = ChainLoad(
+        rate=problem.rate,
+        judge_s=problem.judge_s,
+        requests=max(problem.sample.count, JUDGED_REQUESTS_MIN),
+        seed=planner.model.seed,
+    )
+    latencies = chain_latencies(problem.sample, routed, deployments, load, native=planner.model.native)
+    return CascadeDesign(
+        routed=routed, deployments=tuple(deployments), tier_latency_s=math.nan, p95_s=chain_p95_s(latencies)
+    )
+
+
+def replan(planner: CascadePlanner, present: Sequence[Deployment], cost: MoveCost) -> Replan:
+    """Thresholds for now, and whether to move to the best plan."""
+    at_once, best = thresholds_for(planner, present), planner.plan()
+    if best is None:
+        return Replan(at_once=at_once, move=None, reason="no plan serves the traffic")
+    if _counts(best.deployments) == _counts(present):
+        return Replan(at_once=at_once, move=None, reason="the replicas are those of the best plan")
+    if at_once is None:
+        return Replan(at_once=None, move=best, reason="no thresholds serve the traffic on the present replicas")
+    if best.meets and not at_once.meets:
+        return Replan(at_once=at_once, move=best, reason="only the new replicas meet what is asked")
+    if cost.horizon_s <= cost.drain_s + cost.cold_start_s:
+        return Replan(at_once=at_once, move=None, reason="new replicas would not serve within the horizon")
+    keep, move = _over_horizon(planner, at_once, at_once, cost), _over_horizon(planner, at_once, best, cost)
+    told = (
+        f"over {cost.horizon_s:g} s: p95 {keep.p95_s:.1f} s and quality {keep.quality:.1f} on the present replicas, "
+        f"{move.p95_s:.1f} s and {move.quality:.1f} with the move in it"
+    )
+    chosen = best if _pays(keep, move, planner.problem, cost) else None
+    return Replan(at_once=at_once, move=chosen, keep_p95_s=keep.p95_s, move_p95_s=move.p95_s, reason=told)
+
+
+class HorizonFigures(NamedTuple):
+    """What a cascade does over a horizon."""
+
+    p95_s: float
+    quality: float
+
+
+def _pays(keep: HorizonFigures, move: HorizonFigures, problem: CascadeProblem, cost: MoveCost) -> bool:
+    if problem.quality_min is not None:
+        kept = move.quality >= min(problem.quality_min, keep.quality)
+        return kept and move.p95_s <= (1 - cost.gain) * keep.p95_s
+    assert problem.latency_max_s is not None, "a problem asks for quality or for latency"
+    return move.p95_s <= max(problem.latency_max_s, keep.p95_s) and move.quality >= keep.quality + cost.points
+
+
+def _over_horizon(planner: CascadePlanner, now: CascadeDesign, then: CascadeDesign, cost: MoveCost) -> HorizonFigures:
+    """A horizon that begins with the move from one design to another."""
+    problem = planner.problem
+    rng = Random(f"{planner.model.seed}/horizon")
+    count = max(JUDGED_REQUESTS_MIN, min(HORIZON_REQUESTS_MAX, int(problem.rate * cost.horizon_s)))
+    at, arrivals = 0.0, []
+    for _ in range(count):
+        at += rng.expovariate(problem.rate)
+        arrivals.append(int(at * NS))
+    rows = np.array([rng.randrange(problem.sample.count) for _ in range(count)])
+    timeline = Timeline(
+        tiers=moved(now.deployments, then.deployments, at_ns=0, cost=cost),
+        thresholds=[(0, now.routed.thresholds), (ready_ns(0, cost), then.routed.thresholds)],
+        judge_s=problem.judge_s,
+    )
+    outcomes = run_timeline(problem.sample.rows(rows), arrivals, timeline, native=planner.model.native)
+    return HorizonFigures(float(np.percentile(outcomes.latency_s, PERCENTILE)), float(outcomes.quality.mean()))
+
+
+def ready_ns(at_ns: int, cost: MoveCost) -> int:
+    """When new replicas of a move begun at a time take requests."""
+    return at_ns + int((cost.drain_s + cost.cold_start_s) * NS)
+
+
+def moved(
+    now: Sequence[Deployment], then: Sequence[Deployment], *, at_ns: int, cost: MoveCost
+) -> list[list[PlacedReplica]]:
+    """By tier: replicas that stay, those that are retired at once, and new ones from ``ready_ns`` on."""
+    return [_moved_tier(placed(old), placed(new), at_ns, cost) for old, new in zip(now, then, strict=True)]
+
+
+def _moved_tier(
+    old: Sequence[PlacedReplica], new: Sequence[PlacedReplica], at_ns: int, cost: MoveCost
+) -> list[PlacedReplica]:
+    kept = Counter(each.shape for each in old) & Counter(each.shape for each in new)
+    retiring, starting = Counter(kept), Counter(kept)
+    found = []
+    for replica in old:
+        stays = retiring[replica.shape] > 0
+        retiring[replica.shape] -= stays
+        found.append(replace(replica, until_ns=FOREVER_NS if stays else at_ns))
+    for replica in new:
+        if starting[replica.shape] > 0:
+            starting[replica.shape] -= 1
+        else:
+            found.append(replace(replica, from_ns=ready_ns(at_ns, cost)))
+    return found
+
+
+def _counts(deployments: Sequence[Deployment]) -> list[Counter[str]]:
+    return [Counter({shape.name: count for shape, count in each.replicas}) for each in deployments]
