@@ -2,7 +2,8 @@
 
     .venv/bin/python setup/check.py [step ...]
 
-Steps: format, lint, types, imports, schemas. Each prints one line; the output of a step is shown only where it failed.
+Steps: format, format-native, lint, types, imports, schemas. Each prints one line; the output of a step is shown only
+where it failed.
 """
 
 import os
@@ -18,9 +19,13 @@ BIN = Path(PYTHON).parent
 #: The linter has no `-m`, and its script stops working when the tree is moved.
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
+#: C++ sources; clang-format has no option for a folder.
+NATIVE_SOURCES = sorted(path for kind in ("cpp", "hpp") for path in (ROOT / "native").rglob(f"*.{kind}"))
+
 #: Step -> command and what to do about a failure.
 STEPS: dict[str, tuple[list[str | Path], str]] = {
     "format": ([BIN / "ruff", "format", "--check", "--output-format", "concise", "."], "./task fmt"),
+    "format-native": ([BIN / "clang-format", "--dry-run", "-Werror", *NATIVE_SOURCES], "./task fmt"),
     "lint": (
         [BIN / "ruff", "check", "--output-format", "concise", "."],
         "./task fmt repairs some; the rules are in pyproject.toml",

@@ -179,8 +179,8 @@ public:
         if (spacing_ns < 0) throw std::invalid_argument("a curve goes forward");
         nb::list rows;
         for (const Load& load : forecaster_.curve(now_ns, spacing_ns, points)) {
-            rows.append(nb::make_tuple(load.tokens, load.blocks, load.running, load.waiting, load.others,
-                                       load.preemptions));
+            rows.append(
+                nb::make_tuple(load.tokens, load.blocks, load.running, load.waiting, load.others, load.preemptions));
         }
         return rows;
     }
@@ -279,12 +279,11 @@ NB_MODULE(enginemodel, module) {
                 std::int64_t steps) {
                  return to_python(decode_run(self, decodes, context_tokens, longest_context).sum(steps));
              })
-        .def("steps_until",
-             [](const StepCost& self, std::int64_t decodes, std::int64_t context_tokens, std::int64_t longest_context,
-                nb::int_ limit_fs) {
-                 const Fs limit = from_python(limit_fs);
-                 return decode_run(self, decodes, context_tokens, longest_context).below(limit + 1, COUNT_MAX);
-             });
+        .def("steps_until", [](const StepCost& self, std::int64_t decodes, std::int64_t context_tokens,
+                               std::int64_t longest_context, nb::int_ limit_fs) {
+            const Fs limit = from_python(limit_fs);
+            return decode_run(self, decodes, context_tokens, longest_context).below(limit + 1, COUNT_MAX);
+        });
     nb::class_<Limits>(module, "Limits")
         .def(
             "__init__",
@@ -301,16 +300,9 @@ NB_MODULE(enginemodel, module) {
                 if (!(watermark >= 0 && watermark < 1)) throw std::invalid_argument("watermark is out of range");
                 const auto size = static_cast<std::uint64_t>(block_size);
                 const int block_shift = std::has_single_bit(size) ? std::countr_zero(size) : -1;
-                new (self) Limits{max_model_len,
-                                  block_size,
-                                  max_sequences,
-                                  token_budget,
-                                  long_prefill_token_threshold,
-                                  chunked_prefill,
-                                  reserve_full_prompt,
-                                  watermark,
-                                  async_scheduling,
-                                  block_shift};
+                new (self) Limits{
+                    max_model_len,   block_size,          max_sequences, token_budget,     long_prefill_token_threshold,
+                    chunked_prefill, reserve_full_prompt, watermark,     async_scheduling, block_shift};
             },
             nb::kw_only(), nb::arg("max_model_len"), nb::arg("block_size"), nb::arg("max_sequences"),
             nb::arg("token_budget"), nb::arg("long_prefill_token_threshold"), nb::arg("chunked_prefill"),

@@ -50,7 +50,8 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> simulate(
     }
     std::vector<std::tuple<std::int64_t, std::int64_t>> served;
     served.reserve(requests.size());
-    for (const Watch::Tokens& tokens : future.watch.sequences) served.emplace_back(to_ns(tokens.first), to_ns(tokens.last));
+    for (const Watch::Tokens& tokens : future.watch.sequences)
+        served.emplace_back(to_ns(tokens.first), to_ns(tokens.last));
     return served;
 }
 

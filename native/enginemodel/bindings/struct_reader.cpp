@@ -16,8 +16,7 @@ std::int64_t as_int(PyObject* value, std::int64_t none) {
 
 // Where the object keeps this attribute; 0 where it is not a plain slot.
 std::ptrdiff_t slot_offset(PyTypeObject* type, const char* name) {
-    const nanobind::object attribute =
-        nanobind::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
+    const nanobind::object attribute = nanobind::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
     if (!attribute.is_valid()) {
         PyErr_Clear();
         return 0;

@@ -174,18 +174,18 @@ private:
     std::int64_t watermark_blocks_ = 0;
     std::int64_t free_ = 0;
 
-    Fs clock_ = 0;        // end of the last step
-    Fs ends_ = 0;         // of the step under way
-    Fs began_ = 0;        // begin of the last step
-    Fs joined_ = -1;      // until when the queue took in what came
+    Fs clock_ = 0;    // end of the last step
+    Fs ends_ = 0;     // of the step under way
+    Fs began_ = 0;    // begin of the last step
+    Fs joined_ = -1;  // until when the queue took in what came
     bool under_way_ = false;
     bool stepped_ = false;
 
     Running running_;
-    std::vector<Queued> waiting_;    // head at the back
+    std::vector<Queued> waiting_;   // head at the back
     std::vector<Arrived> arrived_;  // head at the back
     std::vector<Arrival> arrivals_;
-    std::size_t next_ = 0;  // of arrivals_
+    std::size_t next_ = 0;   // of arrivals_
     Arrival comer_{-1, {}};  // one that comes with its KV; none, or here already, where its time is -1
 
     std::int64_t irregular_ = 0;  // running ones that do anything but decode one token

@@ -61,8 +61,8 @@ struct StepCost {
 // Successive steps of the same decoding sequences, each context growing by one token a step. Steps count from 0.
 class DecodeRun {
 public:
-    // `context`: sum of contexts after the first step; `longest`: the longest of them, 0 where it is not known. How much
-    // it is longer than their mean is the same in all steps.
+    // `context`: sum of contexts after the first step; `longest`: the longest of them, 0 where it is not known. How
+    // much it is longer than their mean is the same in all steps.
     DecodeRun(const StepCost& cost, std::int64_t decodes, std::int64_t context, std::int64_t longest);
 
     // Cost of one step.

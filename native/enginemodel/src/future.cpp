@@ -353,7 +353,8 @@ std::int64_t Future::first_chunk(const Queued& head, std::int64_t budget, std::i
 }
 
 bool Future::fits(const Queued& head, std::int64_t tokens) const {
-    if (limits_.reserve_full_prompt) tokens = std::max(tokens, std::min<std::int64_t>(head.total, limits_.max_model_len));
+    if (limits_.reserve_full_prompt)
+        tokens = std::max(tokens, std::min<std::int64_t>(head.total, limits_.max_model_len));
     return limits_.blocks_for(tokens) + watermark() <= free_;
 }
 

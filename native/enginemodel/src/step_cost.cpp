@@ -101,9 +101,7 @@ DecodeRun::DecodeRun(const StepCost& cost, std::int64_t decodes, std::int64_t co
     if (!cost.decode_context.empty() && decodes > 0) curve_ = &for_count(cost.decode_context, decodes);
 }
 
-Fs DecodeRun::Stretch::sum(std::int64_t count) const {
-    return first * count + slope * (Fs{count} * (count - 1) / 2);
-}
+Fs DecodeRun::Stretch::sum(std::int64_t count) const { return first * count + slope * (Fs{count} * (count - 1) / 2); }
 
 template <typename Visit>
 void DecodeRun::stretches(std::int64_t begin, std::int64_t end, Visit&& visit) const {

@@ -48,9 +48,8 @@ nb::list list_of(const Ids& ids) {
 NB_MODULE(kvcache, module) {
     module.attr("INTERFACE") = INTERFACE;
     nb::class_<FreeQueue>(module, "FreeQueue")
-        .def("__init__", [](FreeQueue* place, nb::list order, std::int32_t total) {
-            new (place) FreeQueue(ids_of(order), total);
-        })
+        .def("__init__",
+             [](FreeQueue* place, nb::list order, std::int32_t total) { new (place) FreeQueue(ids_of(order), total); })
         .def("take", [](FreeQueue& queue, std::int32_t count, std::int32_t after, std::int32_t window,
                         std::int32_t hit_window) { return list_of(queue.take(count, after, window, hit_window)); })
         .def("remove", &FreeQueue::remove)

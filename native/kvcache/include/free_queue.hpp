@@ -1,5 +1,5 @@
-// Free blocks in order of reuse, of which contiguous runs are handed out: the rules of libs/millrace/kvcache/segments.py
-// on a doubly linked list in an array. No allocation but of what is returned.
+// Free blocks in order of reuse, of which contiguous runs are handed out: the rules of
+// libs/millrace/kvcache/segments.py on a doubly linked list in an array. No allocation but of what is returned.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,8 @@ public:
 
     // Takes `count` blocks out, in the order in which the sequence that ends with `after` (-1: none) should use them.
     // Candidates are the first count + window; of those that were hit only the first count + hit_window.
-    std::vector<std::int32_t> take(std::int32_t count, std::int32_t after, std::int32_t window, std::int32_t hit_window);
+    std::vector<std::int32_t> take(std::int32_t count, std::int32_t after, std::int32_t window,
+                                   std::int32_t hit_window);
 
     // Takes a block out whose content was found: it counts as hit until `take` hands it out.
     void remove(std::int32_t block);
@@ -46,13 +47,13 @@ private:
     Run next_run(std::int32_t candidate);
     void use(Run run, std::size_t count);
 
-    std::int32_t end_;    // the list's both ends, an index behind the last block
+    std::int32_t end_;  // the list's both ends, an index behind the last block
     std::int32_t count_ = 0;
-    std::vector<std::int32_t> next_, previous_;    // -1 where the block is not free
+    std::vector<std::int32_t> next_, previous_;  // -1 where the block is not free
     std::vector<std::uint8_t> hit_;
     // Of one take:
     std::uint64_t turn_ = 0;
-    std::vector<std::uint64_t> left_;    // the turn in which the block is a candidate that nobody took yet
+    std::vector<std::uint64_t> left_;  // the turn in which the block is a candidate that nobody took yet
     std::size_t left_count_ = 0;
     std::vector<std::int32_t> candidates_, chosen_;
     std::vector<Run> runs_;

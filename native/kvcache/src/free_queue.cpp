@@ -69,8 +69,8 @@ std::vector<std::int32_t> FreeQueue::after(std::int32_t block) const {
     return found;
 }
 
-std::vector<std::int32_t> FreeQueue::take(
-    std::int32_t count, std::int32_t after, std::int32_t window, std::int32_t hit_window) {
+std::vector<std::int32_t> FreeQueue::take(std::int32_t count, std::int32_t after, std::int32_t window,
+                                          std::int32_t hit_window) {
     if (count < 0 || window < 0 || hit_window < 0) throw std::invalid_argument("counts are at least 0");
     if (count > count_) {
         throw std::length_error(std::to_string(count) + " blocks wanted, " + std::to_string(count_) + " free");
@@ -135,8 +135,8 @@ void FreeQueue::pick_runs(std::size_t count) {
     while (count) {
         auto run = std::find_if(runs_.begin(), runs_.end(), [&](const Run& it) { return at(it.length) >= count; });
         if (run == runs_.end()) {
-            run = std::max_element(
-                runs_.begin(), runs_.end(), [](const Run& one, const Run& other) { return one.length < other.length; });
+            run = std::max_element(runs_.begin(), runs_.end(),
+                                   [](const Run& one, const Run& other) { return one.length < other.length; });
         }
         const std::size_t used = std::min(at(run->length), count);
         use(*run, used);

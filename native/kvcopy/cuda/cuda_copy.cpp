@@ -23,7 +23,7 @@ void check(cudaError_t status, const char* what) {
 
 // The device of this thread, put back in the end: torch's is not ours to change.
 class OnDevice {
-  public:
+public:
     explicit OnDevice(int device) {
         check(cudaGetDevice(&_before), "which GPU this thread uses");
         check(cudaSetDevice(device), "choosing the GPU");
@@ -32,7 +32,7 @@ class OnDevice {
     OnDevice& operator=(const OnDevice&) = delete;
     ~OnDevice() { cudaSetDevice(_before); }
 
-  private:
+private:
     int _before = 0;
 };
 

@@ -35,7 +35,7 @@ CudaHandle cuda_export(std::uint64_t address, std::uint64_t bytes, int device);
 
 // A peer's region, mapped for one of our GPUs.
 class CudaMapping {
-  public:
+public:
     CudaMapping(const CudaHandle& handle, std::uint64_t bytes, int device);
     CudaMapping(const CudaMapping&) = delete;
     CudaMapping& operator=(const CudaMapping&) = delete;
@@ -43,7 +43,7 @@ class CudaMapping {
 
     std::uint64_t address() const { return _address; }
 
-  private:
+private:
     void* _base = nullptr;
     std::uint64_t _address = 0;
     int _device;
@@ -55,7 +55,7 @@ struct CudaPlan {
 
 // One read under way. Batches are bounded in bytes and pieces, and in number.
 class CudaTransfer {
-  public:
+public:
     // Throws std::invalid_argument: a piece lies outside its region.
     CudaTransfer(CudaPlan plan, std::uint64_t source, std::uint64_t source_bytes, std::uint64_t target,
                  std::uint64_t target_bytes, int device);
@@ -72,7 +72,7 @@ class CudaTransfer {
 
     std::int64_t launches() const { return _launches; }
 
-  private:
+private:
     void submit(std::int64_t bytes_max);
     void launch(std::vector<void*>& targets, std::vector<const void*>& sources, std::vector<std::size_t>& sizes);
 

@@ -26,14 +26,14 @@ struct Plane {
 
 // Checksums of one layout's blocks. Const: threads may share it.
 class Checksums {
-  public:
+public:
     // Throws std::invalid_argument: a plane is malformed.
     explicit Checksums(std::vector<Plane> planes);
 
     // One per block, over its planes in order. Throws std::invalid_argument: a block lies outside the memory.
     std::vector<std::uint32_t> of(std::span<const std::uint8_t> memory, std::span<const std::int64_t> blocks) const;
 
-  private:
+private:
     std::vector<Plane> _planes;
 };
 

@@ -26,7 +26,7 @@ struct Panel {
 
 // Three columns in one allocation that is left uninitialised: it may be megabytes, of which little is used.
 class Pieces {
-  public:
+public:
     explicit Pieces(std::size_t capacity) : _columns(new std::int64_t[3 * capacity]), _capacity(capacity) {}
 
     std::int64_t* source() { return _columns.get(); }
@@ -38,14 +38,14 @@ class Pieces {
     // Gives up the memory; the columns stay where they are in it.
     std::int64_t* release() { return _columns.release(); }
 
-  private:
+private:
     std::unique_ptr<std::int64_t[]> _columns;
     std::size_t _capacity;
     std::size_t _count = 0;
 };
 
 class Planner {
-  public:
+public:
     // Throws std::invalid_argument: a panel is malformed.
     explicit Planner(std::vector<Panel> panels);
 
@@ -53,7 +53,7 @@ class Planner {
     // Throws std::invalid_argument: the lists differ in length, or an id is negative or above BLOCK_IDS.
     Pieces plan(std::span<const std::int64_t> source, std::span<const std::int64_t> target) const;
 
-  private:
+private:
     std::vector<Panel> _panels;
     std::size_t _dense = 0;
 };

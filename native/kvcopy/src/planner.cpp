@@ -76,7 +76,7 @@ void align(std::vector<Run>& runs) {
 // Writes one panel's pieces behind those that are there. Within a panel no two pieces touch on both sides: runs are
 // maximal, and where a panel is not dense there is a gap after each block on one side.
 class Writer {
-  public:
+public:
     explicit Writer(Pieces& pieces) : _source(pieces.source()), _target(pieces.target()), _lengths(pieces.lengths()) {}
 
     void write_runs(const Panel& panel, const std::vector<Run>& runs) {
@@ -97,7 +97,7 @@ class Writer {
 
     std::size_t count() const { return _count; }
 
-  private:
+private:
     void put(const Panel& panel, std::int64_t source, std::int64_t target, std::int64_t bytes) {
         _source[_count] = panel.source + source * panel.source_stride;
         _target[_count] = panel.target + target * panel.target_stride;

@@ -16,7 +16,7 @@ constexpr std::size_t BYTES_MAX = 400;
 constexpr std::size_t CORPUS_MAX = 64;
 
 class Inputs {
-  public:
+public:
     explicit Inputs(std::uint64_t seed) : _random(seed) {}
 
     std::vector<std::uint8_t> next() {
@@ -29,7 +29,7 @@ class Inputs {
         return input;
     }
 
-  private:
+private:
     std::size_t below(std::size_t bound) { return static_cast<std::size_t>(_random() % bound); }
 
     std::uint8_t byte() {

@@ -10,7 +10,7 @@ namespace {
 
 // Reads numbers off the input; zeros when it is used up.
 class Input {
-  public:
+public:
     Input(const std::uint8_t* data, std::size_t bytes) : _data(data), _bytes(bytes) {}
 
     std::int64_t raw() {
@@ -24,7 +24,7 @@ class Input {
         return bound <= 1 ? 0 : value % bound;
     }
 
-  private:
+private:
     const std::uint8_t* _data;
     std::size_t _bytes;
     std::size_t _at = 0;
