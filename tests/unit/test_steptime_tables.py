@@ -14,6 +14,7 @@ from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
 from millrace.profiling.published import open_step_time, published, published_names
+from millrace.profiling.shapes import H100_BYTES, LLAMA_3_70B
 
 LAYERS = 3
 LINEAR = Profile((1, 8, 64), (1000.0, 1200.0, 5000.0))
@@ -111,6 +112,11 @@ def test_a_table_without_a_column_is_refused_with_both_names(tmp_path: Path) -> 
         tables_servingsim.linear(file)
 
 
+def test_a_70b_model_in_16_bits_keeps_some_30000_tokens_on_two_h100s_and_does_not_fit_on_one() -> None:
+    assert 25_000 < LLAMA_3_70B.kv_tokens(gpus=2, memory_bytes=H100_BYTES) < 35_000
+    assert LLAMA_3_70B.kv_tokens(gpus=1, memory_bytes=H100_BYTES) < 1
+
+
 def test_a_matrix_product_between_measured_sizes_lies_between_their_times(tmp_path: Path) -> None:
     rows = [f"{m},{n},64,{m * n / 1e4}" for m in (1, 16) for n in (100, 300)]
     (tmp_path / "gpu_gemm.csv").write_text("\n".join(["m,n,k,latency", *rows]))
@@ -118,6 +124,17 @@ def test_a_matrix_product_between_measured_sizes_lies_between_their_times(tmp_pa
     product = tables_aiconfigurator.matrix_product(tables_aiconfigurator.Files(tmp_path, "gpu"), outputs=200, inputs=64)
 
     assert product.at(16) == pytest.approx(16 * 200 / 1e4 * 1e6)
+
+
+def test_a_matrix_product_slower_than_one_of_more_tokens_is_left_out(tmp_path: Path) -> None:
+    times = {1: 1.0, 16: 2.0, 64: 9.0, 128: 4.0}
+    rows = [f"{m},{n},64,{ms}" for m, ms in times.items() for n in (100, 300)]
+    (tmp_path / "gpu_gemm.csv").write_text("\n".join(["m,n,k,latency", *rows]))
+
+    product = tables_aiconfigurator.matrix_product(tables_aiconfigurator.Files(tmp_path, "gpu"), outputs=100, inputs=64)
+
+    assert 2e6 < product.at(64) < 4e6
+    assert product.at(128) == pytest.approx(4e6)
 
 
 def test_an_engine_that_is_not_published_is_refused_with_those_that_are(tmp_path: Path) -> None:

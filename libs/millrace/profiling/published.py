@@ -18,7 +18,7 @@ from millrace.enginemodel.kernel_table import KernelTableStepTime
 from millrace.enginemodel.measured import Profile, Surface
 from millrace.enginemodel.steptime import Provenance, StepTimeModel
 from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
-from millrace.profiling.shapes import LLAMA_2_7B, LLAMA_3_8B, QWEN_2_7B, QWEN_3_32B, Shape
+from millrace.profiling.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, QWEN_2_7B, QWEN_3_32B, Shape
 from millrace.profiling.tables import A30, A100, H100, H200, RTX4090, Hardware
 from millrace.profiling.tables_aiconfigurator import Files, Heads
 
@@ -241,6 +241,12 @@ ENGINES: dict[str, Callable[[Path], KernelTableStepTime]] = {
     **{
         f"h100-llama-3-8b-tp{ways}": partial(
             composed, shape=LLAMA_3_8B, hardware=H100, tables_of="h100_sxm_vllm0.14.0", ways=ways
+        )
+        for ways in (2, 4, 8)
+    },
+    **{
+        f"h100-llama-3-70b-tp{ways}": partial(
+            composed, shape=LLAMA_3_70B, hardware=H100, tables_of="h100_sxm_vllm0.14.0", ways=ways
         )
         for ways in (2, 4, 8)
     },

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+#: vLLM's default ``gpu_memory_utilization``.
+MEMORY_SHARE = 0.9
+#: What a GPU needs beside weights and KV: activations of the largest step, captured graphs. An estimate.
+ACTIVATION_BYTES = 1.5e9
+#: Memory of GPUs as their driver reports it, bytes.
+H100_BYTES = 85.5e9
+H200_BYTES = 150.7e9
+
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer with gated MLPs.
@@ -37,6 +45,21 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         """KV of one token in one layer, 16 bits."""
         return 2 * 2 * self.key_value_heads * self.head_size
 
+    @property
+    def weight_bytes(self) -> float:
+        """Of all weights: attention, gated MLP, embedding and head."""
+        attention = self.hidden * self.qkv_width + self.heads * self.head_size * self.hidden
+        layer = attention + 3 * self.hidden * self.expanded
+        return float(self.bytes_per_weight * (self.layers * layer + 2 * self.vocabulary * self.hidden))
+
+    def kv_tokens(self, *, gpus: int, memory_bytes: float) -> int:
+        """Tokens of KV that fit beside the weights on GPUs of this memory under vLLM's default share of it.
+
+        Below 1 where the weights alone do not fit.
+        """
+        idle = gpus * (MEMORY_SHARE * memory_bytes - ACTIVATION_BYTES) - self.weight_bytes
+        return int(idle / (self.kv_bytes_per_token * self.layers))
+
 
 LLAMA_2_7B = Shape(
     name="Llama-2-7B, float16", layers=32, hidden=4096, heads=32, key_value_heads=32, expanded=11_008, vocabulary=32_000
@@ -55,4 +78,13 @@ QWEN_2_7B = Shape(
 )
 QWEN_3_32B = Shape(
     name="Qwen3-32B, bfloat16", layers=64, hidden=5120, heads=64, key_value_heads=8, expanded=25_600, vocabulary=151_936
+)
+LLAMA_3_70B = Shape(
+    name="Llama-3-70B, bfloat16",
+    layers=80,
+    hidden=8192,
+    heads=64,
+    key_value_heads=8,
+    expanded=28_672,
+    vocabulary=128_256,
 )
