@@ -40,11 +40,11 @@ class TierCapacity:
     def __init__(self, curves: Sequence[tuple[ReplicaShape, RateCurve]], rate: float) -> None:
         """``rate``: requests/s that reach the tier; 0 for a tier that nobody reaches."""
         self.rate = rate
-        self._curves = list(curves)
+        self.curves = list(curves)
 
     def capacities(self, latency_s: float, gpus: int) -> list[float]:
         """Highest rate that keeps the latency, by number of GPUs from 0 on; spare GPUs may stay idle."""
-        rates = [(shape.gpus, curve.highest_rate(latency_s)) for shape, curve in self._curves]
+        rates = [(shape.gpus, curve.highest_rate(latency_s)) for shape, curve in self.curves]
         best = [0.0] * (gpus + 1)
         for count in range(1, gpus + 1):
             best[count] = max([best[count - 1], *(best[count - size] + rate for size, rate in rates if size <= count)])
@@ -60,13 +60,13 @@ class TierCapacity:
     def deployment(self, latency_s: float, gpus: int) -> Deployment:
         """The replicas behind ``capacities(latency_s, gpus)[gpus]``; shapes that serve nothing are left out."""
         capacities = self.capacities(latency_s, gpus)
-        counts = [0] * len(self._curves)
+        counts = [0] * len(self.curves)
         left = gpus
         while left > 0:
             taken = next(
                 (
                     index
-                    for index, (shape, curve) in enumerate(self._curves)
+                    for index, (shape, curve) in enumerate(self.curves)
                     if shape.gpus <= left
                     and curve.highest_rate(latency_s) > 0
                     and math.isclose(
@@ -79,8 +79,8 @@ class TierCapacity:
                 left -= 1  # idle
             else:
                 counts[taken] += 1
-                left -= self._curves[taken][0].gpus
-        used = [(shape, curve, count) for (shape, curve), count in zip(self._curves, counts, strict=True) if count]
+                left -= self.curves[taken][0].gpus
+        used = [(shape, curve, count) for (shape, curve), count in zip(self.curves, counts, strict=True) if count]
         return Deployment(
             tuple((shape, count) for shape, _, count in used),
             tuple(curve.highest_rate(latency_s) for _, curve, _ in used),
@@ -93,8 +93,8 @@ class TierCapacity:
         return [self._least_latency(count) for count in range(gpus + 1)]
 
     def _least_latency(self, gpus: int) -> float:
-        longest = max((curve.latencies_s[-1] for _, curve in self._curves), default=0.0)
-        if not self._curves or self.capacities(longest, gpus)[gpus] < self.rate:
+        longest = max((curve.latencies_s[-1] for _, curve in self.curves), default=0.0)
+        if not self.curves or self.capacities(longest, gpus)[gpus] < self.rate:
             return math.inf
         low, high = 0.0, longest
         for _ in range(HALVINGS):

@@ -36,6 +36,9 @@ STABLE_ITERATIONS = 3
 PUBLISHED_WEIGHT = 100.0
 
 
+CapacityRule = Callable[[TierCapacity], TierCapacity]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CascadeProblem:
     """What is to be planned.
@@ -140,13 +143,17 @@ class CascadePlanner:
         best = min(designs, key=lambda design: design.p95_s)
         return _with(best, False, f"no routing stays within {problem.latency_max_s:g} s; the fastest one")
 
-    def front(self) -> list[CascadeDesign]:
-        """Designs that no other beats in both quality and allocated latency, each with its simulated p95."""
+    def front(self, capacity_of: CapacityRule | None = None) -> list[CascadeDesign]:
+        """Designs that no other beats in both quality and allocated latency, each with its simulated p95.
+
+        Args:
+            capacity_of: Restricts how tiers may use GPUs (``baselines.py``); None for every mixture of replicas.
+        """
         problem = self.problem
         designs = [
             design
             for routed in routings(problem.sample, problem.thresholds_most)
-            if (design := self.deploy(routed)) is not None
+            if (design := self.deploy(routed, capacity_of)) is not None
         ]
         kept = _not_beaten(designs, self.quality)
         if len(kept) > SIMULATED_MAX:
@@ -154,11 +161,13 @@ class CascadePlanner:
             kept = [kept[position] for position in np.unique(positions)]
         return [self.simulated(design) for design in kept]
 
-    def deploy(self, routed: Routed) -> CascadeDesign | None:
+    def deploy(self, routed: Routed, capacity_of: CapacityRule | None = None) -> CascadeDesign | None:
         """The allocation of least tier latency for one routing; None where the GPUs are not enough."""
         self.allocations += 1
         problem = self.problem
         tiers = [self.tier(routed, index) for index in range(problem.sample.tiers)]
+        if capacity_of is not None:
+            tiers = [capacity_of(tier) for tier in tiers]
         allocated = allocate(tiers, problem.gpus, longest_s=LATENCY_S_MAX)
         if allocated is None:
             return None

@@ -14,7 +14,7 @@ from millrace.cascade.sample import Integers
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import StepCost
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 
 NS = 1_000_000_000
 
@@ -56,6 +56,30 @@ class ReplicaShape(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """For example ``tp4`` or ``tp4pp2``."""
         return f"tp{self.tensor}" + (f"pp{self.pipeline}" if self.pipeline > 1 else "")
+
+
+def pipelined(shape: ReplicaShape, *, stages: int, hop_ns: float, hop_token_ns: float, blocks: int) -> ReplicaShape:
+    """A pipeline of tensor-parallel stages, as lanes (see ``ReplicaShape``).
+
+    A batch passes all stages one after the other, which takes as long as on one tensor-parallel engine that holds all
+    layers; as many batches are under way as there are stages. Bubbles of unequal stages are not modelled.
+
+    Args:
+        shape: One engine with all layers; its memory does not matter.
+        hop_ns: From one stage to the next, of a step.
+        hop_token_ns: The same of each token computed in the step.
+        blocks: KV blocks of the whole pipeline.
+    """
+    hops = stages - 1
+    per_token = round(hops * hop_token_ns * FS_PER_NS)
+    cost = msgspec.structs.replace(
+        shape.cost,
+        fixed=shape.cost.fixed + round(hops * hop_ns * FS_PER_NS),
+        decode=shape.cost.decode + per_token,
+        prefill_token=shape.cost.prefill_token + per_token,
+    )
+    parameters = msgspec.structs.replace(shape.parameters, blocks_total=blocks // stages)
+    return ReplicaShape(tensor=shape.tensor, pipeline=stages, cost=cost, parameters=parameters)
 
 
 @dataclass(frozen=True, eq=False)
