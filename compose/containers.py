@@ -12,6 +12,9 @@ from millrace.cluster import ClusterSpec, ModelSpec, WorkerSlot
 
 HERE = Path(__file__).resolve().parent
 
+#: The service that holds the namespaces of GPU workers (compose.yaml).
+NAMESPACES = "namespaces"
+
 #: Profile of workers that only provisioning starts.
 SPARE = "spare"
 
@@ -25,11 +28,17 @@ def compose_services(spec: ClusterSpec, slots: list[WorkerSlot], out: Path) -> d
         out: Folder of the generated files.
     """
     services: dict[str, Any] = {}
+    gpus = sum(slot.group.tensor_parallel for slot in slots if slot.group.device != "cpu")
+    together = sum(slot.group.device != "cpu" for slot in slots) > 1
     first_device = 0
     for index, slot in enumerate(slots):
-        resources = _core(index) if slot.group.device == "cpu" else _gpus(first_device, slot.group.tensor_parallel)
+        if slot.group.device == "cpu":
+            services[slot.name] = _compose_worker(spec, slot) | _core(index)
+            continue
+        own = range(first_device, first_device + slot.group.tensor_parallel)
         first_device += slot.group.tensor_parallel
-        services[slot.name] = _compose_worker(spec, slot) | resources
+        worker = _compose_worker(spec, slot) | _gpus(own, range(gpus))
+        services[slot.name] = _in_one_namespace(worker) if together else worker
     services |= {migrator_of(slot.name): _compose_migrator(slot.name, spec) for slot in slots}
     names = [f"{service}.json" for service in services]
     services["ingress"] = _mounts(spec, spec.models)
@@ -61,11 +70,26 @@ def _core(index: int) -> dict[str, Any]:
     return {"cpuset": str(cores[index % len(cores)]), "deploy": {"resources": bounds}}
 
 
-def _gpus(first: int, width: int) -> dict[str, Any]:
-    devices = [str(device) for device in range(first, first + width)]
-    reservation = {"driver": "nvidia", "device_ids": devices, "capabilities": ["gpu"]}
-    # CUDA and NCCL lock host memory that the GPU reads directly.
-    return {"deploy": {"resources": {"reservations": {"devices": [reservation]}}}, "ulimits": {"memlock": -1}}
+def _gpus(own: range, node: range) -> dict[str, Any]:
+    """Devices of a worker: its own first, which vLLM takes, then the others of the cluster.
+
+    CUDA maps another process's memory only where that memory's GPU is visible.
+    """
+    reservation = {"driver": "nvidia", "device_ids": [str(device) for device in node], "capabilities": ["gpu"]}
+    visible = [*own, *(device for device in node if device not in own)]
+    return {
+        "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
+        "environment": {"CUDA_VISIBLE_DEVICES": ",".join(map(str, visible))},
+        # CUDA and NCCL lock host memory that the GPU reads directly.
+        "ulimits": {"memlock": -1},
+    }
+
+
+def _in_one_namespace(worker: dict[str, Any]) -> dict[str, Any]:
+    """A worker in the ipc and pid namespaces of all GPU workers of the node, without which CUDA shares no memory."""
+    started = {NAMESPACES: {"condition": "service_started"}}
+    shared = f"service:{NAMESPACES}"
+    return worker | {"ipc": shared, "pid": shared, "depends_on": worker["depends_on"] | started}
 
 
 def migrator_of(worker: str) -> str:

@@ -111,11 +111,17 @@ def _gpu_reservations(work: Path, environment: dict[str, str], model: Path, tens
     with deployment.torn_down_after():
         deployment.compose("create", "--no-build", "worker-0", "worker-1")
         devices = [str(device) for device in range(2 * tensor_parallel)]
-        for service, wanted in (("worker-0", devices[:tensor_parallel]), ("worker-1", devices[tensor_parallel:])):
-            requests = deployment.inspect(service)["HostConfig"]["DeviceRequests"] or []
+        for service, own in (("worker-0", devices[:tensor_parallel]), ("worker-1", devices[tensor_parallel:])):
+            container = deployment.inspect(service)
+            requests = container["HostConfig"]["DeviceRequests"] or []
             found = [(request["Driver"], request["DeviceIDs"], request["Capabilities"]) for request in requests]
-            if found != [("nvidia", wanted, [["gpu"]])]:
-                raise Failed(f"{service} reserves {found}, not GPUs {wanted}")
+            if found != [("nvidia", devices, [["gpu"]])]:
+                raise Failed(f"{service} reserves {found}, not GPUs {devices}")
+            order = ",".join([*own, *(device for device in devices if device not in own)])
+            if f"CUDA_VISIBLE_DEVICES={order}" not in container["Config"]["Env"]:
+                raise Failed(f"{service} does not take its own GPUs {own} first")
+            if not container["HostConfig"]["PidMode"].startswith("container:"):
+                raise Failed(f"{service} shares no pid namespace: CUDA cannot copy between workers")
     say(f"GPU reservations of 2 workers with TP {tensor_parallel}: as docker inspect shows them")
 
 

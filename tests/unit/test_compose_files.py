@@ -227,13 +227,31 @@ def test_each_gpu_goes_to_exactly_one_worker(tmp_path: Path, gpus: int, tensor_p
     assert len(workers) == gpus // tensor_parallel
     devices = [worker["deploy"]["resources"]["reservations"]["devices"] for worker in workers.values()]
     assert all(len(asked) == 1 and asked[0]["driver"] == "nvidia" for asked in devices)
-    assert all(len(asked[0]["device_ids"]) == tensor_parallel for asked in devices)
-    assert sorted(id for asked in devices for id in asked[0]["device_ids"]) == [str(gpu) for gpu in range(gpus)]
+    every = [str(gpu) for gpu in range(gpus)]
+    assert all(asked[0]["device_ids"] == every for asked in devices)
+    visible = [worker["environment"]["CUDA_VISIBLE_DEVICES"].split(",") for worker in workers.values()]
+    assert all(sorted(order, key=int) == every for order in visible)
+    assert sorted((id for order in visible for id in order[:tensor_parallel]), key=int) == every
     for name, worker in workers.items():
         config = load_config(WorkerConfig, folder / f"{name}.json")
         assert (config.name, config.tensor_parallel_size) == (name, tensor_parallel)
         assert worker["build"]["args"]["ENGINE"] == "gpu"
         assert worker["read_only"] is True
+
+
+def test_gpu_workers_share_the_namespaces_that_cuda_needs_and_no_other_service_does(tmp_path: Path) -> None:
+    services = _resolved(_prepare(tmp_path, "--gpus", "2"), "gpu")["services"]
+    inside = {name for name, service in services.items() if service.get("pid") == "service:namespaces"}
+    assert inside == {"worker-0", "worker-1"}
+    assert all(services[name]["ipc"] == "service:namespaces" for name in inside)
+    assert all("namespaces" in services[name]["depends_on"] for name in inside)
+    assert services["namespaces"]["ipc"] == "shareable"
+    assert not any(service.get("pid") == "host" or service.get("ipc") == "host" for service in services.values())
+
+
+def test_a_single_gpu_worker_shares_no_namespace(tmp_path: Path) -> None:
+    services = _resolved(_prepare(tmp_path, "--gpus", "2", "--tensor-parallel", "2"), "gpu")["services"]
+    assert "pid" not in services["worker-0"]
 
 
 def test_cpu_workers_reserve_no_gpu_and_only_their_profile_has_them(tmp_path: Path) -> None:
@@ -317,11 +335,11 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     assert _load(COMPOSE / "prepare.py").main(words) == 0
     services = _resolved(folder, "gpu")["services"]
     devices = {
-        name: service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        name: service["environment"]["CUDA_VISIBLE_DEVICES"]
         for name, service in services.items()
         if name.startswith(("wide-", "narrow-"))
     }
-    assert devices == {"wide-0": ["0", "1"], "wide-1": ["2", "3"], "narrow-0": ["4"]}
+    assert devices == {"wide-0": "0,1,2,3,4", "wide-1": "2,3,0,1,4", "narrow-0": "4,0,1,2,3"}
     narrow = load_config(WorkerConfig, folder / "narrow-0.json")
     assert (narrow.model, narrow.model_path, narrow.max_num_seqs) == ("small", "/models/1", 5)
     assert [str(kind) for kind in narrow.migration.copiers] == ["nixl", "cuda"]

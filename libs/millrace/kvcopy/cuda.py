@@ -40,7 +40,7 @@ else:
 def why_not() -> str:
     """What is missing for CUDA copies here; empty where they can be tried. Starts no context on a GPU."""
     if not _BUILT:
-        return "not built: native/ found no CUDA toolkit (12.8 or later, with the static runtime)"
+        return "not built: native/ found no CUDA headers with a static runtime (12.8 or later)"
     try:
         return "" if _module.devices() else "no GPU here"
     except RuntimeError as error:
