@@ -81,6 +81,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         starving_after: Grants that came to nothing before the next one keeps its slot.
         keep_ms: How long a kept slot waits.
         transfer_ms: How long a transfer may take.
+        confirm_ms: The source of a transfer is asked so often whether it goes on: its end may have been lost.
         rest_ms, rest_ms_max: First and longest pause before a sequence that nobody took is offered again.
         balance_pause_ms: No further balance move for so long after one: loads must show it first.
         growth_blocks: Idle blocks wanted beyond those that a sequence has.
@@ -107,6 +108,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     starving_after: int = 3
     keep_ms: int = 2_000
     transfer_ms: int = 30_000
+    confirm_ms: int = 1_000
     rest_ms: int = 500
     rest_ms_max: int = 8_000
     balance_pause_ms: int = 1_000

@@ -15,6 +15,9 @@ from types import MappingProxyType
 
 from millrace.contracts.broker import AskForMove, DealRefusal, MoveBid, MoveReason, OfferDeal
 
+#: Numbers beyond this are no lengths; nor are times beyond that.
+LENGTH_MAX, TIME_MAX = 1 << 31, 1 << 62
+
 
 class DealState(StrEnum):
     """Where a deal stands, on either side."""
@@ -171,6 +174,8 @@ class IncomingDeal(_Deal):
         attempts: Grants that came to nothing.
         order: Of arrival.
         source_incarnation: Of the source's broker when it made the offer: another one knows nothing of it.
+        confirm_ns: When the source is asked whether the transfer still goes on.
+        unconfirmed: Times in a row that it did not answer.
     """
 
     offer: OfferDeal
@@ -181,6 +186,8 @@ class IncomingDeal(_Deal):
     state: DealState = DealState.QUEUED
     not_before_ns: int = 0
     attempts: int = 0
+    confirm_ns: int = 0
+    unconfirmed: int = 0
 
     _table = INCOMING
 

@@ -1,4 +1,4 @@
-"""Bids of our instances, and deals to them: who gets a slot when. States: deals.py.
+"""Deals to our instances: who gets a slot when. States: deals.py.
 
 Agreed sequences wait in a queue ordered by reason, then by how much their source wants to move, then by arrival. A slot
 is granted for a time. A source that is too busy loses it to the next one; after several times a slot is kept for its
@@ -10,9 +10,8 @@ the paper's receiver waits idle.
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Publish, Reply, Request
+from millrace.actor.effects import Effect, Reply, Request
 from millrace.contracts.broker import (
-    AskForMove,
     DealEnded,
     DealPostponed,
     DealQueued,
@@ -20,9 +19,7 @@ from millrace.contracts.broker import (
     DealRefused,
     DealStarted,
     GrantDeal,
-    MoveBid,
     MoveReason,
-    NoBid,
     OfferDeal,
     WithdrawDeal,
 )
@@ -30,13 +27,9 @@ from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationOutcome
 from millrace.contracts.sequences import request_id_of
-from millrace.contracts.status import InstanceRecord
-from millrace.policies.migration import compatible
-from millrace.policies.trading import BurdenView, MovableSequence
 
-from services.broker.deals import DealEvent, DealState, IncomingDeal, OpenBid
+from services.broker.deals import LENGTH_MAX, TIME_MAX, DealEvent, DealState, IncomingDeal, OpenBid
 from services.broker.fences import MoveHistory
-from services.broker.loads import present_load
 from services.broker.state import MS, BrokerContext, OwnInstance
 
 #: First part of correlations.
@@ -48,102 +41,15 @@ POSTPONED_NS = 100 * MS
 #: Deals that are over are remembered for so long, and no more of them than this: a late repeat is no new deal.
 ENDED_NS, ENDED_MAX = 30_000 * MS, 1_024
 
-#: Numbers beyond this are no lengths; nor are times beyond that.
-LENGTH_MAX, TIME_MAX = 1 << 31, 1 << 62
+#: A source that did not answer so often in a row has no broker that knows of the transfer: its slot is free.
+UNCONFIRMED_MAX = 3
 
 
 class IncomingDeals:
-    """Answers asks and hands out slots of our instances."""
+    """Takes offers and hands out slots of our instances."""
 
     def __init__(self, ctx: BrokerContext) -> None:
         self._ctx = ctx
-
-    # bids
-
-    def on_ask(self, own: OwnInstance, body: AskForMove, now_ns: int) -> list[Effect]:
-        """Bids for a sequence, or says why not. Repeated, it is answered anew: bids are not binding for the asker."""
-        record = self._ctx.view.record(own.instance)
-        if record is None or not self._ctx.connected:
-            return []
-        refusal = self._refusal(own, record, body, now_ns)
-        answer = self._bid(own, record, body, now_ns) if refusal is None else refusal
-        if isinstance(answer, DealRefusal):
-            self._ctx.metrics.bids[str(answer)] += 1
-            no_bid = NoBid(
-                deal=body.deal, sequence=body.sequence, source=body.source, bidder=own.instance, reason=answer
-            )
-            return [self._to_source(body.source, body.sequence, no_bid)]
-        self._ctx.metrics.bids["bid"] += 1
-        return [self._to_source(body.source, body.sequence, answer)]
-
-    def _to_source(self, source: str, sequence: str, body: Body) -> Effect:
-        return Publish(subject=self._ctx.subjects.bid(source), body=body, request=request_id_of(sequence))
-
-    def _refusal(self, own: OwnInstance, record: InstanceRecord, body: AskForMove, now_ns: int) -> DealRefusal | None:
-        source = self._ctx.view.record(body.source)
-        if not _plausible(body) or body.source == own.instance or body.model != record.model:
-            return DealRefusal.INVALID
-        if own.summary is not None and own.summary.draining:
-            return DealRefusal.DRAINING
-        if not self._ctx.fresh(own, now_ns):
-            return DealRefusal.NOT_READY
-        if body.plan_epoch != self._ctx.view.plan_epoch(record.model):
-            return DealRefusal.STALE_PLAN
-        if source is None or not compatible(source.kv, record.kv):
-            return DealRefusal.INCOMPATIBLE
-        if body.prompt_tokens + body.output_tokens >= record.max_model_len:
-            return DealRefusal.TOO_LONG
-        if len(own.incoming) >= self._ctx.limits.in_queue_max or len(own.bids) >= self._ctx.limits.bids_max:
-            return DealRefusal.FULL
-        return None
-
-    def _bid(self, own: OwnInstance, record: InstanceRecord, body: AskForMove, now_ns: int) -> MoveBid | DealRefusal:
-        snapshot, limits = own.snapshot, self._ctx.limits
-        assert snapshot is not None
-        idle = snapshot.blocks_free - own.promised_blocks - body.blocks - limits.growth_blocks
-        batch = len(snapshot.running) + len(own.incoming)
-        if idle < 0 or batch >= record.max_sequences:
-            return DealRefusal.NO_ROOM
-        forecast = None
-        if own.forecasts is not None and self._ctx.policy.needs_forecast:
-            forecast = own.forecasts.join(snapshot, self._ctx.view.boundary(own.instance), now_ns, body)
-        if forecast is not None and forecast.preemptions > 0 and body.reason in (MoveReason.BALANCE, MoveReason.MEMORY):
-            return DealRefusal.NO_ROOM
-        load = present_load(own)
-        view = BurdenView(
-            own=load,
-            sequence=_movable(body),
-            reason=body.reason,
-            asker=self._ctx.view.load(body.source, now_ns),
-            peers=self._ctx.view.peers(own.instance, now_ns),
-            forecast=forecast,
-        )
-        own.bids[body.deal] = OpenBid(
-            ask=body,
-            until_ns=now_ns + limits.bid_ms * MS,
-            tokens=body.prompt_tokens + body.output_tokens,
-            blocks=body.blocks,
-        )
-        return MoveBid(
-            deal=body.deal,
-            sequence=body.sequence,
-            epoch=body.epoch,
-            source=body.source,
-            bidder=own.instance,
-            plan_epoch=body.plan_epoch,
-            burden_ns=self._ctx.policy.burden(view, self._ctx.parameters),
-            load_tokens=load.demand,
-            blocks_idle=idle,
-            rest_ns=forecast.rest_ns if forecast is not None else 0,
-            preemptions=max(0, forecast.preemptions) if forecast is not None else 0,
-            start_ms=self._start_ms(own),
-            valid_ms=limits.bid_ms,
-        )
-
-    def _start_ms(self, own: OwnInstance) -> int:
-        """When a slot is likely to be free: at once, or after those before it, each taking as long as lately."""
-        waiting = len(own.incoming) - self._ctx.limits.in_max + 1
-        return max(0, round(waiting * own.costs.duration_ns / self._ctx.limits.in_max / MS))
 
     # offers
 
@@ -185,7 +91,7 @@ class IncomingDeals:
             return DealRefusal.INVALID
         if body.plan_epoch != self._ctx.view.plan_epoch(ask.model):
             return DealRefusal.STALE_PLAN
-        if own.summary is not None and own.summary.draining:
+        if own.draining:
             return DealRefusal.DRAINING
         if len(own.incoming) >= self._ctx.limits.in_queue_max:
             return DealRefusal.FULL
@@ -253,6 +159,9 @@ class IncomingDeals:
         self, own: OwnInstance, deal: IncomingDeal, body: Body | RequestFailure, now_ns: int
     ) -> list[Effect]:
         """The source starts it, cannot yet, or does not want it any more. Silence counts as being busy."""
+        if deal.state is DealState.MOVING:
+            self._on_confirmed(own, deal, body, now_ns)
+            return self.hand_out(own, now_ns)
         match body:
             case DealStarted():
                 self._start(deal, now_ns)
@@ -262,6 +171,18 @@ class IncomingDeals:
             case DealPostponed() | RequestFailure() | _:
                 self._postpone(deal, DealEvent.POSTPONE, now_ns)
         return self.hand_out(own, now_ns)
+
+    def _on_confirmed(self, own: OwnInstance, deal: IncomingDeal, body: Body | RequestFailure, now_ns: int) -> None:
+        """Whether a transfer goes on, by its source. Where not, the sequence may be here before a snapshot shows it."""
+        if isinstance(body, DealStarted):
+            deal.unconfirmed = 0
+            return
+        deal.unconfirmed += 1
+        if isinstance(body, DealRefused) or deal.unconfirmed >= UNCONFIRMED_MAX:
+            self._ctx.metrics.unheard_ends += 1
+            deal.advance(DealEvent.CLOSE)
+            self._arrived(own, deal, now_ns, duration_ns=0)
+            self._end(own, deal, now_ns)
 
     def on_started(self, own: OwnInstance, body: DealStarted, now_ns: int) -> list[Effect]:
         """The source has used its slot."""
@@ -273,6 +194,7 @@ class IncomingDeals:
     def _start(self, deal: IncomingDeal, now_ns: int) -> None:
         if deal.advance(DealEvent.START):
             deal.until_ns = now_ns + 2 * self._ctx.limits.transfer_ms * MS
+            deal.confirm_ns = now_ns + self._ctx.limits.confirm_ms * MS
 
     def _postpone(self, deal: IncomingDeal, event: DealEvent, now_ns: int) -> None:
         was_kept = deal.state is DealState.KEPT
@@ -311,8 +233,9 @@ class IncomingDeals:
 
     def expire(self, own: OwnInstance, now_ns: int) -> list[Effect]:
         """Ends what is over by time; a transfer also when the sequence is here and nobody told its end, or when the
-        source's broker was started anew: it will not tell.
+        source's broker was started anew: it will not tell. Asks about transfers that go on.
         """
+        effects: list[Effect] = []
         for deal in list(own.incoming.values()):
             forgotten = deal.source_incarnation != self._ctx.view.broker_incarnation(deal.offer.source)
             match deal.state:
@@ -328,12 +251,20 @@ class IncomingDeals:
                     deal.until_ns = min(deal.until_ns, now_ns + self._ctx.limits.keep_ms * MS)
                     self._finish_silently(own, deal, now_ns)
                 case DealState.MOVING:
+                    effects += self._confirm(deal, now_ns)
                     self._finish_silently(own, deal, now_ns)
                 case _:
                     pass
         own.bids = {name: bid for name, bid in own.bids.items() if now_ns < bid.until_ns}
         own.ended = {name: at_ns for name, at_ns in own.ended.items() if now_ns - at_ns < ENDED_NS}
-        return self.hand_out(own, now_ns)
+        return effects + self.hand_out(own, now_ns)
+
+    def _confirm(self, deal: IncomingDeal, now_ns: int) -> list[Effect]:
+        """Repeats the grant of a transfer, which its source answers as the deal stands there."""
+        if now_ns < deal.confirm_ns:
+            return []
+        deal.confirm_ns = now_ns + self._ctx.limits.confirm_ms * MS
+        return [self._granted(deal, starving=False)]
 
     def _finish_silently(self, own: OwnInstance, deal: IncomingDeal, now_ns: int) -> None:
         if now_ns < deal.until_ns or not deal.advance(DealEvent.CLOSE):
@@ -354,26 +285,6 @@ class IncomingDeals:
         own.ended[deal.deal] = now_ns
         while len(own.ended) > ENDED_MAX:
             del own.ended[next(iter(own.ended))]
-
-
-def _plausible(body: AskForMove) -> bool:
-    counts = (body.output_tokens, body.blocks, body.moves, body.load_tokens, body.queued_tokens, body.stay_ns)
-    if min(counts) < 0 or body.prompt_tokens < 1 or body.max_tokens < 1 or abs(body.gain_ns) >= TIME_MAX:
-        return False
-    lengths = (body.prompt_tokens, body.output_tokens, body.blocks, body.max_tokens)
-    rest = body.rest_p50
-    return max(lengths) < LENGTH_MAX and body.stay_ns < TIME_MAX and (rest is None or 0 < rest < LENGTH_MAX)
-
-
-def _movable(body: AskForMove) -> MovableSequence:
-    return MovableSequence(
-        sequence=body.sequence,
-        tokens=body.prompt_tokens + body.output_tokens,
-        output_tokens=body.output_tokens,
-        blocks=body.blocks,
-        rest_p50=body.rest_p50,
-        rest_p90=body.rest_p90,
-    )
 
 
 def _refused(body: OfferDeal, reason: DealRefusal) -> DealRefused:

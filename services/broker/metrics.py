@@ -18,6 +18,7 @@ class BrokerMetrics(Collector):
         deals: Deals away that are over, by (reason, how): ``moved``, ``no_bids``, ``stays``, or why not.
         refused: Messages that were refused and changed nothing, by why.
         starved: Slots that were kept for a sequence that had been postponed too often.
+        unheard_ends: Transfers to our instances whose end was found out by asking.
         returned: Sequences without KV that a worker was asked to hand back.
         boundaries: Rounds of boundaries that are kept here, by ``moved`` or ``stays``.
         open_deals: Yields (instance, direction, count).
@@ -30,6 +31,7 @@ class BrokerMetrics(Collector):
         self.refused: Counter[str] = Counter()
         self.boundaries: Counter[str] = Counter()
         self.starved = 0
+        self.unheard_ends = 0
         self.returned = 0
         self.open_deals: Callable[[], Iterable[tuple[str, str, int]]] = list
         if registry is not None:
@@ -59,6 +61,9 @@ class BrokerMetrics(Collector):
         yield deals
         yield CounterMetricFamily(
             "millrace_broker_starved", "Slots kept for a sequence that was postponed too often.", value=self.starved
+        )
+        yield CounterMetricFamily(
+            "millrace_broker_unheard_ends", "Transfers whose end was found out by asking.", value=self.unheard_ends
         )
         yield CounterMetricFamily(
             "millrace_broker_returned", "Queued sequences that a worker was asked to hand back.", value=self.returned

@@ -15,7 +15,7 @@ from millrace.sim.links import LinkModel
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import Simulation
 
-from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig
+from services.broker.config import BrokerConfig, FenceConfig, TradingConfig
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.tokens.detokenizer import TextModel
@@ -34,10 +34,6 @@ from simulator.soak.oracle import Oracle
 from simulator.soak.restless_planner import RestlessConfig
 from simulator.soak.shape import MODEL, SoakShape, TradingShape
 from simulator.vocabulary import EOS, byte_vocabulary, spoken_vocabulary
-
-#: How long a transfer may take. A target that never hears the end of a deal keeps its slot for twice as long, and a
-#: soak waits 45 s for everything to end.
-TRANSFER_MS = 10_000
 
 
 class SoakCluster(SimulatedCluster):
@@ -134,7 +130,6 @@ class SoakCluster(SimulatedCluster):
             bus=BUS,
             trading=TradingConfig(policy=self.shape.trading.policy),
             fences=FenceConfig(payback_factor=1, decoded_min=8, plan_pause_ms=500),
-            limits=BrokerLimits(transfer_ms=TRANSFER_MS),
         )
 
     def make_engine(self, instance: SimInstance, process: SimProcess) -> SimulatedEngine:
