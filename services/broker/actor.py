@@ -16,6 +16,7 @@ both sides; and the boundaries that its instances keep. It moves nothing itself:
 | Replied, RequestFailed(move/...) | the deal is over | DealEnded |
 | DealStarted, WithdrawDeal, DealEnded | the target's slot is in use, or free | GrantDeal |
 | BoundaryMoved | the cut's boundary | |
+| EvacuationAnnounced | the instance drains, until its migrator says that this is over | |
 | KeyChanged(plan) | what has not started is void | WithdrawDeal, Subscribe |
 | BusDisconnected, BusReconnected | nothing is traded until a fresh snapshot came | |
 | TimerFired(tick) | intents, deadlines, slots | LoadReported, AskForMove, BoundaryMoved, ServicePresence |
@@ -39,6 +40,7 @@ from millrace.contracts.broker import (
     BoundaryMoved,
     DealEnded,
     DealStarted,
+    EvacuationAnnounced,
     GrantDeal,
     LoadReported,
     MoveBid,
@@ -65,6 +67,7 @@ from millrace.membership import Heartbeat
 
 from services.broker.addressing import forged, trade_peer, unexpected
 from services.broker.asking import ASK, Asking
+from services.broker.bidding import Bidding
 from services.broker.boundaries import UNPLANNED, Boundaries
 from services.broker.cluster_view import ClusterView
 from services.broker.config import BrokerConfig, trading_policy
@@ -84,6 +87,7 @@ ACCEPTS: tuple[type[Body], ...] = (
     BoundaryMoved,
     DealEnded,
     DealStarted,
+    EvacuationAnnounced,
     GrantDeal,
     InstanceSummary,
     LoadReported,
@@ -125,6 +129,7 @@ class BrokerActor:
         }
         self._asking = Asking(self._ctx)
         self._outgoing = OutgoingDeals(self._ctx)
+        self._bidding = Bidding(self._ctx)
         self._incoming = IncomingDeals(self._ctx)
         self._boundaries = Boundaries(self._ctx)
         self._observation = Observation(
@@ -148,7 +153,7 @@ class BrokerActor:
         subjects.append(f"{prefix}.boundary.*.*")
         for token in self._owns:
             subjects += [f"{prefix}.{kind}.*.{token}" for kind in ("status", "summary", "ask")]
-            subjects += [f"{prefix}.{kind}.{token}" for kind in ("bid", "deal")]
+            subjects += [f"{prefix}.{kind}.{token}" for kind in ("bid", "deal", "evacuation")]
         return [
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
@@ -159,7 +164,14 @@ class BrokerActor:
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
         match message.body:
-            case StatusSnapshot() | InstanceSummary() | ServicePresence() | LoadReported() | BoundaryMoved():
+            case (
+                StatusSnapshot()
+                | InstanceSummary()
+                | ServicePresence()
+                | LoadReported()
+                | BoundaryMoved()
+                | EvacuationAnnounced()
+            ):
                 self._observe(message, now_ns)
                 return []
             case KeyChanged() as body:
@@ -186,6 +198,8 @@ class BrokerActor:
                 self._observation.on_summary(body, now_ns)
             case ServicePresence() as body:
                 self._ctx.view.on_presence(body, now_ns)
+            case EvacuationAnnounced() as body:
+                self._observation.on_evacuation(body, now_ns)
             case LoadReported() as body if self._is_broker(body.instance, message.sender, now_ns):
                 self._observation.on_load(body, now_ns)
             case BoundaryMoved() as body if self._is_broker(body.keeper, message.sender, now_ns):
@@ -211,7 +225,7 @@ class BrokerActor:
             return forged(message)
         match body:
             case AskForMove():
-                return self._incoming.on_ask(own, body, now_ns)
+                return self._bidding.on_ask(own, body, now_ns)
             case MoveBid() | NoBid():
                 return self._outgoing.on_bid(own, body, now_ns)
             case OfferDeal():
@@ -234,10 +248,14 @@ class BrokerActor:
             if kind == GRANT and incoming is not None:
                 return self._incoming.on_grant_answer(own, incoming, body, now_ns)
             if kind == OFFER and outgoing is not None:
-                return self._outgoing.on_offer_answer(own, outgoing, body, now_ns)
+                return [*self._outgoing.on_offer_answer(own, outgoing, body, now_ns), *self._drain_on(own, now_ns)]
             if kind == MOVE and outgoing is not None:
-                return self._outgoing.on_move_answer(own, outgoing, body, now_ns)
+                return [*self._outgoing.on_move_answer(own, outgoing, body, now_ns), *self._drain_on(own, now_ns)]
         return []
+
+    def _drain_on(self, own: OwnInstance, now_ns: int) -> list[Effect]:
+        """A drain has a limit: what is next is asked for at once, not with the next tick."""
+        return self._asking.look(own, now_ns) if own.draining else []
 
     # time
 
@@ -261,6 +279,8 @@ class BrokerActor:
         return effects
 
     def _look(self, own: OwnInstance, now_ns: int) -> list[Effect]:
+        if now_ns >= own.evacuated_until_ns:
+            own.evacuated_until_ns = 0
         effects = [*self._outgoing.expire(own, now_ns), *self._incoming.expire(own, now_ns)]
         effects += self._tell_load(own, now_ns)
         effects += self._asking.look(own, now_ns)

@@ -50,7 +50,7 @@ class Asking:
         return IntentView(
             sequences=own.sequences(),
             role=self._ctx.view.role(own.instance),
-            draining=own.summary is not None and own.summary.draining,
+            draining=own.draining,
             boundary=self._ctx.view.boundary(own.instance),
             reasons=self._ctx.config.trading.reasons,
             histories=own.histories,
@@ -70,7 +70,8 @@ class Asking:
         for intent in intents:
             if looked_at >= LOOKED_AT_MAX or self._room(own) <= 0:
                 break
-            if self._is_open(own, intent.status.sequence) or self._rests(own, intent.status.sequence, now_ns):
+            sequence = intent.status.sequence
+            if self._is_open(own, sequence) or sequence in own.left or self._rests(own, sequence, now_ns):
                 continue
             looked_at += 1
             effects += self._ask(own, record, intent, now_ns, leave=None)
@@ -127,7 +128,7 @@ class Asking:
         return []
 
     def _able(self, own: OwnInstance, view: IntentView, reason: MoveReason, now_ns: int) -> list[MovableSequence]:
-        taken = own.taken | {sequence for sequence in own.rests if self._rests(own, sequence, now_ns)}
+        taken = own.taken | own.left | {sequence for sequence in own.rests if self._rests(own, sequence, now_ns)}
         return movable(view, reason, taken, self._ctx.fences)
 
     def _by_gain(self, own: OwnInstance, sequences: list[str], now_ns: int) -> list[tuple[LeaveForecast, str]]:
@@ -148,7 +149,8 @@ class Asking:
         """Asks a few candidates; nothing where there is none."""
         status = intent.status
         length = status.prompt_tokens + status.output_tokens
-        targets = self._ctx.view.targets(own.instance, intent.reason, length, now_ns)
+        blocks = status.blocks + self._ctx.limits.growth_blocks
+        targets = self._ctx.view.targets(own.instance, intent.reason, length, now_ns, blocks=blocks)
         if not targets or self._room(own) <= 0:
             return []
         if leave is None and self._ctx.policy.needs_forecast:

@@ -204,9 +204,11 @@ class ClusterView:
         names = stage.instances if stage is not None else self._unplanned(record.model)
         return self._open(names, record, now_ns)
 
-    def targets(self, instance: str, reason: MoveReason, length: int, now_ns: int) -> tuple[LoadView, ...]:
-        """Loads of those that may take a sequence of that length from it, in order of name; the nearest set that has
-        anybody.
+    def targets(
+        self, instance: str, reason: MoveReason, length: int, now_ns: int, *, blocks: int = 0
+    ) -> tuple[LoadView, ...]:
+        """Loads of those that may take a sequence of that length from it, in order of name: the nearest set in which
+        anybody has so many blocks free, else the nearest one that has anybody.
         """
         record = self.record(instance)
         if record is None:
@@ -214,12 +216,15 @@ class ClusterView:
         if reason in (MoveReason.BALANCE, MoveReason.MEMORY):
             return self.peers(instance, now_ns)
         sets = self._sets(instance, record.model, reason, length)
+        nearest: tuple[LoadView, ...] = ()
         for names in sets:
             found = self._open(names, record, now_ns)
-            decoding = tuple(load for load in found if self.role(load.name) is InstanceRole.DECODE)
-            if found:
-                return decoding if decoding and reason is MoveReason.HANDOFF else found
-        return self._unheard(instance, sets, record, now_ns)
+            if reason is MoveReason.HANDOFF:
+                found = tuple(load for load in found if self.role(load.name) is InstanceRole.DECODE) or found
+            if any(load.blocks_free >= blocks for load in found):
+                return found
+            nearest = nearest or found
+        return self._unheard(instance, sets, record, now_ns) or nearest
 
     def _unheard(
         self, instance: str, sets: list[list[str]], source: InstanceRecord, now_ns: int

@@ -85,7 +85,7 @@ def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, 
         queued_tokens=own.promised_tokens,
         length_counts=list(lengths.counts),
         length_tokens=list(lengths.tokens),
-        draining=own.summary is not None and own.summary.draining,
+        draining=own.draining,
         curve=own.told.curve if own.told is not None else None,
     )
 

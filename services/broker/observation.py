@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.actor.effects import Effect, Log, Subscribe, Unsubscribe
-from millrace.contracts.broker import BoundaryMoved, LoadReported
+from millrace.contracts.broker import BoundaryMoved, EvacuationAnnounced, LoadReported
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.subjects import subject_token
@@ -16,7 +16,10 @@ from services.broker.forecasts import InstanceForecasts
 from services.broker.incoming import IncomingDeals
 from services.broker.loads import observe_summary
 from services.broker.outgoing import OutgoingDeals
-from services.broker.state import BrokerContext, OwnInstance
+from services.broker.state import MS, BrokerContext, OwnInstance
+
+#: An evacuation that its migrator has not announced again for this long is over: five announcements are missing.
+EVACUATION_NS = 2_500 * MS
 
 
 class Observation:
@@ -50,6 +53,7 @@ class Observation:
         if known is not None and known.incarnation == body.incarnation and body.at_ns < known.at_ns:
             return
         own.snapshot, own.heard_ns = body, now_ns
+        own.left.intersection_update(status.sequence for status in body.running)
         if own.forecasts is not None and (known is None or body.step != known.step):
             own.forecasts.observe(body)
         self._ctx.view.members.observe(body.instance, body.incarnation, now_ns)
@@ -62,6 +66,15 @@ class Observation:
         own = self._own(body.instance)
         if own is not None and self._ctx.view.members.on_summary(body, now_ns).accepted:
             observe_summary(own, body)
+
+    def on_evacuation(self, body: EvacuationAnnounced, now_ns: int) -> None:
+        """Everything shall leave an instance of ours, or need not any more. It counts for as long as it is repeated."""
+        own = self._own(body.instance)
+        if own is None or body.left_ms < 0:
+            self._ctx.metrics.refused["evacuation"] += 1
+            return
+        span_ns = min(body.left_ms * MS, EVACUATION_NS)
+        own.evacuated_until_ns = now_ns + span_ns if span_ns else 0
 
     def on_load(self, body: LoadReported, now_ns: int) -> None:
         """The load of an instance."""
@@ -92,6 +105,8 @@ class Observation:
             self._incoming.void(own, now_ns)
             own.snapshot, own.summary, own.forecasts = None, None, None
             own.histories.clear()
+            own.left.clear()
+            own.evacuated_until_ns = 0
         if record is None or own.forecasts is not None:
             return effects
         try:

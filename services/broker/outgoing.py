@@ -303,19 +303,21 @@ class OutgoingDeals:
         self._ctx.metrics.deals[(str(deal.reason), how)] += 1
         if how == MigrationOutcome.MOVED:
             own.rests.pop(deal.sequence, None)
+            own.left.add(deal.sequence)
         elif rests:
-            self._rest(own, deal.sequence, now_ns)
+            self._rest(own, deal, now_ns)
         fields = {"deal": deal.deal, "sequence": deal.sequence, "source": own.instance, "target": deal.target}
         fields |= {"reason": str(deal.reason), "result": how, "why": deal.why}
         return [Log(level="debug", event="deal_ended", fields=fields, request=request_id_of(deal.sequence))]
 
-    def _rest(self, own: OwnInstance, sequence: str, now_ns: int) -> None:
-        """It is left alone for a while, twice as long each time."""
-        before = own.rests.get(sequence)
+    def _rest(self, own: OwnInstance, deal: OutgoingDeal, now_ns: int) -> None:
+        """It is left alone for a while, twice as long each time; but a drain has a limit and does not wait longer."""
+        before = own.rests.get(deal.sequence)
         refusals = before.refusals + 1 if before is not None else 1
         limits = self._ctx.limits
-        span_ms = min(limits.rest_ms_max, limits.rest_ms << min(refusals - 1, 20))
-        own.rests[sequence] = Rest(now_ns + int(span_ms * MS * (1 - 0.25 * self._ctx.rng.random())), refusals)
+        doublings = 0 if deal.reason is MoveReason.DRAIN else min(refusals - 1, 20)
+        span_ms = min(limits.rest_ms_max, limits.rest_ms << doublings)
+        own.rests[deal.sequence] = Rest(now_ns + int(span_ms * MS * (1 - 0.25 * self._ctx.rng.random())), refusals)
 
     def _withdraw(self, deal: OutgoingDeal, why: str) -> list[Effect]:
         """Tells the target, where there is one."""

@@ -74,12 +74,15 @@ class OwnInstance:
         bids: Those that hold, by deal.
         ended: Deals that are over, with the last answer given, to answer what is repeated.
         rests: Sequences that nobody took.
+        left: Sequences that have moved away since the last snapshot.
         trading: State of the policy.
         told: The last load that was told.
         balanced_ns: End of its last balance move.
         short_since_ns: Since when memory is forecast to run short; None while it is not.
         output_total, output_at_ns, tokens_per_s: For its rate of decoding.
         orders: Of arriving deals, counted.
+        evacuated_until_ns: Everything shall leave it until then, or until its migrator says that this is over; 0 where
+            nobody asked.
     """
 
     instance: str
@@ -94,6 +97,7 @@ class OwnInstance:
     bids: dict[str, OpenBid] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     rests: dict[str, Rest] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
     costs: MoveCosts = field(default_factory=MoveCosts)
     told: LoadReported | None = None
     told_ns: int = 0
@@ -103,6 +107,7 @@ class OwnInstance:
     output_at_ns: int = 0
     tokens_per_s: float = 0.0
     orders: int = 0
+    evacuated_until_ns: int = 0
 
     def sequences(self) -> list[SequenceStatus]:
         """Running ones of the last snapshot, in the engine's order."""
@@ -116,6 +121,11 @@ class OwnInstance:
         """Whether the last snapshot shows it, running or waiting."""
         waiting = self.snapshot.waiting if self.snapshot is not None else []
         return any(status.sequence == sequence for status in (*self.sequences(), *waiting))
+
+    @property
+    def draining(self) -> bool:
+        """Whether everything shall leave it, and nothing comes."""
+        return self.evacuated_until_ns > 0 or (self.summary is not None and self.summary.draining)
 
     @property
     def moving_out(self) -> int:
@@ -193,6 +203,7 @@ class BrokerContext:
     def remember(self, own: OwnInstance, sequence: str, history: MoveHistory) -> None:
         """Keeps the moves of a sequence; beyond the bound the oldest are forgotten."""
         own.histories.pop(sequence, None)
+        own.left.discard(sequence)
         own.histories[sequence] = history
         while len(own.histories) > HISTORIES_MAX:
             del own.histories[next(iter(own.histories))]

@@ -7,7 +7,7 @@ lost where a migrator dies, and each deadline that matters is kept by a worker a
 | message in | change | messages out |
 |---|---|---|
 | MigrateSequence | a migration is queued, or joined | LeaseKv; in the end MigrationFinished |
-| EvacuateInstance | everything that runs there shall leave | in the end InstanceEvacuated |
+| EvacuateInstance | everything that runs there shall leave | EvacuationAnnounced; in the end InstanceEvacuated |
 | Replied, RequestFailed (out/...) | the next step, see outgoing.py | AllotEpoch, PrepareMigration, PullBlocks,
 LeaseKv, FreezeSequence, CommitMigration, EndLease, AbortMigration, MigrationFinished |
 | PrepareMigration, PullBlocks, CommitMigration | see incoming.py | ReserveKv, PullKv, SubmitSequence |
@@ -196,6 +196,8 @@ class MigratorActor:
             case _ if managed is None:
                 return _unexpected(message, "no instance of this migrator")
             case MigrateSequence() as body:
+                if body.order:
+                    self._initiator.ordered(managed, now_ns)
                 return self._outgoing.ask_for(managed.instance, body, message.reply_to, now_ns)
             case EvacuateInstance() as body:
                 return self._initiator.evacuate(managed, body, message.reply_to, now_ns)

@@ -1,12 +1,14 @@
 """The built-in initiator: evacuations, and hand-offs of prefill instances.
 
-It starts migrations only for instances without a broker. Where a broker acts, an evacuation is the broker's to carry
-out; this module follows it and answers who asked.
+It starts migrations only for instances without a broker. Where a broker acts, an evacuation is announced to it and is
+its to carry out; this module follows it and answers who asked. A broker that orders no move for a while, because it is
+set to drain nothing or knows no target, leaves the evacuation to this module.
 """
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Log, Reply, StartTimer
+from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer
+from millrace.contracts.broker import EvacuationAnnounced
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import (
     EvacuateInstance,
@@ -34,6 +36,9 @@ PATIENCE = frozenset({KvRefusal.NO_TARGET, KvRefusal.NO_BLOCKS, KvRefusal.TOO_MA
 
 #: How often an evacuation is looked at where nothing happens.
 LOOK_NS = 200 * MS
+
+#: How often the broker is told of an evacuation that goes on: an announcement may be lost, a broker started anew.
+ANNOUNCE_NS = 500 * MS
 
 #: Its timers: ``evacuation/<instance>``.
 EVACUATION = "evacuation"
@@ -78,7 +83,7 @@ class FallbackInitiator:
         until_ns = now_ns + max(0, body.limit_ms) * MS
         if managed.evacuation is None:
             managed.backoff.forget()
-            managed.evacuation = Evacuation(ask=body, since_ns=now_ns, until_ns=until_ns, waiters=[])
+            managed.evacuation = Evacuation(ask=body, since_ns=now_ns, until_ns=until_ns, waiters=[], ordered_ns=now_ns)
         managed.evacuation.until_ns = max(managed.evacuation.until_ns, until_ns)
         managed.evacuation.waiters += [reply_to] if reply_to else []
         return [*self.subscriptions(managed, now_ns), *self.resume(managed, now_ns)]
@@ -101,11 +106,34 @@ class FallbackInitiator:
     def resume(self, managed: ManagedInstance, now_ns: int) -> list[Effect]:
         """Begins what may begin, and ends an evacuation that has nothing left to do."""
         if managed.evacuation is not None:
-            return self._begin(managed, now_ns) + self._end_if_done(managed, managed.evacuation, now_ns)
+            announced = self._announce(managed, managed.evacuation, now_ns)
+            return announced + self._begin(managed, now_ns) + self._end_if_done(managed, managed.evacuation, now_ns)
         return self._begin(managed, now_ns) if self._hands_off(managed, now_ns) else []
 
+    def ordered(self, managed: ManagedInstance, now_ns: int) -> None:
+        """Its broker has ordered a move."""
+        if managed.evacuation is not None:
+            managed.evacuation.ordered_ns = now_ns
+
+    def _is_idle(self, managed: ManagedInstance, now_ns: int) -> bool:
+        """Whether the broker has let an evacuation rest for as long as one that is silent."""
+        evacuation, silence_ns = managed.evacuation, self._context.config.membership.broker_silence_ns
+        if evacuation is None or any(out.orders for out in self._outgoing.of(managed.instance)):
+            return False
+        return now_ns - evacuation.ordered_ns >= silence_ns
+
+    def _announce(self, managed: ManagedInstance, evacuation: Evacuation, now_ns: int) -> list[Effect]:
+        if now_ns - evacuation.announced_ns < ANNOUNCE_NS or not self._has_broker(managed, now_ns):
+            return []
+        evacuation.announced_ns = now_ns
+        return [self._announcement(managed, left_ms=max(0, evacuation.until_ns - now_ns) // MS)]
+
+    def _announcement(self, managed: ManagedInstance, *, left_ms: int) -> Effect:
+        body = EvacuationAnnounced(instance=managed.instance, left_ms=left_ms)
+        return Publish(subject=self._context.subjects.evacuation(managed.instance), body=body)
+
     def _begin(self, managed: ManagedInstance, now_ns: int) -> list[Effect]:
-        if self._has_broker(managed, now_ns):
+        if self._has_broker(managed, now_ns) and not self._is_idle(managed, now_ns):
             return []
         reason = managed.evacuation.ask.reason if managed.evacuation is not None else MigrationReason.HANDOFF
         effects: list[Effect] = []
@@ -160,6 +188,8 @@ class FallbackInitiator:
         if managed.evacuation is not None:
             managed.evacuation.moved += moved
             managed.evacuation.failed += not moved
+            if body.orders:
+                managed.evacuation.ordered_ns = now_ns
             if not moved and body.refusal not in PATIENCE:
                 attempts = managed.evacuation.attempts
                 attempts[body.sequence] = attempts.get(body.sequence, 0) + 1
@@ -203,7 +233,8 @@ class FallbackInitiator:
             failed=evacuation.failed,
             left=len(_still_there(managed, now_ns)),
         )
-        return [Reply(to=to, body=answer) for to in evacuation.waiters]
+        over = [self._announcement(managed, left_ms=0)] if evacuation.announced_ns else []
+        return [*over, *(Reply(to=to, body=answer) for to in evacuation.waiters)]
 
     def _is_done(self, managed: ManagedInstance, evacuation: Evacuation, now_ns: int) -> bool:
         if not self._context.cluster_view.has_others(managed.instance):

@@ -32,6 +32,10 @@ class Initiator(Protocol):
         """Everything shall leave the instance; answered with InstanceEvacuated when it is over."""
         ...
 
+    def ordered(self, managed: ManagedInstance, now_ns: int) -> None:
+        """A broker ordered a move away from the instance."""
+        ...
+
     def on_finished(self, managed: ManagedInstance, body: MigrationFinished, now_ns: int) -> list[Effect]:
         """A migration away from the instance ended, whoever ordered it."""
         ...

@@ -256,6 +256,8 @@ class Evacuation:
     Attributes:
         waiters: Reply subjects.
         attempts: Failures by sequence.
+        ordered_ns: When its broker last ordered a move of it, or one ended; its beginning before.
+        announced_ns: When its broker was last told of it; 0 before.
     """
 
     ask: EvacuateInstance
@@ -265,6 +267,8 @@ class Evacuation:
     moved: int = 0
     failed: int = 0
     attempts: dict[str, int] = field(default_factory=dict)
+    ordered_ns: int = 0
+    announced_ns: int = 0
 
 
 @dataclass

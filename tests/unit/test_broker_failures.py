@@ -9,6 +9,7 @@ from millrace.contracts.broker import (
     DealPostponed,
     DealQueued,
     DealStarted,
+    EvacuationAnnounced,
     GrantDeal,
     LoadReported,
     MoveBid,
@@ -17,8 +18,20 @@ from millrace.contracts.broker import (
     OfferDeal,
     WithdrawDeal,
 )
+from millrace.contracts.kv import KvRefusal
 
-from tests.unit.broker_rig import MS, BrokerWorld, FakeInstance, double, filled, late, lose, lose_first, plan
+from tests.unit.broker_rig import (
+    MS,
+    BrokerWorld,
+    FakeInstance,
+    FakeSequence,
+    double,
+    filled,
+    late,
+    lose,
+    lose_first,
+    plan,
+)
 from tests.unit.test_broker import STANDING
 
 EVERY_KIND = (
@@ -132,6 +145,39 @@ def test_a_transfer_whose_end_nobody_told_is_over_when_the_sequence_has_left():
     world.run(25_000)
     moved_once_each(world)
     assert len(world.moves) == 6
+
+
+def test_a_slot_whose_deals_end_was_lost_is_free_within_two_seconds():
+    world = draining()
+    world.tamper = lose(DealEnded)
+    world.refuse = {"b": KvRefusal.NO_BLOCKS, "c": KvRefusal.NO_BLOCKS}  # nobody comes: no snapshot tells the end
+    while not (moving := [deal for deal, (*_, state) in world.deals("b", "in").items() if state == "moving"]):
+        world.run(10)
+    world.run(2_000)
+    assert not set(moving) & world.deals("b", "in").keys()
+    assert world.metrics["b"].unheard_ends >= 1
+
+
+def test_a_slot_is_free_within_five_seconds_where_the_source_answers_no_more():
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), reasons=STANDING)
+    world.transfer_ns = 20_000 * MS
+    world.instances["a"].draining = True
+    world.run(1_000)
+    assert [state for _, _, _, state in world.deals("b", "in").values()] == ["moving"]
+    world.kill("a")
+    world.run(5_000)
+    assert world.deals("b", "in") == {}
+
+
+def test_a_long_transfer_keeps_its_slot_while_its_source_confirms_it():
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), reasons=STANDING)
+    world.transfer_ns = 12_000 * MS
+    world.instances["a"].draining = True
+    world.run(11_000)
+    assert [state for _, _, _, state in world.deals("b", "in").values()] == ["moving"]
+    world.run(3_000)
+    assert world.where("ar0.0") == ["b"]
+    assert world.metrics["b"].unheard_ends == 0
 
 
 def test_the_receivers_broker_dies_and_another_one_is_asked():
@@ -266,3 +312,75 @@ def test_with_half_of_all_trade_messages_lost_doubled_or_late_everybody_leaves_o
     assert not world.instances["b"].sequences
     assert len(world.instances["c"].sequences) + len(world.instances["d"].sequences) == 10
     assert world.quiet()
+
+
+# evacuations
+
+
+def evacuate(world: BrokerWorld, *, left_ms: int, span_ms: int = 500) -> None:
+    """The migrator of a announces it every half second."""
+    for at_ms in range(0, span_ms, 500):
+        world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=left_ms - at_ms), "migrator-a")
+        world.run(500)
+
+
+def test_an_announced_evacuation_moves_everything_though_the_instance_does_not_drain():
+    world = BrokerWorld(filled("a", 6, 100), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
+    evacuate(world, left_ms=20_000, span_ms=3_000)
+    moved_once_each(world)
+    assert {body.reason for body in world.bodies(AskForMove)} == {MoveReason.DRAIN}
+
+
+def test_an_instance_that_is_evacuated_takes_nothing():
+    world = BrokerWorld(FakeInstance("a"), filled("b", 6, 100), FakeInstance("c"), reasons=STANDING)
+    world.instances["b"].draining = True
+    evacuate(world, left_ms=20_000, span_ms=4_000)
+    assert len(world.instances["c"].sequences) == 6
+
+
+def test_an_evacuation_ends_when_its_migrator_says_so_or_falls_silent():
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), reasons=STANDING)
+    evacuate(world, left_ms=20_000)
+    world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=0), "migrator-a")
+    world.instances["a"].sequences["late.0"] = FakeSequence(prompt=100)
+    world.run(3_000)
+    assert world.where("late.0") == ["a"]
+    evacuate(world, left_ms=20_000)
+    assert world.where("late.0") == ["b"]
+    world.run(3_000)
+    world.instances["a"].sequences["later.0"] = FakeSequence(prompt=100)
+    world.run(3_000)
+    assert world.where("later.0") == ["a"]
+
+
+def test_what_finds_no_room_while_its_instance_drains_is_offered_again_every_half_second():
+    world = BrokerWorld(filled("a", 1, 1_000), FakeInstance("b", blocks=10), reasons=STANDING)
+    world.instances["a"].draining = True
+    world.run(10_000)
+    assert len(world.bodies(AskForMove)) >= 12
+
+
+def test_an_evacuation_with_an_absurd_limit_is_refused():
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), reasons=STANDING)
+    world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=-5), "migrator-a")
+    world.run(1_000)
+    assert world.moves == []
+    assert world.refused("a") == {"evacuation": 1}
+
+
+def test_a_drain_does_not_wait_for_ticks():
+    world = BrokerWorld(filled("a", 40, 100), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
+    world.transfer_ns = 20 * MS
+    world.instances["a"].draining = True
+    world.run(1_200)  # with a few asks per tick of 200 ms it would take two seconds
+    assert world.instances["a"].sequences == {}
+    assert len(world.moves) == 40, "nobody is asked for after it has left"
+
+
+def test_a_full_stage_is_passed_over_while_draining():
+    world = BrokerWorld(filled("a", 1, 500), FakeInstance("b", blocks=10), FakeInstance("c"), reasons=STANDING)
+    world.set_plan(plan((0, ["a", "b"]), (1_000, ["c"])))
+    world.run(1_000)
+    world.instances["a"].draining = True
+    world.run(2_000)
+    assert world.where("ar0.0") == ["c"]

@@ -1,6 +1,7 @@
 """The migrator as mechanism: a broker decides what leaves, and the built-in initiator acts only where none is heard."""
 
 import pytest
+from millrace.contracts.broker import EvacuationAnnounced
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.local import BusReconnected
 from millrace.contracts.message import Message
@@ -97,15 +98,57 @@ def test_an_evacuation_is_the_brokers_to_carry_out_and_answered_here():
     rig = Rig("a", "b")
     rig.workers["b"].blocks_free = 2_000
     speak(rig, "a", span_ms=500)
-    rig.decode("a")
+    rig.decode("a", "r.0")
+    rig.decode("a", "r.1")
     rig.ask("a", EvacuateInstance(limit_ms=20_000), "evacuate")
-    speak(rig, "a", span_ms=3_000)
+    speak(rig, "a", span_ms=1_000)
     assert moved(rig) == []
     assert not any(isinstance(body, InstanceEvacuated) for body in rig.answers)
-    rig.ask("a", MigrateSequence(sequence="r.0", target="b", reason=MigrationReason.DRAIN))
-    speak(rig, "a", span_ms=2_000)
+    for sequence in ("r.0", "r.1"):
+        order = MigrateSequence(
+            sequence=sequence, target="b", reason=MigrationReason.DRAIN, order=f"deal of {sequence}"
+        )
+        rig.ask("a", order)
+        speak(rig, "a", span_ms=1_000)
     (answer,) = [body for body in rig.answers if isinstance(body, InstanceEvacuated)]
-    assert (answer.moved, answer.failed, answer.left) == (1, 0, 0)
+    assert (answer.moved, answer.failed, answer.left) == (2, 0, 0)
+
+
+def test_the_broker_is_told_of_an_evacuation_until_it_is_over():
+    rig = Rig("a", "b")
+    rig.workers["b"].blocks_free = 2_000
+    speak(rig, "a", span_ms=500)
+    rig.decode("a")
+    rig.ask("a", EvacuateInstance(limit_ms=20_000), "evacuate")
+    speak(rig, "a", span_ms=1_000)
+    rig.ask("a", MigrateSequence(sequence="r.0", target="b", reason=MigrationReason.DRAIN, order="deal-1"))
+    speak(rig, "a", span_ms=2_000)
+    told = rig.published(EvacuationAnnounced)
+    assert {body.instance for body in told} == {"a"}
+    assert [body.left_ms for body in told[:2]] == [20_000, 19_500]
+    assert (told[-1].left_ms, sum(not body.left_ms for body in told)) == (0, 1)
+
+
+def test_an_evacuation_without_a_broker_is_announced_to_nobody():
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.ask("a", EvacuateInstance(limit_ms=5_000), "evacuate")
+    rig.run(3_000)
+    assert moved(rig) == ["r.0"]
+    assert rig.published(EvacuationAnnounced) == []
+
+
+def test_an_evacuation_is_carried_out_here_where_the_broker_orders_nothing():
+    rig = Rig("a", "b")
+    rig.workers["b"].blocks_free = 2_000
+    speak(rig, "a", span_ms=500)
+    for index in range(8):
+        rig.decode("a", f"r.{index}")
+    rig.ask("a", EvacuateInstance(limit_ms=20_000), "evacuate")
+    speak(rig, "a", span_ms=1_500)
+    assert moved(rig) == []
+    speak(rig, "a", span_ms=2_500)
+    assert len(moved(rig)) == 8, "its own moves do not make it wait for the broker again"
 
 
 def test_an_evacuation_goes_on_here_where_the_broker_falls_silent():

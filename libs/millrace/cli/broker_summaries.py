@@ -17,6 +17,7 @@ from millrace.contracts.broker import (
     DealQueued,
     DealRefused,
     DealStarted,
+    EvacuationAnnounced,
     GrantDeal,
     LoadReported,
     MoveBid,
@@ -115,6 +116,10 @@ def _boundary(body: BoundaryMoved) -> str:
     )
 
 
+def _evacuation(body: EvacuationAnnounced) -> str:
+    return f"everything leaves within {body.left_ms} ms" if body.left_ms else "the evacuation is over"
+
+
 def _entry(kind: type[B], function: Callable[[B], str]) -> tuple[type[Body], Callable[[Body], str]]:
     return kind, cast("Callable[[Body], str]", function)
 
@@ -133,6 +138,7 @@ BROKER_SUMMARIES: Mapping[type[Body], Callable[[Body], str]] = dict(
         _entry(DealRefused, _refused),
         _entry(WithdrawDeal, _withdrawn),
         _entry(DealEnded, _ended),
+        _entry(EvacuationAnnounced, _evacuation),
         _entry(BoundaryMoved, _boundary),
     ]
 )

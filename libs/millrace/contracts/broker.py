@@ -6,6 +6,7 @@
     target's broker     GrantDeal                   → source's broker             deal.<source>
     source's broker     DealStarted, WithdrawDeal,
                         DealEnded                   → target's broker             deal.<target>
+    source's migrator   EvacuationAnnounced         → the instance's broker       evacuation.<instance>
 
 A deal is named by the id of its ask. Each message may be lost, repeated or late: a deal has one identity, (sequence,
 epoch, deal), and every step of it has a deadline by the clock of whoever waits. The source's migrator executes a
@@ -303,6 +304,18 @@ class DealEnded(Body, frozen=True, kw_only=True, tag="DealEnded/1"):
     refusal: KvRefusal | None = None
     duration_ns: int = 0
     detail: str = ""
+
+
+class EvacuationAnnounced(Body, frozen=True, kw_only=True, tag="EvacuationAnnounced/1"):
+    """Everything shall leave the instance: its broker carries it out, its migrator answers who asked for it. Repeated
+    while the evacuation goes on. No answer.
+
+    Attributes:
+        left_ms: Until its limit, from now; 0 says that it is over.
+    """
+
+    instance: str
+    left_ms: int
 
 
 class BoundaryMoved(Body, frozen=True, kw_only=True, tag="BoundaryMoved/1"):

@@ -146,6 +146,10 @@ class Subjects:
         """Where the broker of an instance hears of its deals."""
         return f"{self.prefix}.deal.{subject_token(instance)}"
 
+    def evacuation(self, instance: str) -> str:
+        """Where the broker of an instance hears that everything shall leave it."""
+        return f"{self.prefix}.evacuation.{subject_token(instance)}"
+
     def boundary(self, model: str, stage: str) -> str:
         """Where that stage ends, from its keeper."""
         return f"{self.prefix}.boundary.{subject_token(model)}.{subject_token(stage)}"
