@@ -19,7 +19,8 @@ both sides; and the boundaries that its instances keep. It moves nothing itself:
 | EvacuationAnnounced | the instance drains, until its migrator says that this is over | |
 | KeyChanged(plan) | what has not started is void | WithdrawDeal, Subscribe |
 | BusDisconnected, BusReconnected | nothing is traded until a fresh snapshot came | |
-| TimerFired(tick) | intents, deadlines, slots | LoadReported, AskForMove, BoundaryMoved, ServicePresence |
+| TimerFired(tick) | intents, deadlines, slots | LoadReported, AskForMove, ReturnSequences, BoundaryMoved,
+ServicePresence |
 | StopRequested | what has not started is withdrawn | WithdrawDeal, ServicePresence, Stop |
 
 Invariants: one open deal per sequence of an instance; at most ``out_max`` transfers away and ``in_max`` slots given;
@@ -76,6 +77,7 @@ from services.broker.loads import renew_load
 from services.broker.metrics import BrokerMetrics
 from services.broker.observation import Observation
 from services.broker.outgoing import MOVE, OFFER, OutgoingDeals
+from services.broker.returning import Returning
 from services.broker.state import MS, BrokerContext, OwnInstance
 
 #: Heartbeat: a migrator whose broker was not heard for 1.5 s acts by itself.
@@ -129,6 +131,7 @@ class BrokerActor:
         }
         self._asking = Asking(self._ctx)
         self._outgoing = OutgoingDeals(self._ctx)
+        self._returning = Returning(self._ctx)
         self._bidding = Bidding(self._ctx)
         self._incoming = IncomingDeals(self._ctx)
         self._boundaries = Boundaries(self._ctx)
@@ -145,6 +148,7 @@ class BrokerActor:
         )
         self._shown_ns = 0
         metrics.open_deals = self._gauges
+        metrics.memory_risks = self._risks
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches instances and plans, listens to its instances' subjects, begins to tick."""
@@ -284,6 +288,7 @@ class BrokerActor:
         effects = [*self._outgoing.expire(own, now_ns), *self._incoming.expire(own, now_ns)]
         effects += self._tell_load(own, now_ns)
         effects += self._asking.look(own, now_ns)
+        effects += self._returning.look(own, now_ns)
         return effects + self._boundaries.look(own, now_ns)
 
     def _tell_load(self, own: OwnInstance, now_ns: int) -> list[Effect]:
@@ -309,6 +314,9 @@ class BrokerActor:
         for own in self._owns.values():
             rows += [(own.instance, "out", len(own.outgoing)), (own.instance, "in", len(own.incoming))]
         return rows
+
+    def _risks(self) -> list[tuple[str, float]]:
+        return [(own.instance, own.memory_risk) for own in self._owns.values()]
 
     def snapshot(self) -> dict[str, Any]:
         """State for people and checkers."""

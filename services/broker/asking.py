@@ -12,9 +12,10 @@ from millrace.enginemodel.forecast import LeaveForecast
 from millrace.policies.trading import LoadView, MovableSequence, TriggerView
 
 from services.broker.deals import DealState, OutgoingDeal
-from services.broker.fences import NEVER_MOVED, rest_of
+from services.broker.fences import NEVER_MOVED, longest_rest_of, rest_of
 from services.broker.intents import Intent, IntentView, movable, standing_intents
 from services.broker.loads import present_load
+from services.broker.shortage import shortage_risk
 from services.broker.state import MS, BrokerContext, OwnInstance
 
 #: Intents that are looked at in one tick: most of the rest would meet the same full targets.
@@ -38,12 +39,23 @@ class Asking:
         record = self._ctx.view.record(own.instance)
         if record is None or not self._ctx.fresh(own, now_ns):
             return []
-        view = self._view(own, now_ns)
+        view, own.memory_risk = self._view(own, now_ns), self._risk(own, record)
         standing = standing_intents(view, self._ctx.fences)
         effects = self._ask_standing(own, record, standing, now_ns)
         if standing or now_ns - self._ctx.plan_ns.get(record.model, 0) < self._ctx.fences.plan_pause_ms * MS:
             return effects
-        return effects + (self._memory(own, record, view, now_ns) or self._balance(own, record, view, now_ns))
+        memory = self._memory(own, record, view, now_ns) if MoveReason.MEMORY in view.reasons else []
+        return effects + (memory or self._balance(own, record, view, now_ns))
+
+    def _risk(self, own: OwnInstance, record: InstanceRecord) -> float:
+        assert own.snapshot is not None
+        return shortage_risk(
+            own.snapshot,
+            self._ctx.config.memory,
+            block_size=record.block_size,
+            move_ns=round(own.costs.duration_ns),
+            promised_blocks=own.promised_blocks,
+        )
 
     def _view(self, own: OwnInstance, now_ns: int) -> IntentView:
         assert own.snapshot is not None
@@ -93,14 +105,18 @@ class Asking:
     # memory and balance
 
     def _memory(self, own: OwnInstance, record: InstanceRecord, view: IntentView, now_ns: int) -> list[Effect]:
-        """Memory is forecast to run short, twice in a row: whoever's leaving helps most is asked for."""
-        since_ns, wanted = own.short_since_ns, MoveReason.MEMORY in view.reasons
-        if not wanted or since_ns is None or now_ns - since_ns < self._ctx.limits.load_ms * MS:
-            return []
-        if any(deal.reason is MoveReason.MEMORY for deal in own.outgoing.values()):
+        """Memory may run short before a move could help, or is forecast to, twice in a row: asks for the sequence that
+        holds most for longest, in the second case for one whose leaving avoids a preemption.
+        """
+        since_ns, at_risk = own.short_since_ns, own.memory_risk > self._ctx.config.memory.risk_max
+        lasting = since_ns is not None and now_ns - since_ns >= self._ctx.limits.load_ms * MS
+        if not (at_risk or lasting) or any(deal.reason is MoveReason.MEMORY for deal in own.outgoing.values()):
             return []
         able = self._able(own, view, MoveReason.MEMORY, now_ns)
         able.sort(key=lambda each: (-each.blocks * (each.rest_p50 or 1), each.sequence))
+        if able and at_risk:
+            status = own.status(able[0].sequence)
+            return self._ask(own, record, Intent(status, MoveReason.MEMORY), now_ns, leave=None) if status else []
         for leave, sequence in self._by_gain(own, [each.sequence for each in able[:MEMORY_OFFERS_MAX]], now_ns):
             status = own.status(sequence)
             if status is not None and leave.preemptions_avoided > 0:
@@ -191,6 +207,7 @@ class Asking:
             blocks=status.blocks,
             max_tokens=status.max_tokens,
             rest_p50=rest_of(status),
+            rest_p90=longest_rest_of(status),
             gain_ns=leave.relieved_ns if leave is not None else 0,
             stay_ns=leave.rest_ns if leave is not None else 0,
             load_tokens=present_load(own).demand,

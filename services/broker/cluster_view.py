@@ -312,10 +312,12 @@ def load_view(body: LoadReported, *, age_ns: int = 0) -> LoadView:
 def _load_counts(body: LoadReported) -> tuple[float, ...]:
     """What must not be negative; NaN is below everything by ``min`` only where it comes first, so it is mapped."""
     rate = body.tokens_per_s if 0 <= body.tokens_per_s < float("inf") else -1.0
+    risk = body.memory_risk if 0 <= body.memory_risk <= 1 else -1.0
     curve = body.curve
     forecast = [*curve.tokens, *curve.blocks, *curve.running, curve.step_ns] if curve is not None else []
     return (
         rate,
+        risk,
         body.tokens,
         body.waiting_tokens,
         body.running,

@@ -19,11 +19,19 @@ class TradingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         policy: A name of ``TRADING_POLICIES``.
         parameters: The policy's parameters.
         reasons: For which of these sequences move; none for no moves at all.
+        returns: For which of drain and balance queued sequences are handed back to their ingresses.
     """
 
     policy: str = "delay"
     parameters: dict[str, Any] = {}
     reasons: tuple[MoveReason, ...] = tuple(MoveReason)
+    returns: tuple[MoveReason, ...] = (MoveReason.DRAIN,)
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        others = set(self.returns) - {MoveReason.DRAIN, MoveReason.BALANCE}
+        if others:
+            raise ValueError(f"returns may name drain and balance, names {', '.join(sorted(others))}")
 
 
 class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +66,25 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"{field} must not be negative, is {getattr(self, field)}")
         if not 1 <= self.hysteresis < float("inf"):
             raise ValueError(f"hysteresis must be at least 1 and finite, is {self.hysteresis}")
+
+
+class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When sequences leave because memory would run short.
+
+    Attributes:
+        risk_max: Probability of needing more KV blocks than there are, above which somebody is asked to leave.
+        moves: Over so many times as long as a move takes: later there is time enough to ask later.
+    """
+
+    risk_max: float = 0.05
+    moves: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        if not 0 < self.risk_max <= 1:
+            raise ValueError(f"risk_max must be above 0 and at most 1, is {self.risk_max}")
+        if self.moves < 1:
+            raise ValueError(f"moves must be at least 1, is {self.moves}")
 
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +166,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trading: TradingConfig = TradingConfig()
     fences: FenceConfig = FenceConfig()
     limits: BrokerLimits = BrokerLimits()
+    memory: MemoryConfig = MemoryConfig()
     refinement: RefinementParameters = RefinementParameters()
     rest_default_tokens: int = 128
     step_times: dict[str, str] = {}

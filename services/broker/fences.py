@@ -43,6 +43,14 @@ def rest_of(status: SequenceStatus) -> int | None:
     return min(status.expected_output_tokens, status.max_tokens) - status.output_tokens
 
 
+def longest_rest_of(status: SequenceStatus) -> int | None:
+    """90th percentile of the tokens still to come, never below their median; None where that is unknown."""
+    rest = rest_of(status)
+    if rest is None or status.expected_p90 is None:
+        return None
+    return max(rest, min(status.expected_p90, status.max_tokens) - status.output_tokens)
+
+
 def length_of(status: SequenceStatus) -> int:
     """Present length, tokens."""
     return status.prompt_tokens + status.output_tokens

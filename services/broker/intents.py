@@ -22,6 +22,7 @@ from services.broker.fences import (
     can_move,
     cooled,
     length_of,
+    longest_rest_of,
     outgrown,
     pays,
     rest_of,
@@ -111,4 +112,5 @@ def movable_of(status: SequenceStatus) -> MovableSequence:
         output_tokens=status.output_tokens,
         blocks=status.blocks,
         rest_p50=rest_of(status),
+        rest_p90=longest_rest_of(status),
     )

@@ -86,6 +86,7 @@ def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, 
         length_counts=list(lengths.counts),
         length_tokens=list(lengths.tokens),
         draining=own.draining,
+        memory_risk=own.memory_risk,
         curve=own.told.curve if own.told is not None else None,
     )
 

@@ -22,6 +22,7 @@ class BrokerMetrics(Collector):
         returned: Sequences without KV that a worker was asked to hand back.
         boundaries: Rounds of boundaries that are kept here, by ``moved`` or ``stays``.
         open_deals: Yields (instance, direction, count).
+        memory_risks: Yields (instance, probability).
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -34,6 +35,7 @@ class BrokerMetrics(Collector):
         self.unheard_ends = 0
         self.returned = 0
         self.open_deals: Callable[[], Iterable[tuple[str, str, int]]] = list
+        self.memory_risks: Callable[[], Iterable[tuple[str, float]]] = list
         if registry is not None:
             registry.register(self)
 
@@ -72,3 +74,8 @@ class BrokerMetrics(Collector):
         for instance, direction, count in self.open_deals():
             gauge.add_metric([instance, direction], count)
         yield gauge
+        text = "Probability that KV blocks run short within three times a move's duration."
+        risks = GaugeMetricFamily("millrace_broker_memory_risk", text, labels=["instance"])
+        for instance, risk in self.memory_risks():
+            risks.add_metric([instance], risk)
+        yield risks

@@ -74,11 +74,13 @@ class OwnInstance:
         bids: Those that hold, by deal.
         ended: Deals that are over, with the last answer given, to answer what is repeated.
         rests: Sequences that nobody took.
+        returned: Queued sequences that its worker was asked to hand back, and when.
         left: Sequences that have moved away since the last snapshot.
         trading: State of the policy.
         told: The last load that was told.
         balanced_ns: End of its last balance move.
         short_since_ns: Since when memory is forecast to run short; None while it is not.
+        memory_risk: Probability that it runs short within a few moves' time.
         output_total, output_at_ns, tokens_per_s: For its rate of decoding.
         orders: Of arriving deals, counted.
         evacuated_until_ns: Everything shall leave it until then, or until its migrator says that this is over; 0 where
@@ -97,12 +99,14 @@ class OwnInstance:
     bids: dict[str, OpenBid] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     rests: dict[str, Rest] = field(default_factory=dict)
+    returned: dict[str, int] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     costs: MoveCosts = field(default_factory=MoveCosts)
     told: LoadReported | None = None
     told_ns: int = 0
     balanced_ns: int = 0
     short_since_ns: int | None = None
+    memory_risk: float = 0.0
     output_total: int = 0
     output_at_ns: int = 0
     tokens_per_s: float = 0.0

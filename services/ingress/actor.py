@@ -282,7 +282,8 @@ class IngressActor:
         instance = state.cluster.instances.get(message.instance)
         if instance is None or instance.incarnation != message.incarnation:
             return
-        state.cluster.withdraw(instance)
+        if message.reason is not ReturnReason.REQUESTED:
+            state.cluster.withdraw(instance)
         died = message.reason is ReturnReason.ENGINE_DIED
         cause = LossCause.ENGINE_DIED if died else LossCause.OTHER
         for name, epoch in message.sequences:

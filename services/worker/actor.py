@@ -10,6 +10,7 @@
     CancelSequence        out of the engine and gone               (nothing)
     ResendTokens          (none)                                   TokensResent | TokensForgotten
     AcknowledgeSequences  finished ones gone                       (nothing)
+    ReturnSequences       queued ones out of the engine and gone   SequencesReturned REQUESTED
     ServicePresence       orphans of a dead ingress cancelled      (nothing)
     BusReconnected        marks used                               what may have been lost, again
     TimerFired            unacknowledged ends repeated, deadlines,  TokensGenerated, status, summary, presence, record
@@ -57,7 +58,7 @@ from millrace.actor.engine import (
     SequenceStopped,
 )
 from millrace.contracts.catalog import Role
-from millrace.contracts.ingress import FinishReason
+from millrace.contracts.ingress import FinishReason, ReturnReason
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv, ReserveKv, UnreserveKv
 from millrace.contracts.local import (
     BusDisconnected,
@@ -77,6 +78,7 @@ from millrace.contracts.worker import (
     CancelSequence,
     DrainWorker,
     ResendTokens,
+    ReturnSequences,
     SubmitSequence,
 )
 from millrace.lengths.remaining import status_of
@@ -103,6 +105,7 @@ ACCEPTS = (
     ResendTokens,
     AcknowledgeSequences,
     DrainWorker,
+    ReturnSequences,
     ServicePresence,
     LeaseKv,
     FreezeSequence,
@@ -221,6 +224,8 @@ class WorkerActor:
                 return self._moving.ask(body, message, now_ns)
             case KvLeaseTaken() | SequenceStopped() | KvRoomReserved() | KvBlocksRead() | KvDenied() as body:
                 return self._moving.hear(body, now_ns)
+            case ReturnSequences(sequences=sequences):
+                return self._on_return(sequences, now_ns)
             case DrainWorker(limit_ms=limit_ms):
                 return self._draining.begin(now_ns, limit_ms, "drain requested")
             case StopRequested():
@@ -243,6 +248,18 @@ class WorkerActor:
             return []
         self.figures.cancelled += held.live
         return self._desk.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
+
+    def _on_return(self, sequences: list[str], now_ns: int) -> list[Effect]:
+        """Hands back those that wait without KV, by the engine's last snapshot. While the bus is away nobody would hear
+        of it.
+        """
+        queued = {status.sequence for status in self.reporter.snapshot.waiting if not status.blocks}
+        held = [held for name in sequences if name in queued and (held := self.ledger.get(name)) is not None]
+        group = [each for each in held if each.live and each.added]
+        if not group or not self.reporter.bus_up:
+            return []
+        returned = self._desk.hand_back(group, ReturnReason.REQUESTED)
+        return returned + self._desk.remove(group, now_ns, "handed back: requested")
 
     def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
         if body.role != Role.INGRESS:

@@ -128,7 +128,7 @@ class SoakCluster(SimulatedCluster):
             name=f"broker-{instance}",
             instances=[instance],
             bus=BUS,
-            trading=TradingConfig(policy=self.shape.trading.policy),
+            trading=TradingConfig(policy=self.shape.trading.policy, reasons=self.shape.trading.reasons),
             fences=FenceConfig(payback_factor=1, decoded_min=8, plan_pause_ms=500),
         )
 

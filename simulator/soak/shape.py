@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.plan import InstanceRole
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import LinearStepTime
@@ -35,12 +36,14 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: Trading policy.
+        reasons: For which sequences move.
         cuts: Lengths at which stages may end, tokens.
         plan_ns: Between two plans; 0 for one plan that stays.
         stages_max: Most stages of a plan.
     """
 
     policy: str = "cascade"
+    reasons: tuple[MoveReason, ...] = tuple(MoveReason)
     cuts: tuple[int, ...] = (40, 90, 180)
     plan_ns: int = 2_000 * MILLISECOND
     stages_max: int = 3

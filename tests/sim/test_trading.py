@@ -9,6 +9,7 @@ from collections import Counter
 import msgspec
 import pytest
 from millrace.actor.effects import Effect, Publish, Reply
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.ingress import SequencesReturned
 from millrace.contracts.message import Message
 from millrace.contracts.migration import InstanceEvacuated, MigrationFinished, MigrationOutcome
@@ -114,3 +115,22 @@ def test_a_worker_that_drains_is_emptied_by_its_broker(seed):
     (answer,) = seen.answers
     assert (answer.moved > 0, seen.handed_back) == (True, 0)
     assert all(seen.orders), "the broker ordered each move"
+
+
+def short_of_memory(seed: int, *reasons: MoveReason) -> tuple[SoakReport, int]:
+    """One stage of engines with half the memory that their batches may need. Returns also how many were preempted."""
+    run = undisturbed(seed, policy="none", plan_ns=0)
+    shape = run.cluster.shape
+    assert shape.trading is not None
+    small = msgspec.structs.replace(shape.engine, blocks_total=40)
+    trading = msgspec.structs.replace(shape.trading, stages_max=1, reasons=reasons)
+    run = SoakRun(seed, shape=msgspec.structs.replace(shape, engine=small, trading=trading), faults=False, rate=16.0)
+    report = run.run()
+    return report, sum(engine.engine.scheduler.preemptions for engine in run.cluster.engines.values())
+
+
+def test_moves_for_memory_avoid_preemptions():
+    with_moves = [short_of_memory(seed, MoveReason.MEMORY) for seed in range(2)]
+    without = [short_of_memory(seed) for seed in range(2)]
+    assert sum(report.deals["memory moved"] for report, _ in with_moves if "memory moved" in report.deals) > 0
+    assert sum(preempted for _, preempted in with_moves) < sum(preempted for _, preempted in without)

@@ -20,6 +20,7 @@ from millrace.actor.effects import (
     Subscribe,
     Unsubscribe,
 )
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.local import (
     BusDisconnected,
@@ -70,6 +71,8 @@ class FakeSequence:
     prompt: int
     output: int = 10
     expected: int | None = None
+    p90: int | None = None
+    at: int | None = None
     token_ns: int = 10 * MS
     final: int = 100_000
     since_ns: int = START_NS
@@ -77,7 +80,14 @@ class FakeSequence:
     immovable: str = ""
 
     def output_at(self, now_ns: int) -> int:
+        if self.state is not SequenceState.RUNNING:
+            return self.output
         return min(self.final, self.output + (now_ns - self.since_ns) // self.token_ns)
+
+    def blocks_at(self, now_ns: int) -> int:
+        if self.state is not SequenceState.RUNNING:
+            return 0
+        return -(-(self.prompt + self.output_at(now_ns)) // BLOCK)
 
 
 @dataclass
@@ -101,17 +111,19 @@ class FakeInstance:
                 computed_tokens=each.prompt + each.output_at(now_ns) - 1,
                 output_tokens=each.output_at(now_ns),
                 max_tokens=100_000,
-                blocks=-(-(each.prompt + each.output_at(now_ns)) // BLOCK),
+                blocks=each.blocks_at(now_ns),
                 arrival_ns=START_NS,
                 expected_output_tokens=each.expected,
                 immovable=each.immovable,
+                expected_p90=each.p90,
+                expected_at=each.at,
             )
             for name, each in self.sequences.items()
         ]
 
     def snapshot(self, now_ns: int) -> StatusSnapshot:
         self.steps += 1
-        running = self.statuses(now_ns)
+        running = [each for each in self.statuses(now_ns) if each.state is SequenceState.RUNNING]
         used = sum(status.blocks for status in running)
         return StatusSnapshot(
             instance=self.name,
@@ -120,7 +132,7 @@ class FakeInstance:
             step=self.steps,
             at_ns=now_ns,
             running=running,
-            waiting=[],
+            waiting=[each for each in self.statuses(now_ns) if each.state is not SequenceState.RUNNING],
             blocks_free=max(0, self.blocks - used),
             blocks_total=self.blocks,
             preemptions=0,
@@ -239,6 +251,7 @@ class BrokerWorld:
             policy=config.pop("policy"),
             parameters=config.pop("parameters", {}),
             **({"reasons": tuple(config.pop("reasons"))} if "reasons" in config else {}),
+            **({"returns": tuple(map(MoveReason, config.pop("returns")))} if "returns" in config else {}),
         )
         fences = FenceConfig(**config.pop("fences", {}))
         broker_config = BrokerConfig(

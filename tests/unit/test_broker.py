@@ -22,7 +22,9 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceState
+from millrace.contracts.worker import ReturnSequences
 
+from services.broker.config import TradingConfig
 from tests.unit.broker_rig import MS, SECOND, START_NS, BrokerWorld, FakeInstance, FakeSequence, filled, plan
 
 STANDING = [MoveReason.DRAIN, MoveReason.HANDOFF, MoveReason.BOUNDARY]
@@ -151,6 +153,52 @@ def test_memory_that_will_run_short_sends_somebody_away_before_it_does():
     assert world.moves
 
 
+MEMORY = [MoveReason.MEMORY]
+
+
+def crowded(blocks: int, **fields: int) -> FakeInstance:
+    """Four sequences of 400 tokens, 25 blocks each now and together growing by 25 a second."""
+    instance = filled("a", 4, 390, **fields)
+    instance.blocks = blocks
+    return instance
+
+
+@pytest.mark.parametrize("policy", ["cascade", "none"])
+def test_a_risk_of_running_short_sends_somebody_away_whatever_the_policy_forecasts(policy):
+    world = BrokerWorld(crowded(150, token_ns=10 * MS), FakeInstance("b"), policy=policy, reasons=MEMORY)
+    world.run(500)
+    assert world.moves == [], "with 25 blocks to spare nothing is at risk for a second"
+    world.run(2_000)
+    assert reasons(world) == {"memory"}
+    assert len(world.instances["a"].sequences) < 4
+    held = sum(status.blocks for status in world.instances["a"].statuses(world.now_ns))
+    assert held <= 150
+
+
+def test_sequences_that_end_soon_put_nothing_at_risk():
+    ending = crowded(106, expected=14, p90=15, at=10, final=14)
+    world = BrokerWorld(ending, FakeInstance("b"), policy="none", reasons=MEMORY, settle=False)
+    world.run(100)
+    assert world.bodies(AskForMove) == []
+
+
+def test_a_memory_that_is_too_small_is_told_with_the_load():
+    world = BrokerWorld(crowded(108, immovable="a grammar"), FakeInstance("b"), policy="none", reasons=MEMORY)
+    world.run(1_000)
+    told = [body.memory_risk for body in world.bodies(LoadReported) if body.instance == "a"]
+    assert told[-1] > 0.05
+    assert {body.memory_risk for body in world.bodies(LoadReported) if body.instance == "b"} == {0.0}
+
+
+def test_the_ninetieth_percentile_travels_with_the_ask():
+    world = BrokerWorld(filled("a", 1, 100, expected=300, p90=900, at=5), FakeInstance("b"), reasons=STANDING)
+    world.instances["a"].draining = True
+    world.run(500)
+    ask = world.bodies(AskForMove)[0]
+    assert ask.rest_p50 is not None
+    assert ask.rest_p90 == ask.rest_p50 + 600
+
+
 # Fences
 
 
@@ -206,6 +254,72 @@ def test_what_cannot_be_carried_or_does_not_decode_is_not_asked_for():
     world.instances["a"].draining = True
     world.run(3_000)
     assert world.bodies(AskForMove) == []
+
+
+# Queued sequences
+
+QUEUED = [SequenceState.WAITING, SequenceState.PREEMPTED]
+
+
+def queueing(count: int = 2) -> FakeInstance:
+    """One sequence runs; others wait, in turn new and preempted."""
+    instance = filled("a", 1, 100)
+    for index in range(count):
+        instance.sequences[f"q{index}.0"] = FakeSequence(prompt=500, state=QUEUED[index % 2])
+    return instance
+
+
+def returned(world: BrokerWorld) -> list[str]:
+    return [name for body in world.bodies(ReturnSequences) for name in body.sequences]
+
+
+def test_what_waits_at_an_instance_that_drains_is_handed_back_and_never_moved():
+    world = BrokerWorld(queueing(), FakeInstance("b"))
+    world.instances["a"].draining = True
+    world.run(900)
+    assert sorted(returned(world)) == ["q0.0", "q1.0"]
+    assert {sequence for _, sequence, _, _ in world.moves} == {"ar0.0"}
+    assert world.metrics["a"].returned == 2
+
+
+def test_it_is_asked_back_again_where_the_message_was_lost():
+    world = BrokerWorld(queueing(1), FakeInstance("b"))
+    world.instances["a"].draining = True
+    world.run(2_900)
+    assert returned(world) == ["q0.0"] * 3
+
+
+def test_nothing_is_handed_back_where_nobody_else_could_take_it():
+    world = BrokerWorld(queueing())
+    world.instances["a"].draining = True
+    world.run(2_000)
+    assert returned(world) == []
+
+
+def test_a_queue_is_left_alone_unless_balance_may_hand_it_back():
+    world = BrokerWorld(queueing(), FakeInstance("b"), policy="none")
+    world.run(3_000)
+    assert returned(world) == []
+
+
+def test_the_last_of_a_queue_goes_to_a_peer_that_could_begin_at_once():
+    world = BrokerWorld(queueing(3), FakeInstance("b"), policy="none", returns=["balance"])
+    world.run(1_500)
+    assert returned(world)[0] == "q2.0"
+    assert len(returned(world)) <= 3, "one at a time, and not before loads show the last one"
+
+
+@pytest.mark.parametrize("peer", [FakeInstance("b", blocks=20), queueing(1)], ids=["no room", "a queue"])
+def test_a_peer_that_could_not_begin_at_once_is_no_reason(peer: FakeInstance):
+    peer = FakeInstance("b", sequences=dict(peer.sequences), blocks=peer.blocks)
+    world = BrokerWorld(queueing(1), peer, policy="none", returns=["balance"])
+    world.run(3_000)
+    assert returned(world) == []
+
+
+def test_only_drain_and_balance_can_hand_back():
+    with pytest.raises(ValueError, match="returns may name drain and balance, names memory"):
+        TradingConfig(returns=(MoveReason.MEMORY,))
 
 
 # Candidates and bids

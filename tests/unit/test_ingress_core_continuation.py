@@ -230,6 +230,25 @@ def test_replayed_and_old_summaries_are_no_sign_of_life():
     assert bench.metrics.continuations.counts == {("instance_silent",): 1}
 
 
+def test_a_queued_sequence_may_be_handed_back_often_and_its_instance_goes_on():
+    bench = Bench()
+    instance = bench.run_call()
+    fruitless_max = bench.config.continuation.fruitless_max
+    for epoch in range(fruitless_max + 3):
+        before = len(bench.submissions())
+        reason = ReturnReason.REQUESTED
+        bench.send(SequencesReturned(instance=instance, incarnation=1, reason=reason, sequences=[("r.0", epoch)]))
+        if len(bench.submissions()) == before:
+            bench.pass_time(1.0)
+        request, instance = bench.last_submission()
+        assert request.body.epoch == epoch + 1
+        bench.accept(request)
+    assert not any(known.withdrawn for known in bench.actor.state.cluster.instances.values())
+    assert bench.metrics.continuations.counts == {("returned_requested",): fruitless_max + 3}
+    bench.tokens(instance, chunk("ok", epoch=fruitless_max + 3, finish=LENGTH))
+    assert bench.text() == "ok"
+
+
 def test_returned_sequences_of_another_epoch_or_incarnation_stay():
     bench = Bench()
     instance = bench.run_call()

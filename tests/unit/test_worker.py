@@ -25,6 +25,8 @@ from millrace.contracts.message import ErrorReply
 from millrace.contracts.status import (
     InstanceSummary,
     PresenceState,
+    SequenceState,
+    SequenceStatus,
     ServicePresence,
     StatusSnapshot,
 )
@@ -35,6 +37,7 @@ from millrace.contracts.worker import (
     DrainWorker,
     RefusalReason,
     ResendTokens,
+    ReturnSequences,
     Sampling,
     SequenceAccepted,
     SequenceRefused,
@@ -465,6 +468,44 @@ def test_a_later_stop_shortens_a_drain_and_never_lengthens_it() -> None:
     bench.say(DrainWorker(limit_ms=60_000))
     assert only(bench.say(StopRequested()), StartTimer)[0].at_ns == bench.now + 1000 * MS
     assert bench.say(DrainWorker(limit_ms=60_000)) == []
+
+
+def queued(bench: Bench, *waiting: SequenceStatus) -> None:
+    """The engine shows these in its queue."""
+    bench.say(EngineObserved(snapshot=msgspec.structs.replace(snapshot(bench.now), waiting=list(waiting))))
+
+
+def test_what_waits_without_kv_is_handed_back_when_its_broker_asks() -> None:
+    bench = Bench()
+    for name in ("a.0", "b.0", "c.0"):
+        bench.running(name, epoch=2)
+    waiting = SequenceStatus("a.0", SequenceState.WAITING, 10, 0, 0, 20, 0, bench.now)
+    preempted = msgspec.structs.replace(waiting, sequence="b.0", state=SequenceState.PREEMPTED, output_tokens=4)
+    holding = msgspec.structs.replace(waiting, sequence="c.0", blocks=1)
+    queued(bench, waiting, preempted, holding)
+    effects = bench.say(ReturnSequences(sequences=["a.0", "b.0", "c.0", "unknown.0"]))
+    (returned,) = bodies(effects, SequencesReturned)
+    assert (returned.reason, returned.sequences) == (ReturnReason.REQUESTED, [("a.0", 2), ("b.0", 2)])
+    (cancel,) = only(effects, CancelInEngine)
+    assert cancel.sequences == ["a.0", "b.0"]
+    again = bench.say(ReturnSequences(sequences=["a.0", "b.0"]))
+    assert again == [], "repeated, it changes nothing"
+    assert bodies(bench.submit("a.0", epoch=2), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
+
+
+def test_what_runs_meanwhile_is_not_handed_back() -> None:
+    bench = Bench()
+    bench.running("a.0")
+    queued(bench)
+    assert bench.say(ReturnSequences(sequences=["a.0"])) == []
+
+
+def test_nothing_is_handed_back_while_the_bus_is_away() -> None:
+    bench = Bench()
+    bench.running("a.0")
+    queued(bench, SequenceStatus("a.0", SequenceState.WAITING, 10, 0, 0, 20, 0, bench.now))
+    bench.say(BusDisconnected())
+    assert bench.say(ReturnSequences(sequences=["a.0"])) == []
 
 
 def test_a_dead_engine_hands_everything_back_and_stops() -> None:

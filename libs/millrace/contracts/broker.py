@@ -7,6 +7,7 @@
     source's broker     DealStarted, WithdrawDeal,
                         DealEnded                   → target's broker             deal.<target>
     source's migrator   EvacuationAnnounced         → the instance's broker       evacuation.<instance>
+    source's broker     ReturnSequences             → the instance's worker       engine.<instance>.return
 
 A deal is named by the id of its ask. Each message may be lost, repeated or late: a deal has one identity, (sequence,
 epoch, deal), and every step of it has a deadline by the clock of whoever waits. The source's migrator executes a
@@ -67,6 +68,7 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
         length_counts, length_tokens: Histogram of the lengths of all its sequences: how many there are per bin of
             ``policies.stages.digest.STARTS``, and the sum of their lengths; bins behind the last one given are empty.
         draining: Takes nothing.
+        memory_risk: Probability that it needs more KV blocks than there are before a few moves could end.
         curve: None where it cannot be forecast.
     """
 
@@ -89,6 +91,7 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
     length_counts: list[int] = []
     length_tokens: list[int] = []
     draining: bool = False
+    memory_risk: float = 0.0
     curve: LoadCurve | None = None
 
 

@@ -82,6 +82,7 @@ class ReturnReason(StrEnum):
 
     DRAINING = "draining"
     ENGINE_DIED = "engine_died"
+    REQUESTED = "requested"  # a broker wants them elsewhere; the instance goes on
 
 
 class SequencesReturned(Body, frozen=True, kw_only=True, tag="SequencesReturned/1"):

@@ -162,6 +162,15 @@ class AcknowledgeSequences(Body, frozen=True, kw_only=True, tag="AcknowledgeSequ
     sequences: list[tuple[str, int]]
 
 
+class ReturnSequences(Body, frozen=True, kw_only=True, tag="ReturnSequences/1"):
+    """Asks a worker to hand queued sequences back to their ingresses, which dispatch them anew. No answer.
+
+    Only sequences without KV are handed back, waiting and preempted ones; one that runs meanwhile stays.
+    """
+
+    sequences: list[str]
+
+
 class DrainWorker(Body, frozen=True, kw_only=True, tag="DrainWorker/1"):
     """Asks a worker to take no new work, finish what runs within the limit, and hand back the rest.
 

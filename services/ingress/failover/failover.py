@@ -5,7 +5,8 @@
     a new incarnation of the instance shows itself                           instance_restarted
     no summary for ``silence_s``                                             instance_silent
     no sign of life of the engine process (``hangs.py``)                     instance_hung
-    SequencesReturned                                                        returned_draining, returned_engine_died
+    SequencesReturned                                                        returned_draining, returned_engine_died,
+                                                                             returned_requested
     a chunk with FinishReason.ERROR, or CANCELLED that ingress did not ask   engine_gave_up
     TokensForgotten, or a resend that nobody answers                         tokens_forgotten, resend_failed
     no token for ``stall_s`` although the instance lives                     stalled
@@ -33,6 +34,9 @@ from services.ingress.tokens.token_log import end_text
 #: First pause of a sequence that failed over before without a new token since; doubles each time. It keeps a request
 #: that crashes every engine from doing so at full speed.
 FRUITLESS_PAUSE_NS = 100 * MILLISECOND_NS
+
+#: Why a sequence is dispatched anew that only waited for its turn: nothing was lost, and it may happen often.
+ON_REQUEST = "returned_requested"
 
 
 def fail_over(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
@@ -103,7 +107,7 @@ def _count(state: IngressState, sequence: OpenSequence, lost_by: str, out: list[
     call, why = sequence.call, sequence.retry.why
     state.metrics.continuations.add(why)
     call.continuations += 1
-    sequence.retry.fruitless += 1
+    sequence.retry.fruitless += why != ON_REQUEST
     out.append(
         Log(
             level="info",

@@ -1,0 +1,38 @@
+"""Probability that an instance's memory runs short before a move could help. Pure.
+
+Source: ARES, section 4.3 (memory-safe rescheduling); differs in that the length of a rest is a distribution, not a
+number, and in that the horizon follows the measured duration of moves.
+"""
+
+from __future__ import annotations
+
+import math
+
+from millrace.contracts.status import StatusSnapshot
+from millrace.lengths.memory_risk import memory_risk
+
+from services.broker.config import MemoryConfig
+
+
+def shortage_risk(
+    snapshot: StatusSnapshot, config: MemoryConfig, *, block_size: int, move_ns: int, promised_blocks: int
+) -> float:
+    """The greatest probability, over the next few moves' time, that running sequences need more blocks than there are.
+
+    0 before the first step and where everybody has room to grow for so long.
+
+    Args:
+        block_size: Tokens per block.
+        move_ns: What a move takes.
+        promised_blocks: Of sequences that are to come.
+    """
+    if snapshot.step_duration_ns <= 0 or not snapshot.running:
+        return 0.0
+    horizon_tokens = max(1, math.ceil(config.moves * move_ns / snapshot.step_duration_ns))
+    growth = len(snapshot.running) * (1 + horizon_tokens // block_size)
+    if snapshot.blocks_free - promised_blocks >= growth:
+        return 0.0
+    risk = memory_risk(
+        snapshot, block_size=block_size, horizon_tokens=horizon_tokens, reserved_blocks=max(0, promised_blocks)
+    )
+    return risk.highest
