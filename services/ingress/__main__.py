@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 
 import msgspec
 from millrace.actor.config import load_config
@@ -20,6 +21,8 @@ from millrace.actor.loop import run_to_end
 from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.message import Body
+from millrace.judging.confidence import ConfidenceModel
+from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge
 from millrace.telemetry import Telemetry, open_telemetry
 
 from services.ingress.actor import ACCEPTS
@@ -27,7 +30,7 @@ from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.build import IngressDeps, build
-from services.ingress.config import HttpConfig, IngressConfig
+from services.ingress.config import HttpConfig, IngressConfig, ModelConfig
 from services.ingress.http.app import App
 from services.ingress.http.connection import ConnectionLimits
 from services.ingress.http.keys import ApiKeyStore
@@ -62,10 +65,11 @@ class IngressProcess:
             incarnation=self._incarnation,
             rng=actor_rng(config.name, self._incarnation),
             registry=telemetry.registry,
-            models={n: TextModel(t.vocabulary, t.eos_token_ids) for n, t in tokenizers.items()},
+            models={m.name: _text_model(tokenizers[m.name], m) for m in config.models},
         )
         self._actor = build(config, deps)
-        self._models = ModelRegistry({n: self._served(n, t) for n, t in tokenizers.items()}, self._serving)
+        served = {n: self._served(n, t) for n, t in tokenizers.items()}
+        self._models = ModelRegistry(served, self._serving, self._cascades)
         self._metrics = HttpMetrics(telemetry.registry)
         self._calls = OpenCalls(
             deliver=self._deliver,
@@ -136,7 +140,12 @@ class IngressProcess:
 
     def _serving(self, model: str) -> Serving:
         cluster = self._actor.state.cluster
-        return Serving(cluster.usable(model), cluster.length_max(model) or 0)
+        wanted = self._actor.state.cascades.wants(model)
+        return Serving(cluster.usable(model), cluster.length_max(model) or 0, wanted)
+
+    def _cascades(self) -> dict[str, list[str]]:
+        served = self._actor.state.cascades.served
+        return {name: [tier.model for tier in cascade.plan.tiers] for name, cascade in served.items()}
 
     def _served(self, name: str, tokenizer: ModelTokenizer) -> ServedModel:
         if not tokenizer.max_model_len:
@@ -153,6 +162,27 @@ class IngressProcess:
             fault = self._keys.refresh()
             if fault:
                 self._telemetry.logger.error("keys_unchanged", error=fault)
+
+
+def _text_model(tokenizer: ModelTokenizer, model: ModelConfig) -> TextModel:
+    return TextModel(tokenizer.vocabulary, tokenizer.eos_token_ids, _judge(model))
+
+
+def _judge(model: ModelConfig) -> ConfidenceModel | None:
+    """The fitted judge of a model's answers: the configured file, else the one in its folder, if there is one.
+
+    Raises:
+        ConfigError: the file is unreadable, or was fitted to other weights than those in the folder.
+    """
+    folder = Path(model.path)
+    file = Path(model.judge) if model.judge else folder / CONFIDENCE_FILE
+    if not model.judge and not file.is_file():
+        return None
+    weights = any(folder.glob("*.safetensors"))
+    try:
+        return read_judge(file, model_folder=folder if weights else None)
+    except (JudgeUnreadable, OSError) as error:
+        raise ConfigError(f"judge of {model.name}: {error}") from None
 
 
 def _limits(http: HttpConfig) -> ConnectionLimits:

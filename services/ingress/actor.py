@@ -10,7 +10,7 @@
       RequestFailed        unanswered; tokens resent
     InstanceSummary      instance alive, its view replaced             SubmitSequence of what waited for it
     BoundaryMoved        where a stage ends now
-    KeyChanged           plan or registration                          the same
+    KeyChanged           plan, registration, plan of a cascade         the same
     ServicePresence      DEAD: everything it had fails over            SubmitSequence (failover)
     SequencesReturned    these fail over                               SubmitSequence (failover)
     AllotEpoch           a migration's target may decode in it        EpochAllotted, EpochRefused; CancelSequence
@@ -21,6 +21,9 @@
                            acknowledgements, presence                    ServicePresence
     StopRequested        nothing new is admitted; calls end in time,   ServicePresence LEAVING, at the end Stop
                          at once where the supervisor is gone
+
+A call of a cascade (``cascade/``) is a parent whose attempts are calls of its models: each is tagged, dispatched,
+continued and ended as above, and its course goes to the parent, not to the client.
 
 Invariants: an admitted call ends in exactly one of RefuseCall, FailCall, CompleteCall, or CallAbandoned; a sequence
 changes its state only by an event of ``lifecycle.py``; it has one epoch at a time, raised with each submission and
@@ -40,6 +43,7 @@ from typing import Any
 
 from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
 from millrace.contracts.broker import BoundaryMoved
+from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog import Role
 from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokensGenerated
 from millrace.contracts.local import (
@@ -63,12 +67,13 @@ from services.ingress import snapshot
 from services.ingress.calls.admission import open_call, refusal_of
 from services.ingress.calls.completion import (
     ACKNOWLEDGE_TIMER,
-    abandon,
     refuse,
     refuse_or_fail,
     send_acknowledgements,
 )
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
+from services.ingress.cascade.course import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
+from services.ingress.cascade.ending import keep_alive
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
 from services.ingress.failover.hangs import leave_hung_engines
@@ -130,7 +135,12 @@ class IngressActor:
             ConfigError: the dispatch policy's parameters are wrong.
         """
         self._state = IngressState(
-            config=config, incarnation=incarnation, models=models, metrics=metrics, rng=rng, policy=policy
+            config=config,
+            incarnation=incarnation,
+            models=models,
+            metrics=metrics,
+            rng=rng,
+            policy=policy,
         )
         self._state.bind(react)
         self._heartbeat = Heartbeat(
@@ -175,6 +185,7 @@ class IngressActor:
             Subscribe(subject=subjects.boundaries()),
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
+            WatchKeys(bucket="cascade"),
             StartTimer(name=_TICK, at_ns=now_ns + TICK_NS),
             self._presence(PresenceState.ALIVE),
             StartTimer(name=_PRESENCE, at_ns=now_ns + PRESENCE_NS),
@@ -200,9 +211,7 @@ class IngressActor:
             case Gathered():
                 take_gathered(self._state, body, out)
             case CallAbandoned():
-                call = self._state.calls.get(body.request)
-                if call is not None:
-                    abandon(self._state, call, body.reason, out)
+                abandon_call(self._state, body, out)
             case ServicePresence():
                 self._on_presence(body, out)
             case SequencesReturned():
@@ -225,6 +234,7 @@ class IngressActor:
                 if message.reply_to:
                     detail = f"an ingress takes no {type(body).__name__}"
                     out.append(Reply(to=message.reply_to, body=ErrorReply(reason="unexpected", detail=detail)))
+        settle(self._state, out)
         if self._state.stopping:
             self._stop_when_idle(out)
         return out
@@ -237,8 +247,10 @@ class IngressActor:
         refusal = refusal_of(state, call)
         if refusal is not None:
             refuse(state, call, refusal, out)
-            return
-        dispatch_new(state, open_call(state, call), out)
+        elif call.members:
+            open_cascade(state, call, out)
+        else:
+            dispatch_new(state, open_call(state, call), out)
 
     # Instances and plans.
 
@@ -264,6 +276,8 @@ class IngressActor:
             and state.cluster.take_record(change.key, value, state.now_ns)
         ):
             lose_earlier_incarnation(state, change.key, out)
+        elif change.bucket == "cascade" and (value is None or isinstance(value, CascadePlan)):
+            take_cascade_plan(state, change.key, value, out)
         if state.waiting:
             dispatch_waiting(state, out, all_of_them=True)
 
@@ -324,6 +338,7 @@ class IngressActor:
             leave_hung_engines(state, out)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state, out)
+        keep_alive(state, out)
         state.metrics.sequences_waiting = len(state.waiting)
 
     def _end_late(self, out: list[Effect]) -> None:
@@ -341,6 +356,7 @@ class IngressActor:
         state.outage_end_ns = state.now_ns
         state.detectors_from_ns = state.now_ns + state.times.reconnect_grace
         state.cluster.reset_liveness(state.detectors_from_ns)
+        state.cascades.confirm_anew()
         for sequence in state.waiting.values():
             sequence.retry.since_ns = state.now_ns  # the time of the outage does not count
             sequence.retry.rounds = 0
@@ -362,10 +378,12 @@ class IngressActor:
 
     def _stop_when_idle(self, out: list[Effect]) -> None:
         state = self._state
-        if state.calls and state.now_ns >= state.stop_at_ns:
+        if (state.calls or state.parents) and state.now_ns >= state.stop_at_ns:
             for call in list(state.calls.values()):
                 refuse_or_fail(state, call, RefusalKind.STOPPING, self._stop_detail, out)
-        if not state.calls:
+            settle(state, out)
+            interrupt(state, out)
+        if not state.calls and not state.parents:
             send_acknowledgements(state, out)
             if not self._stopped:
                 out.append(Stop(reason="stopped"))

@@ -56,10 +56,67 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         name: As clients and instances call it.
         path: Folder with ``config.json``, ``tokenizer.json``, ``tokenizer_config.json`` and the chat template.
+        judge: File of a confidence judge that was fitted to this model's answers; empty for ``judge/confidence.json``
+            in its folder. Where that is missing, 100 times the mean token probability is the score, which is not
+            calibrated.
     """
 
     name: str
     path: str
+    judge: str = ""
+
+
+class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tier of a cascade until a plan is published.
+
+    Attributes:
+        model: A configured model.
+        threshold: Least score at which its answer is delivered, 0 to 100.
+    """
+
+    model: str
+    threshold: float = 70.0
+
+
+class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cascade that clients may name as ``model``. A plan in the KV bucket ``cascade`` replaces tiers and judge.
+
+    Attributes:
+        name: Not the name of a model.
+        tiers: In rising order of cost; empty where only published plans count.
+        judge: Kind of judge: ``confidence`` is computed here, others are asked on ``judge.<name>``.
+        judge_timeout_s: Time for a judge to answer; then confidence decides.
+        judge_pause_s: After three failures in a row the judge is not asked for so long.
+        without_score: What becomes of an answer that cannot be scored: ``escalate`` (costs more) or ``accept`` (may be
+            wrong).
+        entry: Name of an entry policy (``cascade/entry.py``).
+        early_rejection: Cancel an attempt as soon as its score can no longer reach the threshold.
+        early_commit_tokens: Tokens after which ``early_commit`` looks at an answer.
+        early_commit_score: Least score of those tokens; the threshold, where that is higher.
+        deadline_s: No escalation whose expected end (the plan's p95) is later than this after arrival; 0 for the
+            call's own time limit.
+        escalation_share_max: Share of a tier's judged answers that may be rejected in ``escalation_window_s``; above it
+            thresholds are lowered until the share holds. 1 for no limit.
+        escalation_window_s: See there.
+        tier_wait_s: How long an attempt waits for an instance of its model while another tier could answer.
+        keep_alive_s: Interval of comments in a stream that has nothing to show yet.
+    """
+
+    name: str
+    tiers: list[TierConfig] = []
+    judge: Literal["confidence", "llm", "verifier", "external"] = "confidence"
+    judge_timeout_s: float = 2.0
+    judge_pause_s: float = 5.0
+    without_score: Literal["escalate", "accept"] = "escalate"
+    entry: str = "given"
+    early_rejection: bool = True
+    early_commit_tokens: int = 16
+    early_commit_score: float = 90.0
+    deadline_s: float = 0.0
+    escalation_share_max: float = 1.0
+    escalation_window_s: float = 60.0
+    tier_wait_s: float = 2.0
+    keep_alive_s: float = 10.0
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +220,7 @@ class IngressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     telemetry: TelemetryConfig = TelemetryConfig()
     http: HttpConfig = HttpConfig()
     models: list[ModelConfig] = []
+    cascades: list[CascadeConfig] = []
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
     tagging: TaggingConfig = TaggingConfig()

@@ -65,6 +65,11 @@ class IngressMetrics(Collector):
             an earlier incarnation), ``unexpected``, or the predictor's reason for having none.
         fallbacks: Placements that the fallback policy decided, by why.
         policy_faults: Exceptions and impossible decisions of dispatch policies, by policy.
+        attempts: Of cascades, by (cascade, model, outcome).
+        escalations: By (cascade, reason): ``score``, ``rejected_early``, ``failed``.
+        deliveries: Answers of cascades by (cascade, reason).
+        judgements: Questions to judges by (cascade, result): ``answered``, ``unanswered``, ``unknown`` (no score),
+            ``absurd`` (not within 0 to 100), ``unexpected``, ``paused``; each but the first leaves it to confidence.
         forecast_wait: From the question to predictors until the decision.
         rank: Of the chosen instance among all, where all were asked.
         errors, errors_signed: By ``e2e`` and ``ttft``: (predicted - actual) / actual, its size and itself.
@@ -88,6 +93,10 @@ class IngressMetrics(Collector):
         self.forecasts = LabelledCounter()
         self.fallbacks = LabelledCounter()
         self.policy_faults = LabelledCounter()
+        self.attempts = LabelledCounter()
+        self.escalations = LabelledCounter()
+        self.deliveries = LabelledCounter()
+        self.judgements = LabelledCounter()
         self.forecast_wait = LatencyHistogram(_SHORT_S)
         self.rank = Histogram(_RANKS)
         self.errors = {"e2e": Histogram(_ERROR), "ttft": Histogram(_ERROR)}
@@ -159,6 +168,10 @@ class IngressMetrics(Collector):
             ("tags", "Questions for the expected length.", ["result"], self.tags),
             ("forecasts", "Candidates whose predictor was asked, by what came.", ["result"], self.forecasts),
             ("fallbacks", "Placements decided by the fallback policy, by why.", ["reason"], self.fallbacks),
+            ("attempts", "Attempts of cascades.", ["cascade", "model", "outcome"], self.attempts),
+            ("escalations", "Answers of cascades not delivered, by why.", ["cascade", "reason"], self.escalations),
+            ("deliveries", "Answers of cascades delivered, by why.", ["cascade", "reason"], self.deliveries),
+            ("judgements", "Questions to judges of cascades.", ["cascade", "result"], self.judgements),
             (
                 "policy_faults",
                 "Exceptions and impossible decisions of dispatch policies.",

@@ -7,11 +7,19 @@ from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFa
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
+from services.ingress.cascade.course import take_judgement
 from services.ingress.dispatch.dispatcher import on_forecasts, on_tag
 from services.ingress.failover.resend import resend_unanswered
 from services.ingress.lifecycle import Accepted, SequencePhase, SubmissionRefused, SubmissionUnanswered
 from services.ingress.migration.ownership import proof_unanswered, take_proof
-from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit, PendingTag
+from services.ingress.pending import (
+    PendingForecast,
+    PendingJudge,
+    PendingProof,
+    PendingResend,
+    PendingSubmit,
+    PendingTag,
+)
 from services.ingress.state import IngressState
 from services.ingress.tokens.ingest import take_resent
 
@@ -29,6 +37,8 @@ def take_reply(state: IngressState, reply: Replied, out: list[Effect]) -> None:
             take_proof(state, pending, answer, out)
         case PendingResend():
             take_resent(state, pending, answer, out)
+        case PendingJudge():
+            take_judgement(state, pending, answer, out)
         case PendingForecast() | None:
             pass  # forecasts come gathered; the question of a call that ended was forgotten
 
@@ -60,6 +70,8 @@ def take_failure(state: IngressState, failure: RequestFailed, out: list[Effect])
             proof_unanswered(state, pending, out)
         case PendingResend():
             resend_unanswered(state, pending, failure.reason, out)
+        case PendingJudge():
+            take_judgement(state, pending, None, out)
         case PendingForecast() | None:
             pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from millrace.contracts.sequences import SequenceId
 from millrace.contracts.worker import Sampling
 
@@ -20,6 +21,7 @@ from services.ingress.lifecycle import (
     transitions_of,
 )
 from services.ingress.tokens.detokenizer import TextStream
+from services.ingress.tokens.evidence import TokenEvidence
 
 if TYPE_CHECKING:
     from services.ingress.calls.open_call import OpenCall
@@ -168,6 +170,9 @@ class OpenSequence:
         last_ns: Latest token, or admission.
         asking, submit: Correlations of the open questions to predictors and to the worker; empty for none.
         blocks: Hashes of its prompt's blocks; None until a predictor is asked.
+        sampling: As engines are told.
+        told_logprobs: Log-probabilities per token that the client asked for; None for none.
+        evidence: Log-probabilities of its tokens, where ingress judges the answer.
     """
 
     __slots__ = (
@@ -177,6 +182,7 @@ class OpenSequence:
         "call",
         "epoch",
         "epoch_max",
+        "evidence",
         "fresh",
         "grant",
         "id",
@@ -197,6 +203,7 @@ class OpenSequence:
         "span",
         "submit",
         "tokens_max",
+        "told_logprobs",
     )
 
     def __init__(self, call: OpenCall, index: int, sampling: Sampling, stream: TextStream, now_ns: int) -> None:
@@ -204,6 +211,10 @@ class OpenSequence:
         self.index = index
         self.id = str(SequenceId(call.request, index))
         self.prompt = call.call.prompts[index // call.call.n]
+        self.told_logprobs = sampling.logprobs
+        self.evidence = TokenEvidence() if call.call.judged else None
+        if self.evidence is not None and sampling.logprobs is None:
+            sampling = msgspec.structs.replace(sampling, logprobs=0)
         self.sampling = sampling
         self.tokens_max = sampling.max_tokens
         self.output = OutputText(stream, lazy=not call.call.stream and not call.call.stop)

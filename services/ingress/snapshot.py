@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from services.ingress.calls.open_call import OpenCall
+from services.ingress.cascade.lifecycle import CascadePhase
+from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.lifecycle import SequencePhase
 from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit
 from services.ingress.sequence import OpenSequence
@@ -19,6 +23,8 @@ def snapshot(state: IngressState) -> dict[str, Any]:
         "connected": state.connected,
         "stopping": state.stopping,
         "calls": {request: _call(call) for request, call in state.calls.items()},
+        "cascades": {request: _cascade(parent) for request, parent in state.parents.items()},
+        "cascade_plans": {name: served.plan.epoch for name, served in state.cascades.served.items()},
         "sequences": {name: _sequence(sequence) for name, sequence in state.sequences.items()},
         "waiting": list(state.waiting),
         "pending": len(state.pending),
@@ -61,6 +67,16 @@ def _call(call: OpenCall) -> dict[str, Any]:
     }
 
 
+def _cascade(parent: OpenCascade) -> dict[str, Any]:
+    return {
+        "model": parent.call.model,
+        "phase": parent.phase.value,
+        "arrival_ns": parent.arrival_ns,
+        "deadline_ns": parent.deadline_ns,
+        "attempts": [msgspec.structs.asdict(attempt.told()) for attempt in parent.attempts],
+    }
+
+
 def _sequence(sequence: OpenSequence) -> dict[str, Any]:
     grant = sequence.grant
     return {
@@ -79,7 +95,11 @@ def _sequence(sequence: OpenSequence) -> dict[str, Any]:
 def check_invariants(state: IngressState) -> None:
     """Raises AssertionError where the state contradicts itself."""
     state.cluster.check_invariants()
-    assert len(state.calls) == state.admission.calls_open
+    own = [call for call in state.calls.values() if call.listener.is_client]
+    assert len(own) + len(state.parents) == state.admission.calls_open
+    assert not state.unsettled
+    for parent in state.parents.values():
+        _check_parent(state, parent)
     for name, sequence in state.sequences.items():
         assert sequence.id == name
         assert state.calls.get(sequence.call.request) is sequence.call
@@ -102,6 +122,20 @@ def check_invariants(state: IngressState) -> None:
     for target, granted in state.granted.items():
         assert granted, f"{target} has an empty table of grants"
         assert all(state.sequences.get(name) is sequence for name, sequence in granted.items())
+
+
+def _check_parent(state: IngressState, parent: OpenCascade) -> None:
+    tiers = [attempt.tier for attempt in parent.attempts]
+    assert tiers == sorted(set(tiers)), f"{parent.request}: tiers {tiers} do not rise"
+    assert not parent.events
+    open_attempts = [attempt for attempt in parent.attempts if attempt.request in state.calls]
+    if parent.phase is CascadePhase.JUDGING:
+        assert not open_attempts
+        assert parent.asking in state.pending
+    else:
+        assert parent.phase is not CascadePhase.ENDED
+        assert open_attempts == [parent.attempt]
+        assert not parent.asking
 
 
 def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:

@@ -12,6 +12,8 @@ from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
 
 from services.ingress.calls.limits import AdmissionLimits
 from services.ingress.calls.open_call import OpenCall
+from services.ingress.cascade.open_cascade import OpenCascade
+from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import IngressConfig, policy_parameters
 from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
@@ -80,6 +82,9 @@ class IngressState:
         on_trial: The latest sequence that was dispatched alone, after two engines died with it.
         stale_until_ns: (sequence, instance) -> time until which no further cancel is sent.
         detectors_from_ns: Silence means nothing before.
+        judges: Fitted confidence judge of a model's answers, where it has one.
+        parents: Open calls of cascades; their attempts are in ``calls``.
+        unsettled: Those whose attempts had events in the message being handled.
     """
 
     def __init__(
@@ -105,6 +110,10 @@ class IngressState:
         self.cluster = IngressClusterView(hang_limits(config.continuation))
         self.admission = AdmissionLimits(config.limits)
         self.calls: dict[str, OpenCall] = {}
+        self.judges = {name: model.judge for name, model in models.items() if model.judge is not None}
+        self.cascades = CascadePlans(config.cascades, models)
+        self.parents: dict[str, OpenCascade] = {}
+        self.unsettled: dict[str, OpenCascade] = {}
         self.deadline_ns = 0
         self.sequences: dict[str, OpenSequence] = {}
         self.owned: dict[str, dict[str, OpenSequence]] = {}

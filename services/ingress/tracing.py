@@ -158,8 +158,8 @@ def end_move(
 
 
 def end_call(call: OpenCall, outcome: str, error: str, now_ns: int, out: list[Effect]) -> None:
-    """Record the root span."""
-    if call.trace is None:
+    """Record the root span; that of an attempt is its cascade's to record, with its score."""
+    if call.trace is None or call.call.parent:
         return
     usage, first = call.usage(), call.first_token_ns
     out.append(

@@ -58,7 +58,7 @@ def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
         "mr.local.presence.worker.*",
         "mr.local.boundary.*.*",
     }
-    assert {e.bucket for e in effects if isinstance(e, WatchKeys)} == {"plan", "instance"}
+    assert {e.bucket for e in effects if isinstance(e, WatchKeys)} == {"plan", "instance", "cascade"}
     bench.pass_time(3)
     beats = bench.sent(ServicePresence)
     assert [b.at_ns for b in beats] == [START + s * SECOND for s in (1, 2, 3)]

@@ -88,6 +88,35 @@ class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
     block_hashes: bytes = b""
 
 
+class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a cascade's request.
+
+    Attributes:
+        request: Request id of the attempt, which has an outcome of its own.
+        tier: Position of its model in the plan, from 0.
+        outcome: ``delivered``, ``rejected``, ``rejected_early`` (before it was complete), ``failed`` or ``cancelled``.
+        score: 0 to 100; None where it was not judged.
+        judge: What the score comes from: a kind of judge, or ``confidence_uncalibrated``; empty without a score.
+        threshold: Least score at which it would have been delivered; None where it was not judged.
+        epoch: Of the cascade's plan by which it was judged.
+        detail: A sentence where the judge did not answer or the attempt failed.
+    """
+
+    request: str
+    tier: int
+    model: str
+    outcome: str
+    score: float | None = None
+    judge: str = ""
+    threshold: float | None = None
+    epoch: int = 0
+    detail: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+
+
 class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     """What became of a request. Exactly one per accepted request.
 
@@ -108,6 +137,10 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
         predicted_cached_tokens: What ``predicted_ttft_ns`` assumed to be cached; None without a prediction.
         block_hashes: Chain hashes of the blocks behind those of the decision's ``block_hashes`` that the first sequence
             filled; empty where there were none in the decision.
+        parent: Request of a cascade that this is an attempt of; empty for a client's own request.
+        attempts: Of a cascade's request, in order. ``model`` is then the name of the cascade, and tokens and finish
+            reasons are those of the delivered answer.
+        reason: Why the cascade delivered that answer; empty without one.
     """
 
     request: str
@@ -132,6 +165,9 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     migrations: int = 0
     predicted_cached_tokens: int | None = None
     block_hashes: bytes = b""
+    parent: str = ""
+    attempts: list[CascadeAttempt] = []
+    reason: str = ""
 
 
 class ProvisioningDecided(Body, frozen=True, kw_only=True, tag="ProvisioningDecided/1"):

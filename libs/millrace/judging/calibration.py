@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -33,6 +35,14 @@ class IsotonicCurve(msgspec.Struct, frozen=True):
             raise ValueError("scores and probabilities of an isotonic curve must rise")
         if values[0] < 0 or values[-1] > 1:
             raise ValueError("probabilities of an isotonic curve must lie in 0 to 1")
+
+    def least(self, probability: float) -> float:
+        """Smallest raw score of at least that probability; minus infinity where all have it, infinity where none."""
+        if probability <= self.probabilities[0]:
+            return -math.inf
+        if probability > self.probabilities[-1]:
+            return math.inf
+        return float(np.interp(probability, self.probabilities, self.scores))
 
     def at(self, scores: Floats) -> Floats:
         """Probabilities of raw scores, of the same shape."""

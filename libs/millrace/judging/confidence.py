@@ -53,6 +53,13 @@ class ConfidenceModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         value = evidence.value(self.feature)
         return None if value is None else self._score(value)
 
+    def least_value(self, score: float) -> float | None:
+        """Value of the feature below which an answer cannot get that score; None where its feature may rise again.
+
+        It costs one comparison per token where ``score_max`` costs an interpolation.
+        """
+        return self.curve.least(score / 100.0) if self.feature.only_falls else None
+
     def _score(self, value: float) -> float:
         return float(100 * self.curve.at(np.array([value]))[0])
 

@@ -42,6 +42,12 @@ def parse_traceparent(header: str) -> TraceContext | None:
     return TraceContext(trace_id, span_id, bool(int(flags, 16) & _FLAG_SAMPLED))
 
 
+def sampled_context(header: str) -> TraceContext | None:
+    """Reads a ``traceparent``; None where its trace is not recorded."""
+    context = None if header.endswith("0") else parse_traceparent(header)
+    return context if context is not None and context.sampled else None
+
+
 def format_traceparent(context: TraceContext) -> str:
     """Writes a context as a version-00 ``traceparent``."""
     return f"00-{context.trace_id}-{context.span_id}-{'01' if context.sampled else '00'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -18,10 +18,12 @@ class Serving(msgspec.Struct, frozen=True):
     Attributes:
         instances: Instances that take work now.
         max_model_len: Smallest limit among them, tokens; 0 where unknown.
+        wanted: Someone planned instances for it. False for a tier that its cascade's plan leaves empty.
     """
 
     instances: int = 0
     max_model_len: int = 0
+    wanted: bool = True
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +41,18 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRegistry:
-    """Served name -> model, with what is live for it."""
+    """Served name -> model, with what is live for it; and cascades of these models."""
 
-    def __init__(self, models: Mapping[str, ServedModel], serving: Callable[[str], Serving]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        serving: Callable[[str], Serving],
+        cascades: Callable[[], Mapping[str, Sequence[str]]] = dict,
+    ) -> None:
+        """``cascades``: name of each cascade that is served now -> models of its tiers."""
         self._models = dict(models)
         self._serving = serving
+        self._cascades = cascades
 
     def get(self, name: str | None) -> ServedModel:
         """The model; without a name the only one there is.
@@ -60,6 +69,11 @@ class ModelRegistry:
             raise unknown_model(name)
         return model
 
+    def members(self, name: str) -> list[ServedModel] | None:
+        """Models of a cascade's tiers, those that are served here; None where the name is no cascade's."""
+        tiers = self._cascades().get(name)
+        return None if tiers is None else [self._models[tier] for tier in tiers if tier in self._models]
+
     def names(self) -> list[str]:
         """Served names, in their configured order."""
         return list(self._models)
@@ -70,8 +84,9 @@ class ModelRegistry:
         return min(live, model.max_model_len) if live else model.max_model_len
 
     def waiting_for(self) -> list[str]:
-        """Names of models that no instance serves now."""
-        return [name for name in self._models if self._serving(name).instances < 1]
+        """Names of models that no instance serves now, although someone planned one."""
+        serving = {name: self._serving(name) for name in self._models}
+        return [name for name, live in serving.items() if live.wanted and live.instances < 1]
 
     def card(self, model: ServedModel) -> dict[str, object]:
         """One entry of ``/v1/models``."""
@@ -85,6 +100,19 @@ class ModelRegistry:
             "max_model_len": self.limit(model),
         }
 
+    def card_of(self, name: str) -> dict[str, object]:
+        """Entry of a model or a cascade.
+
+        Raises:
+            ApiError: 404 for a name that is not served.
+        """
+        members = self.members(name)
+        if not members:
+            return self.card(self.get(name))
+        largest = max(members, key=self.limit)
+        return self.card(largest) | {"id": name, "root": name, "cascade": [member.name for member in members]}
+
     def list_body(self) -> bytes:
-        """Body of ``GET /v1/models``."""
-        return _encode({"object": "list", "data": [self.card(m) for m in self._models.values()]})
+        """Body of ``GET /v1/models``: models, then cascades."""
+        names = [*self._models, *(name for name in self._cascades() if self.members(name))]
+        return _encode({"object": "list", "data": [self.card_of(name) for name in names]})

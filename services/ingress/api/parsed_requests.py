@@ -5,16 +5,17 @@ Tokenizing is a step of its own because a long prompt is tokenized in a thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.decoding import decode_body
-from services.ingress.api.errors import bad_value
+from services.ingress.api.errors import ApiError, bad_value
 from services.ingress.api.messages import prompt_text
 from services.ingress.api.models import ModelRegistry, ServedModel
-from services.ingress.api.requests import ChatRequest, CompletionRequest, Shared
+from services.ingress.api.requests import CascadeWishes, ChatRequest, CompletionRequest, Shared
 from services.ingress.api.response_formats import structured_output
 from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.tools import NO_TOOLS, ToolPlan, plan_tools
@@ -56,6 +57,9 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         include_usage: The stream ends with a usage chunk.
         continuous_usage: Every chunk carries usage.
         echo: The prompt stands before the output.
+        members: Of a request to a cascade: the request for each model that can take it, in the order of tiers; the
+            request itself is then that of the first one.
+        cascade: Name of the cascade; empty for none.
     """
 
     kind: CallKind
@@ -68,11 +72,18 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    members: tuple[ParsedRequest, ...] = ()
+    cascade: str = ""
 
     @property
-    def longest_text(self) -> int:
-        """Characters of the longest prompt to tokenise."""
-        return max(map(len, self.texts)) if self.texts else 0
+    def variants(self) -> tuple[ParsedRequest, ...]:
+        """The members, or the request itself."""
+        return self.members or (self,)
+
+    @property
+    def key(self) -> str:
+        """Equal for variants whose prompts are tokenised alike."""
+        return self.model.tokenizer.fingerprint or self.model.name
 
 
 def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
@@ -82,8 +93,12 @@ def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> Pa
         ApiError: what the client has to change.
     """
     request = decode_body(body, ChatRequest)
-    model = _checked_model(request, models)
+    _check_options(request)
     _check_count(request, 1, bounds)
+    return for_each_member(request, models, lambda model: _chat(request, model))
+
+
+def _chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
     template = model.tokenizer.template
     tools = plan_tools(request, template.traits) if template is not None else NO_TOOLS
     text = prompt_text(request, template)
@@ -108,8 +123,12 @@ def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds)
         ApiError: what the client has to change.
     """
     request = decode_body(body, CompletionRequest)
-    model = _checked_model(request, models)
+    _check_options(request)
     _check_count(request, _prompt_count(request.prompt), bounds)
+    return for_each_member(request, models, lambda model: _completion(request, model))
+
+
+def _completion(request: CompletionRequest, model: ServedModel) -> ParsedRequest:
     texts, token_ids = _prompts(request.prompt, model.tokenizer.vocabulary.size)
     if request.echo and request.logprobs is not None:
         raise bad_value("echo", "`echo` with `logprobs` is not supported.", "unsupported_parameter")
@@ -125,6 +144,11 @@ def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds)
         continuous_usage=continuous,
         echo=bool(request.echo),
     )
+
+
+def distinct(parsed: ParsedRequest) -> list[ParsedRequest]:
+    """One variant for each tokenizer."""
+    return list({each.key: each for each in parsed.variants}.values())
 
 
 def refuse_hopeless(parsed: ParsedRequest, max_model_len: int) -> None:
@@ -185,12 +209,49 @@ def _constraint_param(parsed: ParsedRequest, structured: StructuredOutput | None
     return "structured_outputs" if parsed.request.structured_outputs is not None else "response_format"
 
 
-def _checked_model(request: Shared, models: ModelRegistry) -> ServedModel:
+def for_each_member(
+    request: Shared, models: ModelRegistry, parse: Callable[[ServedModel], ParsedRequest]
+) -> ParsedRequest:
+    """Parse for the model, or for each model of a cascade; rendering is shared where tokenizer and template are.
+
+    A model that cannot take the request is left out.
+
+    Raises:
+        ApiError: no model can take it, or it has fields that need a cascade.
+    """
+    members = models.members(request.model)
+    if not members:
+        model = models.get(request.model)
+        if request.cascade is not None:
+            raise bad_value("cascade", f"`cascade` needs a cascade as model; {request.model} is a model.")
+        return parse(model)
+    parsed: dict[str, ParsedRequest] = {}
+    found: list[ParsedRequest] = []
+    refusals: list[ApiError] = []
+    for model in members:
+        key = model.tokenizer.fingerprint or model.name
+        try:
+            parsed[key] = msgspec.structs.replace(parsed[key], model=model) if key in parsed else parse(model)
+        except ApiError as error:
+            refusals.append(error)
+        else:
+            found.append(parsed[key])
+    if not found:
+        raise refusals[0]
+    if found[0].token_ids is not None and len(parsed) > 1:
+        detail = "`prompt` gives token ids, and the models of this cascade have different tokenizers; give text."
+        raise bad_value("prompt", detail, "invalid_type")
+    return msgspec.structs.replace(found[0], members=tuple(found), cascade=request.model)
+
+
+def _check_options(request: Shared) -> None:
     refuse_unsupported(request)
-    model = models.get(request.model)
+    wishes = request.cascade or CascadeWishes()
+    first, last = wishes.entry_tier, wishes.max_tier
+    if first is not None and last is not None and first > last:
+        raise bad_value("cascade.entry_tier", f"`cascade.entry_tier` is {first}, above `cascade.max_tier` {last}.")
     if request.stream_options is not None and not request.stream:
         raise bad_value("stream_options", "`stream_options` needs `stream` to be true.")
-    return model
 
 
 def _prompt_count(prompt: str | list[Any]) -> int:

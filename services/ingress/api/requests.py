@@ -144,6 +144,15 @@ class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     function_call: None = None
 
 
+class CascadeWishes(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Millrace's own: wishes for a request whose model is a cascade. docs/CASCADE.md has each field's meaning."""
+
+    quality: Annotated[float, Meta(ge=0, le=100)] | None = None
+    max_tier: Annotated[int, Meta(ge=0, le=63)] | None = None
+    entry_tier: Annotated[int, Meta(ge=0, le=63)] | None = None
+    stream: Literal["buffer", "early_commit"] | None = None
+
+
 class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that chat and completions share."""
 
@@ -171,6 +180,8 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    # Millrace's own
+    cascade: CascadeWishes | None = None
     # Taken and without effect; docs/API.md says so.
     user: str | None = None
     metadata: dict[str, str] | None = None

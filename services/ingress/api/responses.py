@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from services.ingress.api.cascade_reports import cascade_object, usage_object
 from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
-from services.ingress.api.streams import ResponseHead, usage_object
+from services.ingress.api.streams import ResponseHead
 from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
-from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob, Usage
+from services.ingress.calls.messages import CascadeReport, ChoiceDelta, DeltaLogprob, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -21,8 +22,8 @@ class CollectedResponse(Protocol):
         """Add what came."""
         ...
 
-    def body(self, usage: Usage) -> bytes:
-        """The JSON document."""
+    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
+        """The JSON document; ``report`` for a cascade's."""
         ...
 
 
@@ -56,19 +57,18 @@ class _Collected:
         for delta in deltas:
             self._choices[delta.index].add(delta)
 
-    def _document(self, kind: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+    def _document(self, kind: str, choices: list[dict[str, Any]], usage: Usage, report: CascadeReport | None) -> bytes:
         head = self._head
-        return _encode(
-            {
-                "id": head.id,
-                "object": kind,
-                "created": head.created,
-                "model": head.model,
-                "choices": choices,
-                "system_fingerprint": None,
-                "usage": usage_object(usage),
-            }
-        )
+        document = {
+            "id": head.id,
+            "object": kind,
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+            "system_fingerprint": None,
+            "usage": usage_object(usage, report),
+        }
+        return _encode(document if report is None else document | {"cascade": cascade_object(report)})
 
 
 class ChatResponse(_Collected):
@@ -78,9 +78,9 @@ class ChatResponse(_Collected):
         super().__init__(head)
         self._tools = tools
 
-    def body(self, usage: Usage) -> bytes:
+    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
         choices = [self._choice(i, choice) for i, choice in enumerate(self._choices)]
-        return self._document("chat.completion", choices, usage)
+        return self._document("chat.completion", choices, usage, report)
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
@@ -114,7 +114,7 @@ class CompletionResponse(_Collected):
         super().__init__(head)
         self._echo = echo
 
-    def body(self, usage: Usage) -> bytes:
+    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
         per_prompt = self._head.choices // len(self._echo) if self._echo else 1
         choices = []
         for i, choice in enumerate(self._choices):
@@ -128,7 +128,7 @@ class CompletionResponse(_Collected):
                     "stop_reason": choice.stop_reason,
                 }
             )
-        return self._document("text_completion", choices, usage)
+        return self._document("text_completion", choices, usage, report)
 
 
 def call_id(response: str, choice: int, index: int) -> str:

@@ -10,13 +10,16 @@ from typing import Protocol
 
 import msgspec
 
+from services.ingress.api.cascade_reports import cascade_object, usage_object
 from services.ingress.api.errors import ApiError
 from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
-from services.ingress.calls.messages import ChoiceDelta, Usage
+from services.ingress.calls.messages import CascadeReport, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+#: Keeps a connection alive; clients skip it.
+COMMENT = b": keep-alive\n\n"
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
@@ -49,15 +52,9 @@ class EventStream(Protocol):
         """Events after the last delta, ``[DONE]`` included."""
         ...
 
-
-def usage_object(usage: Usage) -> dict[str, object]:
-    """OpenAI's ``usage``."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    def tell(self, report: CascadeReport) -> None:
+        """Have all further events say what the cascade did."""
+        ...
 
 
 def error_event(error: ApiError) -> bytes:
@@ -72,7 +69,7 @@ class StreamParts:
         head: Start of every event, up to the list of choices.
     """
 
-    __slots__ = ("_choices", "_continuous", "_plain", "_wanted", "head")
+    __slots__ = ("_choices", "_continuous", "_extra", "_plain", "_report", "_wanted", "head")
 
     def __init__(self, head: ResponseHead, kind: str, *, include_usage: bool, continuous: bool) -> None:
         fields = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
@@ -80,13 +77,20 @@ class StreamParts:
         self._choices = head.choices
         self._wanted = include_usage
         self._continuous = continuous
+        self._extra = b""
+        self._report: CascadeReport | None = None
         self._plain = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     def tail(self, usage: Usage) -> bytes:
         """Text after the choices: nothing, ``usage: null``, or the counts so far."""
         if not self._continuous:
-            return self._plain
-        return b',"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+            return self._extra + self._plain
+        return self._extra + b',"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+
+    def tell(self, report: CascadeReport) -> None:
+        """Have all further events say what the cascade did."""
+        self._report = report
+        self._extra = b',"cascade":' + _encode(cascade_object(report))
 
     def roles(self) -> bytes:
         """A chat's first events: the role, once per choice."""
@@ -98,7 +102,8 @@ class StreamParts:
         """The usage event, where asked for, and the end."""
         if not self._wanted:
             return DONE
-        return self.head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + DONE
+        usages = _encode(usage_object(usage, self._report))
+        return self.head + b"]" + self._extra + b',"usage":' + usages + b"}\n\n" + DONE
 
 
 class ChatStream:
@@ -126,6 +131,9 @@ class ChatStream:
 
     def closing(self, usage: Usage) -> bytes:
         return self._parts.closing(usage)
+
+    def tell(self, report: CascadeReport) -> None:
+        self._parts.tell(report)
 
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         out = b""
@@ -173,6 +181,9 @@ class CompletionStream:
 
     def closing(self, usage: Usage) -> bytes:
         return self._parts.closing(usage)
+
+    def tell(self, report: CascadeReport) -> None:
+        self._parts.tell(report)
 
     def _event(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         if not (delta.text or delta.logprobs or delta.finish_reason):

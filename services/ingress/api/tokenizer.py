@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -114,10 +115,12 @@ class ModelTokenizer:
         *,
         max_model_len: int = 0,
         eos_token_ids: frozenset[int] = frozenset(),
+        fingerprint: str = "",
     ) -> None:
         """Args:
         max_model_len: Positions the model was made for; 0 where its folder does not say.
         eos_token_ids: Ids that end a sequence.
+        fingerprint: Equal for models whose prompts are rendered and tokenised alike; empty where unknown.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -127,6 +130,7 @@ class ModelTokenizer:
         self._characters_per_token_max = _characters_per_token_max(tokenizer, self.vocabulary)
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
+        self.fingerprint = fingerprint
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelTokenizer:
@@ -153,6 +157,7 @@ class ModelTokenizer:
             ChatTemplate(source, special) if source else None,
             max_model_len=int(config.get("max_position_embeddings") or 0),
             eos_token_ids=ends | _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
+            fingerprint=_fingerprint(file.read_bytes(), source, special),
         )
 
     def encode(self, text: str, *, special: bool) -> list[int]:
@@ -174,6 +179,12 @@ class ModelTokenizer:
     def token_string(self, token_id: int) -> str:
         """The vocabulary's own name of a token; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""
+
+
+def _fingerprint(tokenizer: bytes, template: str, special: Mapping[str, str]) -> str:
+    digest = blake2b(tokenizer, digest_size=16)
+    digest.update(msgspec.json.encode((template, sorted(special.items()))))
+    return digest.hexdigest()
 
 
 def _characters_per_token_max(tokenizer: Tokenizer, vocabulary: Vocabulary) -> int:

@@ -13,7 +13,7 @@ import msgspec
 from services.ingress.api.responses import call_id, calls_reason
 from services.ingress.api.streams import ResponseHead, StreamParts, finish_choice
 from services.ingress.api.tools import OPEN_TAG, ParsedCall, ToolMode, ToolPlan, parse_calls
-from services.ingress.calls.messages import ChoiceDelta, Usage
+from services.ingress.calls.messages import CascadeReport, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,6 +39,9 @@ class ToolChatStream:
 
     def closing(self, usage: Usage) -> bytes:
         return self._parts.closing(usage)
+
+    def tell(self, report: CascadeReport) -> None:
+        self._parts.tell(report)
 
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         index = delta.index

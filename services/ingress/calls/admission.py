@@ -10,6 +10,7 @@ from millrace.contracts.worker import Sampling
 from millrace.policies.dispatch import DISPATCH_POLICIES
 
 from services.ingress.calls.limits import Refusal
+from services.ingress.calls.listener import CLIENT, Listener
 from services.ingress.calls.messages import Call, RefusalKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.sequence import OpenSequence
@@ -24,10 +25,13 @@ def refusal_of(state: IngressState, call: Call) -> Refusal | None:
     if call.policy and not (state.config.dispatch.policy_per_request and call.policy in DISPATCH_POLICIES):
         return Refusal(RefusalKind.INVALID, f"The dispatch policy {call.policy} cannot be chosen here.", "policy")
     model = call.model
-    if model not in state.models:
+    if call.members:
+        refusal = _refusal_of_cascade(state, call)
+    elif model not in state.models:
         return Refusal(RefusalKind.UNKNOWN_MODEL, f"The model {model} does not exist.", "model")
+    else:
+        refusal = too_long(state, call)
     lengths = list(map(len, call.prompts))
-    refusal = _too_long(state, call, max(lengths))
     if refusal is not None:
         return refusal
     refusal = state.admission.admit(call, len(lengths) * call.n, sum(lengths), state.now_ns)
@@ -37,8 +41,23 @@ def refusal_of(state: IngressState, call: Call) -> Refusal | None:
     return refusal
 
 
-def _too_long(state: IngressState, call: Call, prompt_tokens: int) -> Refusal | None:
+def _refusal_of_cascade(state: IngressState, call: Call) -> Refusal | None:
+    """Reason for refusing a call of a cascade, besides what admission asks of every call."""
+    served = state.cascades.get(call.model)
+    if served is None or not call.members:
+        return Refusal(RefusalKind.UNKNOWN_MODEL, f"The model {call.model} does not exist.", "model")
+    highest = len(served.plan.tiers) - 1
+    given = call.cascade.entry_tier
+    if given is not None and given > highest:
+        detail = f"The last tier of {call.model} is {highest}; tier {given} was asked for."
+        return Refusal(RefusalKind.INVALID, detail, "cascade.entry_tier")
+    return None
+
+
+def too_long(state: IngressState, call: Call) -> Refusal | None:
+    """Refusal of a call that no registered instance of its model can hold; None where one can, or none is known."""
     limit = state.cluster.length_max(call.model)
+    prompt_tokens = max(map(len, call.prompts))
     if limit is None or prompt_tokens + call.sampling.max_tokens <= limit:
         return None
     detail = (
@@ -48,9 +67,9 @@ def _too_long(state: IngressState, call: Call, prompt_tokens: int) -> Refusal | 
     return Refusal(RefusalKind.TOO_LONG, detail, "prompt" if prompt_tokens >= limit else "max_tokens")
 
 
-def open_call(state: IngressState, call: Call) -> OpenCall:
+def open_call(state: IngressState, call: Call, listener: Listener = CLIENT) -> OpenCall:
     """Open an admitted call with its sequences."""
-    opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout)
+    opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout, listener)
     if call.sampling.ignore_eos or call.sampling.min_tokens >= call.sampling.max_tokens:
         opened.expected_output_tokens = call.sampling.max_tokens
         opened.predicted = float(call.sampling.max_tokens)

@@ -8,7 +8,8 @@ from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
 
 from services.ingress import tracing
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.messages import Call, CompleteCall, FailCall, RefusalKind, RefuseCall
+from services.ingress.calls.listener import failure
+from services.ingress.calls.messages import Call, RefusalKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.lifecycle import Cancelled, Finished, SequencePhase
 from services.ingress.migration.epoch_grants import revoke
@@ -109,24 +110,17 @@ def send_acknowledgements(state: IngressState, out: list[Effect]) -> None:
 def refuse(state: IngressState, call: Call, refusal: Refusal, out: list[Effect]) -> None:
     """Refuse a call at admission: nothing is kept of it."""
     state.metrics.refusals.add(refusal.kind.value)
-    out.append(
-        RefuseCall(
-            request=call.request,
-            kind=refusal.kind,
-            detail=refusal.detail,
-            param=refusal.param,
-            retry_after_s=refusal.retry_after_s,
-        )
-    )
+    out.append(failure(call.request, refusal, accepted=False))
 
 
 def complete_if_ended(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
     """Complete a call after its last choice ended."""
     if call.unended:
         return
-    state.metrics.e2e.observe(state.now_ns - call.arrival_ns)
+    if call.listener.is_client:
+        state.metrics.e2e.observe(state.now_ns - call.arrival_ns)
     _note_errors(state, call)
-    out.append(CompleteCall(request=call.request, usage=call.usage()))
+    call.listener.on_completed(call, out)
     _close(state, call, "completed", "", out)
 
 
@@ -152,11 +146,8 @@ def refuse_or_fail(
     """End a call that cannot be served: refused if it was not accepted, else failed."""
     _cancel_all(state, call, kind.value, out)
     state.metrics.refusals.add(kind.value)
-    if call.accepted:
-        out.append(FailCall(request=call.request, kind=kind, detail=detail, param=param))
-    else:
-        retry_after_s = 1.0 if kind in (RefusalKind.QUEUE_FULL, RefusalKind.NO_INSTANCE) else 0.0
-        out.append(RefuseCall(request=call.request, kind=kind, detail=detail, param=param, retry_after_s=retry_after_s))
+    retry_after_s = 1.0 if kind in (RefusalKind.QUEUE_FULL, RefusalKind.NO_INSTANCE) else 0.0
+    call.listener.on_failed(call, Refusal(kind, detail, param, retry_after_s), out)
     fields = {"kind": kind.value, "detail": detail}
     out.append(Log(level="warning", event="call_failed", fields=fields, request=call.request))
     _close(state, call, "failed" if call.accepted else "refused", detail, out)
@@ -173,10 +164,11 @@ def _close(state: IngressState, call: OpenCall, outcome: str, detail: str, out: 
     """Release what a call that ended was counted with; publish its outcome and record its root span."""
     del state.calls[call.request]
     metrics = state.metrics
-    choices = len(call.call.prompts) * call.call.n
-    state.admission.release(call.call, choices, call.output_tokens, state.now_ns)
-    metrics.calls_open = state.admission.calls_open
-    metrics.sequences_open = state.admission.sequences_open
+    if call.listener.is_client:
+        choices = len(call.call.prompts) * call.call.n
+        state.admission.release(call.call, choices, call.output_tokens, state.now_ns)
+        metrics.calls_open = state.admission.calls_open
+        metrics.sequences_open = state.admission.sequences_open
     metrics.calls.add(call.call.model, outcome)
     metrics.cached_tokens += call.cached_tokens
     if call.accepted:
@@ -211,6 +203,7 @@ def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> 
             migrations=call.migrations,
             predicted_cached_tokens=None if forecast is None else forecast.cached_tokens,
             block_hashes=call.sequences[0].decoded_blocks(),
+            parent=call.call.parent,
         ),
         request=call.request,
         traceparent=call.call.traceparent,

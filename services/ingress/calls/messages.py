@@ -3,6 +3,9 @@
 A *call* is one HTTP request for a completion, validated and tokenized by the adapter. Exactly one of RefuseCall,
 CompleteCall or FailCall ends it (or nothing, after CallAbandoned). DeliverDeltas come only between acceptance and the
 end.
+
+A call of a cascade has ``members``: the same request as each model of the cascade takes it. AcceptCall then says who
+answers, and the last DeliverDeltas and CompleteCall carry a CascadeReport.
 """
 
 from __future__ import annotations
@@ -30,6 +33,42 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 0
 
 
+class CascadeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Wishes of a client for a call of a cascade.
+
+    Attributes:
+        quality: Least score at which an answer is delivered, 0 to 100, in place of the plan's thresholds; None for the
+            plan's.
+        max_tier: Position of the last tier that may be asked, from 0; None for the plan's last.
+        entry_tier: Position of the first tier; None leaves it to the entry policy.
+        early_commit: Stream an answer as soon as its first tokens are good enough, before it is complete.
+    """
+
+    quality: float | None = None
+    max_tier: int | None = None
+    entry_tier: int | None = None
+    early_commit: bool = False
+
+
+class MemberCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a cascade as one of its models takes it.
+
+    Attributes:
+        prompts: Token ids of this model's tokenizer, one list per prompt.
+        sampling: With this model's bound of output tokens.
+        prompt_head: As in Call.
+        prompt: The rendered prompt for judges; its last 64 KiB where it is longer, empty for several prompts.
+        tools: Names of the functions that the answer may call.
+    """
+
+    model: str
+    prompts: list[list[int]]
+    sampling: Sampling
+    prompt_head: str = ""
+    prompt: str = ""
+    tools: list[str] = []
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request.
 
@@ -50,6 +89,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         parent_span_id: The client's own span id; empty for none.
         constraint_param: Request field that constrains the output (``response_format``, ``structured_outputs`` or
             ``tools``); empty for none.
+        judged: Ingress needs the log-probability of each token, whether or not the client asked for any.
+        members: Of a cascade's call: the request for each model that can take it, in the order of its tiers. ``model``
+            is then the cascade, ``prompts`` and ``sampling`` are those of the first member.
+        cascade: What the client wants of the cascade.
+        parent: Request id of the cascade's call that this is an attempt of; empty for a client's own call.
     """
 
     request: str
@@ -70,6 +114,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parent_span_id: str = ""
     policy: str = ""
     constraint_param: str = ""
+    judged: bool = False
+    members: list[MemberCall] = []
+    cascade: CascadeOptions = CascadeOptions()
+    parent: str = ""
 
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):
@@ -127,8 +175,62 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a cascade, as clients see it.
+
+    Attributes:
+        tier: Position of its model in the plan, from 0.
+        score: 0 to 100; None where it was not judged.
+        threshold: Least score at which it would have been delivered; None where it was not judged.
+        outcome: ``delivered``, ``rejected``, ``rejected_early``, ``failed`` or ``cancelled``.
+    """
+
+    tier: int
+    model: str
+    outcome: str
+    score: float | None
+    threshold: float | None
+    usage: Usage
+
+
+class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Course of a cascade's call.
+
+    Attributes:
+        name: Of the cascade.
+        tier, model, score: Of the delivered answer.
+        reason: Why it was delivered (``DeliveryReason``).
+    """
+
+    name: str
+    tier: int
+    model: str
+    score: float | None
+    reason: str
+    attempts: list[AttemptReport]
+
+
+class AnsweringTier(msgspec.Struct, frozen=True):
+    """Who answers a cascade's call; ``score`` is None where the answer is not complete, or nobody judged it."""
+
+    tier: int
+    model: str
+    score: float | None
+
+
 class AcceptCall(Effect, frozen=True, kw_only=True):
-    """Every sequence of the call was accepted by an instance: the adapter may send headers and the role delta."""
+    """Every sequence of the call was accepted by an instance: the adapter may send headers and the role delta.
+
+    Attributes:
+        answering: Of a cascade's call, which is accepted when it is known who answers.
+    """
+
+    request: str
+    answering: AnsweringTier | None = None
+
+
+class KeepAlive(Effect, frozen=True, kw_only=True):
+    """A streamed call has nothing to show yet: the adapter sends a comment, after the head where that was not sent."""
 
     request: str
 
@@ -138,11 +240,13 @@ class DeliverDeltas(Effect, frozen=True, kw_only=True):
 
     Attributes:
         usage: Counts so far (for ``continuous_usage_stats``).
+        report: With the last delivery of a cascade's call.
     """
 
     request: str
     deltas: list[ChoiceDelta]
     usage: Usage
+    report: CascadeReport | None = None
 
 
 class CompleteCall(Effect, frozen=True, kw_only=True):
@@ -150,6 +254,7 @@ class CompleteCall(Effect, frozen=True, kw_only=True):
 
     request: str
     usage: Usage
+    report: CascadeReport | None = None
 
 
 class RefusalKind(StrEnum):

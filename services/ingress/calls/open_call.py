@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.contracts.observers import Forecast
-from millrace.telemetry.tracecontext import parse_traceparent
+from millrace.telemetry.tracecontext import sampled_context
 
+from services.ingress.calls.listener import CLIENT, Listener
 from services.ingress.calls.messages import Call, ChoiceDelta, Usage
 from services.ingress.sequence import OpenSequence
 
@@ -15,6 +16,8 @@ class OpenCall:
     """A call with its sequences.
 
     Attributes:
+        listener: Who is told of its course.
+        patience_ns: How long it waits for an instance of its model; None for the configured times.
         unaccepted: Sequences that no instance has accepted yet; at 0 the call is accepted.
         unended: Sequences that have not ended; at 0 the call is complete.
         held: Deltas that arrived before the call was accepted.
@@ -40,8 +43,10 @@ class OpenCall:
         "forecast",
         "held",
         "instances",
+        "listener",
         "migrations",
         "output_tokens",
+        "patience_ns",
         "placed_ns",
         "policy",
         "predicted",
@@ -57,8 +62,10 @@ class OpenCall:
         "unended",
     )
 
-    def __init__(self, call: Call, now_ns: int, timeout_ns: int) -> None:
+    def __init__(self, call: Call, now_ns: int, timeout_ns: int, listener: Listener = CLIENT) -> None:
         self.call = call
+        self.listener = listener
+        self.patience_ns: int | None = None
         self.request = call.request
         self.arrival_ns = now_ns
         self.deadline_ns = now_ns + timeout_ns
@@ -82,8 +89,7 @@ class OpenCall:
         self.held: list[ChoiceDelta] = []
         self.touched: list[ChoiceDelta] = []
         self.settling: list[tuple[OpenSequence, Any]] = []
-        context = None if call.traceparent.endswith("0") else parse_traceparent(call.traceparent)
-        self.trace = context if context is not None and context.sampled else None
+        self.trace = sampled_context(call.traceparent)
 
     def usage(self) -> Usage:
         """Counts so far: each prompt once, outputs of all choices with their stop tokens."""

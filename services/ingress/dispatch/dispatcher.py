@@ -275,7 +275,7 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Ef
     call = sequence.call
     waited_ns = state.now_ns - sequence.retry.since_ns
     if sequence.owned:
-        if waited_ns < state.times.continuation:
+        if waited_ns < _patience(call, state.times.continuation):
             return False
         refuse_or_fail(
             state,
@@ -286,13 +286,17 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Ef
             out,
         )
         return True
-    if state.cluster.expects(call.call.model) and waited_ns < state.times.wait:
+    if state.cluster.expects(call.call.model) and waited_ns < _patience(call, state.times.wait):
         return False
     full = sequence.retry.why == RefusalReason.FULL.value
     kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
     detail = "every instance's queue is full" if full else "no instance of it takes work now"
     refuse_or_fail(state, call, kind, f"The model {call.call.model} cannot be served: {detail}.", out)
     return True
+
+
+def _patience(call: OpenCall, configured_ns: int) -> int:
+    return configured_ns if call.patience_ns is None else min(call.patience_ns, configured_ns)
 
 
 # Sequences that wait.

@@ -12,7 +12,7 @@ from millrace.contracts.worker import RefusalReason, SubmitSequence
 from services.ingress import tracing
 from services.ingress.calls.completion import cancel, detach, refuse_or_fail
 from services.ingress.calls.engine_errors import engine_error
-from services.ingress.calls.messages import AcceptCall, RefusalKind
+from services.ingress.calls.messages import RefusalKind
 from services.ingress.dispatch.dispatcher import arm_dispatch_timer, defer, dispatch
 from services.ingress.dispatch.trial import note_submission
 from services.ingress.lifecycle import (
@@ -109,7 +109,7 @@ def accept(state: IngressState, sequence: OpenSequence, event: Accepted, out: li
         call.accepted = True
         state.metrics.queue.observe(now_ns - call.arrival_ns)
         state.metrics.prompt_tokens += call.prompt_tokens
-        out.append(AcceptCall(request=call.request))
+        call.listener.on_accepted(call, out)
         deliver_held(call, out)
 
 

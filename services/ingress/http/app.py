@@ -125,7 +125,7 @@ class App:
         name = exchange.request.path[len(_MODELS) :]
         if not name:
             raise unknown_model(name)
-        self._answer(exchange, _encode(self._models.card(self._models.get(name))))
+        self._answer(exchange, _encode(self._models.card_of(name)))
 
     def _tokenize(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, tokenize(exchange.request.body, self._models))

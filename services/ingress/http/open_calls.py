@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from millrace.actor.effects import Effect
 from millrace.telemetry.tracecontext import (
     TraceContext,
@@ -22,11 +23,13 @@ from millrace.telemetry.tracecontext import (
     sample,
 )
 
+from services.ingress.api.cascade_reports import answering_headers
+from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.errors import SERVER, ApiError, refusal
 from services.ingress.api.models import ModelRegistry
-from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call, refuse_hopeless
+from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
 from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
-from services.ingress.api.streams import ChatStream, CompletionStream, EventStream, ResponseHead, error_event
+from services.ingress.api.streams import COMMENT, ChatStream, CompletionStream, EventStream, ResponseHead, error_event
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
 from services.ingress.api.tool_stream import ToolChatStream
 from services.ingress.api.tools import ToolMode
@@ -39,6 +42,7 @@ from services.ingress.calls.messages import (
     CompleteCall,
     DeliverDeltas,
     FailCall,
+    KeepAlive,
     RefuseCall,
 )
 from services.ingress.http.exchange import DisconnectReason, Exchange
@@ -50,9 +54,13 @@ _BEARER = re.compile(rb"(?i:bearer) +(\S+)")
 
 
 class ResponseView:
-    """One call as the client sees it. ``stream`` or ``whole`` is set, as the client asked."""
+    """One call as the client sees it. ``stream`` or ``collected`` is set, as the client asked.
 
-    __slots__ = ("collected", "dirty", "exchange", "headers", "path", "pending", "stream")
+    Attributes:
+        shape: Of a cascade's call until it is known which model answers: sets one of the two for that model.
+    """
+
+    __slots__ = ("collected", "dirty", "exchange", "headers", "path", "pending", "shape", "stream")
 
     def __init__(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]]) -> None:
         self.exchange = exchange
@@ -60,6 +68,7 @@ class ResponseView:
         self.headers = headers
         self.stream: EventStream | None = None
         self.collected: CollectedResponse | None = None
+        self.shape: Callable[[str], None] | None = None
         self.pending: list[bytes] = []
         self.dirty = False
 
@@ -116,6 +125,7 @@ class OpenCalls:
         """Handlers by which the runtime carries out the core's own effects."""
         return {
             AcceptCall: self._accept,
+            KeepAlive: self._keep_alive,
             DeliverDeltas: self._deltas,
             CompleteCall: self._complete,
             RefuseCall: self._refuse,
@@ -134,25 +144,29 @@ class OpenCalls:
             ApiError: what the client has to change (where tokenising needed no thread).
         """
         if parsed.token_ids is not None:
-            self._start(exchange, path, parsed, parsed.token_ids, holder)
+            self._start(exchange, path, parsed, [parsed.token_ids] * len(parsed.variants), holder)
             return
-        refuse_hopeless(parsed, self._models.limit(parsed.model))
-        texts = parsed.texts or []
-        if sum(map(len, texts)) > LOOP_CHARACTERS_MAX:
+        parsed = able_variants(parsed, self._models.limit)
+        if sum(len(text) for each in distinct(parsed) for text in each.texts or []) > LOOP_CHARACTERS_MAX:
             task = asyncio.get_running_loop().create_task(self._submit_later(exchange, path, parsed, holder))
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
             return
-        encode = parsed.model.tokenizer.encode
-        self._start(exchange, path, parsed, [encode(text, special=parsed.special) for text in texts], holder)
+        ids = {
+            each.key: [each.model.tokenizer.encode(text, special=each.special) for text in each.texts or []]
+            for each in distinct(parsed)
+        }
+        self._start(exchange, path, parsed, [ids[each.key] for each in parsed.variants], holder)
 
     async def _submit_later(self, exchange: Exchange, path: str, parsed: ParsedRequest, holder: KeyHolder) -> None:
-        encode = parsed.model.tokenizer.encode_off_loop
-        prompts = [await encode(text, special=parsed.special) for text in parsed.texts or []]
+        ids = {}
+        for each in distinct(parsed):
+            encode = each.model.tokenizer.encode_off_loop
+            ids[each.key] = [await encode(text, special=each.special) for text in each.texts or []]
         if exchange.closed:
             return
         try:
-            self._start(exchange, path, parsed, prompts, holder)
+            self._start(exchange, path, parsed, [ids[each.key] for each in parsed.variants], holder)
         except ApiError as error:
             self.answer_error(exchange, path, error)
 
@@ -164,7 +178,7 @@ class OpenCalls:
             self.answer_error(exchange, path, ApiError(500, "Internal error.", kind=SERVER))
 
     def _start(
-        self, exchange: Exchange, path: str, parsed: ParsedRequest, prompts: list[list[int]], holder: KeyHolder
+        self, exchange: Exchange, path: str, parsed: ParsedRequest, prompts: list[list[list[int]]], holder: KeyHolder
     ) -> None:
         request = self.next_id()
         trace, parent = self._trace(exchange)
@@ -175,12 +189,22 @@ class OpenCalls:
             traceparent=format_traceparent(trace),
             parent_span_id=parent,
         )
-        call = build_call(parsed, prompts, caller, self._models.limit(parsed.model))
+        call = build_any_call(parsed, prompts, caller, self._models.limit)
         view = ResponseView(exchange, path, [(b"x-request-id", client_id(exchange) or request.encode())])
-        self._shape(view, parsed, call)
+        if parsed.members:
+            view.shape = lambda model: self._shape_member(view, parsed, call, model)
+        else:
+            self._shape(view, parsed, call)
         self._views[request] = view
         exchange.on_gone = lambda reason: self._abandon(request, reason)
         self._deliver(CallSubmitted(call=call), call.traceparent)
+
+    def _shape_member(self, view: ResponseView, parsed: ParsedRequest, call: Call, model: str) -> None:
+        """Choose it for the model of a cascade that answers."""
+        view.shape = None
+        member = next(member for member in parsed.members if member.model.name == model)
+        prompts = next(of.prompts for of in call.members if of.model == model)
+        self._shape(view, member, msgspec.structs.replace(call, model=model, prompts=prompts))
 
     def _shape(self, view: ResponseView, parsed: ParsedRequest, call: Call) -> None:
         """Choose what turns deltas into bytes."""
@@ -221,9 +245,26 @@ class OpenCalls:
 
     def _accept(self, effect: AcceptCall) -> None:
         view = self._views.get(effect.request)
-        if view is not None and view.stream is not None:
-            self._metrics.responses.add(view.path, "200")
-            view.exchange.start_stream(view.headers, view.stream.opening())
+        if view is None:
+            return
+        if effect.answering is not None and view.shape is not None:
+            view.shape(effect.answering.model)
+            view.headers = view.headers + answering_headers(effect.answering)
+        if view.stream is not None:
+            self._open_stream(view, view.stream.opening())
+
+    def _open_stream(self, view: ResponseView, events: bytes) -> None:
+        """Send the first events, after the head where comments have not opened the stream before."""
+        if view.exchange.streaming:
+            view.exchange.write(events)
+            return
+        self._metrics.responses.add(view.path, "200")
+        view.exchange.start_stream(view.headers, events)
+
+    def _keep_alive(self, effect: KeepAlive) -> None:
+        view = self._views.get(effect.request)
+        if view is not None:
+            self._open_stream(view, COMMENT)
 
     def _deltas(self, effect: DeliverDeltas) -> None:
         view = self._views.get(effect.request)
@@ -233,6 +274,8 @@ class OpenCalls:
             assert view.collected is not None
             view.collected.deltas(effect.deltas)
             return
+        if effect.report is not None:
+            view.stream.tell(effect.report)
         events = view.stream.deltas(effect.deltas, effect.usage)
         if events:
             view.pending.append(events)
@@ -262,7 +305,7 @@ class OpenCalls:
             return
         assert view.collected is not None
         self._metrics.responses.add(view.path, "200")
-        view.exchange.respond(200, view.collected.body(effect.usage), headers=view.headers)
+        view.exchange.respond(200, view.collected.body(effect.usage, effect.report), headers=view.headers)
 
     def _refuse(self, effect: RefuseCall) -> None:
         error = refusal(effect.kind, effect.detail, effect.param, effect.retry_after_s)

@@ -1,17 +1,17 @@
-"""Delivery of deltas to the HTTP adapter."""
+"""Delivery of deltas to whom a call belongs."""
 
 from __future__ import annotations
 
 from millrace.actor.effects import Effect
 
-from services.ingress.calls.messages import ChoiceDelta, DeliverDeltas
+from services.ingress.calls.messages import ChoiceDelta
 from services.ingress.calls.open_call import OpenCall
 
 
 def deliver(call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
-    """Hand deltas to the adapter, or hold them until the call is accepted (as few as its choices' chunks)."""
+    """Hand deltas to the call's listener, or hold them until the call is accepted (as few as its choices' chunks)."""
     if call.accepted:
-        out.append(DeliverDeltas(request=call.request, deltas=deltas, usage=call.usage()))
+        call.listener.on_deltas(call, deltas, out)
     else:
         call.held += deltas
 

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 import msgspec
+from millrace.judging.confidence import ConfidenceModel
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -75,14 +76,16 @@ class Vocabulary:
 
 
 class TextModel(msgspec.Struct, frozen=True):
-    """Properties of a model by which the core turns tokens into text and sees that a log has ended.
+    """Properties of a model by which the core turns tokens into text, sees that a log has ended, and judges answers.
 
     Attributes:
         eos_token_ids: Ids that end a sequence unless ``ignore_eos``.
+        judge: Fitted confidence judge of its answers; None for none.
     """
 
     vocabulary: Vocabulary
     eos_token_ids: frozenset[int] = frozenset()
+    judge: ConfidenceModel | None = None
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):

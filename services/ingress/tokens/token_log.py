@@ -77,6 +77,9 @@ def take_chunk(
         log += token_ids
         sequence.call.output_tokens += fresh
         metrics.output_tokens += fresh
+        if sequence.evidence is not None:
+            sequence.evidence.take(logprobs, fresh)
+            sequence.call.listener.on_tokens(sequence.call)
     if sequence.output.lazy and finish is None:
         if logprobs is not None:
             sequence.output.held_logprobs += _delta_logprobs(state, sequence, logprobs) or []
@@ -105,6 +108,8 @@ def _detokenize(
         surplus = len(token_ids) - text.tokens_used
         if surplus:
             del sequence.log[-surplus:]
+            if sequence.evidence is not None:
+                sequence.evidence.drop(surplus)
             sequence.call.output_tokens -= surplus
             fresh -= surplus
             shown = shown if shown is None else shown[:fresh]
@@ -152,7 +157,7 @@ def _hold(sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None
         len(sequence.log),
         output.finish_reason,
         output.stop_reason,
-        output.held_logprobs if sequence.sampling.logprobs is not None else None,
+        output.held_logprobs if sequence.told_logprobs is not None else None,
     )
 
 
@@ -177,7 +182,8 @@ def _note_first(state: IngressState, sequence: OpenSequence, cached_tokens: int 
         return
     if not call.first_token_ns:
         call.first_token_ns = state.now_ns
-        state.metrics.ttft.observe(state.now_ns - call.arrival_ns)
+        if call.listener.is_client:
+            state.metrics.ttft.observe(state.now_ns - call.arrival_ns)
     if (
         cached_tokens and cached_tokens > 0 and sequence.index % call.call.n == 0
     ):  # prompts count once, so do their cached tokens
@@ -187,7 +193,7 @@ def _note_first(state: IngressState, sequence: OpenSequence, cached_tokens: int 
 def _delta_logprobs(
     state: IngressState, sequence: OpenSequence, logprobs: list[TokenLogprobs]
 ) -> list[DeltaLogprob] | None:
-    count = sequence.sampling.logprobs
+    count = sequence.told_logprobs
     if count is None:
         return None
     vocabulary = state.models[sequence.call.call.model].vocabulary

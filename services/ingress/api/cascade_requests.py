@@ -1,0 +1,98 @@
+"""Requests to cascades: one Call with the request as each model takes it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from services.ingress.api.errors import ApiError
+from services.ingress.api.models import ServedModel
+from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call, refuse_hopeless
+from services.ingress.api.requests import ChatRequest, Shared
+from services.ingress.api.tools import ToolMode
+from services.ingress.calls.messages import Call, CascadeOptions, MemberCall
+
+#: Bytes of the rendered prompt that judges get; its end is kept.
+JUDGED_PROMPT_BYTES_MAX = 65_536
+
+
+def able_variants(parsed: ParsedRequest, limit: Callable[[ServedModel], int]) -> ParsedRequest:
+    """The request without the models that its prompt cannot fit, however it is tokenised.
+
+    Raises:
+        ApiError: 400 where it fits none.
+    """
+    if not parsed.members:
+        refuse_hopeless(parsed, limit(parsed.model))
+        return parsed
+    fit, refusals = [], []
+    for member in parsed.members:
+        try:
+            refuse_hopeless(member, limit(member.model))
+            fit.append(member)
+        except ApiError as error:
+            refusals.append(error)
+    if not fit:
+        raise refusals[-1]
+    return msgspec.structs.replace(parsed, members=tuple(fit))
+
+
+def build_any_call(
+    parsed: ParsedRequest, prompts: Sequence[list[list[int]]], caller: Caller, limit: Callable[[ServedModel], int]
+) -> Call:
+    """The finished call.
+
+    Args:
+        prompts: Token ids for each variant of the request.
+        limit: Length bound of a model now, tokens.
+
+    Raises:
+        ApiError: 400 where no model can take it.
+    """
+    if not parsed.members:
+        return build_call(parsed, prompts[0], caller, limit(parsed.model))
+    calls, members, refusals = [], [], []
+    for member, ids in zip(parsed.members, prompts, strict=True):
+        try:
+            call = build_call(member, ids, caller, limit(member.model))
+        except ApiError as error:
+            refusals.append(error)
+        else:
+            calls.append(call)
+            members.append(_member(member, call))
+    if not calls:
+        raise refusals[-1]
+    return msgspec.structs.replace(calls[0], model=parsed.cascade, members=members, cascade=_options(parsed.request))
+
+
+def _member(parsed: ParsedRequest, call: Call) -> MemberCall:
+    texts = parsed.texts or []
+    tools = parsed.request.tools if isinstance(parsed.request, ChatRequest) else None
+    offered = tools if tools and parsed.tools.mode is not ToolMode.NONE else []
+    return MemberCall(
+        model=parsed.model.name,
+        prompts=call.prompts,
+        sampling=call.sampling,
+        prompt_head=call.prompt_head,
+        prompt=_end_of(texts[0]) if len(texts) == 1 else "",
+        tools=[tool.function.name for tool in offered],
+    )
+
+
+def _end_of(text: str) -> str:
+    if len(text) * 4 <= JUDGED_PROMPT_BYTES_MAX:
+        return text
+    return text.encode("utf-8", "replace")[-JUDGED_PROMPT_BYTES_MAX:].decode("utf-8", "ignore")
+
+
+def _options(request: Shared) -> CascadeOptions:
+    wishes = request.cascade
+    if wishes is None:
+        return CascadeOptions()
+    return CascadeOptions(
+        quality=wishes.quality,
+        max_tier=wishes.max_tier,
+        entry_tier=wishes.entry_tier,
+        early_commit=wishes.stream == "early_commit",
+    )

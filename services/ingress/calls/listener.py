@@ -1,0 +1,77 @@
+"""Listener of a call: who is told of its course. The HTTP adapter, or the cascade that the call is an attempt of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from millrace.actor.effects import Effect
+
+from services.ingress.calls.limits import Refusal
+from services.ingress.calls.messages import AcceptCall, ChoiceDelta, CompleteCall, DeliverDeltas, FailCall, RefuseCall
+
+if TYPE_CHECKING:
+    from services.ingress.calls.open_call import OpenCall
+
+
+class Listener(Protocol):
+    """Receiver of what becomes of one call.
+
+    Attributes:
+        is_client: The call is a client's own: it counts in admission, and in the latencies that clients see.
+    """
+
+    @property
+    def is_client(self) -> bool: ...
+
+    def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
+        """Every sequence was accepted by an instance."""
+        ...
+
+    def on_tokens(self, call: OpenCall) -> None:
+        """Tokens of a judged call arrived; they need not give a delta."""
+        ...
+
+    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
+        """New text, between acceptance and end."""
+        ...
+
+    def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
+        """Every choice ended."""
+        ...
+
+    def on_failed(self, call: OpenCall, refusal: Refusal, out: list[Effect]) -> None:
+        """The call cannot be served; ``call.accepted`` says whether it was refused or failed."""
+        ...
+
+
+class ClientListener:
+    """The HTTP adapter, told by effects."""
+
+    is_client = True
+
+    def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
+        out.append(AcceptCall(request=call.request))
+
+    def on_tokens(self, call: OpenCall) -> None:
+        """Nothing: clients see deltas."""
+
+    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
+        out.append(DeliverDeltas(request=call.request, deltas=deltas, usage=call.usage()))
+
+    def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
+        out.append(CompleteCall(request=call.request, usage=call.usage()))
+
+    def on_failed(self, call: OpenCall, refusal: Refusal, out: list[Effect]) -> None:
+        out.append(failure(call.request, refusal, accepted=call.accepted))
+
+
+def failure(request: str, refusal: Refusal, *, accepted: bool) -> Effect:
+    """The effect that ends a call which cannot be served."""
+    kind, detail, param = refusal.kind, refusal.detail, refusal.param
+    if accepted:
+        return FailCall(request=request, kind=kind, detail=detail, param=param)
+    return RefuseCall(request=request, kind=kind, detail=detail, param=param, retry_after_s=refusal.retry_after_s)
+
+
+#: The HTTP adapter.
+CLIENT = ClientListener()

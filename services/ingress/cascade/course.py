@@ -1,0 +1,313 @@
+"""Course of a cascade's call: reactions to the events of ``cascade/lifecycle.py``, and the end of the call.
+
+Events of attempts are collected while a message is handled and settled after it (``settle``): an attempt may then be
+cancelled without disturbing the token ingest that noticed the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from millrace.actor.effects import Effect, Log
+from millrace.contracts.cascade import CascadePlan
+
+from services.ingress.calls.completion import abandon
+from services.ingress.calls.limits import Refusal
+from services.ingress.calls.messages import Call, CallAbandoned, RefusalKind
+from services.ingress.cascade import ending
+from services.ingress.cascade.attempts import (
+    is_last,
+    may_follow,
+    next_tier,
+    planned_threshold,
+    planned_tiers,
+    rejection_bound,
+    start_attempt,
+    threshold_now,
+    usable_tiers,
+)
+from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView
+from services.ingress.cascade.judgement import ask_judge, out_of_reach, score_by_confidence, take_answer, wants_judge
+from services.ingress.cascade.lifecycle import (
+    AnswerCompleted,
+    AnswerScored,
+    AttemptFailed,
+    CascadeEvent,
+    CascadeGuard,
+    CascadePhase,
+    CascadeReaction,
+    ClientGone,
+    DeliveryReason,
+    JudgementGivenUp,
+    ScoreOutOfReach,
+    TextReady,
+)
+from services.ingress.cascade.open_cascade import OpenCascade
+from services.ingress.pending import PendingJudge
+from services.ingress.state import IngressState
+
+
+def open_cascade(state: IngressState, call: Call, out: list[Effect]) -> None:
+    """Open an admitted call of a cascade and start its first attempt."""
+    served = state.cascades.get(call.model)
+    assert served is not None
+    parent = OpenCascade(call, served, state.now_ns, call.timeout_ns or state.times.call_timeout)
+    state.parents[call.request] = parent
+    usable = usable_tiers(state, parent) or [
+        tier for tier in planned_tiers(parent) if state.cluster.expects(served.plan.tiers[tier].model)
+    ]
+    if not usable:
+        detail = f"The model {call.model} cannot be served: no tier of it has an instance now."
+        parent.refusal = Refusal(RefusalKind.NO_INSTANCE, detail, "", 1.0)
+        ending.refuse(state, parent, out)
+        return
+    view = EntryView(
+        usable=tuple(usable),
+        given=call.cascade.entry_tier,
+        prompt_tokens=sum(map(len, call.prompts)),
+        prompt_head=call.prompt_head,
+    )
+    decision = ENTRY_POLICIES[served.config.entry](view)
+    parent.entry = decision.reason
+    start_attempt(state, parent, decision.tier, out)
+
+
+def take_cascade_plan(state: IngressState, key: str, plan: CascadePlan | None, out: list[Effect]) -> None:
+    """A published plan is new, changed or gone."""
+    fault = state.cascades.take(key, plan)
+    if fault:
+        out.append(Log(level="error", event="cascade_refused", fields={"key": key, "reason": fault}))
+
+
+# Events.
+
+
+def abandon_call(state: IngressState, body: CallAbandoned, out: list[Effect]) -> None:
+    """The client of a call left, of a cascade's or of a model's; the call may have ended meanwhile."""
+    call, parent = state.calls.get(body.request), state.parents.get(body.request)
+    if call is not None:
+        abandon(state, call, body.reason, out)
+    elif parent is not None:
+        fire(state, parent, ClientGone(body.reason), out)
+
+
+def settle(state: IngressState, out: list[Effect]) -> None:
+    """Handle what attempts did in this message, and send what is due to clients."""
+    while state.unsettled:
+        _, parent = state.unsettled.popitem()
+        _look_at_progress(state, parent, out)
+        while parent.events:
+            attempt, event = parent.events.popleft()
+            if parent.phase is not CascadePhase.ENDED and attempt is parent.attempt and not attempt.outcome:
+                fire(state, parent, event, out)
+        if parent.phase is CascadePhase.STREAMING:
+            ending.deliver_deltas(state, parent, out)
+
+
+def _look_at_progress(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+    """Commit or reject an attempt that goes on, by its tokens so far."""
+    progressed, parent.progressed = parent.progressed, False
+    attempt = parent.attempt
+    if not progressed or parent.phase is not CascadePhase.ATTEMPTING:
+        return
+    if attempt.streams:
+        if any(delta.text or delta.finish_reason for delta in attempt.deltas):
+            fire(state, parent, TextReady(attempt.reason), out)
+        return
+    if attempt.request not in state.calls:
+        return  # it is complete: its score decides
+    if attempt.epoch != parent.served.plan.epoch:
+        attempt.epoch, attempt.bound = parent.served.plan.epoch, rejection_bound(state, parent)
+    if _commits_early(state, parent):
+        fire(state, parent, TextReady(DeliveryReason.EARLY_COMMIT), out)
+    elif out_of_reach(state, attempt) and next_tier(state, parent)[0] is not None:
+        fire(state, parent, ScoreOutOfReach(), out)
+
+
+def _commits_early(state: IngressState, parent: OpenCascade) -> bool:
+    attempt, config = parent.attempt, parent.served.config
+    if not parent.call.cascade.early_commit or attempt.call is None or not attempt.deltas:
+        return False
+    if min(len(sequence.log) for sequence in attempt.call.sequences) < config.early_commit_tokens:
+        return False
+    score_by_confidence(state, attempt)
+    return attempt.score is not None and attempt.score >= max(config.early_commit_score, threshold_now(state, parent))
+
+
+def take_judgement(state: IngressState, pending: PendingJudge, answer: Any, out: list[Effect]) -> None:
+    """Handle the answer of a judge, or the lack of one (None)."""
+    take_answer(state, pending, answer, out)
+    _scored(state, pending.cascade, out)
+
+
+def interrupt(state: IngressState, out: list[Effect]) -> None:
+    """This ingress stops: calls whose answer is being judged deliver it; open attempts were failed already."""
+    for parent in list(state.parents.values()):
+        if parent.phase is CascadePhase.JUDGING:
+            fire(state, parent, JudgementGivenUp(), out)
+
+
+def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent, out: list[Effect]) -> None:
+    """Advance a call by an event and carry out the reaction.
+
+    Raises:
+        CascadeTransitionRefused: the event cannot happen in its state.
+    """
+    attempt = parent.attempt
+    if isinstance(event, AnswerCompleted):
+        attempt.outcome, attempt.ended_ns = "complete", state.now_ns
+    elif isinstance(event, AttemptFailed):
+        attempt.outcome, attempt.ended_ns, attempt.detail = "failed", state.now_ns, event.refusal.detail
+        parent.refusal = event.refusal
+    transition = parent.advance(event, lambda guard: _holds(state, parent, event, guard))
+    REACTIONS[transition.reaction](state, parent, event, out)
+
+
+def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard: CascadeGuard) -> bool:
+    match guard:
+        case CascadeGuard.LAST_TIER:
+            return is_last(parent)
+        case CascadeGuard.GOOD_ENOUGH:
+            return _acceptance(parent) is not None
+        case CascadeGuard.NEXT_TIER:
+            open_way = not isinstance(event, AttemptFailed) or may_follow(event.refusal)
+            return open_way and next_tier(state, parent)[0] is not None
+        case CascadeGuard.HAS_ANSWER:
+            return parent.best() is not None
+        case CascadeGuard.ALWAYS:
+            return True
+
+
+def _acceptance(parent: OpenCascade) -> DeliveryReason | None:
+    """Why the scored answer is delivered; None where it is not."""
+    attempt = parent.attempt
+    if attempt.score is None:
+        return DeliveryReason.NOT_JUDGED if parent.served.config.without_score == "accept" else None
+    assert attempt.threshold is not None
+    if attempt.score >= planned_threshold(parent):
+        return DeliveryReason.SCORE
+    return DeliveryReason.ESCALATION_BUDGET if attempt.score >= attempt.threshold else None
+
+
+# Reactions.
+
+
+def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted, out: list[Effect]) -> None:
+    """Score the answer: here, or by its judge where the score can change anything."""
+    score_by_confidence(state, parent.attempt)
+    open_choice = next_tier(state, parent)[0] is not None or len(parent.attempts) > 1
+    if open_choice and wants_judge(state, parent):
+        member = next(m for m in parent.call.members if m.model == parent.attempt.model)
+        ask_judge(state, parent, member, out)
+    else:
+        _scored(state, parent, out)
+
+
+def _scored(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+    attempt = parent.attempt
+    attempt.threshold, attempt.epoch = threshold_now(state, parent), parent.served.plan.epoch
+    parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
+    fire(state, parent, AnswerScored(), out)
+
+
+def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | AttemptFailed, out: list[Effect]) -> None:
+    """Start the next tier's attempt."""
+    position, _ = next_tier(state, parent)
+    assert position is not None
+    attempt = parent.attempt
+    if attempt.outcome == "complete":
+        attempt.outcome = "rejected"
+    why = "score" if attempt.outcome == "rejected" else attempt.outcome
+    state.metrics.escalations.add(parent.call.model, why)
+    ending.record_attempt(parent, attempt, out)
+    start_attempt(state, parent, position, out)
+
+
+def reject_early(state: IngressState, parent: OpenCascade, event: ScoreOutOfReach, out: list[Effect]) -> None:
+    """Cancel an attempt that cannot reach its threshold, and escalate."""
+    attempt = parent.attempt
+    assert attempt.call is not None
+    score_by_confidence(state, attempt)
+    attempt.threshold, attempt.epoch = threshold_now(state, parent), parent.served.plan.epoch
+    parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
+    abandon(state, attempt.call, "rejected_early", out)
+    attempt.outcome, attempt.ended_ns = "rejected_early", state.now_ns
+    attempt.deltas = []
+    state.metrics.escalations.add(parent.call.model, "rejected_early")
+    ending.record_attempt(parent, attempt, out)
+    position, _ = next_tier(state, parent)
+    assert position is not None
+    start_attempt(state, parent, position, out)
+
+
+def commit(state: IngressState, parent: OpenCascade, event: TextReady, out: list[Effect]) -> None:
+    """It is settled who answers: tokens go to the client from now on."""
+    parent.attempt.reason = event.reason
+    ending.accept(state, parent, parent.attempt, out)
+
+
+def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | AnswerScored, out: list[Effect]) -> None:
+    """Deliver the current attempt's answer whole."""
+    attempt = parent.attempt
+    if isinstance(event, AnswerCompleted):
+        score_by_confidence(state, attempt)
+        attempt.reason = DeliveryReason.LAST_TIER
+    else:
+        attempt.reason = _acceptance(parent) or attempt.reason
+    ending.accept(state, parent, attempt, out)
+    ending.complete(state, parent, attempt, out)
+
+
+def deliver_best(state: IngressState, parent: OpenCascade, event: Any, out: list[Effect]) -> None:
+    """Deliver the best answer so far: nothing better can come."""
+    best = parent.best()
+    assert best is not None
+    if parent.attempt.outcome == "complete" and parent.attempt is not best:
+        parent.attempt.outcome = "rejected"
+    best.reason = _why_best(state, parent, event)
+    ending.accept(state, parent, best, out)
+    ending.complete(state, parent, best, out)
+
+
+def _why_best(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> DeliveryReason:
+    if isinstance(event, AttemptFailed):
+        late = event.refusal.kind in (RefusalKind.TIMEOUT, RefusalKind.STOPPING)
+        return DeliveryReason.INTERRUPTED if late else DeliveryReason.TIER_UNAVAILABLE
+    if not isinstance(event, AnswerScored):
+        return DeliveryReason.INTERRUPTED
+    return next_tier(state, parent)[1]
+
+
+def complete(state: IngressState, parent: OpenCascade, event: AnswerCompleted, out: list[Effect]) -> None:
+    """The attempt that streams has ended."""
+    score_by_confidence(state, parent.attempt)
+    ending.complete(state, parent, parent.attempt, out)
+
+
+def fail(state: IngressState, parent: OpenCascade, event: AttemptFailed, out: list[Effect]) -> None:
+    """No attempt can answer, or the one that streams broke off."""
+    ending.refuse(state, parent, out)
+
+
+def leave(state: IngressState, parent: OpenCascade, event: ClientGone, out: list[Effect]) -> None:
+    """The client is gone: the attempt and the question to the judge go with it."""
+    attempt = parent.attempt
+    if attempt.call is not None and attempt.request in state.calls:
+        abandon(state, attempt.call, event.reason, out)
+        attempt.outcome, attempt.ended_ns = "cancelled", state.now_ns
+    ending.abandon(state, parent, event.reason, out)
+
+
+#: Each has the signature (state, parent, event, out); the event is of the type that the table's rows name.
+REACTIONS: Mapping[CascadeReaction, Callable[[IngressState, OpenCascade, Any, list[Effect]], None]] = {
+    CascadeReaction.JUDGE: judge,
+    CascadeReaction.DELIVER: deliver,
+    CascadeReaction.DELIVER_BEST: deliver_best,
+    CascadeReaction.ESCALATE: escalate,
+    CascadeReaction.REJECT_EARLY: reject_early,
+    CascadeReaction.COMMIT: commit,
+    CascadeReaction.COMPLETE: complete,
+    CascadeReaction.FAIL: fail,
+    CascadeReaction.ABANDON: leave,
+}

@@ -1,0 +1,196 @@
+"""Delivery and end of a cascade's call. Every admitted one leaves through ``_close``, exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from millrace.actor.effects import Effect, Log, Publish, RecordSpan
+from millrace.contracts.observers import RequestFinished
+
+from services.ingress.calls.listener import failure
+from services.ingress.calls.messages import AcceptCall, AnsweringTier, CompleteCall, DeliverDeltas, KeepAlive, Usage
+from services.ingress.cascade.lifecycle import CascadePhase
+from services.ingress.cascade.open_cascade import Attempt, OpenCascade
+from services.ingress.state import IngressState
+from services.ingress.times import SECOND_NS
+
+_encode = msgspec.json.Encoder().encode
+
+
+def keep_alive(state: IngressState, out: list[Effect]) -> None:
+    """Send a comment in each stream that has been quiet for too long."""
+    for parent in state.parents.values():
+        waits = parent.call.stream and parent.phase in (CascadePhase.ATTEMPTING, CascadePhase.JUDGING)
+        if waits and state.now_ns - parent.quiet_ns >= parent.served.config.keep_alive_s * SECOND_NS:
+            parent.quiet_ns = state.now_ns
+            out.append(KeepAlive(request=parent.request))
+
+
+def accept(state: IngressState, parent: OpenCascade, answering: Attempt, out: list[Effect]) -> None:
+    """Tell the client who answers."""
+    parent.first_ns = state.now_ns
+    state.metrics.ttft.observe(state.now_ns - parent.arrival_ns)
+    tier = AnsweringTier(answering.tier, answering.model, answering.score)
+    out.append(AcceptCall(request=parent.request, answering=tier))
+
+
+def deliver_deltas(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+    """Send what the attempt that streams has generated."""
+    attempt = parent.attempt
+    if attempt.deltas:
+        deltas, attempt.deltas = attempt.deltas, []
+        out.append(DeliverDeltas(request=parent.request, deltas=deltas, usage=attempt.usage()))
+
+
+def complete(state: IngressState, parent: OpenCascade, delivered: Attempt, out: list[Effect]) -> None:
+    """Deliver the rest of an answer, and end the call."""
+    delivered.outcome = "delivered"
+    state.metrics.e2e.observe(state.now_ns - parent.arrival_ns)
+    state.metrics.deliveries.add(parent.call.model, delivered.reason.value)
+    report, usage = parent.report(delivered), delivered.usage()
+    deltas, delivered.deltas = delivered.deltas, []
+    out.append(DeliverDeltas(request=parent.request, deltas=deltas, usage=usage, report=report))
+    out.append(CompleteCall(request=parent.request, usage=usage, report=report))
+    _close(state, parent, "completed", "", out, delivered=delivered)
+
+
+def refuse(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+    """End a call that no attempt can answer any more."""
+    refusal = parent.refusal
+    assert refusal is not None
+    begun = parent.first_ns > 0
+    out.append(failure(parent.request, refusal, accepted=begun))
+    fields = {"kind": refusal.kind.value, "detail": refusal.detail, "attempts": len(parent.attempts)}
+    out.append(Log(level="warning", event="call_failed", fields=fields, request=parent.request))
+    _close(state, parent, "failed" if parent.accepted else "refused", refusal.detail, out)
+
+
+def abandon(state: IngressState, parent: OpenCascade, reason: str, out: list[Effect]) -> None:
+    """End a call whose client left."""
+    _close(state, parent, "cut" if reason == "slow_reader" else "cancelled", reason, out)
+
+
+def _close(
+    state: IngressState,
+    parent: OpenCascade,
+    outcome: str,
+    detail: str,
+    out: list[Effect],
+    *,
+    delivered: Attempt | None = None,
+) -> None:
+    """Release what the call was counted with; publish its outcome and record its spans."""
+    del state.parents[parent.request]
+    state.pending.pop(parent.asking, None)
+    parent.asking = ""
+    state.admission.release(parent.call, parent.choices, _charged(parent), state.now_ns)
+    state.metrics.calls_open = state.admission.calls_open
+    state.metrics.sequences_open = state.admission.sequences_open
+    state.metrics.calls.add(parent.call.model, outcome)
+    for attempt in parent.attempts:
+        if attempt.outcome == "complete":
+            attempt.outcome = "rejected" if delivered is not None else "cancelled"
+        state.metrics.attempts.add(parent.call.model, attempt.model, attempt.outcome)
+    if parent.attempts:
+        record_attempt(parent, parent.attempt, out)
+    if parent.accepted:
+        out.append(_outcome(state, parent, outcome, detail, delivered))
+    _end_span(state, parent, outcome, detail, delivered, out)
+
+
+def _charged(parent: OpenCascade) -> int:
+    """Tokens of all attempts, but for the prompts that admission has charged."""
+    usages = [attempt.usage() for attempt in parent.attempts]
+    return sum(u.completion_tokens for u in usages) + sum(u.prompt_tokens for u in usages[1:])
+
+
+def _outcome(state: IngressState, parent: OpenCascade, outcome: str, detail: str, delivered: Attempt | None) -> Publish:
+    call = delivered.call if delivered is not None else None
+    usage = delivered.usage() if delivered is not None else Usage(0, 0)
+    calls = [attempt.call for attempt in parent.attempts if attempt.call is not None]
+    return Publish(
+        subject=state.subjects.outcome(parent.call.model),
+        body=RequestFinished(
+            request=parent.request,
+            model=parent.call.model,
+            outcome=outcome,
+            ingress=state.name,
+            key=parent.call.key,
+            detail=detail,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=[] if call is None else [len(s.log) for s in call.sequences],
+            finish_reasons=[] if call is None else [s.output.finish_reason for s in call.sequences],
+            continuations=sum(c.continuations for c in calls),
+            migrations=sum(c.migrations for c in calls),
+            arrival_ns=parent.arrival_ns,
+            ttft_ns=parent.first_ns - parent.arrival_ns if parent.first_ns else None,
+            e2e_ns=state.now_ns - parent.arrival_ns,
+            attempts=[attempt.told() for attempt in parent.attempts],
+            reason=delivered.reason.value if delivered is not None else "",
+        ),
+        request=parent.request,
+        traceparent=parent.call.traceparent,
+    )
+
+
+# Spans: ``ingress`` at the root, an ``attempt`` for each child call below it.
+
+
+def record_attempt(parent: OpenCascade, attempt: Attempt, out: list[Effect]) -> None:
+    """Record the span of an attempt that is settled; the spans of its dispatch and decoding are its children."""
+    if parent.trace is None:
+        return
+    told = attempt.told()
+    attributes: dict[str, Any] = {
+        name: value
+        for name, value in msgspec.structs.asdict(told).items()
+        if value is not None and name not in ("started_ns", "ended_ns")
+    }
+    out.append(
+        RecordSpan(
+            name="attempt",
+            traceparent=attempt.span,
+            parent_span_id=parent.trace.span_id,
+            start_ns=attempt.started_ns,
+            end_ns=attempt.ended_ns or attempt.started_ns,
+            attributes=attributes,
+            error=attempt.detail if attempt.outcome == "failed" else "",
+        )
+    )
+
+
+def _end_span(
+    state: IngressState,
+    parent: OpenCascade,
+    outcome: str,
+    detail: str,
+    delivered: Attempt | None,
+    out: list[Effect],
+) -> None:
+    if parent.trace is None:
+        return
+    attributes: dict[str, Any] = {
+        "request": parent.request,
+        "model": parent.call.model,
+        "key": parent.call.key,
+        "outcome": outcome,
+        "entry": parent.entry,
+        "epoch": parent.served.plan.epoch,
+        "attempts": _encode([attempt.told() for attempt in parent.attempts]).decode(),  # `millrace explain` reads it
+    }
+    if delivered is not None:
+        attributes |= {"delivered": delivered.model, "reason": delivered.reason.value}
+    out.append(
+        RecordSpan(
+            name="ingress",
+            traceparent=parent.call.traceparent,
+            parent_span_id=parent.call.parent_span_id,
+            start_ns=parent.arrival_ns,
+            end_ns=state.now_ns,
+            attributes=attributes,
+            events=[("first_token", parent.first_ns, {})] if parent.first_ns else [],
+            error="" if outcome == "completed" else detail,
+        )
+    )

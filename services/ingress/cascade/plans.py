@@ -1,0 +1,124 @@
+"""Plans of the cascades that an ingress serves: the configured ones, replaced by those that are published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from millrace.contracts.cascade import CascadePlan
+from millrace.contracts.subjects import subject_token
+
+from services.ingress.cascade.budget import EscalationBudget
+from services.ingress.cascade.configured import check_cascade, configured_plan
+from services.ingress.cascade.health import JudgeHealth
+from services.ingress.config import CascadeConfig
+from services.ingress.metrics import LabelledCounter
+
+#: Cascades at once; an operator publishes a handful.
+CASCADES_MAX = 64
+
+
+class ServedCascade:
+    """One cascade with its plan in force.
+
+    Attributes:
+        config: As configured; defaults for a cascade that only a published plan names.
+        health: How its judge has answered.
+    """
+
+    __slots__ = ("_budgets", "config", "health", "plan", "unconfirmed")
+
+    def __init__(self, config: CascadeConfig, plan: CascadePlan) -> None:
+        self.config = config
+        self.plan = plan
+        self.unconfirmed = True  # no published plan is known: any epoch replaces this one
+        self.health = JudgeHealth()
+        self._budgets: dict[str, EscalationBudget] = {}
+
+    def budget(self, model: str) -> EscalationBudget:
+        """Escalations away from one model."""
+        if model not in self._budgets:
+            window_ns = int(self.config.escalation_window_s * 1e9)
+            self._budgets[model] = EscalationBudget(self.config.escalation_share_max, window_ns)
+        return self._budgets[model]
+
+    def position(self, model: str) -> int | None:
+        """Position of a model in the plan in force; None where it has no tier."""
+        return next((i for i, tier in enumerate(self.plan.tiers) if tier.model == model), None)
+
+
+class CascadePlans:
+    """Plans by name of the cascade.
+
+    Attributes:
+        results: Published plans by what became of them: ``taken``, ``outdated`` or ``refused``.
+    """
+
+    def __init__(self, configs: Iterable[CascadeConfig], models: Iterable[str]) -> None:
+        """Start with the configured plans.
+
+        Raises:
+            ConfigError: a cascade is wrong.
+        """
+        self._models = frozenset(models)
+        self._served: dict[str, ServedCascade] = {}
+        self.results = LabelledCounter()
+        self._configs = {config.name: config for config in configs}
+        for config in self._configs.values():
+            check_cascade(config, self._models)
+            if config.tiers:
+                self._served[config.name] = ServedCascade(config, configured_plan(config))
+
+    def get(self, name: str) -> ServedCascade | None:
+        """The cascade of that name."""
+        return self._served.get(name)
+
+    def wants(self, model: str) -> bool:
+        """False for a model that some plan names as a tier and none gives a replica."""
+        tiers = [tier for served in self._served.values() for tier in served.plan.tiers if tier.model == model]
+        return not tiers or any(tier.replicas for tier in tiers)
+
+    @property
+    def served(self) -> Mapping[str, ServedCascade]:
+        """All of them."""
+        return self._served
+
+    def take(self, key: str, plan: CascadePlan | None) -> str:
+        """A published plan is new, changed or gone; returns why it was refused, empty where it was not.
+
+        Nobody deletes plans: one that is gone was lost with the store, and the last one holds until the next.
+        """
+        if plan is None:
+            for name, served in self._served.items():
+                served.unconfirmed |= key == subject_token(name)
+            return ""
+        known = self._served.get(plan.cascade)
+        fault = self._fault(key, plan)
+        if fault:
+            self.results.add("refused")
+            return fault
+        if known is None:
+            config = self._configs.get(plan.cascade, CascadeConfig(name=plan.cascade))
+            known = self._served[plan.cascade] = ServedCascade(config, plan)
+        elif plan.epoch < known.plan.epoch and not known.unconfirmed:
+            self.results.add("outdated")
+            return ""
+        known.plan = plan
+        known.unconfirmed = False
+        self.results.add("taken")
+        return ""
+
+    def confirm_anew(self) -> None:
+        """The bus was away, and the store may have lost the plans: any epoch replaces them."""
+        for served in self._served.values():
+            served.unconfirmed = True
+
+    def _fault(self, key: str, plan: CascadePlan) -> str:
+        if key != subject_token(plan.cascade):
+            return f"key {key} holds the plan of {plan.cascade}"
+        if plan.cascade in self._models:
+            return f"{plan.cascade} is the name of a model"
+        if not any(tier.model in self._models for tier in plan.tiers):
+            return "none of its models is configured here"
+        if plan.cascade not in self._served and len(self._served) >= CASCADES_MAX:
+            return f"{CASCADES_MAX} cascades are served already"
+        return ""

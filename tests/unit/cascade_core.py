@@ -1,0 +1,178 @@
+"""A driver of one IngressActor that serves a cascade of two or three models, one instance each."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+from millrace.actor.effects import Effect, Publish
+from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
+from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.contracts.worker import Sampling, SubmitSequence
+from millrace.judging.confidence import ConfidenceModel
+
+from services.ingress.actor import IngressActor
+from services.ingress.calls.messages import CallSubmitted, CascadeOptions, CascadeReport, CompleteCall, MemberCall
+from services.ingress.config import CascadeConfig, IngressConfig, TierConfig, policy_of
+from services.ingress.metrics import IngressMetrics
+from services.ingress.tokens.detokenizer import TextModel
+from tests.unit.ingress_core import (
+    EOS,
+    MILLISECOND,
+    NO_TAG,
+    PLAIN,
+    START,
+    VOCABULARY,
+    Bench,
+    TransitionLog,
+    chunk,
+    make_call,
+)
+
+CASCADE = "casc"
+MODELS = ("small", "middle", "large")
+ONE = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=1)]
+
+
+def cascade_plan(*thresholds: float, epoch: int = 1, judge: str = "confidence", **fields: Any) -> CascadePlan:
+    """Tiers ``small``, ``middle``, ... with these thresholds."""
+    tiers = [
+        CascadeTier(model=model, threshold=threshold, replicas=ONE)
+        for model, threshold in zip(MODELS, thresholds, strict=False)
+    ]
+    return CascadePlan(**({"cascade": CASCADE, "epoch": epoch, "tiers": tiers, "judge": judge} | fields))
+
+
+class CascadeBench(Bench):
+    """Instances ``w-small``, ``w-middle``, ... of the models of one cascade."""
+
+    def __init__(self, *thresholds: float, judges: dict[str, ConfidenceModel] | None = None, **cascade: Any) -> None:
+        self.names = MODELS[: len(thresholds)]
+        tiers = [TierConfig(model=m, threshold=t) for m, t in zip(self.names, thresholds, strict=True)]
+        config = CascadeConfig(name=CASCADE, tiers=tiers, **cascade)
+        self.config = IngressConfig(tagging=NO_TAG, dispatch=PLAIN, cascades=[config])
+        self.now_ns = START
+        self.metrics = IngressMetrics()
+        judges = judges or {}
+        self.actor = IngressActor(
+            config=self.config,
+            incarnation=7,
+            models={m: TextModel(VOCABULARY, frozenset({EOS}), judges.get(m)) for m in self.names},
+            metrics=self.metrics,
+            rng=Random(1),
+            policy=policy_of(self.config.dispatch),
+        )
+        self.transitions = TransitionLog()
+        self.actor.state.bind(self.transitions.react)
+        self.started = self.actor.start(START)
+        self.effects: list[Effect] = list(self.started)
+        self.model_of = {f"w-{model}": model for model in self.names}
+        self.summary_at = dict.fromkeys(self.model_of, 0)
+        self.incarnations = dict.fromkeys(self.model_of, 1)
+        for name, model in self.model_of.items():
+            self.plan_model(model, name)
+            self.register(name)
+            self.summary(name)
+        self.effects.clear()
+
+    def plan_model(self, model: str, *names: str, epoch: int = 1) -> None:
+        stage = Stage(name="s0", length_min=0, length_max=None, instances=list(names))
+        value = Plan(model=model, epoch=epoch, stages=[stage], coordinator="c0")
+        self.send(KeyChanged(bucket="plan", key=model, value=value, revision=epoch))
+
+    def put(self, plan: CascadePlan | None, key: str = CASCADE) -> list[Effect]:
+        return self.send(KeyChanged(bucket="cascade", key=key, value=plan, revision=1))
+
+    def register(self, name: str, *, max_model_len: int = 4096) -> list[Effect]:
+        record = InstanceRecord(
+            instance=name,
+            incarnation=self.incarnations[name],
+            model=self.model_of[name],
+            engine="modelled",
+            engine_version="1",
+            max_model_len=max_model_len,
+            max_sequences=8,
+            token_budget=512,
+            block_size=16,
+            blocks_total=1000,
+        )
+        return self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
+
+    def summary(self, name: str, **fields: Any) -> list[Effect]:
+        self.summary_at[name] = max(self.summary_at[name] + 1, self.now_ns)
+        counts = (
+            "running",
+            "waiting",
+            "running_tokens",
+            "waiting_prefill_tokens",
+            "preemptions",
+            "output_tokens_total",
+        )
+        values: dict[str, Any] = dict.fromkeys(counts, 0) | {
+            "blocks_free": 1000,
+            "blocks_total": 1000,
+            "block_size": 16,
+        }
+        return self.send(
+            InstanceSummary(
+                instance=name,
+                incarnation=self.incarnations[name],
+                model=self.model_of[name],
+                at_ns=self.summary_at[name],
+                **(values | fields),
+            )
+        )
+
+    def ask(self, request: str = "r", *, options: CascadeOptions | None = None, **fields: Any) -> list[Effect]:
+        """Submits a call of the cascade."""
+        members = [
+            MemberCall(model=model, prompts=[[1, 2, 3]], sampling=Sampling(max_tokens=50), prompt="bcd")
+            for model in fields.pop("members", self.names)
+        ]
+        values = {"model": CASCADE, "members": members, "stream": False, "cascade": options or CascadeOptions()}
+        return self.send(CallSubmitted(call=make_call(request, **(values | fields))))
+
+    def attempts(self) -> list[tuple[str, str]]:
+        """(sequence, instance) of each submission."""
+        return [(s.body.sequence, s.subject.split(".")[-2]) for s in self.submissions()]
+
+    def answer(
+        self, text: str, logprob: float, *, first_index: int = 0, end: bool = True, choice: int = 0
+    ) -> list[Effect]:
+        """The newest attempt's engine generates text with this log-probability per token."""
+        request = [s for s in self.submissions() if s.body.sequence.endswith(f".{choice}")][-1]
+        assert isinstance(request.body, SubmitSequence)
+        name, body = request.subject.split(".")[-2], request.body
+        if request.correlation in self.actor.state.pending:
+            self.accept(request)
+        logprobs = [TokenLogprobs(token_ids=[0], logprobs=[logprob], rank=1) for _ in text]
+        finish = FinishReason.STOP if end else None
+        return self.tokens(
+            name,
+            chunk(text, first_index, epoch=body.epoch, sequence=body.sequence, finish=finish, logprobs=logprobs),
+        )
+
+    def report(self, request: str = "r") -> CascadeReport:
+        (done,) = [e for e in self.made(CompleteCall) if e.request == request]
+        assert done.report is not None
+        return done.report
+
+    def outcomes(self) -> list[RequestFinished]:
+        return [e.body for e in self.effects if isinstance(e, Publish) and isinstance(e.body, RequestFinished)]
+
+    def lose(self, name: str) -> None:
+        """The instance falls silent, and its model's plan keeps it."""
+        self.pass_time(2.0, alive=tuple(other for other in self.summary_at if other != name))
+
+
+def logprob(score: float) -> float:
+    """Log-probability of each token by which an answer without a fitted judge gets that score."""
+    return math.log(score / 100)
+
+
+__all__ = ["CASCADE", "MILLISECOND", "CascadeBench", "cascade_plan", "logprob"]
