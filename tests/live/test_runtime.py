@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 from millrace.actor import connection
-from millrace.actor.cell import ActorCrashed
+from millrace.actor.cell import ActorCrashed, HostingTerms
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Log, Publish, Reply, Request, StartTimer, Subscribe, WatchKeys
 from millrace.actor.errors import BusRefused, BusUnavailable
 from millrace.actor.recording import Handled, RecordingReader, replay
 from millrace.actor.runtime_nats import NatsRuntime
-from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, Replied, TimerFired
+from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, Replied, RequestFailed, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.tagger import LengthTag, TagRequest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.contract.bus.harness import Logged
-from tests.contract.bus.probe import Probe
+from tests.contract.bus.probe import Do, Probe
 from tests.live.nats_process import NatsProcess
 
 SECOND = 1_000_000_000
@@ -53,6 +53,27 @@ async def test_a_bug_in_a_handler_ends_the_process_and_logs_the_actors_state(nat
         await asyncio.wait_for(runtime.run(), FOREVER_S)
     [line] = [event for event in logged.events if event.event == "actor_crashed"]
     assert line.fields["snapshot"] == {"sums": [2, 2, 5]}
+
+
+async def test_a_bug_in_a_hosted_actor_ends_it_alone_and_questions_to_it_find_nobody(nats_server: NatsProcess):
+    logged, crashes = Logged(), []
+    bus = BusConfig(cluster="runtime", servers=[nats_server.url])
+    runtime = NatsRuntime(bus=bus, name="test", telemetry=logged, registry=CollectorRegistry(), local=True)
+    await runtime.connect()
+    terms = HostingTerms(on_crash=lambda: crashes.append("broken"))
+    hosted = Breaks("broken", Subscribe(subject="mr.runtime.tag.m"), StartTimer(name="now", at_ns=0))
+    runtime.add(hosted, accepts=(TagRequest,), terms=terms)
+    own = Probe("own")
+    handle = runtime.add(own, accepts=())
+    running = asyncio.create_task(runtime.run(signals=False))
+    await _until(lambda: crashes)
+    assert [event.event for event in logged.events] == ["actor_crashed"]
+    body = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
+    ask = Request(subject="mr.runtime.tag.m", body=body, correlation="c", timeout_ns=60 * SECOND)
+    handle.deliver(Do(effects=[ask]))
+    await _until(lambda: own.bodies(RequestFailed))
+    runtime.request_stop()
+    assert await asyncio.wait_for(running, FOREVER_S) == "asked"
 
 
 async def test_sigterm_asks_every_actor_and_the_runtime_ends_with_the_last(nats_server: NatsProcess):

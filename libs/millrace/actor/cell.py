@@ -5,17 +5,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from millrace.actor.actor import Actor
 from millrace.actor.effects import Effect
 from millrace.actor.meter import SAMPLE_EVERY, RuntimeMeter
+from millrace.contracts.channels import Role
 from millrace.contracts.message import Body, Message
+from millrace.contracts.permissions import INBOX, Permissions
 
 if TYPE_CHECKING:
     import asyncio
 
     from millrace.actor.recording import RecordingWriter
+    from millrace.actor.watches import WatchFeed
+
+#: Permitted subjects that are remembered.
+SUBJECTS_MAX = 4096
 
 CarryOut = Callable[["Cell", Effect], None]
 Handlers = Mapping[type[Effect], Callable[[Any], None]]
@@ -25,6 +32,23 @@ class ActorCrashed(Exception):
     """A bug in an actor: an assertion or another exception left a handler. The process ends; its supervisor restarts
     it.
     """
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostingTerms:
+    """What holds for an actor that shares its process with others.
+
+    Attributes:
+        role: Whose permissions it has; None for all of the connection's user.
+        on_crash: Called after it crashed, which then ends it alone; None where that ends the process.
+    """
+
+    role: Role | None = None
+    on_crash: Callable[[], None] | None = None
+
+
+#: Terms of an actor that has its process for itself.
+ALONE = HostingTerms()
 
 
 class Cell:
@@ -43,6 +67,11 @@ class Cell:
         self.handlers = dict(handlers)
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.subscriptions: dict[str, int] = {}
+        self.watches: list[WatchFeed] = []
+        self.refused: set[str] = set()
+        self.on_crash: Callable[[], None] | None = None
+        self.permissions: Permissions | None = None  # None: the connection's user has just this role
+        self._may_publish: set[str] = set()
         self.recorder: RecordingWriter | None = None
         self.stopped = False
         self.stop_reason = ""
@@ -51,6 +80,24 @@ class Cell:
         self._waiting: deque[Message] = deque()
         self._busy = False
         self._handled = 0
+
+    def may_subscribe(self, subject: str) -> bool:
+        """Whether the actor's role may."""
+        return self.permissions is None or self.permissions.may_subscribe(subject)
+
+    def may_publish(self, subject: str) -> bool:
+        """Whether the actor's role may. Inboxes differ by their last token only, so they are remembered without it."""
+        if self.permissions is None or subject in self._may_publish:
+            return True
+        known = subject.rpartition(".")[0] if subject.startswith(INBOX) else subject
+        if known in self._may_publish:
+            return True
+        if not self.permissions.may_publish(subject):
+            return False
+        if len(self._may_publish) >= SUBJECTS_MAX:
+            self._may_publish.clear()
+        self._may_publish.add(known)
+        return True
 
     def start(self, clock: Callable[[], int], carry_out: CarryOut) -> None:
         """First effects, and what they led to at once."""

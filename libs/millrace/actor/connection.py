@@ -50,7 +50,8 @@ class Connection:
         inbox_prefix: ``_INBOX.<user>.<random>.``: so narrow that permissions can be.
     """
 
-    def __init__(self, *, bus: BusConfig, name: str, meter: RuntimeMeter, log: LogLine) -> None:
+    def __init__(self, *, bus: BusConfig, name: str, meter: RuntimeMeter, log: LogLine, echo: bool = True) -> None:
+        """Args: echo: Whether the server sends what this connection publishes back to its own subscriptions."""
         self.client = DirectClient()
         self.connected = False
         self.on_lost: Callable[[], None] = lambda: None
@@ -59,6 +60,7 @@ class Connection:
         self.inbox_prefix = f"{self._user_inbox}.{secrets.token_hex(8)}."
         self._bus = bus
         self._name = name
+        self._echo = echo
         self._meter = meter
         self._log = log
         self._closing = False
@@ -103,6 +105,7 @@ class Connection:
         options: dict[str, Any] = {
             "servers": bus.servers,
             "name": self._name,
+            "no_echo": not self._echo,
             "error_cb": on_error,
             "disconnected_cb": self._on_disconnected,
             "reconnected_cb": self._on_reconnected,

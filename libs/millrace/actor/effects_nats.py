@@ -14,6 +14,7 @@ from millrace.actor.effects import Effect
 from millrace.actor.headers import write_headers
 from millrace.actor.inbox import Inbox, OpenGather, OpenRequest
 from millrace.actor.key_store import KeyStore
+from millrace.actor.local_bus import LocalBus
 from millrace.actor.ports import TelemetrySink
 from millrace.actor.watches import Watches
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, encode
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 #: JetStream's own calls (streams, consumers) give up after this long, seconds.
 STORE_TIMEOUT_S = 2.0
+
+#: Distinct permission violations of one actor that get a log line; beyond it they are only counted.
+REFUSALS_LOGGED_MAX = 100
 
 
 class EffectCarrier:
@@ -48,6 +52,8 @@ class EffectCarrier:
         subjects = runtime.subjects
         self._store = KeyStore(js=js, subjects=subjects, inbox=self.inbox, send=connection.send, spawn=spawn)
         self.watches = Watches(client=connection.client, js=js, subjects=subjects, inbox_prefix=connection.inbox_prefix)
+        #: Set where actors of this runtime reach each other without the server.
+        self.local: LocalBus | None = None
         self._carry: dict[type[Effect], Callable[[Cell, Any], None]] = self._table()
 
     def carry_out(self, cell: Cell, effect: Effect) -> None:
@@ -85,6 +91,8 @@ class EffectCarrier:
     def publish(
         self, cell: Cell, subject: str, body: Body, reply: str = "", request: str = "", traceparent: str = ""
     ) -> bool:
+        if self.local is not None and self._stays(cell, subject, body, reply, traceparent):
+            return True
         payload = encode(body)
         if len(payload) > PAYLOAD_BYTES_MAX:
             self._too_large(cell, subject, body, len(payload))
@@ -93,50 +101,87 @@ class EffectCarrier:
             subject, reply, write_headers(body.type_name(), cell.name, request, traceparent), payload
         )
 
+    def _stays(self, cell: Cell, subject: str, body: Body, reply: str, traceparent: str) -> bool:
+        """Deliver to actors of this process, where they may hear it; whether nobody else needs it."""
+        assert self.local is not None
+        if not cell.may_publish(subject):
+            self._not_permitted(cell, f"publish to {subject}")
+            return True
+        if subject.startswith(self.inbox.prefix):
+            self.inbox.take_local(subject, cell.name, body, traceparent)
+            return True
+        return self.local.take(cell, subject, body, reply=reply, traceparent=traceparent)
+
+    def _not_permitted(self, cell: Cell, what: str) -> None:
+        self._meter.count_dropped("permission")
+        if what not in cell.refused and len(cell.refused) < REFUSALS_LOGGED_MAX:
+            cell.refused.add(what)
+            fields = {"error": f"permissions violation: {cell.name} may not {what}"}
+            self._telemetry.log(cell.name, fx.Log(level="warning", event="bus_error", fields=fields))
+
     def _too_large(self, cell: Cell, subject: str, body: Body, size: int) -> None:
         self._meter.count_dropped("too_large")
         fields = {"subject": subject, "type": body.type_name(), "bytes": size}
         self._telemetry.log(cell.name, fx.Log(level="error", event="message_too_large", fields=fields))
 
     def _on_request(self, cell: Cell, effect: fx.Request) -> None:
-        payload = encode(effect.body)
         question = OpenRequest(effect.correlation, partial(self._runtime.deliver, cell))
+        reply = self.inbox.ask(question, None)
+        if self.local is not None and self._stays(cell, effect.subject, effect.body, reply, effect.traceparent):
+            self.inbox.limit(reply, effect.timeout_ns / 1e9)
+            return
+        payload = encode(effect.body)
         if len(payload) > PAYLOAD_BYTES_MAX:
             self._too_large(cell, effect.subject, effect.body, len(payload))
+            self.inbox.close(reply)
             question.refuse(ErrorReply(reason="malformed", detail=f"too_large: {len(payload)} bytes"))
             return
-        reply = self.inbox.ask(question, effect.timeout_ns / 1e9)
         headers = write_headers(effect.body.type_name(), cell.name, effect.request, effect.traceparent)
-        if not self._connection.send(effect.subject, reply, headers, payload):
+        if self._connection.send(effect.subject, reply, headers, payload):
+            self.inbox.limit(reply, effect.timeout_ns / 1e9)
+        else:
             self.inbox.close(reply)
             question.fail(RequestFailure.DISCONNECTED)
 
     def _on_gather(self, cell: Cell, effect: fx.Gather) -> None:
         deliver = partial(self._runtime.deliver, cell)
         question = OpenGather(effect.correlation, effect.answers_max, len(effect.subjects), deliver)
-        payload = encode(effect.body)
-        sent = False
-        if len(payload) > PAYLOAD_BYTES_MAX:
-            self._too_large(cell, effect.subjects[0], effect.body, len(payload))
-        else:
-            reply = self.inbox.ask(question, effect.timeout_ns / 1e9)
-            headers = write_headers(effect.body.type_name(), cell.name, effect.request, effect.traceparent)
-            send = self._connection.send
-            sent = all(send(subject, reply, headers, payload) for subject in effect.subjects)
-            if not sent:
-                self.inbox.close(reply)
-        if not sent:
+        reply = self.inbox.ask(question, None)
+        subjects, body = effect.subjects, effect.body
+        if self.local is not None:
+            subjects = tuple(s for s in subjects if not self._stays(cell, s, body, reply, effect.traceparent))
+        if not subjects or self._ask_all(cell, effect, subjects, reply):
+            self.inbox.limit(reply, effect.timeout_ns / 1e9)
+        elif self.inbox.close(reply):
             question.on_timeout()
 
+    def _ask_all(self, cell: Cell, effect: fx.Gather, subjects: tuple[str, ...], reply: str) -> bool:
+        payload = encode(effect.body)
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            self._too_large(cell, subjects[0], effect.body, len(payload))
+            return False
+        headers = write_headers(effect.body.type_name(), cell.name, effect.request, effect.traceparent)
+        send = self._connection.send
+        return all(send(subject, reply, headers, payload) for subject in subjects)
+
     def _on_subscribe(self, cell: Cell, effect: fx.Subscribe) -> None:
-        if effect.subject not in cell.subscriptions:
+        if not cell.may_subscribe(effect.subject):
+            self._not_permitted(cell, f"subscribe to {effect.subject}")
+        elif effect.subject not in cell.subscriptions:
+            if self.local is not None:
+                self.local.subscribe(cell, effect.subject, effect.queue_group)
             number = self._client.subscribe_now(effect.subject, effect.queue_group, self._runtime.taker(cell))
             cell.subscriptions[effect.subject] = number
 
     def _on_unsubscribe(self, cell: Cell, effect: fx.Unsubscribe) -> None:
         number = cell.subscriptions.pop(effect.subject, None)
         if number is not None:
-            self._client.unsubscribe_now(number)
+            self._forget_subscription(cell, effect.subject, number)
+
+    def _forget_subscription(self, cell: Cell, subject: str, number: int) -> None:
+        self._client.unsubscribe_now(number)
+        if self.local is not None:
+            self.local.unsubscribe(cell, subject)
 
     def _on_watch(self, cell: Cell, effect: fx.WatchKeys) -> None:
         def refuse(malformed: MalformedMessage) -> None:
@@ -144,7 +189,10 @@ class EffectCarrier:
                 cell, malformed.kind, "malformed", malformed.detail, Message(None, f"kv:{effect.bucket}")
             )
 
-        self.watches.add(effect, partial(self._runtime.deliver, cell), refuse)
+        if cell.may_publish(f"$JS.API.CONSUMER.CREATE.KV_{self._runtime.subjects.bucket(effect.bucket)}"):
+            cell.watches.append(self.watches.add(effect, partial(self._runtime.deliver, cell), refuse))
+        else:
+            self._not_permitted(cell, f"watch {effect.bucket}")
 
     def _on_write(self, cell: Cell, effect: fx.PutKey | fx.DeleteKey) -> None:
         self._store.write(effect, partial(self._runtime.deliver, cell))
@@ -169,10 +217,18 @@ class EffectCarrier:
             timer.cancel()
 
     def _on_stop(self, cell: Cell, effect: fx.Stop) -> None:
-        for number in cell.subscriptions.values():
-            self._client.unsubscribe_now(number)
-        self.end_timers(cell)
+        self.detach(cell)
         self._runtime.stopped(cell, effect.reason)
+
+    def detach(self, cell: Cell) -> None:
+        """Ends what an actor listens to and its timers: it hears nothing more."""
+        for subject, number in list(cell.subscriptions.items()):
+            self._forget_subscription(cell, subject, number)
+        cell.subscriptions.clear()
+        for watch in cell.watches:
+            self.watches.end(watch)
+        cell.watches.clear()
+        self.end_timers(cell)
 
     def end_timers(self, cell: Cell) -> None:
         """Forgets all timers of an actor."""

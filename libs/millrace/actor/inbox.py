@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from millrace.actor.headers import read_headers, read_status
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFailure
-from millrace.contracts.message import ErrorReply, Message
+from millrace.contracts.message import Body, ErrorReply, Message
 
 Deliver = Callable[[Message], None]
 
@@ -23,6 +23,8 @@ class Question(Protocol):
     """Something that waits in the inbox. Each method returns True once nothing further is awaited."""
 
     def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool: ...
+
+    def on_answer(self, sender: str, body: Body, traceparent: str) -> bool: ...
 
     def on_timeout(self) -> None: ...
 
@@ -47,7 +49,9 @@ class OpenRequest:
         except MalformedMessage:
             self.fail(RequestFailure.MALFORMED)
             return True
-        sender, traceparent = read_headers(headers)
+        return self.on_answer(*_answerer(headers, body))
+
+    def on_answer(self, sender: str, body: Body, traceparent: str) -> bool:
         replied = Replied(correlation=self.correlation, body=body)
         self.deliver(Message(replied, sender=sender, traceparent=traceparent))
         return True
@@ -84,12 +88,18 @@ class OpenGather:
     def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool:
         if read_status(headers) == "503":
             self.silent += 1
-        else:
-            try:
-                body = decode(payload)
-            except MalformedMessage:
-                return False  # one answer less; the others still count
-            self.answers.append((read_headers(headers)[0], body))
+            return self._is_done()
+        try:
+            body = decode(payload)
+        except MalformedMessage:
+            return False  # one answer less; the others still count
+        return self.on_answer(*_answerer(headers, body))
+
+    def on_answer(self, sender: str, body: Body, traceparent: str) -> bool:
+        self.answers.append((sender, body))
+        return self._is_done()
+
+    def _is_done(self) -> bool:
         if not gathered(len(self.answers), self.answers_max, self.silent, self.subjects):
             return False
         self.on_timeout()
@@ -101,6 +111,11 @@ class OpenGather:
     def on_disconnect(self) -> bool:
         self.on_timeout()
         return True
+
+
+def _answerer(headers: bytes, body: Body) -> tuple[str, Body, str]:
+    sender, traceparent = read_headers(headers)
+    return sender, body, traceparent
 
 
 def gathered(answers: int, answers_max: int, silent: int, subjects: int) -> bool:
@@ -131,9 +146,17 @@ class Inbox:
         self._open[token] = (question, timer)
         return self.prefix + token
 
-    def close(self, reply_subject: str) -> None:
-        """Forgets a question; it hears nothing more."""
-        self._pop(reply_subject[len(self.prefix) :])
+    def limit(self, reply_subject: str, timeout_s: float) -> None:
+        """Bounds a question that is still open."""
+        token = reply_subject[len(self.prefix) :]
+        entry = self._open.get(token)
+        if entry is not None:
+            timer = asyncio.get_running_loop().call_later(timeout_s, self._on_timeout, token)
+            self._open[token] = (entry[0], timer)
+
+    def close(self, reply_subject: str) -> bool:
+        """Forgets a question; it hears nothing more. Returns whether it was open."""
+        return self._pop(reply_subject[len(self.prefix) :]) is not None
 
     def take(self, subject: str, reply: str, payload: bytes, headers: bytes) -> None:
         """Taker of the inbox subscription."""
@@ -142,6 +165,15 @@ class Inbox:
         if entry is None:
             self._count_late()
         elif entry[0].on_message(reply, payload, headers):
+            self._pop(token)
+
+    def take_local(self, subject: str, sender: str, body: Body, traceparent: str) -> None:
+        """An answer of an actor of this process."""
+        token = subject[len(self.prefix) :]
+        entry = self._open.get(token)
+        if entry is None:
+            self._count_late()
+        elif entry[0].on_answer(sender, body, traceparent):
             self._pop(token)
 
     def disconnected(self) -> None:

@@ -16,7 +16,7 @@ from millrace.actor.headers import read_status
 from millrace.actor.inbox import Deliver, Inbox
 from millrace.contracts.codec import encode
 from millrace.contracts.local import KeyFailure, KeyNotPut, KeyPut
-from millrace.contracts.message import Message
+from millrace.contracts.message import Body, Message
 from millrace.contracts.subjects import Subjects
 
 #: How long a write waits for the store, seconds. Electing a new stream leader was measured at 5.3 s.
@@ -75,6 +75,9 @@ class OpenWrite:
         else:
             self.fail(KeyFailure.CONFLICT)
         return True
+
+    def on_answer(self, sender: str, body: Body, traceparent: str) -> bool:
+        return False  # the server alone answers for its store
 
     def on_timeout(self) -> None:
         self.fail(KeyFailure.UNAVAILABLE)

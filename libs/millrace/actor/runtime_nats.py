@@ -15,7 +15,8 @@ What happens at the borders:
   ErrorReply(malformed), as its receiver would.
 - Bytes that are no message, or a type that the actor does not take: the actor sees nothing; counted, logged once per
   (kind, sender), answered with ErrorReply where a reply is wanted.
-- An exception leaves a handler: the process ends with the actor's snapshot in the log.
+- An exception leaves a handler: the process ends with the actor's snapshot in the log; or the actor alone, where
+  whoever hosts it said what to do then.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from prometheus_client import CollectorRegistry
 
 from millrace.actor import effects as fx
 from millrace.actor.actor import Actor
-from millrace.actor.cell import ActorCrashed, Cell
+from millrace.actor.cell import ALONE, ActorCrashed, Cell, HostingTerms
 from millrace.actor.config import BusConfig
 from millrace.actor.connection import Connection
 from millrace.actor.effects import Effect
 from millrace.actor.effects_nats import EffectCarrier
 from millrace.actor.headers import read_headers
+from millrace.actor.local_bus import LocalBus
 from millrace.actor.meter import RuntimeMeter
 from millrace.actor.ports import TelemetrySink
 from millrace.actor.recording import Origin, open_recording
@@ -46,6 +48,7 @@ from millrace.contracts.local import (
     StopRequested,
 )
 from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.permissions import permissions
 from millrace.contracts.subjects import Subjects
 
 #: How often watches are looked after, seconds.
@@ -70,17 +73,31 @@ class ActorHandle:
 class NatsRuntime:
     """Hosts one or more actors on one NATS connection. Lives on one event loop."""
 
-    def __init__(self, *, bus: BusConfig, name: str, telemetry: TelemetrySink, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        *,
+        bus: BusConfig,
+        name: str,
+        telemetry: TelemetrySink,
+        registry: CollectorRegistry,
+        local: bool = False,
+    ) -> None:
+        """Args:
+        local: Whether actors of this runtime reach each other in the process (``local_bus.py``); the user of ``bus``
+            then needs the permissions of all their roles.
+        """
         self.meter = RuntimeMeter(registry)
         self.subjects = Subjects(bus.cluster)
         self._bus = bus
         self._name = name
         self._telemetry = telemetry
         self._clock_offset_ns = time.time_ns() - time.monotonic_ns()
-        self._connection = Connection(bus=bus, name=name, meter=self.meter, log=self._log)
+        self._connection = Connection(bus=bus, name=name, meter=self.meter, log=self._log, echo=not local)
         self._connection.on_lost = self._on_lost
         self._connection.on_back = self._on_back
         self._carrier = EffectCarrier(self, connection=self._connection, telemetry=telemetry, spawn=self._spawn)
+        if local:
+            self._carrier.local = LocalBus(self.hand_over)
         self._cells: list[Cell] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusals_logged: set[tuple[str, str]] = set()
@@ -101,6 +118,7 @@ class NatsRuntime:
         handlers: Mapping[type[Effect], Callable[[Any], None]] | None = None,
         record: str = "",
         origin: Origin | None = None,
+        terms: HostingTerms = ALONE,
     ) -> ActorHandle:
         """Hosts an actor; run() starts it, or at once where run() is under way.
 
@@ -109,8 +127,12 @@ class NatsRuntime:
             handlers: What carries out effects of the service's own.
             record: File for the actor's inbox and effects; empty for none.
             origin: What `millrace replay` builds the actor from.
+            terms: What holds for it where several actors share the process.
         """
         cell = Cell(actor=actor, accepts=accepts, handlers=handlers or {}, meter=self.meter)
+        cell.on_crash = terms.on_crash
+        if terms.role is not None and self._bus.user:  # a server without users permits everything
+            cell.permissions = permissions(terms.role, self._bus.cluster)
         if record:
             made = origin or Origin()
             kind = type(actor).__module__
@@ -157,6 +179,11 @@ class NatsRuntime:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     loop.remove_signal_handler(number)
             await self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether actors that are added now are started."""
+        return self._ended is not None and not self._ended.done() and not self._closing
 
     def request_stop(self, *, orphaned: bool = False) -> None:
         """Tells every actor that the process is asked to end, and whether because its parent is gone."""
@@ -213,6 +240,11 @@ class NatsRuntime:
             snapshot = {"snapshot_failed": repr(second)}
         fields = {"error": repr(bug), "snapshot": snapshot}
         self._telemetry.log(cell.name, fx.Log(level="error", event="actor_crashed", fields=fields))
+        if cell.on_crash is not None:
+            self._carrier.detach(cell)
+            self._cells.remove(cell)
+            cell.on_crash()
+            return
         crashed = ActorCrashed(f"{cell.name}: {bug!r}")
         crashed.__cause__ = bug
         self._fail(crashed)
@@ -229,12 +261,23 @@ class NatsRuntime:
                 self.refuse(cell, malformed.kind, "malformed", malformed.detail, Message(None, subject, sender, reply))
                 return
             if type(body) not in accepts:
-                detail = f"{body.type_name()} is not taken here"
-                self.refuse(cell, "unexpected", "unexpected", detail, Message(None, subject, sender, reply))
+                self._unexpected(cell, Message(body, subject, sender, reply))
                 return
             deliver(cell, Message(body, subject, sender, reply, traceparent))
 
         return take
+
+    def hand_over(self, cell: Cell, message: Message) -> None:
+        """Deliver what another actor of this process published."""
+        if type(message.body) in cell.accepts:
+            self.deliver(cell, message)
+        else:
+            self._unexpected(cell, message)
+
+    def _unexpected(self, cell: Cell, message: Message) -> None:
+        detail = f"{message.body.type_name()} is not taken here"
+        told = Message(None, message.subject, message.sender, message.reply_to)
+        self.refuse(cell, "unexpected", "unexpected", detail, told)
 
     def refuse(self, cell: Cell, kind: str, reason: str, detail: str, message: Message) -> None:
         self.meter.count_refused(cell.name, kind)

@@ -200,12 +200,18 @@ class Watches:
         self._numbers = 0
         self._feeds: list[WatchFeed] = []
 
-    def add(self, effect: WatchKeys, deliver: Deliver, on_malformed: Callable[[MalformedMessage], None]) -> None:
-        """Begins a watch; it is fed until close()."""
+    def add(self, effect: WatchKeys, deliver: Deliver, on_malformed: Callable[[MalformedMessage], None]) -> WatchFeed:
+        """Begins a watch; it is fed until end() or close()."""
         watch = Watch(bucket=effect.bucket, deliver=deliver, on_malformed=on_malformed)
         feed = WatchFeed(watch=watch, pattern=effect.pattern, watches=self)
         self._feeds.append(feed)
         feed.restart()
+        return feed
+
+    def end(self, feed: WatchFeed) -> None:
+        """Ends one watch."""
+        feed.stop()
+        self._feeds.remove(feed)
 
     def reconnected(self) -> None:
         """Consumers of before the break may be gone: creates all anew."""

@@ -114,10 +114,14 @@ class SimHarness:
 
 
 class NatsHarness:
-    """A real nats-server, one NatsRuntime per node."""
+    """A real nats-server, one NatsRuntime per node.
 
-    def __init__(self, folder: Path) -> None:
+    With ``local`` all probes share one node, whose actors reach each other in the process.
+    """
+
+    def __init__(self, folder: Path, *, local: bool = False) -> None:
         self.cluster = "contract"
+        self._local = local
         self.logged = Logged()
         self._server = NatsProcess(folder)
         self._server.start()
@@ -126,13 +130,15 @@ class NatsHarness:
         self._runs: list[asyncio.Task[str]] = []
 
     async def add(self, probe: Probe, *accepts: type[Body], node: str = "") -> None:
-        node = node or probe.name
+        node = "shared" if self._local else node or probe.name
         runtime = self._runtimes.get(node)
         if runtime is not None:
             self._handles[probe.name] = runtime.add(probe, accepts=accepts)
         else:
             bus = BusConfig(cluster=self.cluster, servers=[self._server.url])
-            runtime = NatsRuntime(bus=bus, name=node, telemetry=self.logged, registry=CollectorRegistry())
+            runtime = NatsRuntime(
+                bus=bus, name=node, telemetry=self.logged, registry=CollectorRegistry(), local=self._local
+            )
             self._runtimes[node] = runtime
             await runtime.connect()
             self._handles[probe.name] = runtime.add(probe, accepts=accepts)

@@ -243,13 +243,13 @@ async def test_a_type_that_the_actor_does_not_take_is_answered_with_an_error(bus
     assert bus.refused() == 1
 
 
-async def test_a_body_that_is_too_large_is_answered_as_malformed(bus: Harness):
-    await bus.add(Probe("tagger", Subscribe(subject=ASK), rule=answers()), TagRequest)
+async def test_a_body_that_is_too_large_is_answered_as_malformed(wire: Harness):
+    await wire.add(Probe("tagger", Subscribe(subject=ASK), rule=answers()), TagRequest)
     asker = Probe("asker")
-    await bus.add(asker)
+    await wire.add(asker)
     huge = TagRequest(request="r1", model="m", prompt_tokens=1, max_tokens=1, prompt="x" * 1_000_001)
-    bus.tell(asker, Request(subject=ASK, body=huge, correlation="huge", timeout_ns=5 * SECOND), ask("r2"))
-    await bus.until(lambda: len(asker.got) == 2)
+    wire.tell(asker, Request(subject=ASK, body=huge, correlation="huge", timeout_ns=5 * SECOND), ask("r2"))
+    await wire.until(lambda: len(asker.got) == 2)
     by_correlation = {body.correlation: body.body for body in asker.bodies(Replied)}
     assert by_correlation["huge"].reason == "malformed"
     assert by_correlation["r2"] == LengthTag(request="r2", mean=1.0)
@@ -288,20 +288,20 @@ async def test_a_cancelled_timer_never_fires(bus: Harness):
     assert probe.bodies() == [TimerFired(name="b")]
 
 
-async def test_events_tell_that_the_bus_went_and_came_back_and_subscriptions_hold(bus: Harness):
+async def test_events_tell_that_the_bus_went_and_came_back_and_subscriptions_hold(wire: Harness):
     hearer = Probe("hearer", Subscribe(subject="mr.contract.a"))
     speaker = Probe("speaker")
-    await bus.add(hearer, LengthTag)
-    await bus.add(speaker)
-    await bus.stop_bus()
-    await bus.until(lambda: hearer.bodies(BusDisconnected) and speaker.bodies(BusDisconnected))
-    bus.tell(speaker, Publish(subject="mr.contract.a", body=LengthTag(request="lost")))
-    await bus.passes(0.2)
-    await bus.start_bus()
-    await bus.until(lambda: hearer.bodies(BusReconnected) and speaker.bodies(BusReconnected))
-    bus.tell(speaker, Publish(subject="mr.contract.a", body=LengthTag(request="after")))
-    await bus.until(lambda: hearer.bodies(LengthTag))
-    await bus.passes(0.1)
+    await wire.add(hearer, LengthTag)
+    await wire.add(speaker)
+    await wire.stop_bus()
+    await wire.until(lambda: hearer.bodies(BusDisconnected) and speaker.bodies(BusDisconnected))
+    wire.tell(speaker, Publish(subject="mr.contract.a", body=LengthTag(request="lost")))
+    await wire.passes(0.2)
+    await wire.start_bus()
+    await wire.until(lambda: hearer.bodies(BusReconnected) and speaker.bodies(BusReconnected))
+    wire.tell(speaker, Publish(subject="mr.contract.a", body=LengthTag(request="after")))
+    await wire.until(lambda: hearer.bodies(LengthTag))
+    await wire.passes(0.1)
     assert hearer.bodies() == [BusDisconnected(), BusReconnected(), LengthTag(request="after")]
 
 
@@ -317,17 +317,17 @@ async def test_what_was_subscribed_while_the_bus_was_away_is_heard_afterwards(bu
     await bus.until(lambda: hearer.bodies(LengthTag))
 
 
-async def test_open_requests_fail_when_the_bus_goes_and_new_ones_while_it_is_away(bus: Harness):
-    await bus.add(Probe("silent", Subscribe(subject=ASK)), TagRequest)
+async def test_open_requests_fail_when_the_bus_goes_and_new_ones_while_it_is_away(wire: Harness):
+    await wire.add(Probe("silent", Subscribe(subject=ASK)), TagRequest)
     asker = Probe("asker")
-    await bus.add(asker)
+    await wire.add(asker)
     gather = Gather(subjects=(ASK,), body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=2)
-    bus.tell(asker, ask("open", timeout_s=60.0), gather)
-    await bus.passes(0.1)
-    await bus.stop_bus()
-    await bus.until(lambda: asker.bodies(BusDisconnected))
-    bus.tell(asker, ask("refused", timeout_s=60.0))
-    await bus.until(lambda: len(asker.got) == 4)
+    wire.tell(asker, ask("open", timeout_s=60.0), gather)
+    await wire.passes(0.1)
+    await wire.stop_bus()
+    await wire.until(lambda: asker.bodies(BusDisconnected))
+    wire.tell(asker, ask("refused", timeout_s=60.0))
+    await wire.until(lambda: len(asker.got) == 4)
     failed = asker.bodies(RequestFailed)
     assert [(body.correlation, body.reason) for body in failed] == [
         ("open", RequestFailure.DISCONNECTED),
