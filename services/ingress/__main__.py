@@ -10,9 +10,12 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from millrace.actor.cell import HostingTerms
+from millrace.actor.companion import Joining
 from millrace.actor.config import load_config
 from millrace.actor.deps import actor_rng
 from millrace.actor.errors import BusError, ConfigError
@@ -20,6 +23,7 @@ from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
 from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge
@@ -48,14 +52,18 @@ LAST_WORDS_S = 2.0
 class IngressProcess:
     """Composition of one ingress process."""
 
-    def __init__(self, config: IngressConfig, telemetry: Telemetry) -> None:
+    def __init__(self, config: IngressConfig, telemetry: Telemetry, companions: Sequence[Joining] = ()) -> None:
         """Load tokenizers and keys.
+
+        Args:
+            companions: Actors that this process hosts, and reaches without the bus.
 
         Raises:
             ConfigError: a model folder or the key file is wrong.
         """
         self._config = config
         self._telemetry = telemetry
+        self._companions = companions
         self._incarnation = time.time_ns()
         self._rng = random.Random(f"{config.name}/{self._incarnation}")
         self._handle: ActorHandle | None = None
@@ -89,13 +97,17 @@ class IngressProcess:
         """
         config = self._config
         runtime = NatsRuntime(
-            bus=config.bus, name=config.name, telemetry=self._telemetry, registry=self._telemetry.registry
+            bus=config.bus,
+            name=config.name,
+            telemetry=self._telemetry,
+            registry=self._telemetry.registry,
+            local=bool(self._companions),
         )
         await runtime.connect()
-        self._handle = runtime.add(
-            self._actor, accepts=ACCEPTS, handlers=self._calls.handlers(), record=config.record, origin=self._origin()
-        )
-        server = self._server()
+        for companion in self._companions:
+            companion.join(runtime, self._telemetry)
+        self.attach(runtime)
+        server = self.server()
         port = await server.start(config.http.host, config.http.port, reuse_port=config.http.reuse_port)
         self._telemetry.logger.info("listening", host=config.http.host, port=port)
         watch = asyncio.get_running_loop().create_task(self._watch_keys())
@@ -115,8 +127,22 @@ class IngressProcess:
         finally:
             watch.cancel()
             await server.stop(LAST_WORDS_S)
+            for companion in self._companions:
+                companion.leave()
 
-    def _server(self) -> HttpServer:
+    def attach(self, runtime: NatsRuntime) -> None:
+        """Host the core in a runtime."""
+        self._handle = runtime.add(
+            self._actor,
+            accepts=ACCEPTS,
+            handlers=self._calls.handlers(),
+            record=self._config.record,
+            origin=self._origin(),
+            terms=HostingTerms(role=Role.INGRESS if self._companions else None),
+        )
+
+    def server(self) -> HttpServer:
+        """Make the HTTP side; it listens once it is started."""
         http = self._config.http
         app = App(
             models=self._models,
@@ -195,12 +221,12 @@ def _limits(http: HttpConfig) -> ConnectionLimits:
     )
 
 
-async def serve(config: IngressConfig) -> None:
-    """Run one ingress with its telemetry."""
+async def serve(config: IngressConfig, companions: Sequence[Joining] = ()) -> None:
+    """Run one ingress with its telemetry, and the actors that its process hosts."""
     telemetry = open_telemetry("ingress", config.name, config.telemetry)
     try:
         telemetry.logger.info("starting", config=masked(config))
-        shell = IngressProcess(config, telemetry)
+        shell = IngressProcess(config, telemetry, companions)
         telemetry.serve_metrics()
         await shell.run()
     finally:

@@ -18,6 +18,7 @@ from millrace.supervision.service_fields import (
     broker_fields,
     broker_shares,
     coordinator_fields,
+    hosted_by_ingress,
     ingress_fields,
     merged,
     migrator_fields,
@@ -56,14 +57,14 @@ class Layout:
         slots = workers_of(spec)
         running = [slot for slot in slots if not slot.spare]
         children = [
-            *self._services("tagger", services.taggers, self._tagger_fields(), stop_order=3),
+            *self._taggers(),
             *self._services("coordinator", services.coordinators, self._coordinator_fields(), stop_order=3),
             *self._predictors(),
             *self._zygote(slots),
             *self._workers(running, slots),
             *self._migrators(),
             *self._brokers(),
-            *self._services("ingress", services.ingresses, self._ingress_fields(), stop_order=1),
+            *self._ingresses(),
         ]
         config = SupervisorConfig(
             directory=str(self.root),
@@ -126,6 +127,7 @@ class Layout:
             port=spec.nats.port,
             monitor_port=spec.nats.monitor_port,
             store_dir=str(self.root / "jetstream"),
+            hosted={Role.INGRESS: hosted} if (hosted := hosted_by_ingress(spec)) else {},
         )
         path = self.run_dir / "nats.conf"
         self._files[path] = nats_config(server, self.passwords).encode()
@@ -171,6 +173,28 @@ class Layout:
         command = [sys.executable, "-m", f"services.{noun}", "--config", str(path)]
         return ChildSpec(name=name, role=noun, command=command, presences=[name], stop_order=stop_order)
 
+    def _ingresses(self) -> list[ChildSpec]:
+        """With the actors that each of them hosts."""
+        children = self._services("ingress", self.spec.services.ingresses, self._ingress_fields(), stop_order=1)
+        fields = {Role.PREDICTOR: self._predictor_fields(0, 1), Role.TAGGER: self._tagger_fields()}
+        hosted = hosted_by_ingress(self.spec)
+        return [
+            self._hosting(child, index, {role: fields[role] for role in hosted}) for index, child in enumerate(children)
+        ]
+
+    def _hosting(self, child: ChildSpec, index: int, hosted: dict[Role, dict[str, Any]]) -> ChildSpec:
+        """The same process with an actor of each role beside its own."""
+        if not hosted:
+            return child
+        command = [part.replace("services.ingress", "deployment.ingress") for part in child.command]
+        for role, fields in hosted.items():
+            command += [f"--{role}", str(self._config_file(role, f"{role}-{index}", fields))]
+        return msgspec.structs.replace(child, command=command)
+
+    def _taggers(self) -> list[ChildSpec]:
+        count = 0 if Role.TAGGER in hosted_by_ingress(self.spec) else self.spec.services.taggers
+        return self._services("tagger", count, self._tagger_fields(), stop_order=3)
+
     def _tagger_fields(self) -> dict[str, Any]:
         """With the folder where taggers keep outcomes and length models, over restarts."""
         return merged({"learning": {"directory": str(self.root / "lengths")}}, self.spec.settings.tagger)
@@ -186,10 +210,16 @@ class Layout:
         return merged({"http": http, **ingress_fields(spec, lambda model: model.path)}, spec.settings.ingress)
 
     def _predictors(self) -> list[ChildSpec]:
-        count, files = self.spec.services.predictors, step_time_files(self.spec)
+        count = 0 if Role.PREDICTOR in hosted_by_ingress(self.spec) else self.spec.services.predictors
+        return [
+            self._service("predictor", index, self._predictor_fields(index, count), stop_order=3)
+            for index in range(count)
+        ]
+
+    def _predictor_fields(self, shard: int, shards: int) -> dict[str, Any]:
+        files = step_time_files(self.spec)
         told = {"step_times": files} if files else {}
-        shares = [merged({"shard": n, "shards": count, **told}, self.spec.settings.predictor) for n in range(count)]
-        return [self._service("predictor", index, fields, stop_order=3) for index, fields in enumerate(shares)]
+        return merged({"shard": shard, "shards": shards, **told}, self.spec.settings.predictor)
 
     def _migrators(self) -> list[ChildSpec]:
         """For every instance there is or may be. They outlive their workers, which drain through them."""

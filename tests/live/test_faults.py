@@ -23,6 +23,7 @@ from tests.live.faults import PATIENCE_S, expect_identical, kill, told, under_fi
 from tests.live.ingress_rig import write_model_folder
 
 LENGTH = {"max_tokens": 60}
+EXTRA = ["--processes", "2", "--no-hosting"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     model = write_model_folder(folder / "model")
     # Two worker processes with two engines each: killing one leaves somewhere to go.
-    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=["--processes", "2"])
+    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=EXTRA)
     cluster.start()
     yield cluster
     cluster.stop()

@@ -74,9 +74,11 @@ def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
         *("--engine", "modelled", "--models", "nano,mini", "--processes", "4", "--policy", "llumnix"),
         *("--worker-set", '{"seed": 3}', "--worker-set", 'worker-1={"seed": 4}', "--roles", "worker-0=prefill"),
         *("--port", "9000", "--log-level", "debug", "--ingresses", "2", "--predictors", "0", "--no-migrators"),
+        "--no-hosting",
     )
     assert parse_cluster(cluster_toml(spec)) == spec
     assert (spec.services.ingresses, spec.services.predictors, spec.services.migrators) == (2, 0, False)
+    assert spec.services.hosted_instances_max == 0
     assert (spec.api.port, spec.telemetry.log_level, spec.policies.dispatch.name) == (9000, "debug", "llumnix")
     assert spec.settings.coordinator == {"roles": {"worker-0": "prefill"}}
     assert spec.settings.workers == {"worker-1": {"seed": 4}}

@@ -317,6 +317,54 @@ def test_each_service_gets_the_policy_of_its_kind_and_further_settings() -> None
     assert files["migrator-0"]["limits"] == {"out_max": 1}
 
 
+def roles_and_commands(*lines: str) -> dict[str, list[str]]:
+    config = layout_of(cluster(MODELLED, *lines)).plan()
+    return {child.name: child.command for child in config.children}
+
+
+def test_each_ingress_hosts_a_predictor_and_a_tagger_of_its_own() -> None:
+    commands = roles_and_commands("count = 2", "[services]", "ingresses = 2")
+    assert not {"predictor-0", "tagger-0"} & set(commands)
+    for index in range(2):
+        command = commands[f"ingress-{index}"]
+        assert command[1:3] == ["-m", "deployment.ingress"]
+        told = dict(zip(command[3::2], map(Path, command[4::2]), strict=True))
+        assert {flag: path.stem for flag, path in told.items()} == {
+            "--config": f"ingress-{index}",
+            "--predictor": f"predictor-{index}",
+            "--tagger": f"tagger-{index}",
+        }
+
+
+@pytest.mark.parametrize(
+    ("lines", "apart"),
+    [
+        (["count = 65"], {"predictor-0", "tagger-0"}),
+        (["count = 2", "spares = 63"], {"predictor-0", "tagger-0"}),
+        (["count = 2", "[services]", "hosted_instances_max = 1"], {"predictor-0", "tagger-0"}),
+        (["[services]", "predictors = 2"], {"predictor-0", "predictor-1"}),
+        (["[services]", "predictors = 0"], set()),
+    ],
+)
+def test_many_instances_and_several_predictors_have_processes_of_their_own(lines: list[str], apart: set[str]) -> None:
+    names = set(roles_and_commands(*lines))
+    assert {name for name in names if name.startswith(("predictor", "tagger"))} == apart
+
+
+def test_the_user_of_an_ingress_may_what_its_hosted_actors_may_and_others_what_they_could_before() -> None:
+    def users(*lines: str) -> dict[str, str]:
+        layout = layout_of(cluster(MODELLED, *lines))
+        layout.plan()
+        text = next(content.decode() for path, content in layout._files.items() if path.name == "nats.conf")
+        return {block.partition(",")[0]: block for block in text.split("{ user: ")[1:]}
+
+    hosted, apart = users(), users("[services]", "hosted_instances_max = 0")
+    assert '"mr.local.status.*.*"' in hosted["ingress"]
+    assert '"mr.local.status.*.*"' not in apart["ingress"]
+    subjects = {name: block.partition("permissions")[2] for name, block in hosted.items() if name != "ingress"}
+    assert subjects == {name: block.partition("permissions")[2] for name, block in apart.items() if name != "ingress"}
+
+
 @pytest.mark.parametrize(
     "lines",
     [

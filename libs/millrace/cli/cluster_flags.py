@@ -76,7 +76,17 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--instances-max", type=int, help="with --provision: engines at once (default: twice --instances)")
     add("--processes", type=int, help="worker processes of modelled engines (default: one per 64)")
     add("--ingresses", type=int, help="ingress processes that share the port (default: 1)")
-    add("--predictors", type=int, help="predictor processes, which forecast for dispatch; 0 for none (default: 1)")
+    add(
+        "--predictors",
+        type=int,
+        help="predictors, which forecast for dispatch; 0 for none (default: 1, in each ingress)",
+    )
+    add(
+        "--no-hosting",
+        action="store_true",
+        default=None,
+        help="predictor and tagger as processes of their own, not in each ingress",
+    )
     add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
     add(
         "--trading",
@@ -150,6 +160,7 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         services=ServiceCounts(
             ingresses=_or(arguments.ingresses, 1),
             predictors=_or(arguments.predictors, 1),
+            hosted_instances_max=0 if arguments.no_hosting else ServiceCounts().hosted_instances_max,
             migrators=not arguments.no_migrators,
             brokers=bool(arguments.trading) or (arguments.stages or 1) > 1,
         ),

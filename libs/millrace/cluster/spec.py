@@ -139,11 +139,14 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         ingresses: They share the API's port.
-        predictors: They share the instances; 0 for none.
-        taggers: A queue group.
+        predictors: They share the instances; 0 for none. One is hosted by each ingress where ``hosted_instances_max``
+            allows, which saves the way over the bus; several are processes of their own.
+        taggers: A queue group; one is hosted in the same way.
         coordinators: One is active per model, the others stand by.
         migrators: Whether running sequences can move between instances.
         brokers: Whether instances trade them. Off by default: without brokers they move by order, drain or hand-off.
+        hosted_instances_max: Most instances, spare ones included, of a cluster whose ingresses host predictor and
+            tagger; each of them then follows every instance. 0 for processes of their own.
     """
 
     ingresses: int = 1
@@ -152,6 +155,7 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     coordinators: int = 1
     migrators: bool = True
     brokers: bool = False
+    hosted_instances_max: int = 64
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -23,6 +23,8 @@ class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         store_dir: Folder of JetStream's files.
         monitor_port: HTTP port of ``/healthz``, ``/varz``, ...; 0 for none.
+        hosted: Roles whose actors run in processes of another role, whose user gets their permissions as well. Each
+            process keeps its actors to their own (``millrace.actor.local_bus``).
         tls_cert: Certificate file; empty for no TLS. With ``tls_key``, and ``tls_ca`` to check clients' certificates.
     """
 
@@ -32,6 +34,7 @@ class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     monitor_port: int = 0
     store_dir: str = ".millrace/jetstream"
     server_name: str = "millrace-nats"
+    hosted: dict[Role, tuple[Role, ...]] = {}
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -58,15 +61,16 @@ def nats_config(options: NatsServerOptions, passwords: Mapping[Role, str]) -> st
         lines.append(f"http: {json.dumps(f'{options.host}:{options.monitor_port}')}")
     if options.tls_cert:
         lines.append(_tls(options))
-    users = ",\n".join(_user(role, options.cluster, passwords[role]) for role in Role)
+    users = ",\n".join(_user(role, options, passwords[role]) for role in Role)
     lines.append(f"authorization {{\n  users = [\n{users}\n  ]\n}}")
     return "\n".join(lines) + "\n"
 
 
-def _user(role: Role, cluster: str, password: str) -> str:
-    allowed = permissions(role, cluster)
+def _user(role: Role, options: NatsServerOptions, password: str) -> str:
+    allowed = [permissions(each, options.cluster) for each in (role, *options.hosted.get(role, ()))]
     secret = password if password.startswith("$") else json.dumps(password)
-    publish, subscribe = json.dumps(allowed.publish), json.dumps(allowed.subscribe)
+    publish = json.dumps(sorted({subject for each in allowed for subject in each.publish}))
+    subscribe = json.dumps(sorted({subject for each in allowed for subject in each.subscribe}))
     return (
         f"    {{ user: {role}, password: {secret}, permissions: {{\n"
         f"        publish: {publish},\n        subscribe: {subscribe} }} }}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice, StageSpec
 from millrace.cluster.workers import MODELLED_PER_PROCESS, WorkerSlot, instances_of, workers_of
+from millrace.contracts.channels import Role
 from millrace.contracts.plan import InstanceRole
 
 #: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
@@ -41,6 +42,15 @@ def ingress_fields(spec: ClusterSpec, path_of: Callable[[ModelSpec], str]) -> di
     if spec.policies.dispatch.name:
         fields["dispatch"] = _chosen("policy", spec.policies.dispatch)
     return fields
+
+
+def hosted_by_ingress(spec: ClusterSpec) -> tuple[Role, ...]:
+    """Roles whose one actor every ingress has in its own process."""
+    instances = sum(len(slot.instances) for slot in workers_of(spec))
+    if instances > spec.services.hosted_instances_max:
+        return ()
+    counts = {Role.PREDICTOR: spec.services.predictors, Role.TAGGER: spec.services.taggers}
+    return tuple(role for role, count in counts.items() if count == 1)
 
 
 def coordinator_fields(spec: ClusterSpec) -> dict[str, Any]:
