@@ -37,6 +37,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         ingress: Further fields of IngressConfig.
         worker: Further fields of WorkerConfig.
         predictors: Predictor processes, replicas of each other.
+        hosting: Whether each ingress hosts a predictor and a tagger in its own process, as `millrace up` does.
+        trace_sample: Share of traced requests.
     """
 
     folder: Path
@@ -51,6 +53,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     worker: dict[str, Any] = {}
     modelled: dict[str, Any] = {}
     predictors: int = 0
+    hosting: bool = False
+    trace_sample: float = 0.01
 
 
 class LocalCluster:
@@ -102,7 +106,7 @@ class LocalCluster:
         )
         self.start_nats()
         asyncio.run(create_buckets(msgspec.convert(self.bus, BusConfig)))
-        for name in ("coordinator", "tagger"):
+        for name in ("coordinator",) if options.hosting else ("coordinator", "tagger"):
             self._service(name, f"{name}-0", {}, options.other_cores)
         for index in range(options.predictors):
             self.start_predictor(index)
@@ -147,7 +151,13 @@ class LocalCluster:
         }
         for name, value in self.options.ingress.items():
             fields[name] = fields[name] | value if isinstance(fields.get(name), dict) else value
-        self._service("ingress", f"ingress-{index}", fields, self.options.ingress_cores)
+        hosted = []
+        for role in ("predictor", "tagger") if self.options.hosting else ():
+            hosted += [f"--{role}", str(self._config_file(f"{role}-{index}", {}))]
+        package = "deployment" if hosted else "services"
+        file = self._config_file(f"ingress-{index}", fields)
+        command = [sys.executable, "-m", f"{package}.ingress", "--config", str(file), *hosted]
+        self._spawn(f"ingress-{index}", command, self.options.ingress_cores)
 
     def wait_ready(self) -> None:
         """Waits until the API serves the model.
@@ -198,10 +208,15 @@ class LocalCluster:
             process.wait(5)
 
     def _service(self, noun: str, name: str, fields: dict[str, Any], cores: tuple[int, ...]) -> None:
-        telemetry = {"log_format": "json", "trace_dir": str(self.folder / "traces"), "trace_sample": 0.01}
-        file = self.folder / f"{name}.json"
-        file.write_bytes(msgspec.json.encode({"name": name, "bus": self.bus, "telemetry": telemetry} | fields))
+        file = self._config_file(name, fields)
         self._spawn(name, [sys.executable, "-m", f"services.{noun}", "--config", str(file)], cores)
+
+    def _config_file(self, name: str, fields: dict[str, Any]) -> Path:
+        traces = {"trace_dir": str(self.folder / "traces"), "trace_sample": self.options.trace_sample}
+        file = self.folder / f"{name}.json"
+        common = {"name": name, "bus": self.bus, "telemetry": {"log_format": "json"} | traces}
+        file.write_bytes(msgspec.json.encode(common | fields))
+        return file
 
     def _spawn(self, name: str, command: list[str], cores: tuple[int, ...]) -> None:
         if cores:

@@ -1,0 +1,157 @@
+"""Ways of serving that `bench as_shipped` compares: clusters of `millrace up`, a bare mock, a router before it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+import httpx
+import msgspec
+
+from bench.up_cluster import UpRig, free_port
+
+#: How long a server has to answer its first request, seconds.
+READY_S = 30.0
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of serving.
+
+    Attributes:
+        cluster: Further lines of the cluster's file; None where no Millrace runs.
+        router: Whether vLLM's router stands before the mock.
+    """
+
+    cluster: str | None = ""
+    router: bool = False
+
+
+WAYS = MappingProxyType(
+    {
+        "shipped": Way(),
+        "apart": Way(cluster="[services]\nhosted_instances_max = 0\n"),
+        "jsq": Way(cluster='[services]\npredictors = 0\n[policies]\ndispatch = { name = "join_shortest_queue" }\n'),
+        "mock": Way(cluster=None),
+        "router": Way(cluster=None, router=True),
+    }
+)
+
+
+class Served:
+    """What serves now.
+
+    Attributes:
+        port: Of the API.
+    """
+
+    def __init__(self, port: int, processes: dict[str, int], rig: UpRig | None = None) -> None:
+        """``processes``: Pids by name."""
+        self.port = port
+        self._processes = processes
+        self._rig = rig
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time of every process so far, seconds."""
+        return {name: cpu_s(pid) for name, pid in self._processes.items()}
+
+    async def decisions(self) -> tuple[float, float]:
+        """Placements so far, and those of them that a fallback policy decided."""
+        if self._rig is None:
+            return 0.0, 0.0
+        placed = await self._rig.metric("millrace_ingress_dispatches_total")
+        return placed, await self._rig.metric("millrace_ingress_fallbacks_total")
+
+    def profile(self, file: Path, seconds: float) -> subprocess.Popen[bytes]:
+        """Py-spy on the first ingress, writing collapsed stacks."""
+        spy = Path(sys.executable).parent / "py-spy"
+        pid = self._processes["ingress-0"]
+        return subprocess.Popen(
+            [str(spy), "record", "--pid", str(pid), "--duration", str(int(seconds)), "--rate", "200", "--native",
+             "--format", "raw", "--output", f"{file}.stacks"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def open_way(way: Way, folder: Path, instances: int, ingresses: int) -> Iterator[Served]:
+    """Starts a way, and ends it."""
+    if way.cluster is None:
+        with _mock(way, instances) as served:
+            yield served
+        return
+    rig = UpRig.of_words(folder / "up", ("--cluster", str(_cluster_file(way, folder, instances, ingresses))), "m")
+    rig.start()
+    try:
+        yield Served(rig.port, _named(rig), rig)
+    finally:
+        rig.stop()
+
+
+def _cluster_file(way: Way, folder: Path, instances: int, ingresses: int) -> Path:
+    services = f"[services]\ningresses = {ingresses}\n"
+    lines = (way.cluster or "").replace("[services]\n", services) if way.cluster else services
+    path = folder / "cluster.toml"
+    path.write_text(
+        '[[models]]\nname = "m"\npath = "millrace-nano"\n[[models.groups]]\nengine = "modelled"\n'
+        f"count = {instances}\nprocesses = {min(instances, 2)}\nsettings = {{ modelled = {{ speed = 0.0 }} }}\n{lines}"
+    )
+    return path
+
+
+def _named(rig: UpRig) -> dict[str, int]:
+    """Pids of the services by the name of their configuration."""
+    found = {}
+    for process in rig.processes():
+        words = process.cmdline()
+        if "--config" in words:
+            found[Path(words[words.index("--config") + 1]).stem] = process.pid
+        elif words and words[0].endswith("nats-server"):
+            found["nats"] = process.pid
+    return found
+
+
+@contextmanager
+def _mock(way: Way, instances: int) -> Iterator[Served]:
+    ports = [free_port() for _ in range(instances if way.router else 1)]
+    commands = {f"mock-{n}": [sys.executable, "-m", "bench.mock_engine", str(port)] for n, port in enumerate(ports)}
+    port = ports[0]
+    if way.router:
+        port = free_port()
+        urls = [f"http://127.0.0.1:{each}" for each in ports]
+        commands["router"] = ["vllm-router", "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls]
+    started = {
+        name: subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name, words in commands.items()
+    }
+    try:
+        _wait(port)
+        yield Served(port, {name: process.pid for name, process in started.items()})
+    finally:
+        for process in started.values():
+            process.terminate()
+            process.wait(10)
+
+
+def _wait(port: int) -> None:
+    until_s = time.monotonic() + READY_S
+    while time.monotonic() < until_s:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise httpx.ConnectTimeout(f"nothing answers on port {port}")

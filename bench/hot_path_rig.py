@@ -1,0 +1,280 @@
+"""An ingress process without sockets: what it publishes reaches engines here that answer at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from millrace.actor.companion import Companion
+from millrace.actor.config import TelemetryConfig
+from millrace.actor.headers import write_headers
+from millrace.actor.nats_client import Taker
+from millrace.actor.runtime_nats import NatsRuntime
+from millrace.contracts.codec import decode, encode
+from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.message import Body, Message
+from millrace.contracts.plan import Plan, Stage
+from millrace.contracts.status import (
+    BatchComposition,
+    InstanceRecord,
+    InstanceSummary,
+    SequenceState,
+    SequenceStatus,
+    StatusSnapshot,
+)
+from millrace.contracts.subjects import Subjects, covers
+from millrace.contracts.worker import SequenceAccepted, SubmitSequence
+from millrace.telemetry import open_telemetry
+
+from deployment.ingress import predictor, tagger
+from models.training.tokenizer import write_tokenizer
+from services.ingress.__main__ import IngressProcess
+from services.ingress.config import DispatchConfig, IngressConfig, ModelConfig
+from services.ingress.http.connection import HttpConnection
+from services.predictor.config import PredictorConfig
+from services.tagger.config import TaggerConfig
+
+MODEL = "m"
+PROMPT = "List five animals and say which of them is the largest."
+#: Requests between two snapshots of one instance: 2,000 requests a second over 2 instances with one in 20 ms each.
+SNAPSHOT_EVERY = 20
+#: Requests of one turn of the event loop.
+REQUESTS_PER_TURN = 8
+#: Sequences that each snapshot shows as running.
+RUNNING = 8
+
+
+class SilentTransport:
+    """Takes a response and forgets it."""
+
+    def __init__(self) -> None:
+        self.responses = 0
+
+    def write(self, data: bytes) -> None:
+        self.responses += data.startswith(b"HTTP/1.1 200")
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """No limit."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class SilentWatches:
+    """Watches that the rig feeds itself."""
+
+    def add(self, *_: Any) -> object:
+        """Something that stands for the watch."""
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Engines:
+    """Accept every sequence and answer with all its tokens in one step.
+
+    Attributes:
+        taken_ns: CPU time that went into them.
+    """
+
+    def __init__(self, names: list[str], now_ns: int) -> None:
+        self.names = names
+        self.taken_ns = 0
+        self.steps = 0
+        self._incarnation = now_ns
+        self._answers: deque[tuple[str, bytes, bytes]] = deque()
+        self._takers: list[tuple[str, Taker]] = []
+
+    def subscribe(self, subject: str, queue_group: str, taker: Taker) -> int:
+        """As the client's ``subscribe_now``."""
+        self._takers.append((subject, taker))
+        return len(self._takers)
+
+    def publish(self, subject: str, reply: str, headers: bytes, payload: bytes) -> bool:
+        """As the client's ``publish_now``: submissions are answered, the rest is heard by nobody."""
+        if subject.endswith(".submit"):
+            begun = time.thread_time_ns()
+            body = decode(payload)
+            assert isinstance(body, SubmitSequence)
+            self._answer(subject.split(".")[3], body, reply)
+            self.taken_ns += time.thread_time_ns() - begun
+        return True
+
+    def _answer(self, instance: str, asked: SubmitSequence, reply: str) -> None:
+        self.steps += 1
+        tokens = [97 + n % 26 for n in range(asked.sampling.max_tokens)]
+        chunk = TokenChunk(asked.sequence, asked.epoch, 0, tokens, FinishReason.LENGTH)
+        self._queue(reply, SequenceAccepted(sequence=asked.sequence, epoch=asked.epoch), instance)
+        generated = TokensGenerated(instance=instance, incarnation=self._incarnation, step=self.steps, chunks=[chunk])
+        self._queue(Subjects("local").tokens(asked.ingress), generated, instance)
+
+    def tell(self, instance: str, now_ns: int) -> None:
+        """A snapshot and a summary."""
+        begun = time.thread_time_ns()
+        subjects = Subjects("local")
+        self._queue(subjects.status(MODEL, instance), self._snapshot(instance, now_ns), instance)
+        self._queue(f"{subjects.prefix}.summary.{MODEL}.{instance}", self._summary(instance, now_ns), instance)
+        self.taken_ns += time.thread_time_ns() - begun
+
+    def pump(self) -> None:
+        """Deliver what waits."""
+        while self._answers:
+            subject, headers, payload = self._answers.popleft()
+            for pattern, taker in self._takers:
+                if pattern == subject or ("*" in pattern and covers(pattern, subject)):
+                    taker(subject, "", payload, headers)
+
+    def _queue(self, subject: str, body: Body, sender: str) -> None:
+        self._answers.append((subject, write_headers(body.type_name(), sender, "", ""), encode(body)))
+
+    def record(self, instance: str) -> InstanceRecord:
+        """Its registration."""
+        return InstanceRecord(
+            instance=instance,
+            incarnation=self._incarnation,
+            model=MODEL,
+            engine="modelled",
+            engine_version="1",
+            max_model_len=4096,
+            max_sequences=256,
+            token_budget=8192,
+            block_size=16,
+            blocks_total=20_000,
+            step_time="cpu-8m",
+        )
+
+    def _snapshot(self, instance: str, now_ns: int) -> StatusSnapshot:
+        self.steps += 1
+        running = [
+            SequenceStatus(f"x{n}.0", SequenceState.RUNNING, 32, 40, 8, 64, 3, now_ns, 16) for n in range(RUNNING)
+        ]
+        return StatusSnapshot(
+            instance=instance,
+            incarnation=self._incarnation,
+            model=MODEL,
+            step=self.steps,
+            at_ns=now_ns,
+            running=running,
+            waiting=[],
+            blocks_free=19_000,
+            blocks_total=20_000,
+            preemptions=0,
+            step_duration_ns=2_000_000,
+            batch=BatchComposition(decodes=RUNNING, context_tokens=RUNNING * 40, longest_context=40),
+        )
+
+    def _summary(self, instance: str, now_ns: int) -> InstanceSummary:
+        return InstanceSummary(
+            instance=instance,
+            incarnation=self._incarnation,
+            model=MODEL,
+            at_ns=now_ns,
+            running=RUNNING,
+            waiting=0,
+            running_tokens=320,
+            waiting_prefill_tokens=0,
+            blocks_free=19_000,
+            blocks_total=20_000,
+            block_size=16,
+            preemptions=0,
+            output_tokens_total=self.steps,
+        )
+
+
+class HotPathRig:
+    """One ingress with its hosted actors, and engines."""
+
+    def __init__(self, folder: Path, *, instances: int, policy: str) -> None:
+        write_tokenizer(folder / "model")
+        (folder / "model" / "config.json").write_bytes(msgspec.json.encode({"max_position_embeddings": 4096}))
+        self.config = IngressConfig(
+            models=[ModelConfig(name=MODEL, path=str(folder / "model"))],
+            dispatch=DispatchConfig(policy=policy),
+            telemetry=TelemetryConfig(trace_dir=str(folder / "traces"), log_file=str(folder / "log")),
+        )
+        self._telemetry = open_telemetry("ingress", "ingress-0", self.config.telemetry)
+        self._process = IngressProcess(self.config, self._telemetry)
+        self._runtime = NatsRuntime(
+            bus=self.config.bus,
+            name="ingress-0",
+            telemetry=self._telemetry,
+            registry=self._telemetry.registry,
+            local=True,
+        )
+        self._engines = Engines([f"i{n:02}" for n in range(instances)], self._runtime.now_ns())
+        self._transport = SilentTransport()
+        self._served = 0
+
+    @property
+    def engines_ns(self) -> int:
+        """CPU time of the engines, which are no part of the figure."""
+        return self._engines.taken_ns
+
+    async def start(self) -> None:
+        """Starts the actors and shows them the instances."""
+        runtime, process, engines = self._runtime, self._process, self._engines
+        client = cast("Any", runtime._connection.client)  # the socket's place
+        client.publish_now, client.subscribe_now = engines.publish, engines.subscribe
+        runtime._connection.connected = True
+        runtime._carrier.watches = cast("Any", SilentWatches())
+        engines.subscribe(runtime._carrier.inbox.prefix + "*", "", runtime._carrier.inbox.take)
+        hosted = [predictor(PredictorConfig()), tagger(TaggerConfig())]
+        for companion in hosted:
+            self._join(companion)
+        process.attach(runtime)
+        for cell in runtime._cells:
+            cell.start(runtime.now_ns, runtime._carrier.carry_out)
+            self._introduce(cell)
+        self._connection = HttpConnection(process.server())
+        self._connection.connection_made(cast("Any", self._transport))
+
+    def _join(self, companion: Companion) -> None:
+        companion.join(self._runtime, self._telemetry)
+
+    def _introduce(self, cell: Any) -> None:
+        """Registrations and the plan, to actors that watch them."""
+        names = self._engines.names
+        stage = Stage(name="s0", length_min=0, length_max=None, instances=names)
+        plan = Plan(model=MODEL, epoch=1, stages=[stage], coordinator="c")
+        for name in names if cell.watches else []:
+            told = KeyChanged(bucket="instance", key=name, value=self._engines.record(name), revision=1)
+            self._runtime.deliver(cell, Message(told))
+        if cell.name == "ingress-0":
+            self._runtime.deliver(cell, Message(KeyChanged(bucket="plan", key=MODEL, value=plan, revision=1)))
+        for name in names:
+            self._engines.tell(name, self._runtime.now_ns())
+        self._engines.pump()
+
+    async def serve(self, requests: int, *, tokens: int, stream: bool) -> None:
+        """So many requests, one after the other."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "ignore_eos": True}
+        content = json.dumps(body | {"max_tokens": tokens, "stream": stream}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(content)}\r\n"
+        whole = head.encode() + b"content-type: application/json\r\n\r\n" + content
+        self._engines.taken_ns, self._transport.responses = 0, 0
+        engines, names = self._engines, self._engines.names
+        for _ in range(requests):
+            self._served += 1
+            if self._served % SNAPSHOT_EVERY == 0:
+                engines.tell(names[self._served // SNAPSHOT_EVERY % len(names)], self._runtime.now_ns())
+            self._connection.data_received(whole)
+            engines.pump()
+            if self._served % REQUESTS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def check(self, requests: int) -> None:
+        """Refuses a figure of something that did not work."""
+        assert self._transport.responses == requests, f"{self._transport.responses} of {requests} were served"
+
+    def close(self) -> None:
+        """Ends timers and files."""
+        for cell in self._runtime._cells:
+            self._runtime._carrier.end_timers(cell)
+        self._telemetry.close()
