@@ -111,6 +111,24 @@ def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed:
             "b",
         ),
         ("llumnix", [InstanceView(name="a"), seen("b", used_tokens=10, running=1)], "a"),
+        # A batch of small sequences may be full before its tokens are many: newcomers would wait for a place.
+        (
+            "join_shortest_queue",
+            [
+                seen("a", running=6, waiting=1, in_flight_sequences=1, sequences_max=8, running_tokens=80),
+                seen("b", running=7, sequences_max=8, running_tokens=8_000),
+            ],
+            "b",
+        ),
+        # Where all are full, the fewest wait.
+        (
+            "join_shortest_queue",
+            [
+                seen("a", running=8, waiting=2, sequences_max=8),
+                seen("b", running=8, waiting=1, sequences_max=8, running_tokens=8_000),
+            ],
+            "b",
+        ),
     ],
 )
 def test_a_policy_prefers_the_lower_load(policy, candidates, chosen):

@@ -173,6 +173,7 @@ class KnownInstance:
                 total_tokens=s.blocks_total * s.block_size,
                 in_flight_sequences=flights,
                 in_flight_tokens=self._in_flight_tokens,
+                sequences_max=self.record.max_sequences if self.record is not None else 0,
             )
         for stage in self.stages:
             stage.patch(self)

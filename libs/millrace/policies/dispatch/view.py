@@ -22,6 +22,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         waiting_prefill_tokens: Tokens that the queue still has to prefill.
         used_tokens: KV memory in use, tokens (used blocks times block size).
         total_tokens: KV memory in all, tokens; 0 where unknown.
+        sequences_max: Bound of the running batch; 0 where unknown.
         in_flight_sequences: Placed by this asker, not yet in a summary.
         in_flight_tokens: Their prompt tokens and tokens to recompute.
     """
@@ -36,6 +37,12 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     total_tokens: int = 0
     in_flight_sequences: int = 0
     in_flight_tokens: int = 0
+    sequences_max: int = 0
+
+    @property
+    def batch_full(self) -> bool:
+        """Whether one more sequence would wait for a place in the running batch, however little memory it needs."""
+        return 0 < self.sequences_max <= self.running + self.waiting + self.in_flight_sequences
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):

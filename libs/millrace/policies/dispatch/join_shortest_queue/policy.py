@@ -10,6 +10,10 @@ from millrace.policies.dispatch.pick import pick_lowest
 from millrace.policies.dispatch.view import Decision, DispatchView
 
 
+#: Load of each sequence that waits for a place in a full batch, above any load in tokens.
+_FULL = 1e12
+
+
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much a running token weighs.
 
@@ -29,8 +33,15 @@ def decide(
     view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
 ) -> tuple[Decision, State]:
     """Waiting and in-flight tokens, and running ones by their weight. A candidate without a summary has only what is
-    in flight.
+    in flight. One whose batch is full comes after all that have a place, whatever its tokens: a newcomer would wait for
+    a sequence to end.
     """
     weight = parameters.running_weight
-    loads = [c.waiting_prefill_tokens + c.in_flight_tokens + weight * c.running_tokens for c in view.candidates]
+    loads = [
+        c.waiting_prefill_tokens
+        + c.in_flight_tokens
+        + weight * c.running_tokens
+        + (c.batch_full and _FULL * (1 + c.waiting + c.in_flight_sequences))
+        for c in view.candidates
+    ]
     return pick_lowest(view, loads, rng, unit="tokens queued and running"), state
