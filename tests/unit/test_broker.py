@@ -113,6 +113,13 @@ def test_a_prediction_lets_it_go_at_the_boundary_or_keeps_it():
     assert [sequence for _, sequence, _, _ in world.moves] == ["g.0"]
 
 
+def test_a_sequence_that_has_moved_is_not_offered_again_on_the_word_of_an_old_snapshot():
+    world = BrokerWorld(filled("a", 6, 4_000), FakeInstance("b"), reasons=STANDING, tick_ms=10)
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
+    world.run(3_000)
+    assert sorted(sequence for _, sequence, _, _ in world.moves) == [f"ar{index}.0" for index in range(6)]
+
+
 def test_nobody_is_moved_down_when_a_boundary_rises():
     world = BrokerWorld(FakeInstance("a"), filled("c", 3, 500), reasons=STANDING)
     world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
