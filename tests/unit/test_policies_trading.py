@@ -229,3 +229,37 @@ def test_scores_name_every_bid(name):
 def test_a_parameter_that_makes_no_sense_is_refused_by_name(name, fields):
     with pytest.raises(msgspec.ValidationError, match=next(iter(fields))):
         parameters(name, **fields)
+
+
+def short_of_memory(**fields) -> TriggerView:
+    """One instance with 2 idle blocks per sequence beside a rich one and one that is poorer still."""
+    own = LoadView(name="a", tokens=30_000, running=10, blocks_free=20, blocks_total=2_000)
+    poorer = LoadView(name="b", tokens=30_000, running=10, blocks_free=5, blocks_total=2_000)
+    rich = [LoadView(name=name, tokens=8_000, running=10, blocks_free=1_500, blocks_total=2_000) for name in ("c", "d")]
+    sequences = (sequence("r.0", 900), sequence("r.1", 300))
+    return TriggerView(own=own, peers=(poorer, *rich[: fields.pop("rich", 2)]), sequences=sequences)
+
+
+def test_llumnix_offers_its_shortest_sequence_to_the_target_of_its_rank():
+    answer, _ = trigger("llumnix", short_of_memory())
+    assert answer.offers == ("r.1",)
+    assert "at c" in answer.reason or "at d" in answer.reason
+    # The only rich instance is for the poorer one.
+    assert trigger("llumnix", short_of_memory(rich=1))[0].offers == ()
+
+
+def test_llumnix_moves_nothing_above_its_threshold_or_where_the_gap_would_turn_round():
+    level = TriggerView(
+        own=LoadView(name="a", tokens=30_000, running=2, blocks_free=4, blocks_total=2_000),
+        peers=(LoadView(name="b", tokens=30_000, running=2, blocks_free=7, blocks_total=2_000),),
+        sequences=(sequence("r.0", 800),),
+    )
+    assert trigger("llumnix", level)[0].offers == ()
+    assert trigger("llumnix", short_of_memory(), freeness=1.5)[0].offers == ()
+
+
+def test_llumnix_takes_the_bid_with_most_idle_memory_if_that_is_more_than_here():
+    poor = load("a", 10_000)
+    assert pick("llumnix", bid("b", blocks_idle=1_100), bid("c", blocks_idle=1_200), own=poor) == "c"
+    assert pick("llumnix", bid("b", blocks_idle=900), own=poor) is None
+    assert pick("llumnix", bid("b", blocks_idle=900), own=poor, reason=MoveReason.DRAIN) == "b"

@@ -90,7 +90,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
     add(
         "--trading",
-        help="start brokers, and trade by: delay, cascade, ares, none",
+        help="start brokers, and trade by: delay, cascade, ares, llumnix, none",
     )
     add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
     add(

@@ -15,6 +15,7 @@ import msgspec
 from millrace.policies.trading.ares import policy as ares
 from millrace.policies.trading.cascade import policy as cascade
 from millrace.policies.trading.delay import policy as delay
+from millrace.policies.trading.llumnix import policy as llumnix
 from millrace.policies.trading.none import policy as none
 from millrace.policies.trading.view import (
     BidView,
@@ -100,6 +101,14 @@ _ALL = (
         parameters=ares.Parameters,
         initial_state=ares.State(),
         needs_forecast=True,
+    ),
+    TradingPolicy(
+        name="llumnix",
+        trigger=llumnix.trigger,
+        burden=llumnix.burden,
+        pick=llumnix.pick,
+        parameters=llumnix.Parameters,
+        initial_state=llumnix.State(),
     ),
 )
 

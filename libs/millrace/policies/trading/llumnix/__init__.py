@@ -1,0 +1,1 @@
+"""Llumnix's migration by freeness, as a policy of brokers."""
