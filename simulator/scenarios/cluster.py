@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -19,6 +20,7 @@ from millrace.sim.links import LinkModel
 from millrace.sim.process import SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 
+from services.broker.actor import BrokerActor
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.actor import IngressActor
 from services.ingress.config import (
@@ -103,6 +105,7 @@ class ScenarioCluster(SimulatedCluster):
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
         self._ingress_actors: list[IngressActor] = []
+        self._broker_actors: list[BrokerActor] = []
         self._choose_services()
         self._add_actors()
         simulation.after(WARM_NS, self._sample)
@@ -259,15 +262,28 @@ class ScenarioCluster(SimulatedCluster):
     # What is seen from outside
 
     def build_actor(self, role: Role, config: object, deps: ActorDeps) -> Actor:
-        """Keeps every incarnation of an ingress, for its counts."""
+        """Keeps every incarnation of an ingress and of a broker, for their counts."""
         actor = super().build_actor(role, config, deps)
         if isinstance(actor, IngressActor):
             self._ingress_actors.append(actor)
+        if isinstance(actor, BrokerActor):
+            self._broker_actors.append(actor)
         return actor
 
     def fallbacks(self) -> int:
         """Decisions of all ingresses that were made without the predictions that the policy asked for."""
         return sum(actor.state.metrics.fallbacks.total() for actor in self._ingress_actors)
+
+    def trades(self) -> dict[str, int]:
+        """What all brokers counted: ``ask REASON``, ``answer HOW``, ``deal REASON HOW``, ``boundary HOW``."""
+        counts: Counter[str] = Counter()
+        for actor in self._broker_actors:
+            metrics = actor.metrics
+            counts.update({f"ask {reason}": count for reason, count in metrics.asks.items()})
+            counts.update({f"answer {how}": count for how, count in metrics.bids.items()})
+            counts.update({f"deal {reason} {how}": count for (reason, how), count in metrics.deals.items()})
+            counts.update({f"boundary {how}": count for how, count in metrics.boundaries.items()})
+        return dict(sorted(counts.items()))
 
     def _sample(self) -> None:
         """Looks at every engine that runs; none of them notices."""

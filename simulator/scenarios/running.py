@@ -43,6 +43,7 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
         details: First detail of each kind of failure.
         fallbacks: Decisions that were made without the predictions that the policy asked for.
         engine_steps: Steps of all engines.
+        trades: What brokers counted, see ScenarioCluster.trades; empty without brokers.
     """
 
     spec: ScenarioSpec
@@ -57,6 +58,7 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
     finished: list[FinishedRequest]
     samples: list[EngineSample]
     migrations: list[MigrationRecord] = []
+    trades: dict[str, int] = {}
 
 
 def run_scenario(
@@ -170,6 +172,7 @@ class _Run:
             finished=cluster.observer.finished,
             samples=cluster.samples,
             migrations=cluster.observer.migrations,
+            trades=cluster.trades(),
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig
 from millrace.contracts.broker import MoveReason
+from millrace.policies.stages.refinement import RefinementParameters
 
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig, trading_policy
 
@@ -24,6 +25,7 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         reasons: For which of these sequences move.
         fences: What holds sequences back.
         limits: Of each broker.
+        refinement: How boundaries follow the traffic.
     """
 
     on: bool = False
@@ -32,6 +34,7 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reasons: tuple[MoveReason, ...] = tuple(MoveReason)
     fences: FenceConfig = FenceConfig()
     limits: BrokerLimits = BrokerLimits()
+    refinement: RefinementParameters = RefinementParameters()
 
     def broker(self, instance: str, bus: BusConfig) -> BrokerConfig:
         """Configuration of an instance's broker. Raises ConfigError where the policy or a parameter is wrong."""
@@ -44,4 +47,5 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             trading=trading,
             fences=self.fences,
             limits=self.limits,
+            refinement=self.refinement,
         )

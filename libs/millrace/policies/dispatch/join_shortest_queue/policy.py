@@ -9,7 +9,6 @@ import msgspec
 from millrace.policies.dispatch.pick import pick_lowest
 from millrace.policies.dispatch.view import Decision, DispatchView
 
-
 #: Load of each sequence that waits for a place in a full batch, above any load in tokens.
 _FULL = 1e12
 
