@@ -1,0 +1,187 @@
+"""Workloads and layouts of the comparisons: one cluster of modelled H200, four traces' lengths, kappa as a key."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.policies.stages import search
+from millrace.policies.stages.deciding import Search, decide_by
+from millrace.policies.stages.instance import InstanceModel, linear_instance
+from millrace.policies.stages.membership import StageShape
+from millrace.policies.stages.objectives import UNCONSTRAINED
+from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.statistics import LengthStatistics, statistics_of
+from millrace.policies.stages.view import ObjectiveName, PlanningParameters, PlanningView
+from millrace.workloads.shape import RequestShape
+
+from bench.block.bound import fluid_bound
+from simulator.scenarios.load import arrivals
+from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.spec import ScenarioSpec
+
+SET = "h200-llama-3-8b"
+
+#: KV memory of 896,000 tokens, as an H200 has beside Llama-3-8B in 16 bits.
+ENGINE = {
+    "max_model_len": 65_536,
+    "blocks_total": 56_000,
+    "max_sequences": 256,
+    "token_budget": 8_192,
+    "prefix_caching": False,
+}
+
+#: Draws of lengths from which the fluid bound and the planners' statistics are computed.
+DRAWS = 6_000
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths of a trace, as the distribution that ships has them.
+
+    Attributes:
+        requests: Of a run of eight instances at most loads, with warm-up and tail.
+        ttft_s, tpot_s: SLO: about five times an idle engine's.
+    """
+
+    lengths: str
+    requests: int
+    ttft_s: float = 1.0
+    tpot_s: float = 0.03
+
+
+TRACES: Mapping[str, Trace] = {
+    "R1": Trace(lengths="servegen-deepseek-r1", requests=2_400),
+    "Mooncake": Trace(lengths="mooncake-conversation", requests=2_400, ttft_s=5.0),
+    "ShareGPT": Trace(lengths="sharegpt", requests=8_000),
+    "Azure": Trace(lengths="azure-conversation", requests=6_000),
+}
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster and what comes.
+
+    Attributes:
+        load: Share of the fluid bound at kappa 0.
+        requests: 0 for the trace's own number, in proportion to the instances.
+        changes: Tables laid over the scenario.
+    """
+
+    trace: str = "R1"
+    kappa: float = 0.2
+    instances: int = 8
+    load: float = 0.8
+    requests: int = 0
+    changes: Mapping[str, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """Requests of one run."""
+        return self.requests or max(200, TRACES[self.trace].requests * self.instances // 8)
+
+    def spec(self, *layers: Mapping[str, Any], seed: int = 0) -> ScenarioSpec:
+        """The scenario with a variant's tables over it."""
+        table = self._table(self.rate_per_s())
+        for layer in (self.changes, *layers):
+            table = merged(table, layer)
+        return scenario_of({**table, "seed": seed})
+
+    def rate_per_s(self) -> float:
+        """Arrivals per second."""
+        return round(self.load * _bound(self.trace, self.instances), 3)
+
+    def _table(self, rate_per_s: float) -> dict[str, Any]:
+        trace = TRACES[self.trace]
+        group = {"instances": self.instances, "step_time": SET, "kappa": self.kappa, "engine": ENGINE}
+        return {
+            "cluster": {"groups": [group]},
+            "dispatch": {"policy": "join_shortest_queue"},
+            "migration": {"bandwidth_gbps": 400.0},
+            "workload": {
+                "count": self.count,
+                "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
+                "lengths": {"kind": "fitted", "name": trace.lengths, "total_max": ENGINE["max_model_len"] - 1},
+            },
+            "prediction": {"kind": "none"},
+            "intervals": {"token_ms": 5_000, "sample_ms": 2_000},
+            "slo": {"ttft_ms": 1e3 * trace.ttft_s, "tpot_ms": 1e3 * trace.tpot_s},
+        }
+
+    def statistics(self) -> LengthStatistics:
+        """What a planner would know of these lengths at this rate."""
+        shapes = _shapes(self.trace)
+        return statistics_of(
+            [shape.prompt_tokens for shape in shapes],
+            [shape.output_tokens for shape in shapes],
+            span_s=len(shapes) / self.rate_per_s(),
+        )
+
+    def model(self) -> InstanceModel:
+        """An instance as planners see it."""
+        step_time, engine = load_step_time(SET), EngineParameters(**ENGINE)  # type: ignore[arg-type]
+        assert isinstance(step_time, LinearStepTime)
+        cost = step_time.unequal(self.kappa).cost(engine)
+        return linear_instance(
+            cost, kv_tokens=engine.blocks_total * engine.block_size, max_sequences=engine.max_sequences
+        )
+
+    def planned(self, planner: str) -> tuple[StageShape, ...]:
+        """The layout of a planner for these lengths and this rate, one stage where it finds none.
+
+        ``two_phase`` and ``chain`` are the paper's: equation 1, octave tiers, better than one stage or not.
+        """
+        searches: Mapping[str, Search] = {
+            "exact": search.exact,
+            "two_phase": search.two_phase,
+            "chain": search.chain,
+        }
+        model = self.model()
+        quality = QualityModel(d0=model.fixed_s, d1=model.per_decode_s, d4=model.per_context_token_s)
+        view = PlanningView(instances=self.instances, statistics=self.statistics(), instance=model, quality=quality)
+        parameters = PlanningParameters()
+        if planner != "exact":
+            parameters = PlanningParameters(
+                objective=ObjectiveName.QUALITY, constraints=UNCONSTRAINED, cuts_per_octave=1
+            )
+        return decide_by(searches[planner], view, parameters, always=planner != "exact").shapes
+
+
+def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with another laid over it, key by key."""
+    result = dict(table)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def fixed(shapes: Sequence[StageShape]) -> dict[str, Any]:
+    """A layout as the tables of a scenario."""
+    ranges = [msgspec.to_builtins(shape) for shape in shapes]
+    ranges = [{key: value for key, value in each.items() if value is not None} for each in ranges]
+    return {"stages": {"policy": "fixed", "parameters": {"ranges": ranges}}}
+
+
+def told(shapes: Sequence[StageShape]) -> str:
+    """``3 from 0, 5 from 2048``."""
+    return ", ".join(f"{shape.instances} from {shape.length_min}" for shape in shapes)
+
+
+@functools.cache
+def _shapes(trace: str) -> tuple[RequestShape, ...]:
+    spec = scenario_of({"workload": {"count": DRAWS, "lengths": _lengths(trace)}})
+    return tuple(arrival.shape for arrival in arrivals(spec.workload, seed=0, folders=()))
+
+
+def _lengths(trace: str) -> dict[str, Any]:
+    return {"kind": "fitted", "name": TRACES[trace].lengths, "total_max": ENGINE["max_model_len"] - 1}
+
+
+@functools.cache
+def _bound(trace: str, instances: int) -> float:
+    groups = [{"instances": instances, "step_time": SET, "engine": ENGINE}]
+    return fluid_bound(scenario_of({"cluster": {"groups": groups}}), _shapes(trace))

@@ -1,0 +1,74 @@
+"""What is switched on: dispatch, trading, stages, hand-over, refinement, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millrace.policies.stages.membership import StageShape
+
+from bench.stages.setups import fixed, merged
+
+Layer = Mapping[str, Any]
+
+#: Boundaries stay where the plan has them.
+FROZEN = {"sequences_min": 1_000_000_000}
+
+
+def dispatch(policy: str, **parameters: Any) -> dict[str, Any]:
+    """A dispatch policy without anything else."""
+    return {"dispatch": {"policy": policy, "parameters": parameters}}
+
+
+def trading(policy: str, *, reasons: Sequence[str] = (), refinement: Layer = FROZEN, **parameters: Any) -> Layer:
+    """Brokers that trade by a policy; for all reasons where none are named."""
+    trades = {"on": True, "policy": policy, "parameters": parameters, "refinement": refinement}
+    return {"migration": {"on": True}, "trading": trades | ({"reasons": list(reasons)} if reasons else {})}
+
+
+def arrival_only(shapes: Sequence[StageShape], sigma: float = 0.0) -> Layer:
+    """Stages by the predicted final length, and nobody moves."""
+    prediction = {"prediction": {"kind": "noisy", "sigma": sigma}, "dispatch": {"stage_by": "expected"}}
+    return merged(fixed(shapes), prediction)
+
+
+def hand_over(shapes: Sequence[StageShape]) -> Layer:
+    """Stages by present length; who outgrows one moves on."""
+    return merged(fixed(shapes), trading("none", reasons=["drain", "handoff", "boundary"]))
+
+
+def refined(shapes: Sequence[StageShape], method: str = "weighted") -> Layer:
+    """The same with boundaries that follow the traffic."""
+    reasons = ["drain", "handoff", "boundary"]
+    return merged(fixed(shapes), trading("none", reasons=reasons, refinement={"method": method}))
+
+
+def full(shapes: Sequence[StageShape], *, refinement: Layer = FROZEN) -> Layer:
+    """Stages whose instances also trade within a stage."""
+    return merged(fixed(shapes), trading("delay", refinement=refinement))
+
+
+#: Without stages.
+BASELINES: Mapping[str, Layer] = {
+    "round robin": dispatch("round_robin"),
+    "shortest queue": dispatch("join_shortest_queue"),
+    "Llumnix, no moves": dispatch("llumnix"),
+    "Llumnix": merged(dispatch("llumnix"), trading("llumnix", reasons=["memory", "balance"])),
+    "Llumnix, early": merged(dispatch("llumnix"), trading("llumnix", reasons=["memory", "balance"], freeness=1_000.0)),
+    "forecast": dispatch("forecast"),
+}
+
+#: The best dispatch without stages, and what all staged variants dispatch by.
+BASE = "shortest queue"
+
+
+def steps(shapes: Sequence[StageShape]) -> dict[str, Layer]:
+    """From no stages to everything, one thing switched on at a time."""
+    return {
+        "balance": trading("delay"),
+        "arrival": arrival_only(shapes),
+        "hand-over": hand_over(shapes),
+        "+ refinement": refined(shapes),
+        "+ trade": full(shapes, refinement={}),
+        "trade, no refinement": full(shapes),
+    }

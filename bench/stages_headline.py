@@ -1,0 +1,100 @@
+"""Length stages and trading against dispatch alone: latency, SLO, by trace and kappa, split into their parts.
+
+    python -m bench stages_headline --rows FILE
+    python -m bench stages_headline --parts split --kappa 0.2 --seeds 1
+
+Eight modelled H200; the rate is a share of the fluid bound without a penalty. Parts: ``split`` (R1 lengths, each
+mechanism switched on by itself and one after the other, beside all baselines), ``kappa`` (R1, from kernels that split
+to the paper's largest penalty), ``traces`` (the other three), ``light`` (0.3 of the bound, and equal lengths). Layouts
+are those of ``exact`` for the trace's own lengths: what it would plan after its first minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from bench.stages.runs import RunOptions, add_options, options, run_all
+from bench.stages.setups import TRACES, Setup, told
+from bench.stages.tables import comparison
+from bench.stages.variants import BASE, BASELINES, Layer, full, hand_over, steps, trading
+
+KAPPAS = (0.0, 0.2, 0.76)
+
+#: All requests alike.
+UNIFORM = {"kind": "log_normal", "prompt_mean": 500, "output_mean": 1_000, "prompt_sigma": 0.05, "output_sigma": 0.05}
+
+
+def main() -> int:
+    """Runs the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, seeds=3)
+    parts: dict[str, Callable[[RunOptions, argparse.Namespace], None]] = {
+        "split": _split,
+        "kappa": _kappa,
+        "traces": _traces,
+        "light": _light,
+    }
+    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    parser.add_argument("--kappa", type=float, default=0.2, help="of the parts split and traces")
+    parser.add_argument("--load", type=float, default=0.8, help="share of the fluid bound (default %(default)s)")
+    parser.add_argument("--labels", nargs="+", default=[], help="of the part split, these alone")
+    arguments = parser.parse_args()
+    for name in arguments.parts:
+        parts[name](options(arguments), arguments)
+    return 0
+
+
+def _split(chosen: RunOptions, arguments: argparse.Namespace) -> None:
+    setup = Setup(kappa=arguments.kappa, load=arguments.load)
+    layers = {**BASELINES, **steps(setup.planned("exact"))}
+    kept = {label: layer for label, layer in layers.items() if not arguments.labels or label in arguments.labels}
+    _compare(setup, kept, chosen)
+
+
+def _kappa(chosen: RunOptions, arguments: argparse.Namespace) -> None:
+    for kappa in KAPPAS:
+        _compare_few(Setup(kappa=kappa, load=arguments.load), chosen)
+
+
+def _traces(chosen: RunOptions, arguments: argparse.Namespace) -> None:
+    for trace in TRACES:
+        if trace != "R1":
+            _compare_few(Setup(trace=trace, kappa=arguments.kappa, load=arguments.load), chosen)
+
+
+def _light(chosen: RunOptions, arguments: argparse.Namespace) -> None:
+    _compare_few(Setup(kappa=arguments.kappa, load=0.3), chosen)
+    uniform = Setup(
+        trace="ShareGPT",
+        kappa=arguments.kappa,
+        load=0.3,
+        requests=3_000,
+        changes={"workload": {"lengths": UNIFORM, "arrivals": {"kind": "poisson", "rate_per_s": 60.0}}},
+    )
+    print("\nequal lengths, 500 + 1,000 tokens, 60 requests/s")
+    _print(uniform, {BASE: BASELINES[BASE], "balance": trading("delay")}, chosen)
+
+
+def _compare_few(setup: Setup, chosen: RunOptions) -> None:
+    shapes = setup.planned("exact")
+    layers: dict[str, Layer] = {BASE: BASELINES[BASE], "balance": trading("delay")}
+    if len(shapes) > 1:
+        layers |= {"hand-over": hand_over(shapes), "trade, no refinement": full(shapes)}
+    _compare(setup, layers, chosen)
+
+
+def _compare(setup: Setup, layers: dict[str, Layer], chosen: RunOptions) -> None:
+    rate = f"{setup.rate_per_s():.1f} requests/s, {setup.load:.0%} of the fluid bound"
+    print(f"\n{setup.trace}, kappa {setup.kappa:g}, {rate}; exact: {told(setup.planned('exact'))}")
+    _print(setup, layers, chosen)
+
+
+def _print(setup: Setup, layers: dict[str, Layer], chosen: RunOptions) -> None:
+    rows = run_all(chosen.jobs({label: setup.spec(layer) for label, layer in layers.items()}), chosen)
+    print(comparison(rows, BASE), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
