@@ -176,7 +176,7 @@ def _not_for_containers(spec: ClusterSpec) -> str:
     if spec.services.brokers:
         return "services.brokers: true; a compose deployment has no brokers yet"
     for name, count in msgspec.structs.asdict(spec.services).items():
-        if count != 1 and name != "brokers":
+        if count != 1 and name not in ("brokers", "hosted_instances_max"):
             return f"services.{name}: {count}; a compose deployment has one of each service, and migrators"
     if len({group.device == "cpu" for model in spec.models for group in model.groups}) > 1:
         return "models[].groups[].device: GPUs and CPUs in one deployment; the worker's image is built for one of them"
