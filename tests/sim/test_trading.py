@@ -123,15 +123,15 @@ def short_of_memory(seed: int, *reasons: MoveReason) -> tuple[SoakReport, int]:
     run = undisturbed(seed, policy="none", plan_ns=0)
     shape = run.cluster.shape
     assert shape.trading is not None
-    small = msgspec.structs.replace(shape.engine, blocks_total=40)
+    small = msgspec.structs.replace(shape.engine, blocks_total=34)
     trading = msgspec.structs.replace(shape.trading, stages_max=1, reasons=reasons)
-    run = SoakRun(seed, shape=msgspec.structs.replace(shape, engine=small, trading=trading), faults=False, rate=16.0)
+    run = SoakRun(seed, shape=msgspec.structs.replace(shape, engine=small, trading=trading), faults=False, rate=20.0)
     report = run.run()
     return report, sum(engine.engine.scheduler.preemptions for engine in run.cluster.engines.values())
 
 
 def test_moves_for_memory_avoid_preemptions():
-    with_moves = [short_of_memory(seed, MoveReason.MEMORY) for seed in range(2)]
-    without = [short_of_memory(seed) for seed in range(2)]
+    with_moves = [short_of_memory(seed, MoveReason.MEMORY) for seed in range(4)]
+    without = [short_of_memory(seed) for seed in range(4)]
     assert sum(report.deals["memory moved"] for report, _ in with_moves if "memory moved" in report.deals) > 0
     assert sum(preempted for _, preempted in with_moves) < sum(preempted for _, preempted in without)
