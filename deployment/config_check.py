@@ -13,6 +13,7 @@ from millrace.enginemodel.coefficients import load_step_time
 
 from services.coordinator.config import CoordinatorConfig, strategy_parameters
 from services.ingress.config import IngressConfig, policy_of, policy_parameters
+from services.judge.config import JudgeConfig
 from services.migrator.config import MigratorConfig, target_policy
 from services.predictor.config import PredictorConfig
 from services.tagger.config import TaggerConfig
@@ -69,6 +70,7 @@ _CHECKS: Mapping[str, Callable[[Path], object]] = MappingProxyType(
         "migrator": _migrator,
         "worker": _worker,
         "predictor": lambda path: load_config(PredictorConfig, path),
+        "judge": lambda path: load_config(JudgeConfig, path),
         "tagger": lambda path: load_config(TaggerConfig, path),
     }
 )

@@ -85,6 +85,18 @@ def _broker(config: str, incarnation: int) -> Actor:
     return build(known, BrokerDeps(**vars(_deps(known.name, incarnation)), step_times=step_times))
 
 
+def _judge(config: str, incarnation: int) -> Actor:
+    """Files of judges must still be where they were."""
+    from services.judge.build import JudgeDeps, build
+    from services.judge.config import JudgeConfig
+    from services.judge.files import read_curve, read_judges
+
+    known = msgspec.json.decode(config, type=JudgeConfig)
+    judges, _unreadable = read_judges(known.judges)
+    deps = JudgeDeps(**vars(_deps(known.name, incarnation)), judges=judges, curve=read_curve(known.llm))
+    return build(known, deps)
+
+
 def _predictor(config: str, incarnation: int) -> Actor:
     """Step-time files must still be where they were."""
     from services.predictor.build import PredictorDeps, build
@@ -117,6 +129,7 @@ REBUILD: Mapping[str, Rebuild] = {
     "broker": _broker,
     "coordinator": _coordinator,
     "ingress": _ingress,
+    "judge": _judge,
     "migrator": _migrator,
     "predictor": _predictor,
     "tagger": _tagger,

@@ -17,6 +17,7 @@ from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import StepTimeModel
+from millrace.judging.confidence import ConfidenceModel
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.process import Handlers, SimProcess
 
@@ -29,6 +30,9 @@ from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
 from services.ingress.build import IngressDeps
 from services.ingress.build import build as build_ingress
 from services.ingress.tokens.detokenizer import TextModel
+from services.judge.actor import ACCEPTS as JUDGE_ACCEPTS
+from services.judge.build import JudgeDeps
+from services.judge.build import build as build_judge
 from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
 from services.migrator.build import build as build_migrator
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
@@ -94,6 +98,11 @@ def tagger() -> SimService:
 def migrator() -> SimService:
     """Configured by a MigratorConfig."""
     return SimService(MIGRATOR_ACCEPTS, build_migrator)
+
+
+def judge(judges: Mapping[str, ConfidenceModel]) -> SimService:
+    """Configuration: JudgeConfig; ``judges`` by served model. Kinds that ask over HTTP need handlers of the caller."""
+    return SimService(JUDGE_ACCEPTS, lambda config, deps: build_judge(config, JudgeDeps(**vars(deps), judges=judges)))
 
 
 def broker(step_times: Mapping[str, StepTimeModel]) -> SimService:

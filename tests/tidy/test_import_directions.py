@@ -16,6 +16,7 @@ SHELLS = (
     "*/metrics.py",
     "ingress/api/tokenizer.py",
     "ingress/http/*",
+    "judge/shell.py",
     "supervisor/buckets.py",
     "supervisor/compose_host.py",
     "supervisor/display.py",

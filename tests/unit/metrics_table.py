@@ -15,6 +15,7 @@ from services.broker.metrics import BrokerMetrics
 from services.coordinator.metrics import CoordinatorCollector, ProvisioningFigures
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
+from services.judge.metrics import JudgeMetrics
 from services.migrator.metrics import MigratorMetrics
 from services.predictor.metrics import PredictorMetrics
 from services.tagger.metrics import TaggerCollector, TaggerFigures
@@ -71,6 +72,11 @@ def tagger(registry: CollectorRegistry) -> None:
     registry.register(TaggerCollector(TaggerFigures))
 
 
+def judge(registry: CollectorRegistry) -> None:
+    """Scores of answers."""
+    JudgeMetrics(registry)
+
+
 def coordinator(registry: CollectorRegistry) -> None:
     """Provisioning."""
     registry.register(CoordinatorCollector(ProvisioningFigures()))
@@ -83,6 +89,7 @@ SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
     ("Migrator", migrator),
     ("Broker", broker),
     ("Tagger", tagger),
+    ("Judge", judge),
     ("Coordinator", coordinator),
     ("Every service", every_service),
 )

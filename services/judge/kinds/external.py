@@ -1,0 +1,77 @@
+"""The external judge: a model behind an OpenAI-compatible URL is asked for a number from 0 to 100.
+
+Source: Cascadia, section 3.3 (a judge that answers 0 to 100 in one or two tokens).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+from millrace.contracts.judge import JudgeAnswer
+
+from services.judge.kinds.verdict import Verdict
+
+#: Tokens that the judge may answer: a number, and a little more from models that cannot stop.
+TOKENS_MAX = 8
+
+_NUMBER = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*100)?\s*[.%]?\s*")
+
+INSTRUCTION = (
+    "You grade answers of a language model. Say how good the answer to the request is as one whole number from 0 "
+    "(wrong or useless) to 100 (right and complete). Answer with the number alone."
+)
+
+
+class _Content(msgspec.Struct):
+    """Content of one choice."""
+
+    content: str | None = None
+
+
+class JudgeChoice(msgspec.Struct):
+    """One choice. ``logprobs`` is left as it came: servers differ in it."""
+
+    message: _Content
+    logprobs: Any = None
+
+
+class _Completion(msgspec.Struct):
+    """The part of a chat completion that judges read."""
+
+    choices: list[JudgeChoice]
+
+
+def external_body(question: JudgeAnswer, answer: str, *, model: str) -> dict[str, Any]:
+    """The body of ``POST /chat/completions`` that asks for the grade of one choice."""
+    asked = f"Request:\n{question.prompt}\n\nAnswer:\n{answer}\n\nGrade from 0 to 100:"
+    messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": asked}]
+    return {"model": model, "messages": messages, "max_tokens": TOKENS_MAX, "temperature": 0}
+
+
+def external_verdict(payload: bytes) -> Verdict:
+    """The grade in an answer; none where it is anything but one number from 0 to 100."""
+    choice = first_choice(payload)
+    if choice is None:
+        return Verdict(None, "the judge's answer is no chat completion")
+    text = choice.message.content or ""
+    if not text.strip():
+        return Verdict(None, "the judge answered nothing")
+    found = _NUMBER.fullmatch(text)
+    value = float(found.group(1)) if found else math.nan
+    if math.isnan(value):
+        return Verdict(None, f"the judge answered text, not a number: {text.strip()[:80]!r}")
+    if not 0 <= value <= 100:
+        return Verdict(None, f"the judge answered {value:g}, which is not within 0 to 100")
+    return Verdict(value, "graded by the external judge")
+
+
+def first_choice(payload: bytes) -> JudgeChoice | None:
+    """The first choice of a chat completion; None for anything else."""
+    try:
+        told = msgspec.json.decode(payload, type=_Completion)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return told.choices[0] if told.choices else None

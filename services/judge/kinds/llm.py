@@ -1,0 +1,75 @@
+"""The LLM judge: a model of the cluster is asked whether the answer is right, and the score is 100 · P("yes").
+
+It is asked like any client's question, through the cluster's own API, so it is placed, queued and counted like the
+rest. No judge model ships: any served model may be named, and its answers are only as good as that model is. `curve`
+calibrates a model that was trained for it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+from millrace.contracts.judge import JudgeAnswer
+from millrace.judging.calibration import IsotonicCurve
+
+from services.judge.kinds.external import first_choice
+from services.judge.kinds.verdict import Verdict
+
+#: First tokens looked at; ingress gives at most 20.
+TOP_TOKENS = 20
+
+QUESTION = "Is the answer to the request right? Answer yes or no."
+
+
+class _TopToken(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _TokenLogprobs(msgspec.Struct):
+    top_logprobs: list[_TopToken]
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprobs]
+
+
+def llm_body(question: JudgeAnswer, answer: str, *, model: str) -> dict[str, Any]:
+    """The body of ``POST /chat/completions`` that asks for one token."""
+    asked = f"Request:\n{question.prompt}\n\nAnswer:\n{answer}\n\n{QUESTION}"
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": asked}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": TOP_TOKENS,
+    }
+
+
+def llm_verdict(payload: bytes, curve: IsotonicCurve | None) -> Verdict:
+    """100 · P("yes") over P("yes") + P("no") of the first token; none where neither is among the likeliest."""
+    choice = first_choice(payload)
+    if choice is None:
+        return Verdict(None, "the judge's answer is no chat completion")
+    try:
+        told = msgspec.convert(choice.logprobs, _Logprobs)
+    except msgspec.ValidationError:
+        return Verdict(None, "the judge's answer has no log-probabilities")
+    if not told.content:
+        return Verdict(None, "the judge answered nothing")
+    yes, no = (_probability(told.content[0].top_logprobs, word) for word in ("yes", "no"))
+    if not yes + no > 0:
+        return Verdict(None, "neither yes nor no is among the judge's likeliest tokens")
+    share = yes / (yes + no)
+    share = float(curve.at(np.array([share]))[0]) if curve is not None else share
+    return Verdict(100 * share, 'P("yes") of the judge model')
+
+
+def _probability(tokens: list[_TopToken], word: str) -> float:
+    """Of all spellings of a word; a log-probability that is none counts as impossible."""
+    usable = [each.logprob for each in tokens if each.token.strip().lower() == word and each.logprob <= 1e-6]
+    return math.fsum(math.exp(min(value, 0.0)) for value in usable)

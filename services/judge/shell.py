@@ -1,0 +1,138 @@
+"""Carries out the judge's own effects: chat completions over HTTP, in threads, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from millrace.actor.effects import Effect
+from millrace.actor.errors import ConfigError
+from millrace.actor.runtime_nats import ActorHandle
+
+from services.judge.config import JudgeConfig, RemoteConfig
+from services.judge.effects import AskingFailed, AskModel, ModelAnswered
+
+#: Requests under way at once; others wait, within their deadline.
+THREADS = 32
+#: Longest answer that is read, bytes: eight tokens with twenty log-probabilities each are under 20 KB.
+PAYLOAD_MAX = 1 << 20
+#: Bytes that are read at once, between two looks at the clock.
+CHUNK = 1 << 16
+#: Of a server's complaint so much is kept, characters.
+DETAIL_MAX = 200
+
+
+class PostFailed(Exception):
+    """No usable answer came."""
+
+    def __init__(self, why: str, detail: str) -> None:
+        """``why`` as AskingFailed has it."""
+        super().__init__(detail)
+        self.why = why
+
+
+class JudgeShell:
+    """The shell of one judge process.
+
+    Raises:
+        ConfigError: a key file cannot be read, or a URL is none of HTTP.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._remotes: dict[str, RemoteConfig] = {"external": config.external, "llm": config.llm}
+        self._headers = {kind: _headers(kind, remote) for kind, remote in self._remotes.items()}
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="judge-http")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handle: ActorHandle | None = None
+
+    def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
+        """One for each effect of services/judge/effects.py."""
+        return {AskModel: self._on_ask}
+
+    def attach(self, handle: ActorHandle) -> None:
+        """Results go there."""
+        self._handle = handle
+
+    def close(self) -> None:
+        """Ends what waits."""
+        for task in self._tasks:
+            task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _on_ask(self, effect: AskModel) -> None:
+        task = asyncio.get_running_loop().create_task(self._ask(effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, effect: AskModel) -> None:
+        assert self._handle is not None
+        remote, headers = self._remotes[effect.kind], self._headers[effect.kind]
+        url = f"{remote.url.rstrip('/')}/chat/completions"
+        deadline = time.monotonic() + remote.timeout_s
+        loop = asyncio.get_running_loop()
+        asked = [loop.run_in_executor(self._pool, post, url, body, headers, deadline) for body in effect.bodies]
+        try:
+            async with asyncio.timeout(remote.timeout_s):
+                payloads = await asyncio.gather(*asked)
+        except TimeoutError:
+            detail = f"no answer within {remote.timeout_s:g} s"
+            self._handle.deliver(AskingFailed(correlation=effect.correlation, why="timeout", detail=detail))
+        except PostFailed as error:
+            self._handle.deliver(AskingFailed(correlation=effect.correlation, why=error.why, detail=str(error)))
+        else:
+            self._handle.deliver(ModelAnswered(correlation=effect.correlation, payloads=payloads))
+        finally:
+            for future in asked:
+                future.cancel()
+
+
+def _headers(kind: str, remote: RemoteConfig) -> dict[str, str]:
+    if remote.url and not remote.url.startswith(("http://", "https://")):
+        raise ConfigError(f"{kind}.url {remote.url!r}: begins with neither http:// nor https://")
+    headers = {"content-type": "application/json", "user-agent": "millrace-judge"}
+    if remote.key_file:
+        try:
+            headers["authorization"] = f"Bearer {Path(remote.key_file).read_text().strip()}"
+        except OSError as error:
+            raise ConfigError(f"{kind}.key_file {remote.key_file}: {error.strerror}") from None
+    return headers
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str], deadline: float) -> bytes:
+    """Posts a body; returns that of an answer with status 200. Blocks until ``deadline`` (monotonic) at the latest, but
+    for the time that one read takes.
+
+    Raises:
+        PostFailed: there is no such answer.
+    """
+    request = urllib.request.Request(url, data=body, headers=dict(headers), method="POST")  # checked above
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise PostFailed("timeout", "its turn did not come in time")
+    try:
+        with urllib.request.urlopen(request, timeout=left) as answer:
+            return _read(answer, deadline)
+    except urllib.error.HTTPError as error:
+        raise PostFailed("status", f"status {error.code}: {error.reason}"[:DETAIL_MAX]) from None
+    except TimeoutError:
+        raise PostFailed("timeout", "no answer in time") from None
+    except (OSError, HTTPException) as error:
+        raise PostFailed("unreachable", str(error)[:DETAIL_MAX]) from None
+
+
+def _read(answer: Any, deadline: float) -> bytes:
+    payload = b""
+    while chunk := answer.read1(CHUNK):
+        payload += chunk
+        if len(payload) > PAYLOAD_MAX:
+            raise PostFailed("status", f"an answer of over {PAYLOAD_MAX} bytes")
+        if time.monotonic() > deadline:
+            raise PostFailed("timeout", "the answer did not end in time")
+    return payload
