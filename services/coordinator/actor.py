@@ -320,13 +320,13 @@ class CoordinatorActor:
         state = self._models.get(model)
         if state is None or state.plan_key.writing or not self._leads(state, now_ns):
             return []
-        plan = self._planning.next_plan(model, state.plan, self._serving(model, now_ns), now_ns)
+        plan = self._planning.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
         if plan is None:
             return []
         state.plan_key.writing = True
         return [*put_plan(plan, revision=state.plan_key.revision), *nobody_prefills(model, state, plan.stages)]
 
-    def _serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
+    def serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
         """Those that the plan names."""
         views = [view for view in self._instances.values() if view.record.model == model]
         return [view.record for view in views if view.serves(now_ns, SILENCE_NS_MAX)]
@@ -340,7 +340,7 @@ class CoordinatorActor:
                 self.provisioning.forget(model)
                 continue
             instances = [view for view in self._instances.values() if view.record.model == model]
-            effects += self._planning.tick(model, state.plan, self._serving(model, now_ns), now_ns)
+            effects += self._planning.tick(model, state.plan, self.serving(model, now_ns), now_ns)
             effects += self.provisioning.tick(model, instances, now_ns, silence_ns=SILENCE_NS_MAX)
         return effects
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 
 from services.coordinator.actor import CoordinatorActor
+from services.coordinator.cascades import Cascades
+from services.coordinator.cascading import CascadingCoordinator
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.files import build_planning
 from services.coordinator.metrics import CoordinatorCollector
 
 
-def build(config: CoordinatorConfig, deps: ActorDeps) -> CoordinatorActor:
-    """The actor of a configuration.
+def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
+    """The actor of a configuration; one without cascades knows nothing of them.
 
     Raises:
         ConfigError: the provisioning strategy or the stage policy is wrong, or a file that one of them names is.
@@ -25,4 +28,6 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> CoordinatorActor:
     )
     if deps.registry is not None:
         deps.registry.register(CoordinatorCollector(actor.provisioning.figures))
-    return actor
+    if not config.cascades:
+        return actor
+    return CascadingCoordinator(actor, Cascades(config.cascades, name=config.name, incarnation=deps.incarnation))

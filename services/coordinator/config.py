@@ -13,6 +13,8 @@ from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
 
+from services.coordinator.cascade_config import CoordinatedCascade
+
 
 class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When instances are started and stopped, and who does it.
@@ -77,6 +79,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         name: Unique name on the bus; several coordinators stand by for each other.
         roles: What an instance does, by its name or a pattern (``gpu0-*``): ``prefill``, ``decode`` or ``both``. Its
             name wins, then the first pattern that fits; who stands nowhere does both.
+        cascades: Cascades that it plans.
     """
 
     name: str = "coordinator-0"
@@ -85,6 +88,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     provisioning: ProvisioningConfig = ProvisioningConfig()
     stages: StagesConfig = StagesConfig()
     roles: dict[str, InstanceRole] = {}
+    cascades: list[CoordinatedCascade] = []
     record: str = ""
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster import ClusterSpec, WorkerSlot, cluster_toml, workers_of
+from millrace.cluster.model_folders import judge_files
 from millrace.cluster.spec import EngineName
 from millrace.contracts.catalog import Role
+from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.service_fields import (
     broker_fields,
@@ -64,6 +66,7 @@ class Layout:
             *self._workers(running, slots),
             *self._migrators(),
             *self._brokers(),
+            *self._judges(),
             *self._ingresses(),
         ]
         config = SupervisorConfig(
@@ -78,7 +81,7 @@ class Layout:
             spares=self._workers([slot for slot in slots if slot.spare], slots),
             host=HOST,
             ingress_url=self.ingress_url,
-            models=[model.name for model in spec.models],
+            models=[*([spec.cascade.name] if spec.cascade else []), *(model.name for model in spec.models)],
         )
         self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
         self._files[self.run_dir / "cluster.toml"] = cluster_toml(spec).encode()
@@ -115,6 +118,7 @@ class Layout:
                 "ingress_url": self.ingress_url,
                 "model": spec.models[0].name,
                 "models": [model.name for model in spec.models],
+                "cascade": spec.cascade.name if spec.cascade is not None else "",
                 "supervisor_pid": supervisor_pid,
                 "started_ns": started_ns,
             }
@@ -200,14 +204,29 @@ class Layout:
         return merged({"learning": {"directory": str(self.root / "lengths")}}, self.spec.settings.tagger)
 
     def _coordinator_fields(self) -> dict[str, Any]:
-        return merged(coordinator_fields(self.spec), self.spec.settings.coordinator)
+        return merged(coordinator_fields(self.spec, self._judge_files()), self.spec.settings.coordinator)
 
     def _ingress_fields(self) -> dict[str, Any]:
         spec = self.spec
         http: dict[str, Any] = {"host": spec.api.host, "port": spec.api.port, "reuse_port": spec.services.ingresses > 1}
         if spec.api.keys:
             http["keys_file"] = str(Path(spec.api.keys).absolute())
-        return merged({"http": http, **ingress_fields(spec, lambda model: model.path)}, spec.settings.ingress)
+        return merged(
+            {"http": http, **ingress_fields(spec, lambda model: model.path, self._judge_files())}, spec.settings.ingress
+        )
+
+    def _judge_files(self) -> dict[str, str]:
+        folders = {model.name: Path(model.path) for model in self.spec.models}
+        return {name: str(folders[name] / file) for name, file in judge_files(self.spec).items()}
+
+    def _judges(self) -> list[ChildSpec]:
+        """Where a cascade's answers are scored by more than ingress's own confidence."""
+        cascade = self.spec.cascade
+        if cascade is None or not cascade.judge_processes:
+            return []
+        fields = judge_fields(self.spec, self._judge_files(), api_url=self.ingress_url)
+        told = merged(fields, self.spec.settings.judge)
+        return self._services("judge", cascade.judge_processes, told, stop_order=3)
 
     def _predictors(self) -> list[ChildSpec]:
         count = 0 if Role.PREDICTOR in hosted_by_ingress(self.spec) else self.spec.services.predictors

@@ -110,6 +110,8 @@ def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> 
     on_gpus = (group for group in groups if group.device != "cpu")
     if sum(group.size + group.spares for group in on_gpus) > 1:
         raise ConfigError("several GPU engines on one machine need containers: see compose/prepare.py --cluster FILE")
+    if spec.cascade is not None and spec.cascade.sample and not Path(spec.cascade.sample).is_file():
+        raise ConfigError(f"cascade.sample: no file {spec.cascade.sample}")
     if spec.api.keys and not Path(spec.api.keys).is_file():
         raise ConfigError(f"no key file {spec.api.keys}; `millrace keys add NAME` makes one")
     if not (free or _free)(spec.api.host, spec.api.port):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from millrace.actor.errors import ConfigError
+from millrace.cli.cascade_flags import add_cascade_options, cascade_of
 from millrace.cli.errors import CliError
 from millrace.cluster import (
     ApiSpec,
@@ -64,6 +65,11 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", help="a model of models/ (default: millrace-mini), or the folder of any other")
     model.add_argument("--models", metavar="NAME,NAME", help="several; engines are divided among them")
+    model.add_argument(
+        "--cascade",
+        metavar="NAME,NAME",
+        help="several behind one name, cheapest first; the next answers where one is weak",
+    )
     add("--served-name", help="name under which the model is served (default: the folder's)")
     add(
         "--stages",
@@ -99,8 +105,9 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="further fields of each worker's configuration, or of the one named (worker-0=...); may be repeated",
     )
-    for service in ("ingress", "migrator", "broker", "predictor", "coordinator"):
+    for service in ("ingress", "migrator", "broker", "predictor", "coordinator", "judge"):
         add(f"--{service}-set", metavar="JSON", help=f"further fields of each {service}'s configuration")
+    add_cascade_options(parser)
     group = parser.add_argument_group("this machine", "also with --cluster, over what its file says")
     add = group.add_argument
     add("--host", help="address of the API (default: 127.0.0.1)")
@@ -141,7 +148,8 @@ def _of_file(arguments: argparse.Namespace, given: set[str]) -> ClusterSpec:
 
 
 def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
-    names = [name.strip() for name in (arguments.models or arguments.model or "millrace-mini").split(",")]
+    told = arguments.cascade or arguments.models or arguments.model or "millrace-mini"
+    names = [name.strip() for name in told.split(",")]
     if arguments.model:
         names = [arguments.model]  # a folder's name may have a comma
     if arguments.served_name and len(names) > 1:
@@ -152,6 +160,7 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
     models = [_model(arguments, name, group) for name, group in zip(names, groups, strict=True)]
     return ClusterSpec(
         models=models,
+        cascade=cascade_of(arguments, [model.name for model in models]),
         policies=ClusterPolicies(
             dispatch=PolicyChoice(name=_policy(arguments.policy or "")),
             provisioning=PolicyChoice(name=_strategy(arguments)),
@@ -172,6 +181,7 @@ def _groups(arguments: argparse.Namespace, cores: int, models: int) -> list[Grou
     """One group per model; engines are divided as evenly as can be."""
     engine = EngineName(arguments.engine or "vllm")
     default = min(cores, VLLM_INSTANCES_MAX) if engine is EngineName.VLLM else MODELLED_INSTANCES
+    default = models if arguments.cascade else default
     first = _or(arguments.instances, max(default, models))
     if first < models:
         raise CliError(f"--instances {first}: at least one per model, {models}")
@@ -238,6 +248,7 @@ def _settings(arguments: argparse.Namespace) -> ServiceSettings:
         broker=_table(arguments.broker_set, "--broker-set"),
         predictor=_table(arguments.predictor_set, "--predictor-set"),
         coordinator=coordinator,
+        judge=_table(arguments.judge_set, "--judge-set"),
     )
 
 

@@ -3,6 +3,7 @@
 `services/supervisor/layout.py` renders a ClusterSpec to processes, `compose/prepare.py` to containers.
 """
 
+from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
 from millrace.cluster.checks import check_spec
 from millrace.cluster.reading import parse_cluster, read_cluster
 from millrace.cluster.spec import (
@@ -24,9 +25,11 @@ from millrace.cluster.workers import WorkerSlot, instances_of, workers_of
 
 __all__ = [
     "ApiSpec",
+    "CascadeSpec",
     "ClusterPolicies",
     "ClusterSpec",
     "GroupSpec",
+    "JudgeKind",
     "ModelSpec",
     "NatsSpec",
     "PolicyChoice",

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from millrace.actor.errors import ConfigError
+from millrace.cluster.cascade_checks import check_cascade
 from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice, StageSpec
 from millrace.cluster.workers import instances_of, workers_of
 from millrace.policies.dispatch.loading import PolicyError, load_policy
@@ -48,6 +49,8 @@ def check_spec(spec: ClusterSpec) -> None:
     _check_settings(spec, [slot.name for slot in workers])
     _check_services(spec)
     _check_policies(spec)
+    if spec.cascade is not None:
+        check_cascade(spec.cascade, [model.name for model in spec.models])
 
 
 def _check_names(where: str, names: list[str]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from millrace.actor.errors import ConfigError
 from millrace.cluster.spec import ClusterSpec
+from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge
 
 #: Models that ship are named so; ``nano`` means ``millrace-nano``.
 SHIPPED_PREFIX = "millrace-"
@@ -33,6 +34,26 @@ def context_length(folder: Path) -> int:
     """Tokens of prompt and output together that the model was made for; 0 where its config.json does not say."""
     config = json.loads((folder / "config.json").read_text())
     return int(config.get("max_position_embeddings") or 0)
+
+
+def judge_files(spec: ClusterSpec) -> dict[str, Path]:
+    """File of the confidence judge of each model of the cascade that has one, below its folder.
+
+    Raises:
+        ConfigError: a judge is unreadable, or was fitted to other weights than those that lie there.
+    """
+    tiers = spec.cascade.tiers if spec.cascade is not None else []
+    found: dict[str, Path] = {}
+    for index, model in enumerate(spec.models):
+        path = Path(model.path) / CONFIDENCE_FILE
+        if model.name not in tiers or not path.is_file():
+            continue
+        try:
+            read_judge(path, model_folder=Path(model.path))
+        except (JudgeUnreadable, OSError) as error:
+            raise ConfigError(f"models[{index}].path: {error}") from None
+        found[model.name] = CONFIDENCE_FILE
+    return found
 
 
 def with_model_folders(spec: ClusterSpec) -> ClusterSpec:

@@ -61,11 +61,15 @@ def _anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
         groups = [msgspec.structs.replace(group, step_time=anchored(group.step_time)) for group in each.groups]
         return msgspec.structs.replace(each, path=anchored(each.path), groups=groups)
 
+    cascade = spec.cascade
+    if cascade is not None:
+        cascade = msgspec.structs.replace(cascade, sample=anchored(cascade.sample))
     keys = str((folder / spec.api.keys).resolve()) if spec.api.keys else ""
     dispatch = msgspec.structs.replace(spec.policies.dispatch, name=anchored(spec.policies.dispatch.name))
     return msgspec.structs.replace(
         spec,
         models=[model(each) for each in spec.models],
+        cascade=cascade,
         api=msgspec.structs.replace(spec.api, keys=keys),
         policies=msgspec.structs.replace(spec.policies, dispatch=dispatch),
     )

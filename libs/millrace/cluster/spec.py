@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import field
 
+from millrace.cluster.cascade_spec import CascadeSpec
 from millrace.contracts.plan import InstanceRole
 
 
@@ -174,6 +175,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     predictor: dict[str, Any] = {}
     tagger: dict[str, Any] = {}
     coordinator: dict[str, Any] = {}
+    judge: dict[str, Any] = {}
 
 
 class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -219,10 +221,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         name: Second token of every subject.
+        cascade: Several of the models behind one name; none by default.
     """
 
     name: str = "local"
     models: list[ModelSpec]
+    cascade: CascadeSpec | None = None
     policies: ClusterPolicies = ClusterPolicies()
     services: ServiceCounts = ServiceCounts()
     settings: ServiceSettings = ServiceSettings()

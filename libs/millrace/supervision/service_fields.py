@@ -6,16 +6,20 @@ lays `settings` over it with `merged`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice, StageSpec
 from millrace.cluster.workers import MODELLED_PER_PROCESS, WorkerSlot, instances_of, workers_of
 from millrace.contracts.channels import Role
 from millrace.contracts.plan import InstanceRole
+from millrace.supervision.cascade_fields import coordinator_cascades, ingress_cascades, with_judge
+
+NO_JUDGES: Mapping[str, str] = MappingProxyType({})
 
 #: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
 CPU_KV_BYTES = 256 * 1024 * 1024
@@ -32,13 +36,17 @@ STEP_TIMES = {
 }
 
 
-def ingress_fields(spec: ClusterSpec, path_of: Callable[[ModelSpec], str]) -> dict[str, Any]:
-    """Models and the dispatch policy.
+def ingress_fields(
+    spec: ClusterSpec, path_of: Callable[[ModelSpec], str], judges: Mapping[str, str] = NO_JUDGES
+) -> dict[str, Any]:
+    """Models, the cascade and the dispatch policy.
 
     Args:
         path_of: Where ingress finds a model's folder.
+        judges: File of the confidence judge of each model that has one, as ingress finds it.
     """
-    fields: dict[str, Any] = {"models": [{"name": model.name, "path": path_of(model)} for model in spec.models]}
+    models = [with_judge({"name": model.name, "path": path_of(model)}, model, judges) for model in spec.models]
+    fields: dict[str, Any] = {"models": models, **ingress_cascades(spec)}
     if spec.policies.dispatch.name:
         fields["dispatch"] = _chosen("policy", spec.policies.dispatch)
     return fields
@@ -53,9 +61,9 @@ def hosted_by_ingress(spec: ClusterSpec) -> tuple[Role, ...]:
     return tuple(role for role, count in counts.items() if count == 1)
 
 
-def coordinator_fields(spec: ClusterSpec) -> dict[str, Any]:
-    """Roles, stages and provisioning. The bounds of provisioning hold for each model: the fewest instances that one has
-    at the start, and the most with its spare ones.
+def coordinator_fields(spec: ClusterSpec, judges: Mapping[str, str] = NO_JUDGES) -> dict[str, Any]:
+    """Roles, stages, provisioning and the cascade. The bounds of provisioning hold for each model: the fewest
+    instances that one has at the start, and the most with its spare ones.
     """
     slots = workers_of(spec)
     roles = {n: str(s.group.role) for s in slots for n in s.instances if s.group.role is not InstanceRole.BOTH}
@@ -71,7 +79,7 @@ def coordinator_fields(spec: ClusterSpec) -> dict[str, Any]:
         fields["provisioning"] = {"strategy": choice.name, "parameters": bounds | choice.parameters}
         hosts = list(dict.fromkeys(slot.group.host for slot in slots))
         fields["provisioning"] |= {"hosts": hosts} if hosts != ["local"] else {}
-    return fields
+    return fields | coordinator_cascades(spec, judges)
 
 
 def _stages(spec: ClusterSpec) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""What a cascade's table must hold before anything is started. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from millrace.actor.errors import ConfigError
+from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
+
+#: Tiers of one cascade.
+TIERS_MAX = 8
+
+#: Judge processes of one cascade.
+JUDGES_MAX = 64
+
+_REMOTE = {"url": str, "model": str, "key_file": str, "timeout_s": (int, float), "curve_file": str}
+
+
+def check_cascade(cascade: CascadeSpec, models: Sequence[str]) -> None:
+    """Refuses a cascade that cannot be.
+
+    Args:
+        models: Served names of the cluster's models.
+
+    Raises:
+        ConfigError: beginning with the field, such as ``cascade.tiers``.
+    """
+    _check_tiers(cascade, models)
+    _check_thresholds(cascade)
+    _check_target(cascade)
+    _check_judge(cascade, models)
+
+
+def _check_tiers(cascade: CascadeSpec, models: Sequence[str]) -> None:
+    name = cascade.name
+    if not name or not name.isprintable() or any(c.isspace() or c in "*>/\\" for c in name):
+        raise ConfigError(f"cascade.name {name!r}: a name has no white space, '*', '>' or '/'")
+    if name in models:
+        raise ConfigError(f"cascade.name {name!r}: a model has that name")
+    if not 1 <= len(cascade.tiers) <= TIERS_MAX:
+        raise ConfigError(f"cascade.tiers: {len(cascade.tiers)} models, must be between 1 and {TIERS_MAX}")
+    for model in cascade.tiers:
+        if model not in models:
+            raise ConfigError(f"cascade.tiers: no such model {model!r}; there are {', '.join(models)}")
+        if cascade.tiers.count(model) > 1:
+            raise ConfigError(f"cascade.tiers: {model!r} is given twice")
+
+
+def _check_thresholds(cascade: CascadeSpec) -> None:
+    wanted = len(cascade.tiers) - 1
+    if cascade.thresholds and len(cascade.thresholds) != wanted:
+        raise ConfigError(
+            f"cascade.thresholds: {len(cascade.thresholds)} given, but there is one per tier but the last, {wanted}"
+        )
+    for index, value in enumerate(cascade.thresholds):
+        if not (math.isfinite(value) and 0 <= value <= 100):
+            raise ConfigError(f"cascade.thresholds[{index}]: {value:g}, must be between 0 and 100")
+
+
+def _check_target(cascade: CascadeSpec) -> None:
+    if cascade.quality is not None and cascade.latency_s is not None:
+        raise ConfigError("cascade.latency_s: not together with cascade.quality; plans keep one and improve the other")
+    if cascade.quality is not None and not 0 <= cascade.quality <= 100:
+        raise ConfigError(f"cascade.quality: {cascade.quality:g}, must be between 0 and 100")
+    if cascade.latency_s is not None and not 0 < cascade.latency_s < math.inf:
+        raise ConfigError(f"cascade.latency_s: {cascade.latency_s:g}, must be above 0")
+    field = "quality" if cascade.quality is not None else "latency_s" if cascade.latency_s is not None else ""
+    if field and not cascade.sample:
+        raise ConfigError(f"cascade.{field}: a target needs cascade.sample, recorded answers to plan from")
+    if not 1 <= cascade.period_s < math.inf:
+        raise ConfigError(f"cascade.period_s: {cascade.period_s:g}, must be at least 1")
+
+
+def _check_judge(cascade: CascadeSpec, models: Sequence[str]) -> None:
+    if not 1 <= cascade.judges <= JUDGES_MAX:
+        raise ConfigError(f"cascade.judges: {cascade.judges}, must be between 1 and {JUDGES_MAX}")
+    told = cascade.parameters
+    if cascade.judge not in (JudgeKind.EXTERNAL, JudgeKind.LLM):
+        if told:
+            raise ConfigError(f"cascade.parameters: the judge {cascade.judge} has none")
+        return
+    for key, value in told.items():
+        kind = _REMOTE.get(key)
+        if kind is None or not isinstance(value, kind):
+            raise ConfigError(f"cascade.parameters.{key}: {value!r}; there are {', '.join(_REMOTE)}")
+    if cascade.judge is JudgeKind.EXTERNAL and not str(told.get("url", "")).startswith(("http://", "https://")):
+        raise ConfigError("cascade.parameters.url: an external judge needs a URL that begins with http:// or https://")
+    if not told.get("model"):
+        raise ConfigError(f"cascade.parameters.model: the judge {cascade.judge} needs one")
+    if cascade.judge is JudgeKind.LLM and "url" not in told and told["model"] not in models:
+        raise ConfigError(f"cascade.parameters.model: no such model {told['model']!r}; there are {', '.join(models)}")

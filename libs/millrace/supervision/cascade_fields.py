@@ -1,0 +1,67 @@
+"""Fields of the services' configurations that follow from a cluster's cascade. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
+from millrace.cluster.spec import ClusterSpec, ModelSpec
+
+
+def ingress_cascades(spec: ClusterSpec) -> dict[str, Any]:
+    """``cascades`` of ingress's configuration; empty without a cascade."""
+    cascade = spec.cascade
+    if cascade is None:
+        return {}
+    told = {"name": cascade.name, "tiers": _tiers(cascade), "judge": str(cascade.judge), **cascade.settings}
+    return {"cascades": [told]}
+
+
+def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[str, Any]:
+    """``cascades`` of the coordinator's configuration; empty without a cascade.
+
+    Args:
+        judges: File of the confidence judge of each model that has one, as the coordinator finds it.
+    """
+    cascade = spec.cascade
+    if cascade is None:
+        return {}
+    groups = {model.name: model.groups[0] for model in spec.models}
+    tiers = [
+        tier
+        | {"tensor_parallel": groups[tier["model"]].tensor_parallel, "device": groups[tier["model"]].device}
+        | ({"judge": judges[tier["model"]]} if tier["model"] in judges else {})
+        for tier in _tiers(cascade)
+    ]
+    target = {name: value for name in ("quality", "latency_s") if (value := getattr(cascade, name)) is not None}
+    planned = target | ({"sample": cascade.sample, "period_s": cascade.period_s} if target else {})
+    return {"cascades": [{"name": cascade.name, "tiers": tiers, "judge": str(cascade.judge), **planned}]}
+
+
+def judge_fields(spec: ClusterSpec, judges: Mapping[str, str], *, api_url: str) -> dict[str, Any]:
+    """Configuration of a judge.
+
+    Args:
+        judges: File of the confidence judge of each model that has one, as the judge finds it.
+        api_url: Base URL of this cluster's API, for the LLM judge.
+    """
+    cascade = spec.cascade
+    assert cascade is not None, "only a cascade has a judge"
+    tiers = {model: judges[model] for model in cascade.tiers if model in judges}
+    fields: dict[str, Any] = {"judges": tiers} if tiers else {}
+    if cascade.judge is JudgeKind.LLM:
+        return fields | {"llm": {"url": f"{api_url}/v1", **cascade.parameters}}
+    if cascade.judge is JudgeKind.EXTERNAL:
+        return fields | {"external": cascade.parameters}
+    return fields
+
+
+def with_judge(fields: dict[str, Any], model: ModelSpec, judges: Mapping[str, str]) -> dict[str, Any]:
+    """A model's entry in ingress's configuration, with the file of its judge where it has one."""
+    return fields | ({"judge": judges[model.name]} if model.name in judges else {})
+
+
+def _tiers(cascade: CascadeSpec) -> list[dict[str, Any]]:
+    pairs = zip(cascade.tiers, cascade.tier_thresholds, strict=True)
+    return [{"model": model, "threshold": threshold} for model, threshold in pairs]

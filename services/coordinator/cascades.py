@@ -1,0 +1,252 @@
+"""Plans of cascades: who leads each, which thresholds are in force, which tiers have instances. No I/O.
+
+A plan names each tier's threshold and how many instances serve it. Membership follows at once. Thresholds are the
+configured ones, or those of the plan in force where somebody else set them (``millrace plan --apply``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, WatchKeys
+from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
+from millrace.contracts.local import BucketReady, KeyChanged, KeyNotPut, KeyPut
+from millrace.contracts.plan import Lease
+from millrace.contracts.status import InstanceRecord
+from millrace.contracts.subjects import subject_token
+
+from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
+from services.coordinator.cascade_state import CascadeState
+from services.coordinator.state import Held
+
+#: Author of plans that a person put.
+OPERATOR = "operator"
+
+BUCKET = "cascade"
+LEASE_BUCKET = "cascade_lease"
+
+#: How long a lease holds, and what is left of it when it is renewed: as a model's.
+LEASE_NS = 15_000_000_000
+LEASE_RENEW_NS = 11_000_000_000
+
+#: Serving instances of each model.
+Serving = Mapping[str, Sequence[InstanceRecord]]
+
+
+class Cascades:
+    """The configured cascades."""
+
+    def __init__(self, configs: Sequence[CoordinatedCascade], *, name: str, incarnation: int) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._ready: set[str] = set()
+        self.states = {subject_token(config.name): CascadeState(config) for config in configs}
+
+    def start(self) -> list[Effect]:
+        """Watches plans and leases."""
+        return [WatchKeys(bucket=BUCKET), WatchKeys(bucket=LEASE_BUCKET)]
+
+    def tick(self, serving: Serving, now_ns: int) -> list[Effect]:
+        """Takes and renews leases; writes plans that changed."""
+        if not {BUCKET, LEASE_BUCKET} <= self._ready:
+            return []
+        effects: list[Effect] = []
+        for key, state in self.states.items():
+            if not state.lease_key.writing and self._may_write_lease(state, now_ns):
+                effects.append(self._put_lease(key, state, now_ns))
+            effects += self.write(key, serving, now_ns)
+        return effects
+
+    def write(self, key: str, serving: Serving, now_ns: int) -> list[Effect]:
+        """Writes the plan of one cascade where it is led and changes."""
+        state = self.states[key]
+        if state.plan_key.writing or not self.leads(state, now_ns) or BUCKET not in self._ready:
+            return []
+        plan = next_plan(state.config, state.plan, serving, coordinator=self._name)
+        return [] if plan is None else self.put(key, plan)
+
+    def put(self, key: str, plan: CascadePlan) -> list[Effect]:
+        """Writes a plan over the revision that was seen, and says so."""
+        state = self.states[key]
+        state.plan_key.writing = True
+        fields = {"cascade": plan.cascade, "epoch": plan.epoch, "reason": plan.reason, "meets": plan.meets}
+        write = PutKey(
+            bucket=BUCKET,
+            key=key,
+            value=plan,
+            correlation=f"{BUCKET}/{key}",
+            expected_revision=state.plan_key.revision,
+        )
+        return [write, Log(level="info", event="cascade_planned", fields=fields)]
+
+    def leads(self, state: CascadeState, now_ns: int) -> bool:
+        """Whether this coordinator holds the cascade's lease."""
+        lease = state.lease
+        if lease is None or lease.until_ns <= now_ns:
+            return False
+        return lease.holder == self._name and lease.incarnation == self._incarnation
+
+    # what the store says
+
+    def on_key(self, body: KeyChanged) -> list[Effect]:
+        """A plan or a lease changed. Plans of cascades that are not configured are somebody else's."""
+        state = self.states.get(body.key)
+        if state is None:
+            return []
+        wanted: type[CascadePlan] | type[Lease] = CascadePlan if body.bucket == BUCKET else Lease
+        if body.value is not None and not isinstance(body.value, wanted):
+            return [Log(level="warning", event="key_of_wrong_type", fields={"bucket": body.bucket, "key": body.key})]
+        if body.bucket == BUCKET:
+            state.plan = body.value if isinstance(body.value, CascadePlan) else None
+            state.plan_key.confirm(body)
+        else:
+            state.lease = body.value if isinstance(body.value, Lease) else None
+            state.lease_key.confirm(body)
+        return []
+
+    def on_put(self, body: KeyPut) -> None:
+        """A write is done; the watch tells its value."""
+        held = self._held(body.correlation)
+        if held is not None:
+            held.revision = max(held.revision, body.revision)
+            held.writing = False
+
+    def on_not_put(self, body: KeyNotPut) -> list[Effect]:
+        """Somebody else was faster; the watch tells the winner, the next tick tries again."""
+        held = self._held(body.correlation)
+        if held is not None:
+            held.writing = False
+        fields = {"key": body.correlation, "reason": str(body.reason)}
+        return [Log(level="info", event="key_not_written", fields=fields)]
+
+    def on_ready(self, body: BucketReady) -> None:
+        """All keys of a bucket have been told."""
+        self._ready.add(body.bucket)
+        for state in self.states.values():
+            held = state.plan_key if body.bucket == BUCKET else state.lease_key
+            if body.bucket in (BUCKET, LEASE_BUCKET) and held.stale:  # the store came back without this key
+                held.revision, held.stale = 0, False
+                if body.bucket == LEASE_BUCKET:
+                    state.lease = None
+
+    def on_reconnected(self) -> None:
+        """Revisions are unconfirmed until the watches say BucketReady."""
+        self._ready.clear()
+        for state in self.states.values():
+            for held in (state.plan_key, state.lease_key):
+                held.stale, held.writing = True, False
+
+    def stop(self, now_ns: int) -> list[Effect]:
+        """Gives the leases back."""
+        return [
+            DeleteKey(bucket=LEASE_BUCKET, key=key, correlation=f"release/{key}")
+            for key, state in self.states.items()
+            if self.leads(state, now_ns)
+        ]
+
+    def _held(self, correlation: str) -> Held | None:
+        bucket, _, key = correlation.partition("/")
+        state = self.states.get(key)
+        if state is None:
+            return None
+        return {BUCKET: state.plan_key, LEASE_BUCKET: state.lease_key}.get(bucket)
+
+    def _may_write_lease(self, state: CascadeState, now_ns: int) -> bool:
+        lease = state.lease
+        if lease is None or lease.until_ns <= now_ns:
+            return True
+        return lease.holder == self._name and (
+            lease.until_ns - now_ns < LEASE_RENEW_NS or lease.incarnation != self._incarnation
+        )
+
+    def _put_lease(self, key: str, state: CascadeState, now_ns: int) -> Effect:
+        state.lease_key.writing = True
+        until_ns = now_ns + LEASE_NS
+        value = Lease(model=state.config.name, holder=self._name, incarnation=self._incarnation, until_ns=until_ns)
+        return PutKey(
+            bucket=LEASE_BUCKET,
+            key=key,
+            value=value,
+            correlation=f"{LEASE_BUCKET}/{key}",
+            expected_revision=state.lease_key.revision,
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Who leads which cascade, by which plan."""
+        return {
+            state.config.name: {
+                "holder": state.lease.holder if state.lease else "",
+                "epoch": state.plan.epoch if state.plan else 0,
+                "thresholds": [tier.threshold for tier in state.plan.tiers] if state.plan else [],
+                "finished": len(state.finished),
+                "planning": state.planning,
+            }
+            for state in self.states.values()
+        }
+
+
+def next_plan(
+    config: CoordinatedCascade, plan: CascadePlan | None, serving: Serving, *, coordinator: str
+) -> CascadePlan | None:
+    """The plan that should be in force; None where that is so already.
+
+    Args:
+        plan: In force; None for none.
+        serving: Instances by model. Before any serves there is nothing to plan.
+    """
+    replicas = [replicas_of(tier, serving.get(tier.model, ())) for tier in config.tiers]
+    if plan is None or not _still_valid(config, plan):
+        if not any(replicas):
+            return None
+        tiers = [
+            CascadeTier(model=tier.model, threshold=tier.threshold, replicas=held)
+            for tier, held in zip(config.tiers, replicas, strict=True)
+        ]
+        epoch = plan.epoch + 1 if plan is not None else 1
+        return CascadePlan(
+            cascade=config.name,
+            epoch=epoch,
+            tiers=tiers,
+            judge=config.judge,
+            coordinator=coordinator,
+            reason="thresholds as configured; nothing was judged yet",
+        )
+    if [tier.replicas for tier in plan.tiers] == replicas and plan.judge == config.judge:
+        return None
+    tiers = [msgspec.structs.replace(tier, replicas=held) for tier, held in zip(plan.tiers, replicas, strict=True)]
+    return msgspec.structs.replace(
+        plan,
+        epoch=plan.epoch + 1,
+        tiers=tiers,
+        judge=config.judge,
+        reason=membership_change(plan, tiers),
+    )
+
+
+def _still_valid(config: CoordinatedCascade, plan: CascadePlan) -> bool:
+    """Whether its tiers are the configured ones, and its thresholds, where neither a planner nor a person sets them."""
+    if [tier.model for tier in plan.tiers] != [tier.model for tier in config.tiers]:
+        return False
+    same = [tier.threshold for tier in plan.tiers] == [tier.threshold for tier in config.tiers]
+    return same or config.plans or plan.coordinator == OPERATOR
+
+
+def replicas_of(tier: CoordinatedTier, instances: Sequence[InstanceRecord]) -> list[ReplicaCount]:
+    """Instances of a tier by shape; empty where none serves."""
+    if not instances:
+        return []
+    count = len(instances)
+    return [ReplicaCount(tensor_parallel=tier.tensor_parallel, pipeline_parallel=1, count=count, device=tier.device)]
+
+
+def membership_change(plan: CascadePlan, tiers: Sequence[CascadeTier]) -> str:
+    """What changed, for people: ``nano: 2 instances, had 1``."""
+    counts = [(tier.model, _count(tier), _count(old)) for tier, old in zip(tiers, plan.tiers, strict=True)]
+    told = [f"{model}: {now} instance{'s' if now != 1 else ''}, had {old}" for model, now, old in counts if now != old]
+    return "; ".join(told) or "the judge was configured anew"
+
+
+def _count(tier: CascadeTier) -> int:
+    return sum(each.count for each in tier.replicas)

@@ -1,0 +1,90 @@
+"""A coordinator that writes plans of cascades, too: the coordinator of models with `cascades.py` beside it.
+
+Owns nothing itself; messages about cascades go to one part, all others to the other one.
+
+| message in | change | messages out |
+|---|---|---|
+| KeyChanged(cascade / cascade_lease) | what another coordinator or an operator wrote is taken over | |
+| TimerFired(tick), KeyChanged(instance), InstanceSummary, ServicePresence | after the models' part |
+PutKey(cascade_lease), PutKey(cascade) where thresholds or instances changed |
+| KeyPut, KeyNotPut (of cascades) | write done, or lost to another writer | |
+| StopRequested | | DeleteKey(cascade_lease) where held |
+| everything else | as in actor.py | |
+
+Invariants: as in actor.py; a cascade's plan is written only under its own unexpired lease.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.actor.effects import Effect, Stop
+from millrace.contracts.local import (
+    BucketReady,
+    BusReconnected,
+    KeyChanged,
+    KeyNotPut,
+    KeyPut,
+    StopRequested,
+    TimerFired,
+)
+from millrace.contracts.message import Message
+
+from services.coordinator.actor import CoordinatorActor
+from services.coordinator.cascades import BUCKET, LEASE_BUCKET, Cascades
+
+_OWN = (BUCKET, LEASE_BUCKET)
+
+
+class CascadingCoordinator:
+    """One coordinator of models and of their cascades."""
+
+    def __init__(self, models: CoordinatorActor, cascades: Cascades) -> None:
+        self.name = models.name
+        self.models = models
+        self.cascades = cascades
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begins both parts."""
+        return [*self.models.start(now_ns), *self.cascades.start()]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """See the table above."""
+        match message.body:
+            case KeyChanged() as body if body.bucket in _OWN:
+                return [*self.cascades.on_key(body), *self._write(now_ns)]
+            case KeyPut() as body if _of_cascades(body.correlation):
+                self.cascades.on_put(body)
+                return []
+            case KeyNotPut() as body if _of_cascades(body.correlation):
+                return self.cascades.on_not_put(body)
+            case BucketReady() as body if body.bucket in _OWN:
+                self.cascades.on_ready(body)
+                return self._write(now_ns)
+            case StopRequested():
+                effects = self.models.handle(message, now_ns)
+                assert isinstance(effects[-1], Stop), "the coordinator ends with Stop"
+                return [*self.cascades.stop(now_ns), *effects]
+            case body:
+                effects = self.models.handle(message, now_ns)
+                if isinstance(body, BusReconnected):
+                    self.cascades.on_reconnected()
+                    return effects
+                changed = isinstance(body, TimerFired | KeyChanged) or bool(effects)
+                return [*effects, *self._write(now_ns)] if changed else effects
+
+    def _write(self, now_ns: int) -> list[Effect]:
+        models = {tier.model for state in self.cascades.states.values() for tier in state.config.tiers}
+        return self.cascades.tick({model: self.models.serving(model, now_ns) for model in sorted(models)}, now_ns)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Of both parts."""
+        return self.models.snapshot() | {"cascades": self.cascades.snapshot()}
+
+    def check_invariants(self) -> None:
+        """Of the models' part; plans check themselves."""
+        self.models.check_invariants()
+
+
+def _of_cascades(correlation: str) -> bool:
+    return correlation.partition("/")[0] in _OWN

@@ -1,0 +1,177 @@
+"""A cluster's cascade: its table, the options of `up`, what is refused by which field, and the processes it becomes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.errors import ConfigError
+from millrace.cli.cluster_flags import add_cluster_options, cluster_of
+from millrace.cli.errors import CliError
+from millrace.cluster import ClusterSpec, JudgeKind, cluster_toml, instances_of, parse_cluster
+from millrace.cluster.model_folders import judge_files, with_model_folders
+from millrace.supervision.cascade_fields import judge_fields
+
+from services.coordinator.config import CoordinatorConfig
+from services.judge.config import JudgeConfig
+from services.supervisor.config import LaunchOptions
+from services.supervisor.layout import Layout
+
+MODELS = """
+[[models]]
+name = "nano"
+path = "nano"
+
+[[models]]
+name = "mini"
+path = "mini"
+"""
+EXTERNAL = 'judge = "external"\n[cascade.parameters]\nurl = "https://judge.example/v1"\nmodel = "grader"\n'
+
+
+def _spec(table: str = "", tiers: str = '["nano", "mini"]') -> ClusterSpec:
+    return with_model_folders(parse_cluster(f"{MODELS}\n[cascade]\ntiers = {tiers}\n{table}"))
+
+
+def _up(*words: str) -> ClusterSpec:
+    parser = argparse.ArgumentParser()
+    add_cluster_options(parser)
+    return cluster_of(parser.parse_args(words), 2)
+
+
+def _files(spec: ClusterSpec, folder: Path) -> dict[str, dict[str, Any]]:
+    layout = Layout(LaunchOptions(spec=spec, directory=str(folder), cores=[0]))
+    layout.plan()
+    layout.write()
+    return {path.stem: json.loads(path.read_text()) for _, path in layout.configurations()}
+
+
+def test_a_cascade_is_its_tiers_and_thresholds_of_seventy() -> None:
+    cascade = _spec().cascade
+    assert cascade is not None
+    assert (cascade.name, cascade.tiers, cascade.judge) == ("cascade", ["nano", "mini"], JudgeKind.CONFIDENCE)
+    assert cascade.tier_thresholds == [70.0, 0.0]
+    assert cascade.judge_processes == 0
+
+
+def test_a_cluster_without_the_table_has_none() -> None:
+    assert parse_cluster(MODELS).cascade is None
+
+
+@pytest.mark.parametrize("table", ["thresholds = [35.5]", EXTERNAL, 'quality = 50.0\nsample = "s.jsonl"'])
+def test_its_text_reads_as_the_same_cluster(table: str) -> None:
+    spec = _spec(table)
+    assert parse_cluster(cluster_toml(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("table", "tiers", "field"),
+    [
+        ("", '["nano", "huge"]', "cascade.tiers: no such model 'huge'; there are nano, mini"),
+        ("", '["nano", "nano"]', "cascade.tiers: 'nano' is given twice"),
+        ("", "[]", "cascade.tiers: 0 models"),
+        ('name = "mini"', None, "cascade.name 'mini': a model has that name"),
+        ('name = "a b"', None, "cascade.name 'a b'"),
+        ("thresholds = [101]", None, r"cascade.thresholds\[0\]: 101, must be between 0 and 100"),
+        ("thresholds = [-1]", None, r"cascade.thresholds\[0\]: -1"),
+        ("thresholds = [nan]", None, r"cascade.thresholds\[0\]: nan"),
+        ("thresholds = [50, 50]", None, "cascade.thresholds: 2 given"),
+        ("quality = 101", None, "cascade.quality: 101"),
+        ("quality = 50", None, "cascade.quality: a target needs cascade.sample"),
+        ("latency_s = 2", None, "cascade.latency_s: a target needs cascade.sample"),
+        ('quality = 50\nlatency_s = 2\nsample = "s"', None, "cascade.latency_s: not together"),
+        ('judge = "oracle"', None, "cascade.judge"),
+        ('judge = "external"', None, "cascade.parameters.url"),
+        ('judge = "llm"', None, "cascade.parameters.model"),
+        ('judge = "llm"\nparameters = { model = "huge" }', None, "no such model 'huge'"),
+        ("parameters = { url = 'x' }", None, "cascade.parameters: the judge confidence has none"),
+        (EXTERNAL + "timeout = 3", None, "cascade.parameters.timeout"),
+        ("judges = 0", None, "cascade.judges: 0"),
+        ("period_s = 0.0", None, "cascade.period_s"),
+        ("treshold = 3", None, "cascade"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_field(table: str, tiers: str | None, field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        _spec(table, tiers or '["nano", "mini"]')
+
+
+def test_up_starts_one_engine_per_model_of_the_cascade() -> None:
+    spec = _up("--cascade", "nano,micro,mini", "--thresholds", "60, 80")
+    assert [len(instances_of(spec, model)) for model in spec.models] == [1, 1, 1]
+    assert spec.cascade is not None
+    assert spec.cascade.tiers == ["millrace-nano", "millrace-micro", "millrace-mini"]
+    assert spec.cascade.tier_thresholds == [60.0, 80.0, 0.0]
+
+
+def test_instances_and_engine_are_as_for_several_models() -> None:
+    spec = _up("--cascade", "nano,mini", "--engine", "modelled", "--instances", "5")
+    assert [len(instances_of(spec, model)) for model in spec.models] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--thresholds", "50"], "--thresholds: only together with --cascade"),
+        (["--cascade", "nano,mini", "--thresholds", "high"], "--thresholds high"),
+        (["--cascade", "nano,mini", "--thresholds", "500"], "cascade.thresholds"),
+        (["--cascade", "nano,mini", "--judge-parameters", "[]"], "--judge-parameters"),
+        (["--cascade", "nano,mini", "--instances", "1"], "at least one per model"),
+        (["--cascade", "nano,huge"], "no model 'huge'"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(words: list[str], said: str) -> None:
+    with pytest.raises(CliError, match=said):
+        _up(*words)
+
+
+def test_the_coordinator_is_told_the_tiers_and_needs_no_judge_process(tmp_path: Path) -> None:
+    files = _files(_spec("thresholds = [40]"), tmp_path)
+    assert not [name for name in files if name.startswith("judge")]
+    config = msgspec.convert(files["coordinator-0"], CoordinatorConfig)
+    (cascade,) = config.cascades
+    assert [(tier.model, tier.threshold) for tier in cascade.tiers] == [("nano", 40.0), ("mini", 0.0)]
+    assert Path(cascade.tiers[0].judge).is_file()
+
+
+def test_ingress_is_told_the_cascade_and_each_models_judge(tmp_path: Path) -> None:
+    told = _files(_spec("thresholds = [40]\nsettings = { judge_timeout_s = 1.5 }"), tmp_path)["ingress-0"]
+    assert told["cascades"] == [
+        {
+            "name": "cascade",
+            "tiers": [{"model": "nano", "threshold": 40.0}, {"model": "mini", "threshold": 0.0}],
+            "judge": "confidence",
+            "judge_timeout_s": 1.5,
+        }
+    ]
+    assert all(Path(model["judge"]).is_file() for model in told["models"])
+
+
+def test_judges_start_where_the_kind_needs_them(tmp_path: Path) -> None:
+    files = _files(_spec("judges = 2\n" + EXTERNAL), tmp_path)
+    configs = [msgspec.convert(files[f"judge-{index}"], JudgeConfig) for index in range(2)]
+    assert [config.external.model for config in configs] == ["grader", "grader"]
+    assert sorted(configs[0].judges) == ["mini", "nano"]
+
+
+def test_the_llm_judge_asks_the_clusters_own_api() -> None:
+    spec = _spec('judge = "llm"\nparameters = { model = "mini", timeout_s = 1.0 }')
+    config = msgspec.convert(judge_fields(spec, {}, api_url="http://127.0.0.1:8000"), JudgeConfig)
+    assert (config.llm.url, config.llm.model, config.llm.timeout_s) == ("http://127.0.0.1:8000/v1", "mini", 1.0)
+
+
+def test_a_judge_of_other_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    spec = _spec()
+    folder = tmp_path / "other"
+    (folder / "judge").mkdir(parents=True)
+    source = Path(spec.models[0].path)
+    (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+    (folder / "judge" / "confidence.json").write_bytes((source / "judge" / "confidence.json").read_bytes())
+    (folder / "model.safetensors").write_bytes(b"others")
+    models = [msgspec.structs.replace(spec.models[0], path=str(folder)), spec.models[1]]
+    with pytest.raises(ConfigError, match=r"models\[0\].path: .*other weights"):
+        judge_files(msgspec.structs.replace(spec, models=models))

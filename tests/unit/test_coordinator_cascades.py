@@ -1,0 +1,242 @@
+"""Plans of cascades: leases, thresholds in force, membership of tiers, and what other writers do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.deps import ActorDeps, actor_rng
+from millrace.actor.effects import DeleteKey, Effect, PutKey, Stop
+from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.local import (
+    BucketReady,
+    BusReconnected,
+    KeyChanged,
+    KeyFailure,
+    KeyNotPut,
+    KeyPut,
+    StopRequested,
+    TimerFired,
+)
+from millrace.contracts.message import Body, Message
+from millrace.contracts.plan import Lease
+from millrace.contracts.status import InstanceRecord
+
+from services.coordinator.actor import CoordinatorActor
+from services.coordinator.build import build
+from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
+from services.coordinator.cascades import LEASE_NS, OPERATOR
+from services.coordinator.cascading import CascadingCoordinator
+from services.coordinator.config import CoordinatorConfig
+
+S = 1_000_000_000
+TIERS = [CoordinatedTier(model="nano", threshold=60.0), CoordinatedTier(model="mini", threshold=0.0)]
+CASCADE = CoordinatedCascade(name="c", tiers=TIERS)
+BUCKETS = ("instance", "plan", "lease", "cascade", "cascade_lease")
+
+
+class Story:
+    """A coordinator and a KV store that does what it is told."""
+
+    def __init__(self, cascade: CoordinatedCascade = CASCADE, *, name: str = "coordinator-0") -> None:
+        config = CoordinatorConfig(name=name, cascades=[cascade])
+        actor = build(config, ActorDeps(incarnation=1, rng=actor_rng(name, 1)))
+        assert isinstance(actor, CascadingCoordinator)
+        self.actor = actor
+        self.now_ns = 100 * S
+        self.revision = 0
+        self.keys: dict[tuple[str, str], tuple[Body, int]] = {}
+        self.actor.start(self.now_ns)
+        for bucket in BUCKETS:
+            self.send(BucketReady(bucket=bucket))
+
+    def send(self, body: Body) -> list[Effect]:
+        effects = self.actor.handle(Message(body), self.now_ns)
+        self.actor.check_invariants()
+        for effect in effects:
+            if isinstance(effect, PutKey):
+                self.store(effect)
+        return effects
+
+    def store(self, effect: PutKey) -> None:
+        held = self.keys.get((effect.bucket, effect.key))
+        if effect.expected_revision is not None and effect.expected_revision != (held[1] if held else 0):
+            self.send(KeyNotPut(correlation=effect.correlation, reason=KeyFailure.CONFLICT))
+            return
+        self.send(KeyPut(correlation=effect.correlation, revision=self.told(effect.bucket, effect.key, effect.value)))
+
+    def told(self, bucket: str, key: str, value: Body) -> int:
+        self.revision += 1
+        revision = self.revision
+        self.keys[bucket, key] = (value, revision)
+        self.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
+        return revision
+
+    def register(self, name: str, model: str) -> None:
+        record = InstanceRecord(
+            instance=name, incarnation=5, model=model, engine="modelled", engine_version="1", max_model_len=4096,
+            max_sequences=8, token_budget=512, block_size=16, blocks_total=256,
+        )  # fmt: skip
+        self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
+
+    def tick(self, seconds: float = 1.0, *, alive: tuple[tuple[str, str], ...] = ()) -> None:
+        self.now_ns += int(seconds * S)
+        for name, model in alive:
+            self.register(name, model)
+        self.send(TimerFired(name="tick"))
+
+    @property
+    def plan(self) -> CascadePlan | None:
+        held = self.keys.get(("cascade", "c"))
+        assert held is None or isinstance(held[0], CascadePlan)
+        return held[0] if held else None
+
+    def counts(self) -> list[int]:
+        assert self.plan is not None
+        return [sum(each.count for each in tier.replicas) for tier in self.plan.tiers]
+
+
+def _thresholds(plan: CascadePlan | None) -> list[float]:
+    assert plan is not None
+    return [tier.threshold for tier in plan.tiers]
+
+
+def test_without_instances_there_is_no_plan() -> None:
+    story = Story()
+    story.tick()
+    assert story.plan is None
+    assert ("cascade_lease", "c") in story.keys
+
+
+def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> None:
+    story = Story()
+    story.register("w0", "nano")
+    assert story.plan is not None
+    assert (story.plan.cascade, story.plan.epoch, story.plan.judge) == ("c", 1, "confidence")
+    assert _thresholds(story.plan) == [60.0, 0.0]
+    assert story.counts() == [1, 0]
+    assert "configured" in story.plan.reason
+
+
+def test_membership_follows_at_once_and_keeps_the_thresholds() -> None:
+    story = Story()
+    story.register("w0", "nano")
+    story.register("w1", "mini")
+    assert story.plan is not None
+    assert (story.counts(), story.plan.epoch) == ([1, 1], 2)
+    assert "mini: 1 instance, had 0" in story.plan.reason
+    story.tick(5.0, alive=(("w1", "mini"),))
+    assert story.counts() == [0, 1]
+    assert _thresholds(story.plan) == [60.0, 0.0]
+
+
+def test_nothing_new_writes_nothing() -> None:
+    story = Story()
+    story.register("w0", "nano")
+    before = story.revision
+    for _ in range(3):
+        story.tick(0.5, alive=(("w0", "nano"),))
+    assert story.plan is not None
+    assert story.plan.epoch == 1
+    assert story.revision == before
+
+
+def test_a_plan_that_a_person_put_stays_and_only_its_instances_follow() -> None:
+    story = Story()
+    story.register("w0", "nano")
+    assert story.plan is not None
+    tiers = [CascadeTier(model="nano", threshold=33.0), CascadeTier(model="mini", threshold=0.0)]
+    told = CascadePlan(cascade="c", epoch=2, tiers=tiers, coordinator=OPERATOR, quality=51.0, reason="by hand")
+    story.told("cascade", "c", told)
+    assert _thresholds(story.plan) == [33.0, 0.0]
+    assert story.counts() == [1, 0]
+    assert (story.plan.epoch, story.plan.coordinator, story.plan.quality) == (3, OPERATOR, 51.0)
+
+
+def test_a_plan_of_other_thresholds_or_tiers_left_in_the_store_gives_way_to_the_configuration() -> None:
+    for models in (("nano", "mini"), ("mini", "nano"), ("nano", "huge")):
+        story = Story()
+        tiers = [CascadeTier(model=models[0], threshold=10.0), CascadeTier(model=models[1])]
+        story.told("cascade", "c", CascadePlan(cascade="c", epoch=7, tiers=tiers, coordinator="coordinator-9"))
+        story.register("w0", "nano")
+        assert _thresholds(story.plan) == [60.0, 0.0]
+        assert story.plan is not None
+        assert story.plan.epoch == 8
+
+
+def test_only_the_holder_of_the_lease_writes() -> None:
+    story = Story()
+    lease = Lease(model="c", holder="coordinator-1", incarnation=1, until_ns=story.now_ns + LEASE_NS + 60 * S)
+    story.told("cascade_lease", "c", lease)
+    story.register("w0", "nano")
+    story.tick()
+    assert story.plan is None
+    story.tick(90.0, alive=(("w0", "nano"),))
+    story.tick(1.0, alive=(("w0", "nano"),))
+    assert story.plan is not None
+    assert story.plan.coordinator == "coordinator-0"
+
+
+def test_a_lost_write_is_tried_again_over_the_winner() -> None:
+    story = Story()
+    held = (CascadePlan(cascade="c", epoch=4, tiers=[CascadeTier(model="nano", threshold=60.0)]), 99)
+    story.keys["cascade", "c"] = held  # written by another one; the watch has not told it yet
+    story.register("w0", "nano")
+    assert story.plan == held[0]
+    story.send(KeyChanged(bucket="cascade", key="c", value=held[0], revision=99))
+    assert story.plan is not None
+    assert (story.plan.epoch, _thresholds(story.plan)) == (5, [60.0, 0.0])
+
+
+def test_a_reconnect_writes_nothing_until_the_store_has_told_its_keys() -> None:
+    story = Story()
+    story.register("w0", "nano")
+    story.send(BusReconnected())
+    before = story.revision
+    story.register("w1", "mini")
+    story.tick(0.5, alive=(("w0", "nano"), ("w1", "mini")))
+    assert story.revision == before
+    for bucket in BUCKETS:
+        for (name, key), (value, revision) in list(story.keys.items()):
+            if name == bucket:
+                story.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
+        story.send(BucketReady(bucket=bucket))
+    assert story.counts() == [1, 1]
+
+
+def test_what_is_no_plan_and_cascades_of_others_change_nothing() -> None:
+    story = Story()
+    assert story.send(KeyChanged(bucket="cascade", key="c", value=Lease(model="c", holder="x", incarnation=1,
+                                                                        until_ns=1), revision=5))  # fmt: skip
+    other = CascadePlan(cascade="d", epoch=1, tiers=[CascadeTier(model="nano")])
+    assert story.send(KeyChanged(bucket="cascade", key="d", value=other, revision=6)) == []
+
+
+def test_the_lease_is_given_back_at_the_end() -> None:
+    story = Story()
+    story.tick()
+    effects = story.send(StopRequested())
+    assert DeleteKey(bucket="cascade_lease", key="c", correlation="release/c") in effects
+    assert isinstance(effects[-1], Stop)
+
+
+def test_a_coordinator_without_cascades_knows_nothing_of_them() -> None:
+    actor = build(CoordinatorConfig(), ActorDeps(incarnation=1, rng=actor_rng("x", 1)))
+    assert isinstance(actor, CoordinatorActor)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tiers": [{"model": "nano", "threshold": 101}]}, "threshold 101"),
+        ({"tiers": []}, "tiers of c"),
+        ({"tiers": [{"model": "c"}]}, "tiers of c"),
+        ({"tiers": [{"model": "nano"}, {"model": "nano"}]}, "tiers of c"),
+        ({"tiers": [{"model": "nano"}], "quality": 50.0}, "needs sample"),
+        ({"tiers": [{"model": "nano"}], "quality": 50.0, "latency_s": 1.0, "sample": "s"}, "exclude each other"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=said):
+        msgspec.convert({"name": "c", **fields}, CoordinatedCascade)
