@@ -10,6 +10,7 @@ from millrace.contracts.catalog import Role
 from services.coordinator.actor import ACCEPTS
 from services.coordinator.build import build
 from services.coordinator.config import CoordinatorConfig
+from services.coordinator.shell import CoordinatorShell
 
 if __name__ == "__main__":
-    sys.exit(host(Role.COORDINATOR, CoordinatorConfig, ACCEPTS, build))
+    sys.exit(host(Role.COORDINATOR, CoordinatorConfig, ACCEPTS, build, shell_of=CoordinatorShell))

@@ -30,4 +30,5 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
         deps.registry.register(CoordinatorCollector(actor.provisioning.figures))
     if not config.cascades:
         return actor
-    return CascadingCoordinator(actor, Cascades(config.cascades, name=config.name, incarnation=deps.incarnation))
+    cascades = Cascades(config.cascades, name=config.name, incarnation=deps.incarnation)
+    return CascadingCoordinator(actor, cascades, cluster=config.bus.cluster)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.plan import Lease
+from millrace.contracts.status import InstanceRecord
 
 from services.coordinator.cascade_config import CoordinatedCascade
 from services.coordinator.state import Held
@@ -25,18 +27,24 @@ class FinishedRequest(msgspec.Struct, frozen=True):
     score: float | None
 
 
+#: Serving instances of each model.
+Serving = Mapping[str, Sequence[InstanceRecord]]
+
+
 @dataclass
 class CascadeState:
     """Lease, plan and traffic of one cascade.
 
     Attributes:
+        records: The newest record of an instance by model: what a tier is when nobody serves it any more.
         finished: Requests, oldest first.
-        planned_for: Those that the plan in force was made from; empty before the first.
-        planning: Whether a planner is at work.
+        baseline: The first ones under the thresholds in force: what later traffic is compared with. Early rejection
+            cuts answers by threshold, so traffic under other thresholds looks different without being so.
+        since_ns: When the thresholds in force were seen first.
+        why: Why the planner at work was started; empty where none is.
         looked_ns: When it was last looked at whether the plan fits.
         planned_ns: When the last planner was started; 0 for never.
         failures: Planners in a row that failed.
-        told: What the planner would do with other instances; empty for nothing.
     """
 
     config: CoordinatedCascade
@@ -45,8 +53,10 @@ class CascadeState:
     plan: CascadePlan | None = None
     plan_key: Held = field(default_factory=Held)
     finished: deque[FinishedRequest] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-    planned_for: list[FinishedRequest] = field(default_factory=list)
-    planning: bool = False
+    records: dict[str, InstanceRecord] = field(default_factory=dict)
+    baseline: list[FinishedRequest] = field(default_factory=list)
+    since_ns: int = 0
+    why: str = ""
     looked_ns: int = 0
     planned_ns: int = 0
     failures: int = 0

@@ -1,24 +1,27 @@
 """Plans of cascades: who leads each, which thresholds are in force, which tiers have instances. No I/O.
 
 A plan names each tier's threshold and how many instances serve it. Membership follows at once. Thresholds are the
-configured ones, or those of the plan in force where somebody else set them (``millrace plan --apply``).
+configured ones; those of the planner, where there is a target; or those that a person put (``millrace plan --apply``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, WatchKeys
 from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
 from millrace.contracts.local import BucketReady, KeyChanged, KeyNotPut, KeyPut
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.plan import Lease
 from millrace.contracts.status import InstanceRecord
 from millrace.contracts.subjects import subject_token
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
-from services.coordinator.cascade_state import CascadeState
+from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
+from services.coordinator.cascade_planning import job_of, planned, take_outcome, why_plan
+from services.coordinator.cascade_state import CascadeState, Serving
 from services.coordinator.state import Held
 
 #: Author of plans that a person put.
@@ -31,9 +34,6 @@ LEASE_BUCKET = "cascade_lease"
 LEASE_NS = 15_000_000_000
 LEASE_RENEW_NS = 11_000_000_000
 
-#: Serving instances of each model.
-Serving = Mapping[str, Sequence[InstanceRecord]]
-
 
 class Cascades:
     """The configured cascades."""
@@ -43,6 +43,11 @@ class Cascades:
         self._incarnation = incarnation
         self._ready: set[str] = set()
         self.states = {subject_token(config.name): CascadeState(config) for config in configs}
+
+    @property
+    def learns(self) -> bool:
+        """Whether outcomes are listened to."""
+        return any(state.config.plans for state in self.states.values())
 
     def start(self) -> list[Effect]:
         """Watches plans and leases."""
@@ -57,7 +62,46 @@ class Cascades:
             if not state.lease_key.writing and self._may_write_lease(state, now_ns):
                 effects.append(self._put_lease(key, state, now_ns))
             effects += self.write(key, serving, now_ns)
+            effects += self._start_planner(key, serving, now_ns)
         return effects
+
+    def _start_planner(self, key: str, serving: Serving, now_ns: int) -> list[Effect]:
+        """Where the cascade is led and traffic has changed: one planner at a time."""
+        state = self.states[key]
+        state.records |= {model: records[0] for model, records in serving.items() if records}
+        why = why_plan(state, now_ns) if self.leads(state, now_ns) else ""
+        job = job_of(state, serving, now_ns) if why else None
+        if job is None:
+            return []
+        state.why, state.planned_ns = why, now_ns
+        return [PlanCascade(key=key, job=job, limit_s=state.config.plan_limit_s)]
+
+    def on_outcome(self, body: RequestFinished) -> None:
+        """Notes a finished request of a cascade; attempts are their models' own."""
+        state = self.states.get(subject_token(body.model))
+        if state is not None and body.outcome == "completed":
+            take_outcome(state, body)
+
+    def on_planned(self, body: CascadePlanned, now_ns: int) -> list[Effect]:
+        """Puts better thresholds in force. What a planner said to one that no longer leads is dropped."""
+        state = self.states[body.key]
+        why, state.why, state.failures = state.why, "", 0
+        state.baseline, state.since_ns = [], now_ns
+        if state.plan is None or state.plan_key.writing or not self.leads(state, now_ns):
+            return []
+        plan = planned(state.config, state.plan, body.result, coordinator=self._name, why=why)
+        if plan is not None:
+            return self.put(body.key, plan)
+        fields = {"cascade": state.config.name, "why": why, "reason": body.result.keep or body.result.reason}
+        return [Log(level="info", event="cascade_plan_kept", fields=fields)]
+
+    def on_planning_failed(self, body: CascadePlanningFailed) -> list[Effect]:
+        """The plan in force holds; the next try waits twice as long."""
+        state = self.states[body.key]
+        state.why = ""
+        state.failures += 1
+        fields = {"cascade": state.config.name, "detail": body.detail, "failures": state.failures}
+        return [Log(level="warning", event="cascade_planning_failed", fields=fields)]
 
     def write(self, key: str, serving: Serving, now_ns: int) -> list[Effect]:
         """Writes the plan of one cascade where it is led and changes."""
@@ -90,7 +134,7 @@ class Cascades:
 
     # what the store says
 
-    def on_key(self, body: KeyChanged) -> list[Effect]:
+    def on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
         """A plan or a lease changed. Plans of cascades that are not configured are somebody else's."""
         state = self.states.get(body.key)
         if state is None:
@@ -99,7 +143,10 @@ class Cascades:
         if body.value is not None and not isinstance(body.value, wanted):
             return [Log(level="warning", event="key_of_wrong_type", fields={"bucket": body.bucket, "key": body.key})]
         if body.bucket == BUCKET:
-            state.plan = body.value if isinstance(body.value, CascadePlan) else None
+            plan = body.value if isinstance(body.value, CascadePlan) else None
+            if _thresholds(plan) != _thresholds(state.plan):
+                state.baseline, state.since_ns = [], now_ns
+            state.plan = plan
             state.plan_key.confirm(body)
         else:
             state.lease = body.value if isinstance(body.value, Lease) else None
@@ -181,7 +228,7 @@ class Cascades:
                 "epoch": state.plan.epoch if state.plan else 0,
                 "thresholds": [tier.threshold for tier in state.plan.tiers] if state.plan else [],
                 "finished": len(state.finished),
-                "planning": state.planning,
+                "planning": state.why,
             }
             for state in self.states.values()
         }
@@ -239,6 +286,10 @@ def replicas_of(tier: CoordinatedTier, instances: Sequence[InstanceRecord]) -> l
         return []
     count = len(instances)
     return [ReplicaCount(tensor_parallel=tier.tensor_parallel, pipeline_parallel=1, count=count, device=tier.device)]
+
+
+def _thresholds(plan: CascadePlan | None) -> list[float]:
+    return [tier.threshold for tier in plan.tiers] if plan is not None else []
 
 
 def membership_change(plan: CascadePlan, tiers: Sequence[CascadeTier]) -> str:

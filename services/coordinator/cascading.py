@@ -7,6 +7,8 @@ Owns nothing itself; messages about cascades go to one part, all others to the o
 | KeyChanged(cascade / cascade_lease) | what another coordinator or an operator wrote is taken over | |
 | TimerFired(tick), KeyChanged(instance), InstanceSummary, ServicePresence | after the models' part |
 PutKey(cascade_lease), PutKey(cascade) where thresholds or instances changed |
+| RequestFinished (of a cascade) | rate, lengths and scores of its traffic | perhaps PlanCascade, at the next tick |
+| CascadePlanned, CascadePlanningFailed | no planner is at work | PutKey(cascade) where other thresholds are better |
 | KeyPut, KeyNotPut (of cascades) | write done, or lost to another writer | |
 | StopRequested | | DeleteKey(cascade_lease) where held |
 | everything else | as in actor.py | |
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect, Stop
+from millrace.actor.effects import Effect, Stop, Subscribe
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -29,8 +31,11 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Message
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.subjects import Subjects
 
 from services.coordinator.actor import CoordinatorActor
+from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed
 from services.coordinator.cascades import BUCKET, LEASE_BUCKET, Cascades
 
 _OWN = (BUCKET, LEASE_BUCKET)
@@ -39,20 +44,24 @@ _OWN = (BUCKET, LEASE_BUCKET)
 class CascadingCoordinator:
     """One coordinator of models and of their cascades."""
 
-    def __init__(self, models: CoordinatorActor, cascades: Cascades) -> None:
+    def __init__(self, models: CoordinatorActor, cascades: Cascades, *, cluster: str) -> None:
         self.name = models.name
+        self._subjects = Subjects(cluster)
         self.models = models
         self.cascades = cascades
 
     def start(self, now_ns: int) -> list[Effect]:
         """Begins both parts."""
-        return [*self.models.start(now_ns), *self.cascades.start()]
+        effects = self.models.start(now_ns)
+        outcomes = Subscribe(subject=self._subjects.outcomes())
+        listens = self.cascades.learns and outcomes not in effects
+        return [*effects, *([outcomes] if listens else []), *self.cascades.start()]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
         match message.body:
             case KeyChanged() as body if body.bucket in _OWN:
-                return [*self.cascades.on_key(body), *self._write(now_ns)]
+                return [*self.cascades.on_key(body, now_ns), *self._write(now_ns)]
             case KeyPut() as body if _of_cascades(body.correlation):
                 self.cascades.on_put(body)
                 return []
@@ -61,6 +70,13 @@ class CascadingCoordinator:
             case BucketReady() as body if body.bucket in _OWN:
                 self.cascades.on_ready(body)
                 return self._write(now_ns)
+            case CascadePlanned() as body:
+                return self.cascades.on_planned(body, now_ns)
+            case CascadePlanningFailed() as body:
+                return self.cascades.on_planning_failed(body)
+            case RequestFinished() as body:
+                self.cascades.on_outcome(body)
+                return self.models.handle(message, now_ns)
             case StopRequested():
                 effects = self.models.handle(message, now_ns)
                 assert isinstance(effects[-1], Stop), "the coordinator ends with Stop"

@@ -14,6 +14,7 @@ PURE_FOLDERS = tuple(f"libs/millrace/{name}/" for name in ("contracts", "policie
 SHELLS = (
     "*/__main__.py",
     "*/metrics.py",
+    "coordinator/shell.py",
     "ingress/api/tokenizer.py",
     "ingress/http/*",
     "judge/shell.py",

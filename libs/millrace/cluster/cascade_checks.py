@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from millrace.actor.errors import ConfigError
 from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
@@ -14,7 +14,13 @@ TIERS_MAX = 8
 #: Judge processes of one cascade.
 JUDGES_MAX = 64
 
-_REMOTE = {"url": str, "model": str, "key_file": str, "timeout_s": (int, float), "curve_file": str}
+_REMOTE: Mapping[str, type | tuple[type, ...]] = {
+    "url": str,
+    "model": str,
+    "key_file": str,
+    "timeout_s": (int, float),
+    "curve_file": str,
+}
 
 
 def check_cascade(cascade: CascadeSpec, models: Sequence[str]) -> None:

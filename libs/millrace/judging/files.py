@@ -7,7 +7,7 @@ is refused for others.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,10 +41,21 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         right: The truth.
         logprobs: Of each token, thousandths.
+        output_tokens: 0 for as many as there are log-probabilities.
     """
 
     right: bool
     logprobs: list[int]
+    output_tokens: int = 0
+
+    def values(self) -> list[float]:
+        """Log-probabilities."""
+        return [value / 1000 for value in self.logprobs]
+
+    @property
+    def length(self) -> int:
+        """Output tokens, at least 1."""
+        return max(1, self.output_tokens or len(self.logprobs))
 
 
 class RecordedAnswers(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +64,12 @@ class RecordedAnswers(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prompt: What was asked.
         answers: By model.
+        prompt_tokens: 0 where unknown.
     """
 
     prompt: str
     answers: dict[str, RecordedAnswer]
+    prompt_tokens: int = 0
 
 
 class JudgedAnswer(msgspec.Struct, frozen=True):
@@ -109,17 +122,26 @@ def read_answers(paths: Sequence[Path], model: str) -> list[JudgedAnswer]:
         RecordingUnreadable: a line is no RecordedAnswers.
         OSError: a file cannot be read.
     """
-    decoder = msgspec.json.Decoder(RecordedAnswers)
     found: list[JudgedAnswer] = []
-    for path in paths:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    told = decoder.decode(line)
-                except msgspec.DecodeError as error:
-                    raise RecordingUnreadable(f"{path}, line {number}: {error}") from None
-                answer = told.answers.get(model)
-                logprobs = [value / 1000 for value in answer.logprobs] if answer is not None else []
-                if answer is not None and usable(logprobs) is not None:
-                    found.append(JudgedAnswer(told.prompt, logprobs, answer.right))
+    for row in (row for path in paths for row in read_recording(path)):
+        answer = row.answers.get(model)
+        logprobs = answer.values() if answer is not None else []
+        if answer is not None and usable(logprobs) is not None:
+            found.append(JudgedAnswer(row.prompt, logprobs, answer.right))
     return found
+
+
+def read_recording(path: Path) -> Iterator[RecordedAnswers]:
+    """Lines of one recording.
+
+    Raises:
+        RecordingUnreadable: a line is no RecordedAnswers.
+        OSError: the file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(RecordedAnswers)
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise RecordingUnreadable(f"{path}, line {number}: {error}") from None

@@ -1,0 +1,214 @@
+"""One planning of a live cascade: from its present instances, its rate and a recorded sample to thresholds.
+
+Two speeds: thresholds for the present instances may come into force at once; instances of other models are only said to
+be better where the simulated gain over the horizon exceeds draining and cold starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from millrace.cascade.capacity import Deployment
+from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem
+from millrace.cascade.recorded import recorded_sample
+from millrace.cascade.replanning import MoveCost, Replan, outdated, replan, simulated_under
+from millrace.cascade.replicas import ReplicaModel, ReplicaShape
+from millrace.cascade.sample import JudgedSample
+from millrace.contracts.cascade import SCORE_MAX
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.judging.files import read_judge
+
+#: Thresholds tried per tier: 12 by 12 routings of three tiers are some seconds of one core.
+THRESHOLDS_MOST = 12
+
+
+class PlannedTier(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier as planning needs it.
+
+    Attributes:
+        model: Served name.
+        recorded: Its name in the recording; empty for the served one.
+        judge: File of its confidence judge; empty for the last tier.
+        step_time: Step-time set of its instances.
+        parameters: Of an instance's scheduler.
+        instances: Serving now.
+        tensor_parallel: GPUs of an instance.
+    """
+
+    model: str
+    step_time: str
+    parameters: EngineParameters
+    instances: int
+    recorded: str = ""
+    judge: str = ""
+    tensor_parallel: int = 1
+
+
+class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be planned.
+
+    Attributes:
+        tiers: Smallest model first.
+        sample: File of recorded answers.
+        rate: Requests/s.
+        quality, latency_s: The target; one of them.
+        thresholds: In force, one per tier but the last; empty for none. With them it is first looked at whether they
+            still fit.
+        planned_p95_s: p95 that was expected of them; 0 for unknown.
+        judge_s: What judging an answer takes.
+        drain_s, cold_start_s, horizon_s: As MoveCost has them.
+    """
+
+    tiers: list[PlannedTier]
+    sample: str
+    rate: float
+    quality: float | None = None
+    latency_s: float | None = None
+    thresholds: list[float] = []
+    planned_p95_s: float = 0.0
+    judge_s: float = 0.001
+    drain_s: float = 30.0
+    cold_start_s: float = 30.0
+    horizon_s: float = 600.0
+
+
+class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A design that no other beats in both quality and latency.
+
+    Attributes:
+        instances: Of each tier.
+    """
+
+    thresholds: list[float]
+    instances: list[int]
+    shares: list[float]
+    quality: float
+    quality_low: float
+    p95_s: float
+
+
+class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What planning came to.
+
+    Attributes:
+        keep: Why the thresholds in force still fit; empty where others are better.
+        chosen: For the present instances; None where no thresholds serve the traffic on them.
+        meets: Whether it reaches the target.
+        reason: One sentence.
+        move: Instances of each tier that would be worth a move; empty to keep them.
+        front: Every design on the front, by rising p95, if asked for.
+    """
+
+    chosen: FrontPoint | None
+    meets: bool
+    reason: str
+    keep: str = ""
+    move: list[int] = []
+    front: list[FrontPoint] = []
+
+
+def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front: bool = False) -> PlanningResult:
+    """Plan one cascade. Reads the sample and the judges; seconds of CPU.
+
+    Raises:
+        ValueError: a file is unreadable or of other models, or a step-time set is not here.
+        OSError: a file cannot be read.
+    """
+    planner = CascadePlanner(problem_of(job, step_times), ReplicaModel())
+    present = [
+        _deployment(shapes[0], tier.instances) for shapes, tier in zip(planner.problem.shapes, job.tiers, strict=True)
+    ]
+    if not front and (still := _still_fits(job, planner, present)) is not None:
+        return still
+    told = replan(
+        planner, present, MoveCost(drain_s=job.drain_s, cold_start_s=job.cold_start_s, horizon_s=job.horizon_s)
+    )
+    designs = planner.front() if front else []
+    return _result(told, sorted((_point(each) for each in designs), key=lambda each: each.p95_s))
+
+
+def problem_of(job: PlanningJob, step_times: Mapping[str, StepTimeModel]) -> CascadeProblem:
+    """The planner's problem.
+
+    Raises:
+        ValueError, OSError: as ``plan_job``.
+    """
+    return CascadeProblem(
+        sample=_sample(job),
+        rate=job.rate,
+        gpus=sum(tier.instances * tier.tensor_parallel for tier in job.tiers),
+        shapes=[[_shape(tier, step_times)] for tier in job.tiers],
+        judge_s=[job.judge_s] * (len(job.tiers) - 1),
+        quality_min=job.quality,
+        latency_max_s=job.latency_s,
+        thresholds_most=THRESHOLDS_MOST,
+    )
+
+
+def _sample(job: PlanningJob) -> JudgedSample:
+    missing = [tier.model for tier in job.tiers[:-1] if not tier.judge]
+    if missing:
+        raise ValueError(f"{missing[0]} has no judge; `millrace train judge` fits one")
+    judges = [read_judge(Path(tier.judge)) for tier in job.tiers[:-1]]
+    return recorded_sample(Path(job.sample), [tier.recorded or tier.model for tier in job.tiers], judges)
+
+
+def _shape(tier: PlannedTier, step_times: Mapping[str, StepTimeModel]) -> ReplicaShape:
+    model = step_times.get(tier.step_time)
+    if model is None:
+        raise ValueError(f"step times of {tier.model}: no set {tier.step_time!r} here")
+    return ReplicaShape(tensor=tier.tensor_parallel, cost=model.cost(tier.parameters), parameters=tier.parameters)
+
+
+def _deployment(shape: ReplicaShape, count: int) -> Deployment:
+    """So many equal replicas, which take turns."""
+    return Deployment(((shape, count),), (1.0,)) if count else Deployment((), ())
+
+
+def _still_fits(job: PlanningJob, planner: CascadePlanner, present: Sequence[Deployment]) -> PlanningResult | None:
+    """The answer where the thresholds in force fit the traffic as it is."""
+    if not job.thresholds:
+        return None
+    now = simulated_under(planner, tuple(job.thresholds), present)
+    if now is None:
+        return None
+    planned = now if not job.planned_p95_s else replace(now, p95_s=job.planned_p95_s)
+    if outdated(planner, planned):
+        return None
+    reason = f"quality {now.routed.quality:.1f} and p95 {now.p95_s:.2f} s, as planned"
+    return PlanningResult(chosen=_point(now), meets=True, reason=reason, keep=reason)
+
+
+def _result(told: Replan, front: list[FrontPoint]) -> PlanningResult:
+    chosen, move = told.at_once, told.move
+    reason = f"{chosen.reason}; {told.reason}" if chosen is not None else told.reason
+    return PlanningResult(
+        chosen=_point(chosen) if chosen is not None else None,
+        meets=chosen is not None and chosen.meets,
+        reason=reason,
+        move=_counts(move) if move is not None else [],
+        front=front,
+    )
+
+
+def _counts(design: CascadeDesign) -> list[int]:
+    return [sum(count for _, count in each.replicas) for each in design.deployments]
+
+
+def _point(design: CascadeDesign) -> FrontPoint:
+    routed = design.routed
+    return FrontPoint(
+        # A threshold that no score reaches is the highest that a plan can say.
+        thresholds=[min(value, SCORE_MAX) for value in routed.thresholds],
+        instances=_counts(design),
+        shares=list(routed.shares),
+        quality=routed.quality,
+        quality_low=routed.quality_low,
+        p95_s=design.p95_s if math.isfinite(design.p95_s) else 0.0,
+    )

@@ -1,0 +1,181 @@
+"""When a cascade is planned anew, and what becomes of the result. Pure.
+
+The first plan is made as soon as some requests have finished. From then on traffic is compared, once a period, with the
+first traffic under the thresholds in force. A planner starts only where rate, lengths or scores have changed, and it
+changes thresholds only where the plan in force has become worse by a tenth or misses its target. Instances are not
+started or stopped: the plan's reason says what would be worth it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
+from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult
+from millrace.contracts.cascade import CascadePlan
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.status import InstanceRecord
+from millrace.enginemodel.registered import scheduler_parameters
+
+from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
+from services.coordinator.cascade_state import CascadeState, FinishedRequest, Serving
+
+#: Finished requests before the first plan: a rate from fewer is off by a quarter.
+REQUESTS_MIN = 50
+
+#: Of the baseline.
+BASELINE_MIN = 200
+
+#: Width of the bins in which arrivals are counted to compare rates.
+BIN_NS = 5_000_000_000
+
+NS = 1_000_000_000
+
+
+def take_outcome(state: CascadeState, body: RequestFinished) -> None:
+    """Notes a finished request of a cascade."""
+    first = body.attempts[0] if body.attempts else None
+    state.finished.append(
+        FinishedRequest(
+            arrival_ns=body.arrival_ns,
+            prompt_tokens=max(1, body.prompt_tokens),
+            output_tokens=max(1, first.output_tokens if first is not None else sum(body.output_tokens)),
+            score=first.score if first is not None else None,
+        )
+    )
+
+
+def why_plan(state: CascadeState, now_ns: int) -> str:
+    """Why a planner should start now; empty for not. Looks once a period."""
+    config = state.config
+    rest_ns = config.pause_s * NS * 2 ** min(state.failures, 5)
+    rested = not state.planned_ns or now_ns - state.planned_ns >= rest_ns
+    if not config.plans or state.plan is None or state.why or not rested:
+        return ""
+    if state.plan.quality is None:
+        return "the first requests have finished" if len(_recent(state, now_ns)) >= REQUESTS_MIN else ""
+    if now_ns - state.looked_ns < config.period_s * NS:
+        return ""
+    state.looked_ns = now_ns
+    return _drift(state, now_ns)
+
+
+def _drift(state: CascadeState, now_ns: int) -> str:
+    """What changed since the baseline; empty for nothing, or while there is none."""
+    if not state.baseline:
+        under = [one for one in _recent(state, now_ns) if one.arrival_ns >= state.since_ns]
+        state.baseline = under if len(under) >= BASELINE_MIN else []
+        return ""
+    until_ns = max(one.arrival_ns for one in state.baseline)
+    current = [one for one in _recent(state, now_ns) if one.arrival_ns > until_ns]
+    settings = DriftSettings(interval_s=state.config.period_s)
+    start_ns = max(until_ns, now_ns - round(state.config.window_s * NS))
+    found = detect_drift(
+        _window(state.baseline, state.since_ns, until_ns), _window(current, start_ns, now_ns), settings
+    )
+    return "; ".join(each.text() for each in found)
+
+
+def job_of(state: CascadeState, serving: Serving, now_ns: int) -> PlanningJob | None:
+    """What a planner is asked; None where a tier's engine was never seen, or nothing has finished."""
+    config, plan = state.config, state.plan
+    tiers = [planned_tier(tier, serving.get(tier.model, ()), state.records.get(tier.model)) for tier in config.tiers]
+    known = [tier for tier in tiers if tier is not None]
+    recent = _recent(state, now_ns)
+    if len(known) < len(tiers) or not recent or plan is None:
+        return None
+    span_s = max(1.0, (now_ns - min(one.arrival_ns for one in recent)) / NS)
+    return PlanningJob(
+        tiers=known,
+        sample=config.sample,
+        rate=len(recent) / span_s,
+        quality=config.quality,
+        latency_s=config.latency_s,
+        thresholds=[] if plan.quality is None else [tier.threshold for tier in plan.tiers[:-1]],
+        planned_p95_s=plan.p95_ns / NS,
+        judge_s=config.judge_s,
+        drain_s=config.drain_s,
+        cold_start_s=config.cold_start_s,
+        horizon_s=config.horizon_s,
+    )
+
+
+def planned_tier(
+    tier: CoordinatedTier, instances: Sequence[InstanceRecord], last: InstanceRecord | None
+) -> PlannedTier | None:
+    """A tier as planning needs it; None where no instance ever said what it is, or one says what cannot be.
+
+    Args:
+        last: The newest record of the model, for a tier without instances.
+    """
+    record = instances[0] if instances else last
+    if record is None:
+        return None
+    try:
+        parameters = scheduler_parameters(record)
+    except ValueError:
+        return None
+    return PlannedTier(
+        model=tier.model,
+        step_time=record.step_time,
+        parameters=parameters,
+        instances=len(instances),
+        judge=tier.judge,
+        tensor_parallel=tier.tensor_parallel,
+    )
+
+
+def planned(
+    config: CoordinatedCascade, plan: CascadePlan, result: PlanningResult, *, coordinator: str, why: str
+) -> CascadePlan | None:
+    """The next plan; None where the one in force stays."""
+    chosen = result.chosen
+    if chosen is None or result.keep:
+        return None
+    thresholds = [*chosen.thresholds, 0.0]
+    if len(thresholds) != len(plan.tiers):
+        return None
+    tiers = [
+        msgspec.structs.replace(tier, threshold=threshold, share=share)
+        for tier, threshold, share in zip(plan.tiers, thresholds, chosen.shares, strict=True)
+    ]
+    return msgspec.structs.replace(
+        plan,
+        epoch=plan.epoch + 1,
+        tiers=tiers,
+        quality=chosen.quality,
+        quality_low=max(0.0, chosen.quality_low),
+        p95_ns=round(chosen.p95_s * NS) if math.isfinite(chosen.p95_s) else 0,
+        meets=result.meets,
+        coordinator=coordinator,
+        reason=f"{why}: {result.reason}{_move(config, result)}",
+    )
+
+
+def _move(config: CoordinatedCascade, result: PlanningResult) -> str:
+    if not result.move:
+        return ""
+    counts = [f"{count} of {tier.model}" for tier, count in zip(config.tiers, result.move, strict=True)]
+    return f"; worth a move: {', '.join(counts)}"
+
+
+def _recent(state: CascadeState, now_ns: int) -> list[FinishedRequest]:
+    since_ns = now_ns - round(state.config.window_s * NS)
+    return [one for one in state.finished if one.arrival_ns >= since_ns]
+
+
+def _window(requests: Sequence[FinishedRequest], start_ns: int, end_ns: int) -> TrafficWindow:
+    """Requests that arrived within a span; a last bin that is not full is left out."""
+    bins = max(0, (end_ns - start_ns) // BIN_NS)
+    edges = start_ns + BIN_NS * np.arange(bins + 1)
+    arrivals = np.array([one.arrival_ns for one in requests], dtype=np.int64)
+    scores = [one.score for one in requests if one.score is not None]
+    return TrafficWindow(
+        counts=np.histogram(arrivals, bins=edges)[0].tolist() if bins else [],
+        prompt_tokens=np.array([one.prompt_tokens for one in requests], dtype=np.int64),
+        output_tokens=np.array([one.output_tokens for one in requests], dtype=np.int64),
+        scores=[np.array(scores, dtype=np.float64)],
+    )

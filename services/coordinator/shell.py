@@ -1,0 +1,84 @@
+"""Carries out the coordinator's own effects: planning of cascades in child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from millrace.actor.effects import Effect
+from millrace.actor.runtime_nats import ActorHandle
+from millrace.cascade.jobs import PlanningJob, PlanningResult
+
+from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
+from services.coordinator.config import CoordinatorConfig
+
+#: Of a child's complaint so much is kept, characters.
+DETAIL_MAX = 500
+
+
+class CoordinatorShell:
+    """The shell of one coordinator process. Its methods run on the event loop; planning runs beside it."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        """Nothing of the configuration is needed; every effect says what it wants."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handle: ActorHandle | None = None
+
+    def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
+        """One for each effect of services/coordinator/cascade_effects.py."""
+        return {PlanCascade: self._on_plan}
+
+    def attach(self, handle: ActorHandle) -> None:
+        """Results go there."""
+        self._handle = handle
+
+    def close(self) -> None:
+        """Ends planners that run; their processes are killed."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _on_plan(self, effect: PlanCascade) -> None:
+        task = asyncio.get_running_loop().create_task(self._plan(effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _plan(self, effect: PlanCascade) -> None:
+        assert self._handle is not None
+        try:
+            result = await asyncio.wait_for(run_planner(effect.job), effect.limit_s)
+        except TimeoutError:
+            detail = f"it took over {effect.limit_s:g} s"
+            self._handle.deliver(CascadePlanningFailed(key=effect.key, detail=detail))
+        except (OSError, msgspec.DecodeError, ChildProcessError) as error:
+            self._handle.deliver(CascadePlanningFailed(key=effect.key, detail=str(error)))
+        else:
+            self._handle.deliver(CascadePlanned(key=effect.key, result=result))
+
+
+async def run_planner(job: PlanningJob) -> PlanningResult:
+    """Plans in a child process; it is killed where this is cancelled.
+
+    Raises:
+        ChildProcessError: it failed; the text is the end of its complaint.
+    """
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "millrace.cascade.child",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        output, complaint = await child.communicate(msgspec.msgpack.encode(job))
+    finally:
+        if child.returncode is None:
+            child.kill()
+    if child.returncode != 0:
+        raise ChildProcessError(complaint.decode(errors="replace").strip()[-DETAIL_MAX:])
+    return msgspec.msgpack.decode(output, type=PlanningResult)

@@ -1,0 +1,212 @@
+"""When a cascade is planned anew: by drift only, with a pause, once at a time; and what a failed planner changes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+from millrace.actor.effects import Effect, Log, PutKey, Subscribe
+from millrace.cascade.jobs import FrontPoint, PlanningResult
+from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.observers import RequestFinished
+
+from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
+from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
+from services.coordinator.cascade_planning import BASELINE_MIN, REQUESTS_MIN, planned, why_plan
+from services.coordinator.cascade_state import CascadeState, FinishedRequest
+from tests.unit.test_coordinator_cascades import Story
+
+S = 1_000_000_000
+TIERS = [CoordinatedTier(model="nano", threshold=60.0, judge="j"), CoordinatedTier(model="mini", threshold=0.0)]
+CASCADE = CoordinatedCascade(name="c", tiers=TIERS, quality=50.0, sample="s.jsonl", pause_s=30.0)
+ALIVE = (("w0", "nano"), ("w1", "mini"))
+CHOSEN = FrontPoint(
+    thresholds=[75.0], instances=[1, 1], shares=[1.0, 0.4], quality=52.0, quality_low=50.5, p95_s=1.5
+)  # fmt: skip
+
+
+class PlannedStory(Story):
+    """A coordinator whose planners are seen."""
+
+    def __init__(self, cascade: CoordinatedCascade = CASCADE) -> None:
+        self.jobs: list[PlanCascade] = []
+        super().__init__(cascade)
+        self.rng = Random(5)
+        for name, model in ALIVE:
+            self.register(name, model)
+
+    def send(self, body: msgspec.Struct) -> list[Effect]:  # type: ignore[override]
+        effects = super().send(body)  # type: ignore[arg-type]
+        self.jobs += [effect for effect in effects if isinstance(effect, PlanCascade)]
+        return effects
+
+    def run(self, seconds: int, *, rate: float = 2.0, tokens: int = 40) -> None:
+        """Traffic of so many requests a second."""
+        for _ in range(seconds):
+            for _ in range(self.poisson(rate)):
+                self.send(self.outcome(tokens))
+            self.tick(1.0, alive=ALIVE)
+
+    def poisson(self, mean: float) -> int:
+        count, at = 0, self.rng.expovariate(mean)
+        while at < 1:
+            count, at = count + 1, at + self.rng.expovariate(mean)
+        return count
+
+    def outcome(self, tokens: int) -> RequestFinished:
+        prompt = self.rng.randrange(tokens // 2, 2 * tokens)
+        return RequestFinished(
+            request="r", model="c", outcome="completed", ingress="i", prompt_tokens=prompt,
+            output_tokens=[self.rng.randrange(5, 60)], arrival_ns=self.now_ns,
+        )  # fmt: skip
+
+    def answer(self, result: PlanningResult) -> list[Effect]:
+        return self.send(CascadePlanned(key="c", result=result))
+
+
+RESULT = PlanningResult(chosen=CHOSEN, meets=True, reason="least p95")
+
+
+def test_outcomes_are_listened_to_where_there_is_a_target() -> None:
+    effects = PlannedStory().actor.start(0)
+    assert Subscribe(subject="mr.local.outcome.*") in effects
+    assert Subscribe(subject="mr.local.outcome.*") not in Story().actor.start(0)
+
+
+def test_the_first_plan_waits_for_some_requests_and_asks_for_what_is_there() -> None:
+    story = PlannedStory()
+    story.run(5)
+    assert story.jobs == []
+    story.run(60)
+    (effect,) = story.jobs
+    job = effect.job
+    assert (job.quality, job.sample, job.thresholds) == (50.0, "s.jsonl", [])
+    assert [(tier.model, tier.instances) for tier in job.tiers] == [("nano", 1), ("mini", 1)]
+    assert job.rate == pytest.approx(2.0, rel=0.3)
+
+
+def test_a_result_comes_into_force_with_what_is_expected_of_it() -> None:
+    story = PlannedStory()
+    story.run(65)
+    story.answer(RESULT)
+    plan = story.plan
+    assert plan is not None
+    assert [tier.threshold for tier in plan.tiers] == [75.0, 0.0]
+    assert [tier.share for tier in plan.tiers] == [1.0, 0.4]
+    assert (plan.quality, plan.quality_low, plan.p95_ns, plan.meets) == (52.0, 50.5, 1_500_000_000, True)
+    assert "first requests" in plan.reason
+
+
+def test_a_target_that_is_missed_is_flagged_and_a_move_is_said() -> None:
+    story = PlannedStory()
+    story.run(65)
+    story.answer(msgspec.structs.replace(RESULT, meets=False, move=[0, 2]))
+    assert story.plan is not None
+    assert not story.plan.meets
+    assert "worth a move: 0 of nano, 2 of mini" in story.plan.reason
+
+
+def test_traffic_that_stays_as_it_is_starts_no_further_planner() -> None:
+    story = PlannedStory()
+    story.run(65)
+    story.answer(RESULT)
+    story.run(600)
+    assert len(story.jobs) == 1
+
+
+@pytest.mark.parametrize(("rate", "tokens", "said"), [(5.0, 40, "rate"), (2.0, 160, "prompt_tokens")])
+def test_traffic_that_changes_starts_one_that_looks_at_the_plan_in_force(rate: float, tokens: int, said: str) -> None:
+    story = PlannedStory()
+    story.run(65)
+    story.answer(RESULT)
+    story.run(200)
+    story.run(300, rate=rate, tokens=tokens)
+    assert len(story.jobs) == 2
+    assert story.jobs[1].job.thresholds == [75.0]
+    assert story.jobs[1].job.planned_p95_s == 1.5
+    story.answer(msgspec.structs.replace(RESULT, chosen=msgspec.structs.replace(CHOSEN, thresholds=[65.0])))
+    assert story.plan is not None
+    assert said in story.plan.reason
+
+
+def test_a_plan_that_still_fits_stays() -> None:
+    story = PlannedStory()
+    story.run(65)
+    story.answer(RESULT)
+    before = story.plan
+    effects = story.answer(msgspec.structs.replace(RESULT, keep="as planned"))
+    assert story.plan == before
+    assert [effect.event for effect in effects if isinstance(effect, Log)] == ["cascade_plan_kept"]
+
+
+def test_no_thresholds_that_serve_the_traffic_leave_the_plan() -> None:
+    story = PlannedStory()
+    story.run(65)
+    before = story.plan
+    story.answer(PlanningResult(chosen=None, meets=False, reason="no plan serves the traffic"))
+    assert story.plan == before
+
+
+def test_a_planner_that_dies_leaves_the_plan_and_the_next_try_waits_longer_each_time() -> None:
+    story = PlannedStory()
+    story.run(65)
+    before = story.plan
+    gaps, last = [], story.now_ns
+    for _ in range(3):
+        effects = story.send(CascadePlanningFailed(key="c", detail="killed"))
+        assert [effect.event for effect in effects if isinstance(effect, Log)] == ["cascade_planning_failed"]
+        count = len(story.jobs)
+        while len(story.jobs) == count:
+            story.run(1)
+        gaps.append(story.now_ns - last)
+        last = story.now_ns
+    assert story.plan == before
+    assert gaps[0] < gaps[1] < gaps[2]
+
+
+def test_only_one_planner_is_at_work() -> None:
+    story = PlannedStory()
+    story.run(300)
+    assert len(story.jobs) == 1
+
+
+def test_a_result_for_a_coordinator_that_leads_no_more_is_dropped() -> None:
+    story = PlannedStory()
+    story.run(65)
+    story.now_ns += 60 * S
+    effects = story.answer(RESULT)
+    assert not [effect for effect in effects if isinstance(effect, PutKey)]
+
+
+def test_attempts_and_other_models_requests_are_not_the_cascades() -> None:
+    story = PlannedStory()
+    for _ in range(2 * REQUESTS_MIN):
+        story.send(msgspec.structs.replace(story.outcome(40), model="nano"))
+    story.run(2, rate=0.1)
+    assert story.jobs == []
+
+
+def test_a_result_of_another_number_of_tiers_is_no_plan() -> None:
+    plan = CascadePlan(cascade="c", epoch=1, tiers=[CascadeTier(model="nano")])
+    assert planned(CASCADE, plan, RESULT, coordinator="x", why="y") is None
+
+
+def test_a_day_of_stationary_traffic_gives_at_most_one_false_alarm() -> None:
+    """Poisson arrivals of 0.7 a second, looked at every five minutes; lengths and scores of one distribution."""
+    rng = Random(1)
+    config = msgspec.structs.replace(CASCADE, period_s=300.0)
+    plan = CascadePlan(cascade="c", epoch=1, tiers=[CascadeTier(model="nano"), CascadeTier(model="mini")], quality=50.0)
+    state = CascadeState(config, plan=plan, planned_ns=1)
+    at_ns, alarms, next_look = 0, [], 0
+    while at_ns < 86_400 * S:
+        at_ns += int(rng.expovariate(0.7) * S)
+        lengths = int(rng.lognormvariate(4, 1)) + 1, int(rng.lognormvariate(3, 0.7)) + 1
+        state.finished.append(FinishedRequest(at_ns, *lengths, rng.betavariate(2, 1) * 100))
+        if at_ns >= next_look:
+            next_look = at_ns + 300 * S
+            if why := why_plan(state, at_ns):
+                alarms.append(why)
+                state.baseline, state.since_ns = [], at_ns
+    assert len(state.baseline) >= BASELINE_MIN
+    assert len(alarms) <= 1, alarms
