@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.status import (
@@ -127,9 +128,10 @@ class ClusterView:
         self._presences: dict[tuple[str, str], tuple[int, ServicePresence]] = {}
         self._records: dict[str, InstanceRecord] = {}
         self._plans: dict[str, Plan] = {}
+        self._cascades: dict[str, CascadePlan] = {}
 
     def hear(self, body: Body, now_ns: int) -> None:
-        """Takes a message; other types than the four shown here are ignored."""
+        """Takes a message; other types than those shown here are ignored."""
         match body:
             case InstanceSummary():
                 self._hear_summary(body, now_ns)
@@ -139,6 +141,8 @@ class ClusterView:
                 self._records[body.instance] = body
             case Plan():
                 self._plans[body.model] = body
+            case CascadePlan():
+                self._cascades[body.cascade] = body
             case _:
                 pass
 
@@ -146,8 +150,14 @@ class ClusterView:
         """Takes everything that stands in a bucket; registrations that are no longer there are forgotten."""
         if bucket == "instance":
             self._records.clear()
+        if bucket == "cascade":
+            self._cascades.clear()
         for body in bodies:
             self.hear(body, now_ns)
+
+    def cascades(self) -> list[CascadePlan]:
+        """Plans in force, by name."""
+        return [self._cascades[name] for name in sorted(self._cascades)]
 
     def instances(self, now_ns: int) -> list[InstanceRow]:
         """One row per instance, by name with numbers in order; instances long gone are left out."""

@@ -29,7 +29,7 @@ STORE_S = 2.0
 STORE_TIMEOUT_S = 1.0
 
 #: What the view needs of the store.
-BUCKETS = ("plan", "instance")
+BUCKETS = ("plan", "instance", "cascade")
 
 
 @asynccontextmanager

@@ -40,11 +40,14 @@ async def _status(arguments: argparse.Namespace) -> int:
         await asyncio.sleep(LISTEN_S)
         now_ns = time.time_ns()
     if arguments.json:
+        from millrace.cli.cascade_table import cascade_rows
+
         instances = view.instances(now_ns)
         report = {
             "cluster": connection.cluster,
             "instances": instances,
             "services": view.services(now_ns),
+            "cascades": cascade_rows(view.cascades()),
             "migrations": view.migrations(now_ns),
             "totals": view.totals(instances),
         }

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from millrace.cli.cascade_table import cascade_lines, cascade_table
 from millrace.cli.cluster_view import ClusterView, InstanceRow, MigrationRow, ServiceRow, Totals
 
 _COLORS = {
@@ -77,6 +78,9 @@ def cluster_tables(
         parts += [Text(""), _migrations(migrations[:migrations_max], width)]
         if len(migrations) > migrations_max:
             parts.append(Text(f"{len(migrations) - migrations_max} more migrations", style="dim"))
+    cascades = view.cascades()
+    if cascades:
+        parts += [Text(""), cascade_table(cascades), *cascade_lines(cascades)]
     if services:
         parts += [Text(""), _services(services)]
     if not instances and not services:
