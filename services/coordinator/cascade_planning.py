@@ -21,7 +21,7 @@ from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.registered import scheduler_parameters
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
-from services.coordinator.cascade_state import CascadeState, FinishedRequest, Serving
+from services.coordinator.cascade_state import CascadeState, CascadeTraffic, Serving
 
 #: Finished requests before the first plan: a rate from fewer is off by a quarter.
 REQUESTS_MIN = 50
@@ -39,7 +39,7 @@ def take_outcome(state: CascadeState, body: RequestFinished) -> None:
     """Notes a finished request of a cascade."""
     first = body.attempts[0] if body.attempts else None
     state.finished.append(
-        FinishedRequest(
+        CascadeTraffic(
             arrival_ns=body.arrival_ns,
             prompt_tokens=max(1, body.prompt_tokens),
             output_tokens=max(1, first.output_tokens if first is not None else sum(body.output_tokens)),
@@ -162,12 +162,12 @@ def _move(config: CoordinatedCascade, result: PlanningResult) -> str:
     return f"; worth a move: {', '.join(counts)}"
 
 
-def _recent(state: CascadeState, now_ns: int) -> list[FinishedRequest]:
+def _recent(state: CascadeState, now_ns: int) -> list[CascadeTraffic]:
     since_ns = now_ns - round(state.config.window_s * NS)
     return [one for one in state.finished if one.arrival_ns >= since_ns]
 
 
-def _window(requests: Sequence[FinishedRequest], start_ns: int, end_ns: int) -> TrafficWindow:
+def _window(requests: Sequence[CascadeTraffic], start_ns: int, end_ns: int) -> TrafficWindow:
     """Requests that arrived within a span; a last bin that is not full is left out."""
     bins = max(0, (end_ns - start_ns) // BIN_NS)
     edges = start_ns + BIN_NS * np.arange(bins + 1)

@@ -18,7 +18,7 @@ from services.coordinator.state import Held
 SAMPLES_MAX = 4_096
 
 
-class FinishedRequest(msgspec.Struct, frozen=True):
+class CascadeTraffic(msgspec.Struct, frozen=True):
     """A finished request of a cascade: when it came, its lengths, and what its first answer scored (None: nothing)."""
 
     arrival_ns: int
@@ -52,9 +52,9 @@ class CascadeState:
     lease_key: Held = field(default_factory=Held)
     plan: CascadePlan | None = None
     plan_key: Held = field(default_factory=Held)
-    finished: deque[FinishedRequest] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    finished: deque[CascadeTraffic] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     records: dict[str, InstanceRecord] = field(default_factory=dict)
-    baseline: list[FinishedRequest] = field(default_factory=list)
+    baseline: list[CascadeTraffic] = field(default_factory=list)
     since_ns: int = 0
     why: str = ""
     looked_ns: int = 0

@@ -82,7 +82,7 @@ def test_a_quality_out_of_reach_is_said_and_told_by_the_exit_code(
         (["--cascade", "cluster.toml", "--rate", "1", "--quality", "70"], "no recorded answers"),
         (["--cascade", "cluster.toml", "--rate", "0", "--quality", "70", "--sample", "answers.jsonl"], "--rate 0"),
         (["--cascade", "missing.toml", "--rate", "1", "--quality", "70"], "missing.toml"),
-        (["--cascade", "cluster.toml", "--rate", "1", "--quality", "70", "--sample", "cluster.toml"], "cluster.toml, line 1"),
+        (["--cascade", "cluster.toml", "--rate", "1", "--quality", "70", "--sample", "cluster.toml"], "toml, line 1"),
     ],
 )
 def test_what_is_missing_is_said(words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from millrace.contracts.observers import RequestFinished
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
 from services.coordinator.cascade_planning import BASELINE_MIN, REQUESTS_MIN, planned, why_plan
-from services.coordinator.cascade_state import CascadeState, FinishedRequest
+from services.coordinator.cascade_state import CascadeState, CascadeTraffic
 from tests.unit.test_coordinator_cascades import Story
 
 S = 1_000_000_000
@@ -202,7 +202,7 @@ def test_a_day_of_stationary_traffic_gives_at_most_one_false_alarm() -> None:
     while at_ns < 86_400 * S:
         at_ns += int(rng.expovariate(0.7) * S)
         lengths = int(rng.lognormvariate(4, 1)) + 1, int(rng.lognormvariate(3, 0.7)) + 1
-        state.finished.append(FinishedRequest(at_ns, *lengths, rng.betavariate(2, 1) * 100))
+        state.finished.append(CascadeTraffic(at_ns, *lengths, rng.betavariate(2, 1) * 100))
         if at_ns >= next_look:
             next_look = at_ns + 300 * S
             if why := why_plan(state, at_ns):
