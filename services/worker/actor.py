@@ -141,6 +141,7 @@ class WorkerActor:
         live_max = info.max_sequences + limits.queue_max
         self._decoding = Decoding(self._desk)
         self._moving = Moving(self._desk, info, migration, live_max=live_max)
+        self.reporter.moves = self._moving.counts
         self._intake = Intake(self._desk, info, self._moving.reserving, live_max=live_max)
         self._draining = Draining(self._desk, info, subjects=subjects, limits=limits, migration=migration)
         self._ingresses = ServiceLiveness()

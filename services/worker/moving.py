@@ -83,6 +83,10 @@ class Moving:
         """How many there are."""
         return len(self._leasing)
 
+    def counts(self) -> tuple[int, int]:
+        """Sequences whose KV leaves, and those whose KV arrives."""
+        return len(self._leasing), len(self.reserving)
+
     def sweep(self, now_ns: int) -> list[Effect]:
         """After every message: leases of sequences that ended with it are over."""
         return self._leasing.sweep(now_ns) if len(self._leasing) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer
 from millrace.actor.engine import EngineInfo, EngineLiveness, EngineSnapshot
@@ -61,6 +61,7 @@ class Reporter:
         liveness: Signs that the engine hangs; kept by the actor.
         bus_up: Kept by the actor.
         remaining: What is expected of the sequences now.
+        moves: Tells how many sequences have KV that leaves, and how many KV that arrives; kept by the actor.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Reporter:
         self._steps = LongestStep()
         self.draining = False
         self.remaining = RemainingLengths()
+        self.moves: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._refusal = ""
         self._status_subject = subjects.status(identity.model, identity.instance)
         self._summary_subject = subjects.summary(identity.model, identity.instance)
@@ -143,6 +145,7 @@ class Reporter:
             engine_silent_ns=_age(self.liveness.silent_since_ns, now_ns),
             step_age_ns=_age(self.liveness.step_since_ns, now_ns),
             step_longest_ns=self._steps.longest_ns(now_ns),
+            moves=self.moves(),
         )
         body = reports.summary(self.identity, self.snapshot, self._unseen.values(), counts)
         return Publish(subject=self._summary_subject, body=body)

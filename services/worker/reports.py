@@ -14,6 +14,7 @@ from millrace.contracts.status import (
     StatusSnapshot,
 )
 
+from services.worker.indicators import load_indicators
 from services.worker.state import Held
 
 
@@ -92,11 +93,16 @@ def status(
         preemptions=snapshot.preemptions,
         step_duration_ns=snapshot.step_duration_ns,
         batch=snapshot.batch,
+        totals=snapshot.totals,
     )
 
 
 class SummaryCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a summary says besides the snapshot."""
+    """What a summary says besides the snapshot.
+
+    Attributes:
+        moves: Sequences whose KV leaves, and those whose KV arrives.
+    """
 
     now_ns: int
     block_size: int
@@ -105,6 +111,7 @@ class SummaryCounts(msgspec.Struct, frozen=True, kw_only=True):
     engine_silent_ns: int = 0
     step_age_ns: int = 0
     step_longest_ns: int = 0
+    moves: tuple[int, int] = (0, 0)
 
 
 def summary(
@@ -133,4 +140,7 @@ def summary(
         engine_silent_ns=counts.engine_silent_ns,
         step_age_ns=counts.step_age_ns,
         step_longest_ns=counts.step_longest_ns,
+        indicators=load_indicators(
+            snapshot, later, now_ns=counts.now_ns, block_size=counts.block_size, moves=counts.moves
+        ),
     )

@@ -19,7 +19,7 @@ from millrace.actor.effects import Effect
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
 from millrace.contracts.message import Body
-from millrace.contracts.status import BatchComposition, SequenceStatus
+from millrace.contracts.status import BatchComposition, EngineTotals, SequenceStatus
 from millrace.contracts.worker import Sampling
 
 
@@ -75,6 +75,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     step_duration_ns: int
     batch: BatchComposition
+    totals: EngineTotals = EngineTotals()
 
 
 class AddToEngine(Effect, frozen=True, kw_only=True):

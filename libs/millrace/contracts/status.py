@@ -67,6 +67,62 @@ class BatchComposition(msgspec.Struct, frozen=True, array_like=True):
     longest_context: int = 0
 
 
+class EngineTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Sums over all steps of an engine since its start. Two of them give rates.
+
+    Attributes:
+        steps: Steps computed.
+        busy_ns: Time in steps.
+        decodes: Sequences that decoded one token.
+        prefill_tokens: Prompt tokens computed, those of recomputed sequences included.
+        context_tokens: As in BatchComposition.
+    """
+
+    steps: int = 0
+    busy_ns: int = 0
+    decodes: int = 0
+    prefill_tokens: int = 0
+    context_tokens: int = 0
+
+
+class PhaseQueues(msgspec.Struct, frozen=True, array_like=True):
+    """Sequences of one phase at an instance. A sequence is in prefill until its first output token.
+
+    Attributes:
+        running: In the running batch.
+        waiting: In the queue, never computed or not since they came.
+        preempted: In the queue after they had run here.
+        moving: Prefill: sequences whose KV leaves. Decode: sequences whose KV arrives.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    preempted: int = 0
+    moving: int = 0
+
+
+class LoadIndicators(msgspec.Struct, frozen=True, array_like=True):
+    """What a policy on roles knows of an instance.
+
+    Source: FlowKV, appendix B.2. The queue lengths are its L_r, L_w, L_sw and L_se for prefill and decode; token budget
+    used, KV use, busy time and memory bandwidth follow from ``totals``, the summary and the instance's record.
+
+    Attributes:
+        prefill_tokens_left: Prompt tokens that running and waiting sequences still have to compute.
+        longest_wait_ns: Age of the oldest sequence that waits in prefill; 0 for none.
+        blocks_growing: KV blocks that all sequences here are expected to need beyond those that they hold.
+        memory_busy: Share of time in which the device's memory was read or written, 0 to 1; None where not measured.
+    """
+
+    prefill: PhaseQueues = PhaseQueues()
+    decode: PhaseQueues = PhaseQueues()
+    prefill_tokens_left: int = 0
+    longest_wait_ns: int = 0
+    blocks_growing: int = 0
+    totals: EngineTotals = EngineTotals()
+    memory_busy: float | None = None
+
+
 class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
     """Everything a scheduler can know about an instance after one step.
 
@@ -78,6 +134,7 @@ class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
         preemptions: Since the engine's start.
         step_duration_ns: Of the last step; 0 before the first.
         batch: Of the last step.
+        totals: Over all steps.
     """
 
     instance: str
@@ -92,6 +149,7 @@ class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
     preemptions: int
     step_duration_ns: int
     batch: BatchComposition
+    totals: EngineTotals = EngineTotals()
 
 
 class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
@@ -111,6 +169,7 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
         step_age_ns: Time since the engine step under way began, where it is a long one (a quarter of a second or
             more); 0 otherwise.
         step_longest_ns: Longest step of the last minute; 0 where none ended.
+        indicators: Queues by phase and totals; None from workers that do not tell them.
     """
 
     instance: str
@@ -130,6 +189,7 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
     engine_silent_ns: int = 0
     step_age_ns: int = 0
     step_longest_ns: int = 0
+    indicators: LoadIndicators | None = None
 
 
 class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):

@@ -21,7 +21,7 @@ from millrace.enginemodel.runs import DecodeRun, decodes_left
 from millrace.enginemodel.scheduler import Scheduler
 from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.enginemodel.stepcost import FS_PER_NS
-from millrace.enginemodel.steps import LastStep, Step, statuses
+from millrace.enginemodel.steps import Step, StepTotals, statuses
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
@@ -75,7 +75,7 @@ class ModelledEngine:
         self._depth = 2 if parameters.async_scheduling else 1
         self.output_tokens = 0  # sampled so far
         self._step = 0
-        self._last = LastStep()
+        self._done = StepTotals()
         self._decode_run: DecodeRun | None = None
         #: Factor on the time of each step as it begins, where something around the engine slows it; None for nothing.
         self.slowed: Callable[[], float] | None = None
@@ -236,7 +236,7 @@ class ModelledEngine:
         self._step += steps
         self.output_tokens += steps * len(self.scheduler.running)
         self._remainder_fs = run.elapsed_fs(steps) % FS_PER_NS
-        self._last = LastStep(*run.last(steps))
+        self._done.add_run(run.first, steps, run.ends_ns(steps) - run.begins_ns, last=run.last(steps))
         return ending
 
     def _complete_run(self, run: DecodeRun, now_ns: int) -> list[StepOutput]:
@@ -285,7 +285,7 @@ class ModelledEngine:
         step = self._under_way.popleft()
         self._step += 1
         self.output_tokens += len(step.batch.sampling)
-        self._last = LastStep(step.composition, step.duration_ns)
+        self._done.add(step.composition, step.duration_ns)
         if self.parameters.async_scheduling:
             return self._sample_async(step.batch)
         if self._tell_interval_ns is not None:
@@ -380,8 +380,9 @@ class ModelledEngine:
             blocks_free=scheduler.pool.free,
             blocks_total=scheduler.pool.blocks_total,
             preemptions=scheduler.preemptions,
-            step_duration_ns=self._last.duration_ns,
-            batch=self._last.composition,
+            step_duration_ns=self._done.last_ns,
+            batch=self._done.last,
+            totals=self._done.totals(),
         )
 
     def check_invariants(self) -> None:

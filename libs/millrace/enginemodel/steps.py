@@ -1,10 +1,10 @@
-"""Steps of a modelled engine that are under way, the last one, and what a snapshot says of each sequence."""
+"""Steps of an engine that are under way, those that are done, and what a snapshot says of each sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millrace.contracts.status import BatchComposition, SequenceStatus
+from millrace.contracts.status import BatchComposition, EngineTotals, SequenceStatus
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.stream import ModelledSequence
 
@@ -21,14 +21,43 @@ class Step:
         self.duration_ns = duration_ns
 
 
-class LastStep:
-    """What a snapshot says of the step before it."""
+class StepTotals:
+    """The last step and sums over all steps.
 
-    __slots__ = ("composition", "duration_ns")
+    Attributes:
+        last: Composition of the last step.
+        last_ns: Its duration; 0 before the first.
+    """
 
-    def __init__(self, composition: BatchComposition | None = None, duration_ns: int = 0) -> None:
-        self.composition = composition or BatchComposition()
-        self.duration_ns = duration_ns
+    __slots__ = ("_busy_ns", "_context_tokens", "_decodes", "_prefill_tokens", "_steps", "last", "last_ns")
+
+    def __init__(self) -> None:
+        self.last = BatchComposition()
+        self.last_ns = 0
+        self._steps = self._busy_ns = self._decodes = self._prefill_tokens = self._context_tokens = 0
+
+    def add(self, batch: BatchComposition, duration_ns: int) -> None:
+        """Count one step."""
+        self.last, self.last_ns = batch, duration_ns
+        self._steps += 1
+        self._busy_ns += duration_ns
+        self._decodes += batch.decodes
+        self._prefill_tokens += batch.prefill_tokens
+        self._context_tokens += batch.context_tokens
+
+    def add_run(
+        self, first: BatchComposition, steps: int, duration_ns: int, *, last: tuple[BatchComposition, int]
+    ) -> None:
+        """Count a run of decode steps, each with one token of context more per sequence than the one before."""
+        self.last, self.last_ns = last
+        self._steps += steps
+        self._busy_ns += duration_ns
+        self._decodes += steps * first.decodes
+        self._context_tokens += steps * first.context_tokens + first.decodes * (steps * (steps - 1) // 2)
+
+    def totals(self) -> EngineTotals:
+        """The sums as a snapshot tells them."""
+        return EngineTotals(self._steps, self._busy_ns, self._decodes, self._prefill_tokens, self._context_tokens)
 
 
 def statuses(sequences: Iterable[object]) -> list[SequenceStatus]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.status import BatchComposition, SequenceState
+from millrace.enginemodel.steps import StepTotals
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -58,6 +59,7 @@ class SnapshotMixin(_Base):
         self._last_end_ns = 0
         self._last_duration_ns = 0
         self._last_batch = BatchComposition()
+        self._totals = StepTotals()
         self.write_snapshot()
 
     def add_request(self, request: Request) -> None:
@@ -105,6 +107,7 @@ class SnapshotMixin(_Base):
             self._last_duration_ns = now_ns - max(started_ns, self._last_end_ns)
             self._last_end_ns = now_ns
             self._last_batch = batch
+            self._totals.add(batch, self._last_duration_ns)
         self.write_snapshot()
         message = outputs.get(0)
         if message is None:
@@ -129,6 +132,7 @@ class SnapshotMixin(_Base):
             self._preempted,
             self._last_duration_ns,
             self._last_batch,
+            self._totals.totals(),
         )
         self._writer.write(self._encoder.encode(snapshot))
 

@@ -1,0 +1,62 @@
+"""Indicators of an instance's load for policies on roles: queues by phase and totals, from an engine's snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.actor.engine import EngineSnapshot
+from millrace.contracts.status import LoadIndicators, PhaseQueues, SequenceState, SequenceStatus
+
+from services.worker.state import Held
+
+
+def load_indicators(
+    snapshot: EngineSnapshot,
+    unseen: Iterable[Held],
+    *,
+    now_ns: int,
+    block_size: int,
+    moves: tuple[int, int],
+) -> LoadIndicators:
+    """Count what a snapshot shows.
+
+    Args:
+        snapshot: The engine's last one.
+        unseen: Sequences submitted after it.
+        now_ns: Unix ns.
+        block_size: Tokens of a KV block.
+        moves: Sequences whose KV leaves, and those whose KV arrives.
+    """
+    prefill, decode = [0, 0, 0], [0, 0, 0]
+    left = growing = 0
+    oldest_ns = now_ns
+    for place, entries in ((0, snapshot.running), (1, snapshot.waiting)):
+        for entry in entries:
+            queue = 2 if entry.state is SequenceState.PREEMPTED else place
+            (decode if entry.output_tokens else prefill)[queue] += 1
+            growing += blocks_to_come(entry, block_size)
+            if entry.computed_tokens + 1 < entry.prompt_tokens + entry.output_tokens or not entry.output_tokens:
+                left += entry.prompt_tokens + entry.output_tokens - entry.computed_tokens
+            if place and not entry.output_tokens:
+                oldest_ns = min(oldest_ns, entry.arrival_ns)
+    for held in unseen:
+        prefill[1] += 1
+        left += held.to_compute
+        oldest_ns = min(oldest_ns, held.received_ns)
+    leaving, arriving = moves
+    return LoadIndicators(
+        PhaseQueues(*prefill, leaving),
+        PhaseQueues(*decode, arriving),
+        max(0, left),
+        max(0, now_ns - oldest_ns),
+        growing,
+        snapshot.totals,
+    )
+
+
+def blocks_to_come(entry: SequenceStatus, block_size: int) -> int:
+    """Blocks that a sequence is expected to need beyond those that it holds; 0 where no length is expected."""
+    if entry.expected_output_tokens is None:
+        return 0
+    output = min(max(entry.expected_output_tokens, entry.output_tokens), entry.max_tokens)
+    return max(0, -(-(entry.prompt_tokens + output) // block_size) - entry.blocks)
