@@ -1,0 +1,1 @@
+"""Fixed: roles as configured."""

@@ -1,0 +1,27 @@
+"""Fixed: every instance has the role that the configuration gives it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.policies.roles.view import Flip, RoleDecision, RolesView, may_take_role
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """None."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """Nothing is remembered."""
+
+
+def decide(view: RolesView, parameters: Parameters, state: State, now_ns: int) -> tuple[RoleDecision, State]:
+    """Bring an instance back to its configured role, as after an order of an operator that was withdrawn.
+
+    It mends no load, so all that dispatch and moves leave over is a matter of scaling.
+    """
+    for each in view.instances:
+        if each.role is not each.home and each.movable and may_take_role(view, each.name, each.home):
+            reason = f"{each.name} back to {each.home}, as configured"
+            return RoleDecision(flips=(Flip(each.name, each.home),), unmended=True, reason=reason), state
+    return RoleDecision(unmended=True, reason="roles are fixed"), state

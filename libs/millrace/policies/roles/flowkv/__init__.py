@@ -1,0 +1,1 @@
+"""FlowKV: load scores and three scenarios."""
