@@ -12,8 +12,10 @@ instances there shall be (`provisioning.py`).
 | ServicePresence(DEAD, worker) | its incarnations until then are dead | PutKey(plan) |
 | KeyChanged(lease / plan) | what another coordinator wrote is taken over | |
 | TimerFired(tick) | silent instances leave the plan; stages decided where it is time to | ServicePresence,
-PutKey(lease), PutKey(plan), next timer; orders to provisioners for models that are led |
-| DecisionMade, RequestFinished | a latency for the provisioning policy; lengths for the stage policy | |
+PutKey(lease), PutKey(plan), next timer; orders to provisioners, LadderReported for models that are led |
+| DecisionMade, RequestFinished | latencies, demand and lengths for the policies | |
+| LoadReported, ServicePresence(migrator) | moves under way | |
+| SetRole, ScaleModel | an operator's order | OrderAccepted, OrderRefused |
 | Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
@@ -25,11 +27,13 @@ Overload: state is bounded by INSTANCES_MAX and MODELS_MAX; more are ignored and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.actor.effects import DeleteKey, Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.contracts.broker import LoadReported
 from millrace.contracts.catalog import Role
+from millrace.contracts.coordinator import ScaleModel, SetRole
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -43,14 +47,17 @@ from millrace.contracts.local import (
 )
 from millrace.contracts.message import Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.plan import InstanceRole, Lease, Plan
+from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.membership import Heartbeat
 
-from services.coordinator.config import ProvisioningConfig, StagesConfig
-from services.coordinator.planning import NO_ROLES, Planning, nobody_prefills, put_plan
+from services.coordinator.config import ProvisioningConfig, RolePolicyConfig, StagesConfig
+from services.coordinator.leases import may_write_lease, put_lease
+from services.coordinator.planning import Planning, nobody_prefills, put_plan
 from services.coordinator.provisioning import Provisioning
+from services.coordinator.roles import Roles
+from services.coordinator.rungs import Rungs, answer
 from services.coordinator.state import Held, InstanceView, ModelState
 
 #: How often liveness and leases are looked at, and presence is published.
@@ -59,18 +66,19 @@ TICK_NS = 1_000_000_000
 #: An instance that said nothing for this long leaves the plan. Ingress acts sooner, by itself; the plan follows.
 SILENCE_NS_MAX = 3_000_000_000
 
-#: How long a lease holds. A JetStream write may take over 5 s while a stream leader is replaced; the lease must
-#: outlive that.
-LEASE_NS = 15_000_000_000
-
-#: A holder renews its lease when less than this is left of it: three more tries fit before it ends.
-LEASE_RENEW_NS = 11_000_000_000
-
 #: Bounds of the state; far above what one coordinator can sensibly plan for.
 INSTANCES_MAX = 10_000
 MODELS_MAX = 1_000
 
-ACCEPTS = (InstanceSummary, ServicePresence, DecisionMade, RequestFinished)
+ACCEPTS = (
+    InstanceSummary,
+    ServicePresence,
+    DecisionMade,
+    RequestFinished,
+    LoadReported,
+    SetRole,
+    ScaleModel,
+)
 
 
 class CoordinatorActor:
@@ -88,9 +96,9 @@ class CoordinatorActor:
         incarnation: int,
         planning: Planning | None = None,
         provisioning: ProvisioningConfig | None = None,
-        roles: Mapping[str, InstanceRole] = NO_ROLES,
+        roles: Roles | None = None,
     ) -> None:
-        """Without ``planning`` there is one stage, with these roles by instance or pattern.
+        """Without ``planning`` there is one stage, and everybody does both without ``roles``.
 
         Raises:
             ConfigError: the provisioning strategy is wrong.
@@ -103,9 +111,15 @@ class CoordinatorActor:
         self._models: dict[str, ModelState] = {}
         self._ready: set[str] = set()
         self._bound_reached = False
-        self._planning = planning or Planning(StagesConfig(policy="one_stage"), name=name, roles=roles)
         self.provisioning = Provisioning(
             provisioning or ProvisioningConfig(), name=name, incarnation=incarnation, subjects=self._subjects
+        )
+        self.rungs = Rungs(
+            planning=planning or Planning(StagesConfig(policy="one_stage"), name=name),
+            provisioning=self.provisioning,
+            roles=roles or Roles(RolePolicyConfig()),
+            name=name,
+            subjects=self._subjects,
         )
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -116,26 +130,20 @@ class CoordinatorActor:
             WatchKeys(bucket="lease"),
             Subscribe(subject=self._subjects.summaries()),
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
-            *self._listening(),
+            *self.rungs.start(),
             self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
-
-    def _listening(self) -> list[Effect]:
-        told = self.provisioning.start()
-        outcomes = Subscribe(subject=self._subjects.outcomes())
-        return [*told, outcomes] if self._planning.learns and outcomes not in told else told
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
         match message.body:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
-            case DecisionMade() as body:
-                return self.provisioning.on_decision(body, now_ns)
-            case RequestFinished() as body:
-                self._planning.on_outcome(body)
-                return self.provisioning.on_outcome(body, now_ns)
+            case DecisionMade() | RequestFinished() | LoadReported() as body:
+                return self.rungs.hear(body, now_ns)
+            case SetRole() | ScaleModel() as body:
+                return self._on_order(body, message.reply_to, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
             case KeyChanged(bucket="plan") as body:
@@ -193,9 +201,13 @@ class CoordinatorActor:
             return []
         served = view.serves(now_ns, SILENCE_NS_MAX)
         view.seen_ns, view.draining, view.summary = now_ns, body.draining, body
+        self.rungs.on_summary(body)
         return self._plan(body.model, now_ns) if view.serves(now_ns, SILENCE_NS_MAX) != served else []
 
     def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
+        if body.role == Role.MIGRATOR:
+            self.rungs.on_migrator(body, now_ns)
+            return []
         view = self._instances.get(subject_token(body.name))
         if view is None or body.role != Role.WORKER or body.state is not PresenceState.DEAD:
             return []
@@ -281,31 +293,13 @@ class CoordinatorActor:
     def _leases(self, now_ns: int) -> list[Effect]:
         if not {"instance", "lease", "plan"} <= self._ready:
             return []
-        return [
-            self._put_lease(model, state, now_ns)
-            for model, state in sorted(self._models.items())
-            if not state.lease_key.writing and self._may_write_lease(state, now_ns)
-        ]
-
-    def _may_write_lease(self, state: ModelState, now_ns: int) -> bool:
-        lease = state.lease
-        if lease is None or lease.until_ns <= now_ns:
-            return True
-        # The same name is the same service: after a crash it need not wait for its own lease to end.
-        return lease.holder == self.name and (
-            lease.until_ns - now_ns < LEASE_RENEW_NS or lease.incarnation != self._incarnation
-        )
-
-    def _put_lease(self, model: str, state: ModelState, now_ns: int) -> Effect:
-        state.lease_key.writing = True
-        lease = Lease(model=model, holder=self.name, incarnation=self._incarnation, until_ns=now_ns + LEASE_NS)
-        return PutKey(
-            bucket="lease",
-            key=subject_token(model),
-            value=lease,
-            correlation=f"lease/{model}",
-            expected_revision=state.lease_key.revision,
-        )
+        effects: list[Effect] = []
+        me: dict[str, Any] = {"name": self.name, "incarnation": self._incarnation, "now_ns": now_ns}
+        for model, state in sorted(self._models.items()):
+            if not state.lease_key.writing and may_write_lease(state.lease, **me):
+                state.lease_key.writing = True
+                effects.append(put_lease(model, state, **me))
+        return effects
 
     def _leads(self, state: ModelState, now_ns: int) -> bool:
         lease = state.lease
@@ -320,7 +314,7 @@ class CoordinatorActor:
         state = self._models.get(model)
         if state is None or state.plan_key.writing or not self._leads(state, now_ns):
             return []
-        plan = self._planning.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
+        plan = self.rungs.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
         if plan is None:
             return []
         state.plan_key.writing = True
@@ -332,17 +326,28 @@ class CoordinatorActor:
         return [view.record for view in views if view.serves(now_ns, SILENCE_NS_MAX)]
 
     def _decide(self, now_ns: int) -> list[Effect]:
-        """Asks the stage policy and the provisioning policy about every model that is led."""
+        """Asks the policies about every model that is led."""
         effects: list[Effect] = []
         for model, state in sorted(self._models.items()):
             if not self._leads(state, now_ns):
-                self._planning.forget(model)
-                self.provisioning.forget(model)
+                self.rungs.forget(model)
                 continue
             instances = [view for view in self._instances.values() if view.record.model == model]
-            effects += self._planning.tick(model, state.plan, self.serving(model, now_ns), now_ns)
-            effects += self.provisioning.tick(model, instances, now_ns, silence_ns=SILENCE_NS_MAX)
+            effects += self.rungs.decide(model, state.plan, instances, now_ns, silence_ns=SILENCE_NS_MAX)
+        self.rungs.roles.windows.keep(self._instances_named())
         return effects
+
+    def _instances_named(self) -> set[str]:
+        return {view.record.instance for view in self._instances.values()}
+
+    def _on_order(self, body: SetRole | ScaleModel, reply_to: str, now_ns: int) -> list[Effect]:
+        """An operator's order; whoever does not lead the model leaves it to who does."""
+        state = self._models.get(body.model)
+        if state is None or not self._leads(state, now_ns):
+            return []
+        instances = [view for view in self._instances.values() if view.record.model == body.model]
+        told = self.rungs.on_order(body, state.plan, instances, now_ns)
+        return answer(reply_to, told)
 
     # small things
 
@@ -378,14 +383,11 @@ class CoordinatorActor:
             }
             for model, state in sorted(self._models.items())
         }
-        return {"name": self.name, "instances": sorted(self._instances), "models": models} | {
-            "provisioning": self.provisioning.snapshot(),
-            "planning": self._planning.snapshot(),
-        }
+        known = {"name": self.name, "instances": sorted(self._instances), "models": models}
+        return known | self.rungs.snapshot()
 
     def check_invariants(self) -> None:
         """Raises AssertionError where a bound does not hold. Plans check themselves."""
         assert len(self._instances) <= INSTANCES_MAX
         assert len(self._models) <= MODELS_MAX
-        self.provisioning.check()
-        self._planning.check()
+        self.rungs.check()

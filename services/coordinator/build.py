@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
+from millrace.enginemodel.steptime import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.cascades import Cascades
@@ -11,6 +15,18 @@ from services.coordinator.cascading import CascadingCoordinator
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.files import build_planning
 from services.coordinator.metrics import CoordinatorCollector
+from services.coordinator.roles import Roles
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorDeps(ActorDeps):
+    """What a coordinator gets besides.
+
+    Attributes:
+        step_times: Step times by the name that instances give, beside those that ship and those of files.
+    """
+
+    step_times: Mapping[str, StepTimeModel] = field(default_factory=dict)
 
 
 def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
@@ -19,12 +35,15 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
     Raises:
         ConfigError: the provisioning strategy or the stage policy is wrong, or a file that one of them names is.
     """
+    extra = deps.step_times if isinstance(deps, CoordinatorDeps) else {}
+    planning = build_planning(config, extra)
     actor = CoordinatorActor(
         name=config.name,
         cluster=config.bus.cluster,
         incarnation=deps.incarnation,
         provisioning=config.provisioning,
-        planning=build_planning(config),
+        planning=planning,
+        roles=Roles(config.flips, configured=config.roles, instance_model=planning.instance_model),
     )
     if deps.registry is not None:
         deps.registry.register(CoordinatorCollector(actor.provisioning.figures))

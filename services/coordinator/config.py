@@ -9,6 +9,7 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
 from millrace.contracts.plan import InstanceRole
 from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.policies.roles import ROLE_POLICIES
 from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
@@ -72,6 +73,38 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"ranges.{model}: {error}") from None
 
 
+class RolePolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which instances change their role under load, and what holds them back.
+
+    Attributes:
+        policy: A name of ``ROLE_POLICIES``; ``fixed`` leaves the configured roles as they are.
+        parameters: The policy's parameters.
+        gap_s: Nobody is flipped, and no stage flips anybody, within so long of its last flip, seconds.
+        settle_s: An instance does both for so long at least before the last hop, seconds; loads told of open moves are
+            younger then.
+        drain_s: Decodes of an instance that is to prefill may end there for so long before the last hop, seconds.
+        window_s: Indicators are means over so long, seconds.
+        demand_s: Arrivals are counted over so long, seconds.
+    """
+
+    policy: str = "fixed"
+    parameters: dict[str, Any] = {}
+    gap_s: float = 10.0
+    settle_s: float = 2.0
+    drain_s: float = 5.0
+    window_s: float = 5.0
+    demand_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError outside of the ranges."""
+        for name in ("window_s", "demand_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
+        for name in ("gap_s", "settle_s", "drain_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a coordinator process needs.
 
@@ -80,6 +113,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         roles: What an instance does, by its name or a pattern (``gpu0-*``): ``prefill``, ``decode`` or ``both``. Its
             name wins, then the first pattern that fits; who stands nowhere does both.
         cascades: Cascades that it plans.
+        flips: How roles change under load.
     """
 
     name: str = "coordinator-0"
@@ -89,6 +123,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     stages: StagesConfig = StagesConfig()
     roles: dict[str, InstanceRole] = {}
     cascades: list[CoordinatedCascade] = []
+    flips: RolePolicyConfig = RolePolicyConfig()
     record: str = ""
 
 
@@ -108,6 +143,21 @@ def strategy_parameters(config: ProvisioningConfig) -> msgspec.Struct:
         return msgspec.convert(config.parameters, policy.parameters)
     except msgspec.ValidationError as error:
         raise ConfigError(f"provisioning.parameters of {config.strategy}: {error}") from None
+
+
+def role_parameters(config: RolePolicyConfig) -> msgspec.Struct:
+    """The parameters of the chosen policy on roles.
+
+    Raises:
+        ConfigError: no such policy, or parameters that it does not have.
+    """
+    policy = ROLE_POLICIES.get(config.policy)
+    if policy is None:
+        raise ConfigError(f"flips.policy {config.policy!r}: one of {', '.join(sorted(ROLE_POLICIES))}")
+    try:
+        return msgspec.convert(config.parameters, policy.parameters)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"flips.parameters of {config.policy}: {error}") from None
 
 
 def stage_parameters(config: StagesConfig) -> msgspec.Struct:

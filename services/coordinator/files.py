@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from millrace.actor.errors import ConfigError
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
@@ -13,9 +14,15 @@ from millrace.policies.stages.quality import QualityFile, QualityModel, decode_q
 from services.coordinator.config import CoordinatorConfig, stage_parameters
 from services.coordinator.planning import Planning
 
+NO_STEP_TIMES: Mapping[str, StepTimeModel] = MappingProxyType({})
 
-def build_planning(config: CoordinatorConfig) -> Planning:
+
+def build_planning(config: CoordinatorConfig, step_times: Mapping[str, StepTimeModel] = NO_STEP_TIMES) -> Planning:
     """The planning of a configuration.
+
+    Args:
+        config: Stage policy and files.
+        step_times: More of them, by the name that instances give.
 
     Raises:
         ConfigError: the stage policy or its parameters are wrong, or a file that it names is.
@@ -25,8 +32,7 @@ def build_planning(config: CoordinatorConfig) -> Planning:
     return Planning(
         stages,
         name=config.name,
-        roles=config.roles,
-        step_times=read_step_times(stages.step_times),
+        step_times=read_step_times(stages.step_times) | dict(step_times),
         qualities=read_qualities(stages.qualities),
     )
 

@@ -55,6 +55,8 @@ class Fleet:
         stopping: Accepted stops, by instance.
         unstoppable: Instance -> incarnation of which every host said that it cannot stop it.
         failures: Starts in a row that failed.
+        serving: Instances that served at the last look.
+        scaled_ns: When a start or stop was decided last, unix ns; 0 for never.
     """
 
     state: Any
@@ -65,6 +67,8 @@ class Fleet:
     stopping: dict[str, Order] = field(default_factory=dict)
     unstoppable: dict[str, int] = field(default_factory=dict)
     failures: int = 0
+    serving: int = 0
+    scaled_ns: int = 0
 
     def hear_decision(self, body: DecisionMade, now_ns: int) -> None:
         """A new request's placement: what was forecast for the chosen instance."""

@@ -8,10 +8,9 @@ which stage each instance served. The plan in force is the coordinator's. Layout
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -31,8 +30,6 @@ from millrace.policies.stages.statistics import LengthStatistics, statistics_of
 from services.coordinator.config import StagesConfig, stage_parameters
 from services.coordinator.state import ModelState
 
-NO_ROLES: Mapping[str, InstanceRole] = MappingProxyType({})
-
 #: Finished sequences kept per model. At 10 a second the usual window of 10 minutes is nearly whole; beyond, it is
 #: shorter. Statistics of so many take about 30 ms.
 SAMPLES_MAX = 4096
@@ -40,6 +37,10 @@ SAMPLES_MAX = 4096
 #: Stages in which instances served are remembered for so many instances of a model; beyond, returning ones go where
 #: most are missing.
 HOMES_MAX = 10_000
+
+
+#: Kinds of instances whose linear costs are kept; a fit takes 3 ms.
+INSTANCE_MODELS_MAX = 256
 
 
 class LengthSample(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +77,6 @@ class Planning:
         config: StagesConfig,
         *,
         name: str,
-        roles: Mapping[str, InstanceRole] = NO_ROLES,
         step_times: Mapping[str, StepTimeModel] | None = None,
         qualities: Mapping[str, QualityModel] | None = None,
     ) -> None:
@@ -85,7 +85,6 @@ class Planning:
         Args:
             config: Policy, its parameters and its periods.
             name: Author of the plans.
-            roles: By instance or pattern.
             step_times: Step-time models by the name in instance records.
             qualities: Coefficients of equation 1 by model.
 
@@ -94,12 +93,12 @@ class Planning:
         """
         self._config = config
         self._name = name
-        self._roles = roles
         self._step_times = step_times or {}
         self._qualities = qualities or {}
         self._parameters = stage_parameters(config)
         self._policy = STAGE_POLICIES[config.policy]
         self._models: dict[str, ModelPlanning] = {}
+        self._instance_models: dict[tuple[str, int, int, int, int], InstanceModel | None] = {}
 
     @property
     def learns(self) -> bool:
@@ -156,7 +155,15 @@ class Planning:
             return fixed.decide(view, fixed.Parameters(ranges=tuple(ranges)))
         return self._policy.decide(view, self._parameters)
 
-    def next_plan(self, model: str, plan: Plan | None, records: Sequence[InstanceRecord], now_ns: int) -> Plan | None:
+    def next_plan(
+        self,
+        model: str,
+        plan: Plan | None,
+        records: Sequence[InstanceRecord],
+        now_ns: int,
+        *,
+        roles: Callable[[Sequence[str]], Mapping[str, InstanceRole]],
+    ) -> Plan | None:
         """Writes down the decided layout with the instances that serve now.
 
         Args:
@@ -164,6 +171,7 @@ class Planning:
             plan: In force; None for none.
             records: Of the instances that serve.
             now_ns: Unix ns.
+            roles: Gives the roles of a stage's instances.
 
         Returns:
             The new plan; None where the plan in force says the same.
@@ -186,7 +194,7 @@ class Planning:
             pins=self._pins(model, names),
         )
         self._remember(known, members)
-        stages = stages_of(shapes, members, {name: role_of(name, self._roles) for name in names})
+        stages = stages_of(shapes, members, {n: r for each in members for n, r in roles(each).items()})
         if stages == before:
             return None
         return self._written(model, plan, stages, known.decision, same_cuts=same_cuts)
@@ -237,7 +245,7 @@ class Planning:
 
     def _instance(self, records: Sequence[InstanceRecord]) -> InstanceModel | None:
         """The slowest of the instances by its fixed cost, with the smallest memory; None where one is unknown."""
-        found = [_instance_model(record, self._step_times.get(record.step_time)) for record in records]
+        found = [self.instance_model(record) for record in records]
         models = [model for model in found if model is not None]
         if not models or len(models) < len(records):
             return None
@@ -248,6 +256,13 @@ class Planning:
             max_sequences=min(model.max_sequences for model in models),
             copy_bytes_per_s=self._config.copy_bytes_per_s,
         )
+
+    def instance_model(self, record: InstanceRecord) -> InstanceModel | None:
+        """Step costs and memory of an instance; None where its step time is unknown."""
+        key = (record.step_time, record.blocks_total, record.block_size, record.max_sequences, record.token_budget)
+        if key not in self._instance_models and len(self._instance_models) < INSTANCE_MODELS_MAX:
+            self._instance_models[key] = _instance_model(record, self._step_times.get(record.step_time))
+        return self._instance_models.get(key)
 
     def snapshot(self) -> dict[str, Any]:
         """Sequences known and the last decision, by model."""
@@ -317,13 +332,6 @@ def put_plan(plan: Plan, *, revision: int) -> list[Effect]:
     key = subject_token(plan.model)
     put = PutKey(bucket="plan", key=key, value=plan, correlation=f"plan/{plan.model}", expected_revision=revision)
     return [put, Log(level="info", event="plan_written", fields=fields)]
-
-
-def role_of(name: str, roles: Mapping[str, InstanceRole]) -> InstanceRole:
-    """The role that stands under the instance's name; else under the first pattern that fits; else BOTH."""
-    if name in roles:
-        return roles[name]
-    return next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), InstanceRole.BOTH)
 
 
 def nobody_prefills(model: str, state: ModelState, stages: Iterable[Stage]) -> list[Effect]:

@@ -40,6 +40,7 @@ from millrace.policies.provisioning import PROVISIONING_POLICIES, Decision, Prov
 
 from services.coordinator.config import ProvisioningConfig, strategy_parameters
 from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order
+from services.coordinator.ladder import LadderView
 from services.coordinator.metrics import ModelFigures, ProvisioningFigures
 from services.coordinator.state import InstanceView
 
@@ -101,7 +102,9 @@ class Provisioning:
 
     # decisions
 
-    def tick(self, model: str, instances: Iterable[InstanceView], now_ns: int, *, silence_ns: int) -> list[Effect]:
+    def tick(
+        self, model: str, instances: Iterable[InstanceView], now_ns: int, *, silence_ns: int, held: str = ""
+    ) -> list[Effect]:
         """Looks at one led model and its instances.
 
         Args:
@@ -109,13 +112,17 @@ class Provisioning:
             instances: All that are registered for it.
             now_ns: Unix ns.
             silence_ns: One that was silent for longer does not serve.
+            held: Why nothing new may be ordered now; empty where it may.
         """
         if not self.on:
             return []
         fleet = self._fleets.setdefault(model, Fleet(self._policy.initial_state))
         known = {view.record.instance: view for view in instances}
         serving = {name for name, view in known.items() if view.serves(now_ns, silence_ns)}
+        fleet.serving = len(serving)
         effects = self._settle(fleet, known, serving, now_ns)
+        if held:
+            return effects
         view = fleet.view(model, known, serving)
         decision, fleet.state = self._policy.decide(view, self._parameters, fleet.state, now_ns)
         self._show(model, view, decision)
@@ -159,6 +166,7 @@ class Provisioning:
             at_ns=now_ns,
         )
         fields = {"model": model, "action": action, "count": count, "reason": decision.reason}
+        fleet.scaled_ns = now_ns
         orders = [self._new_order(model, "start") for _ in range(decision.start)]
         orders += [self._new_order(model, "stop", name, incarnations[name]) for name in decision.stop]
         return [
@@ -166,6 +174,18 @@ class Provisioning:
             Log(level="info", event="provisioning", fields=fields),
             *(self._ask(fleet, order) for order in orders),
         ]
+
+    def ladder_view(self, model: str) -> LadderView:
+        """What the ladder needs to know of starts and stops of a model."""
+        fleet = self._fleets.get(model)
+        if fleet is None:
+            return LadderView(scales=self.on)
+        held = len(fleet.starting) + fleet.serving
+        return LadderView(
+            scaling=bool(fleet.asked or fleet.starting or fleet.stopping),
+            scales=self.on and held < getattr(self._parameters, "instances_max", 0),
+            scaled_ns=fleet.scaled_ns,
+        )
 
     # orders
 

@@ -45,8 +45,8 @@ def load_indicators(
         oldest_ns = min(oldest_ns, held.received_ns)
     leaving, arriving = moves
     return LoadIndicators(
-        PhaseQueues(*prefill, leaving),
-        PhaseQueues(*decode, arriving),
+        PhaseQueues(prefill[0], prefill[1], prefill[2], leaving),
+        PhaseQueues(decode[0], decode[1], decode[2], arriving),
         max(0, left),
         max(0, now_ns - oldest_ns),
         growing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,10 @@ def fleet(count: int) -> list[InstanceRecord]:
     return [record(f"w{index:02}") for index in range(count)]
 
 
+def everybody_does_both(names: Sequence[str]) -> dict[str, InstanceRole]:
+    return dict.fromkeys(names, InstanceRole.BOTH)
+
+
 class Story:
     """Planning with the plan that it wrote last."""
 
@@ -66,7 +71,7 @@ class Story:
         return self.write()
 
     def write(self) -> Plan:
-        after = self.planning.next_plan(MODEL, self.plan, self.records, self.now_ns)
+        after = self.planning.next_plan(MODEL, self.plan, self.records, self.now_ns, roles=everybody_does_both)
         assert after is None or self.plan is None or after.epoch == self.plan.epoch + 1
         self.plan = after or self.plan
         self.planning.check()
@@ -258,8 +263,8 @@ def test_plans_may_change_at_every_tick() -> None:
 
 
 def test_roles_stand_in_the_plan() -> None:
-    planning = Planning(StagesConfig(policy="one_stage"), name="c", roles={"w0*": InstanceRole.DECODE})
-    plan = planning.next_plan(MODEL, None, fleet(2), 0)
+    planning = Planning(StagesConfig(policy="one_stage"), name="c")
+    plan = planning.next_plan(MODEL, None, fleet(2), 0, roles=lambda names: dict.fromkeys(names, InstanceRole.DECODE))
     assert plan is not None
     assert plan.stages[0].roles == {"w00": InstanceRole.DECODE, "w01": InstanceRole.DECODE}
 

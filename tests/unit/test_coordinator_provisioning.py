@@ -28,9 +28,10 @@ from millrace.contracts.provisioner import (
 )
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 
-from services.coordinator.actor import LEASE_NS, CoordinatorActor
+from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
+from services.coordinator.leases import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
 
 S = 1_000_000_000

@@ -76,13 +76,15 @@ def test_growth_follows_the_expected_length_within_the_bound_of_the_request() ->
 
 def _engine() -> ModelledEngine:
     engine = ModelledEngine(
-        EngineParameters(max_model_len=4096, block_size=16, blocks_total=500, max_sequences=8, token_budget=64),
+        EngineParameters(
+            max_model_len=4096, block_size=16, blocks_total=500, max_sequences=8, token_budget=64, prefix_caching=False
+        ),
         LinearStepTime(fixed=1e6, per_decode=1e5, per_prefill_token=1e4, per_context_token=10.0),
         lengths=OutputLengths(mean=60, sigma=0.0, length_max=60),
     )
     for name in ("a", "b"):
         sampling = Sampling(max_tokens=50, ignore_eos=True)
-        engine.add(EngineSequence(sequence=name, prompt_token_ids=[7] * 100, sampling=sampling, arrival_ns=0), 0)
+        engine.add(EngineSequence(sequence=name, prompt_token_ids=[7] * 100, sampling=sampling, arrival_ns=0))
     return engine
 
 

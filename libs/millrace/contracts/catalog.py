@@ -8,6 +8,7 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
 from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
+from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, ScaleModel, SetRole
 from millrace.contracts.ingress import SequencesReturned, TokensGenerated, TokensResent
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.message import Body, ErrorReply
@@ -50,10 +51,13 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     InstanceStopping,
     InstanceSummary,
     JudgeAnswer,
+    LadderReported,
     LatencyPrediction,
     Lease,
     LengthTag,
     NoPrediction,
+    OrderAccepted,
+    OrderRefused,
     Plan,
     PredictLatency,
     ProvisionRefused,
@@ -61,10 +65,12 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     RequestFinished,
     ResendTokens,
     ReturnSequences,
+    ScaleModel,
     SequenceAccepted,
     SequenceRefused,
     SequencesReturned,
     ServicePresence,
+    SetRole,
     StartInstance,
     StatusSnapshot,
     StopInstance,
@@ -269,6 +275,35 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.COORDINATOR, Role.OPERATOR),
         receivers=(Role.SUPERVISOR,),
         summary="Drain an instance of that host and end it.",
+    ),
+    Channel(
+        name="coordinate_role",
+        subject="coordinate.{model}.role",
+        pattern=Pattern.REQUEST,
+        messages=(SetRole,),
+        replies=(OrderAccepted, OrderRefused, ErrorReply),
+        senders=(Role.OPERATOR,),
+        receivers=(Role.COORDINATOR,),
+        summary="Give an instance another role; answered by the active coordinator of the model.",
+    ),
+    Channel(
+        name="coordinate_scale",
+        subject="coordinate.{model}.scale",
+        pattern=Pattern.REQUEST,
+        messages=(ScaleModel,),
+        replies=(OrderAccepted, OrderRefused, ErrorReply),
+        senders=(Role.OPERATOR,),
+        receivers=(Role.COORDINATOR,),
+        summary="Have so many instances of a model; answered by its active coordinator.",
+    ),
+    Channel(
+        name="ladder",
+        subject="ladder.{model}",
+        pattern=Pattern.PUBLISH,
+        messages=(LadderReported,),
+        senders=(Role.COORDINATOR,),
+        receivers=(Role.OBSERVER,),
+        summary="Which rung acts on a model's load: moves, flips, scaling or a new plan.",
     ),
     *BROKER_CHANNELS,
     *MIGRATION_CHANNELS,

@@ -130,6 +130,19 @@ class Subjects:
         """Decisions to have more or fewer instances of a model."""
         return f"{self.prefix}.provisioning.{subject_token(model)}"
 
+    def ladder(self, model: str) -> str:
+        """Which rung acts on a model's load; ``*`` for all models."""
+        return f"{self.prefix}.ladder.{model if model == '*' else subject_token(model)}"
+
+    def coordinate(self, model: str, verb: str) -> str:
+        """Orders about a model; ``verb`` is role or scale. ``*`` for all models, or both verbs."""
+        token = model if model == "*" else subject_token(model)
+        return f"{self.prefix}.coordinate.{token}.{verb}"
+
+    def loads(self) -> str:
+        """Loads of all stages of all models."""
+        return f"{self.prefix}.load.*.*"
+
     def load(self, model: str, stage: str) -> str:
         """Loads of the instances of a stage."""
         return f"{self.prefix}.load.{subject_token(model)}.{subject_token(stage)}"

@@ -1,0 +1,96 @@
+"""Orders of an operator to the active coordinator of a model, its answers, and what it tells of its decisions."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from millrace.contracts.message import Body
+from millrace.contracts.plan import InstanceRole
+
+
+class SetRole(Body, frozen=True, kw_only=True, tag="SetRole/1"):
+    """Asks that an instance have another role, from now on. Answered by OrderAccepted or OrderRefused.
+
+    Attributes:
+        plan_epoch: Of the plan that the order was made on; an older one than the plan in force is refused. 0 for any.
+    """
+
+    model: str
+    instance: str
+    role: InstanceRole
+    plan_epoch: int = 0
+
+
+class ScaleModel(Body, frozen=True, kw_only=True, tag="ScaleModel/1"):
+    """Asks that a model have a number of instances. Answered by OrderAccepted or OrderRefused.
+
+    Attributes:
+        instances: How many there shall be, of that shape where one is named.
+        shape: Device kind and tensor-parallel size, such as ``h100x2``; empty for any.
+        role: Of those that are started; None for the configured one.
+        plan_epoch: As in SetRole.
+    """
+
+    model: str
+    instances: int
+    shape: str = ""
+    role: InstanceRole | None = None
+    plan_epoch: int = 0
+
+
+class OrderAccepted(Body, frozen=True, kw_only=True, tag="OrderAccepted/1"):
+    """The order is taken; it is carried out when nothing stands against it.
+
+    Attributes:
+        detail: One sentence: what begins.
+        limit_s: Time after which it is done or given up, seconds; 0 where there is none.
+    """
+
+    detail: str = ""
+    limit_s: float = 0.0
+
+
+class OrderRefusal(StrEnum):
+    """Why an order is not taken. Closed set."""
+
+    UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force
+    NOT_CAPABLE = "not_capable"  # a stage would have nobody to prefill, or nobody to decode
+    OLD_PLAN = "old_plan"  # the plan has changed since
+    BELOW_MINIMUM = "below_minimum"  # fewer instances than a stage needs
+    NO_PROVISIONER = "no_provisioner"  # nobody is configured who starts or stops instances
+    INVALID = "invalid"  # a number is absurd
+
+
+class OrderRefused(Body, frozen=True, kw_only=True, tag="OrderRefused/1"):
+    """Nothing is changed."""
+
+    reason: OrderRefusal
+    detail: str = ""
+
+
+class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
+    """Which rung of the ladder acts on a model's load, from the active coordinator, once a second.
+
+    Attributes:
+        policy: Name of the policy on roles.
+        rung: ``dispatch``, ``move``, ``flip``, ``scale`` or ``replan``.
+        scenario: Load of the stage that is worst off.
+        prefill, decode: Its loads as the policy compares them.
+        flipping: Instances on their way to another role, and to which.
+        flips: Flips begun since this coordinator leads the model.
+        reason: The policy's, one sentence.
+        last: The last flip and its reason; empty for none.
+    """
+
+    model: str
+    coordinator: str
+    at_ns: int
+    policy: str
+    rung: str
+    scenario: str = ""
+    prefill: float = 0.0
+    decode: float = 0.0
+    flipping: dict[str, InstanceRole] = {}
+    flips: int = 0
+    reason: str = ""
+    last: str = ""

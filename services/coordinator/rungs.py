@@ -1,0 +1,203 @@
+"""The rungs of the ladder that the coordinator owns, in their order: roles, provisioning, stages.
+
+Part of the coordinator's actor. It routes what is heard to those who need it, and lets each act only where the ladder
+(`ladder.py`) does not hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millrace.actor.effects import Effect, Publish, Reply, Subscribe
+from millrace.contracts.broker import LoadReported
+from millrace.contracts.catalog import Role
+from millrace.contracts.coordinator import (
+    LadderReported,
+    OrderAccepted,
+    OrderRefusal,
+    OrderRefused,
+    ScaleModel,
+    SetRole,
+)
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.plan import Plan
+from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
+from millrace.contracts.subjects import Subjects
+from millrace.policies.roles import Scenario
+
+from services.coordinator.ladder import LadderView, scaling_held
+from services.coordinator.planning import Planning
+from services.coordinator.provisioning import Provisioning
+from services.coordinator.roles import Roles
+from services.coordinator.state import InstanceView
+
+#: Worst scenario first.
+_WORST = (Scenario.EXTREME, Scenario.IMBALANCED, Scenario.NORMAL, Scenario.UNKNOWN)
+
+
+class Rungs:
+    """Roles, provisioning and stages of the models that are led here.
+
+    Attributes:
+        roles: Who does what.
+        provisioning: How many there are.
+        planning: Which stages there are.
+    """
+
+    def __init__(
+        self,
+        *,
+        planning: Planning,
+        provisioning: Provisioning,
+        roles: Roles,
+        name: str,
+        subjects: Subjects,
+    ) -> None:
+        self.planning = planning
+        self.provisioning = provisioning
+        self.roles = roles
+        self._name = name
+        self._subjects = subjects
+
+    # what is heard
+
+    def start(self) -> list[Effect]:
+        """Listens to orders, and to what the policies need."""
+        subjects = [
+            self._subjects.coordinate("*", "*"),
+            self._subjects.presences(Role.MIGRATOR),
+            self._subjects.loads(),
+        ]
+        if self.provisioning.on or self.roles.observes:
+            subjects.append(self._subjects.decisions())
+        if self.provisioning.on or self.roles.observes or self.planning.learns:
+            subjects.append(self._subjects.outcomes())
+        return [Subscribe(subject=subject) for subject in subjects]
+
+    def hear(self, body: DecisionMade | RequestFinished | LoadReported, now_ns: int) -> list[Effect]:
+        """A placement, an end, or the load that a broker tells."""
+        match body:
+            case DecisionMade():
+                self.roles.windows.on_decision(body, now_ns)
+                return self.provisioning.on_decision(body, now_ns)
+            case RequestFinished():
+                self.planning.on_outcome(body)
+                self.roles.windows.on_outcome(body)
+                return self.provisioning.on_outcome(body, now_ns)
+            case LoadReported():
+                self.roles.windows.on_load(body, now_ns)
+                return []
+
+    def on_summary(self, body: InstanceSummary) -> None:
+        """The load of a registered instance."""
+        self.roles.windows.on_summary(body)
+
+    def on_migrator(self, body: ServicePresence, now_ns: int) -> None:
+        """Sequences on their way."""
+        self.roles.windows.on_migrator(body, now_ns)
+
+    # decisions
+
+    def next_plan(self, model: str, plan: Plan | None, records: Sequence[InstanceRecord], now_ns: int) -> Plan | None:
+        """The plan to be written, with the roles in force; None where the one in force says the same."""
+        return self.planning.next_plan(
+            model, plan, records, now_ns, roles=lambda names: self.roles.of_stage(model, plan, names)
+        )
+
+    def decide(
+        self,
+        model: str,
+        plan: Plan | None,
+        instances: Sequence[InstanceView],
+        now_ns: int,
+        *,
+        silence_ns: int,
+    ) -> list[Effect]:
+        """Lets each rung look at one led model, the fastest first.
+
+        Args:
+            model: Its name.
+            plan: In force.
+            instances: All that are registered for it.
+            now_ns: Unix ns.
+            silence_ns: One that was silent for longer does not serve.
+        """
+        serving = [view.record for view in instances if view.serves(now_ns, silence_ns)]
+        scaling = self.provisioning.ladder_view(model)
+        effects = self.roles.tick(model, plan, serving, scaling, now_ns)
+        ladder = self.roles.ladder(model, scaling)
+        effects += self.provisioning.tick(
+            model, instances, now_ns, silence_ns=silence_ns, held=scaling_held(ladder, now_ns)
+        )
+        if not ladder.flipping:
+            effects += self.planning.tick(model, plan, serving, now_ns)
+        return [*effects, self._told(model, ladder, now_ns)]
+
+    def forget(self, model: str) -> None:
+        """The lease of a model is somebody else's."""
+        self.planning.forget(model)
+        self.provisioning.forget(model)
+        self.roles.forget(model)
+
+    def _told(self, model: str, ladder: LadderView, now_ns: int) -> Effect:
+        known = self.roles.of_model(model)
+        worst = min(ladder.decisions, key=lambda each: _WORST.index(each.scenario), default=None)
+        body = LadderReported(
+            model=model,
+            coordinator=self._name,
+            at_ns=now_ns,
+            policy=self.roles.policy,
+            rung=str(known.rung),
+            scenario=str(worst.scenario) if worst is not None and self.roles.observes else "",
+            prefill=worst.prefill if worst is not None else 0.0,
+            decode=worst.decode if worst is not None else 0.0,
+            flipping={flip.instance: flip.target for flip in known.open.values()},
+            flips=known.counts["begun"],
+            reason=worst.reason if worst is not None else "",
+            last=known.last,
+        )
+        return Publish(subject=self._subjects.ladder(model), body=body)
+
+    # orders
+
+    def on_order(
+        self, body: SetRole | ScaleModel, plan: Plan | None, instances: Sequence[InstanceView], now_ns: int
+    ) -> OrderAccepted | OrderRefused:
+        """An operator's order to a model that is led here."""
+        if plan is not None and body.plan_epoch and body.plan_epoch < plan.epoch:
+            detail = f"made on plan {body.plan_epoch}; {plan.epoch} is in force"
+            return OrderRefused(reason=OrderRefusal.OLD_PLAN, detail=detail)
+        match body:
+            case SetRole():
+                refusal = self.roles.order(body.model, plan, body.instance, body.role)
+                if refusal is not None:
+                    return OrderRefused(reason=refusal, detail=_why(refusal, body))
+                return OrderAccepted(detail=f"{body.instance} will be {body.role}")
+            case ScaleModel():
+                return OrderRefused(reason=OrderRefusal.NO_PROVISIONER, detail="not built")
+
+    def snapshot(self) -> dict[str, Any]:
+        """For people and checkers."""
+        return {
+            "roles": self.roles.snapshot(),
+            "provisioning": self.provisioning.snapshot(),
+            "planning": self.planning.snapshot(),
+        }
+
+    def check(self) -> None:
+        """Raises AssertionError where a bound does not hold."""
+        self.roles.check()
+        self.provisioning.check()
+        self.planning.check()
+
+
+def _why(refusal: OrderRefusal, body: SetRole) -> str:
+    if refusal is OrderRefusal.UNKNOWN_INSTANCE:
+        return f"no {body.instance} in the plan of {body.model}"
+    return f"with {body.instance} as {body.role} its stage could not prefill, or not decode"
+
+
+def answer(reply_to: str, body: OrderAccepted | OrderRefused) -> list[Effect]:
+    """The answer to whoever waits for one."""
+    return [Reply(to=reply_to, body=body)] if reply_to else []

@@ -1,0 +1,104 @@
+"""A coordinator with a KV store that does what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millrace.actor.effects import Effect, PutKey
+from millrace.contracts.local import BucketReady, KeyChanged, KeyFailure, KeyNotPut, KeyPut, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.plan import InstanceRole, Plan
+from millrace.contracts.status import InstanceRecord, InstanceSummary
+
+from services.coordinator.actor import CoordinatorActor
+from services.coordinator.config import RolePolicyConfig
+from services.coordinator.roles import Roles
+
+S = 1_000_000_000
+MODEL = "tiny"
+
+
+class Bench:
+    """A coordinator with a KV store that does what it is told, so that tests read as a story."""
+
+    def __init__(
+        self, name: str = "coordinator-0", incarnation: int = 1, roles: Roles | Mapping[str, InstanceRole] | None = None
+    ) -> None:
+        known = roles if isinstance(roles, Roles) else Roles(RolePolicyConfig(), configured=roles or {})
+        self.actor = CoordinatorActor(name=name, cluster="local", incarnation=incarnation, roles=known)
+        self.now_ns = 100 * S
+        self.revision = 0
+        self.keys: dict[tuple[str, str], tuple[Body, int]] = {}
+        self.effects = self.actor.start(self.now_ns)
+        for bucket in ("instance", "plan", "lease"):
+            self.send(BucketReady(bucket=bucket))
+
+    def send(self, body: Body, *, store: bool = True) -> list[Effect]:
+        effects = self.actor.handle(Message(body), self.now_ns)
+        self.actor.check_invariants()
+        for effect in effects:
+            if isinstance(effect, PutKey) and store:
+                self.put(effect)
+        return effects
+
+    def put(self, effect: PutKey) -> None:
+        held = self.keys.get((effect.bucket, effect.key))
+        if effect.expected_revision is not None and effect.expected_revision != (held[1] if held else 0):
+            self.send(KeyNotPut(correlation=effect.correlation, reason=KeyFailure.CONFLICT))
+            return
+        self.revision += 1
+        self.keys[effect.bucket, effect.key] = (effect.value, self.revision)
+        self.send(KeyPut(correlation=effect.correlation, revision=self.revision))
+        changed = KeyChanged(bucket=effect.bucket, key=effect.key, value=effect.value, revision=self.revision)
+        self.send(changed)
+
+    def register(self, name: str, incarnation: int = 5) -> None:
+        self.send(KeyChanged(bucket="instance", key=name, value=record(name, incarnation), revision=1))
+
+    def tick(self, seconds: float = 1.0) -> list[Effect]:
+        self.now_ns += int(seconds * S)
+        return self.send(TimerFired(name="tick"))
+
+    @property
+    def plan(self) -> Plan | None:
+        value = self.keys.get(("plan", MODEL))
+        assert value is None or isinstance(value[0], Plan)
+        return value[0] if value else None
+
+    @property
+    def planned(self) -> list[str]:
+        return self.plan.stages[0].instances if self.plan else []
+
+
+def record(name: str, incarnation: int = 5) -> InstanceRecord:
+    return InstanceRecord(
+        instance=name,
+        incarnation=incarnation,
+        model=MODEL,
+        engine="modelled",
+        engine_version="0",
+        max_model_len=4096,
+        max_sequences=64,
+        token_budget=2048,
+        block_size=32,
+        blocks_total=100,
+    )
+
+
+def summary(name: str, incarnation: int = 5, *, draining: bool = False) -> InstanceSummary:
+    return InstanceSummary(
+        instance=name,
+        incarnation=incarnation,
+        model=MODEL,
+        at_ns=0,
+        running=0,
+        waiting=0,
+        running_tokens=0,
+        waiting_prefill_tokens=0,
+        blocks_free=100,
+        blocks_total=100,
+        block_size=32,
+        preemptions=0,
+        output_tokens_total=0,
+        draining=draining,
+    )

@@ -1,0 +1,297 @@
+"""Flips of roles: through BOTH, with nothing on its way, not twice in a row, and never past the capable minimum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from millrace.actor.effects import Log, Publish, Reply
+from millrace.actor.errors import ConfigError
+from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefusal, OrderRefused, SetRole
+from millrace.contracts.local import KeyChanged, KeyFailure, KeyNotPut, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.plan import InstanceRole, Plan
+from millrace.contracts.status import (
+    InstanceMigrations,
+    InstanceSummary,
+    LoadIndicators,
+    PhaseQueues,
+    ServicePresence,
+)
+from millrace.policies.roles import RoleDecision, Scenario
+
+from services.coordinator.config import RolePolicyConfig
+from services.coordinator.ladder import APART_NS, LadderView, Rung, acting, flips_held, scaling_held
+from services.coordinator.roles import HOP_NS, Roles
+from tests.unit.coordinator_bench import MODEL, Bench, S, summary
+
+BOTH, PREFILL, DECODE = InstanceRole
+ROLES = {"p*": PREFILL, "d*": DECODE}
+
+
+class Story(Bench):
+    """A coordinator of four instances; their summaries are repeated with each tick."""
+
+    def __init__(
+        self,
+        *names: str,
+        roles: Mapping[str, InstanceRole] = ROLES,
+        config: RolePolicyConfig | None = None,
+        incarnation: int = 1,
+    ) -> None:
+        self.moving: dict[str, int] = {}
+        self.loads: dict[str, LoadIndicators] = {}
+        self.heard: list[Body] = []
+        self.logs: list[Log] = []
+        chosen = config or RolePolicyConfig(policy="flowkv")
+        super().__init__(incarnation=incarnation, roles=Roles(chosen, configured=roles))
+        for name in names or ("p0", "p1", "d0", "d1"):
+            self.register(name)
+        self.tick()
+
+    def tick(self, seconds: float = 1.0) -> list[object]:
+        for name in [view.record.instance for view in self.actor._instances.values()]:
+            self.send(loaded(name, self.now_ns, self.loads.get(name, LoadIndicators())))
+        told = [InstanceMigrations(name, count, 0, 0) for name, count in self.moving.items()]
+        self.send(ServicePresence(role="migrator", name="m", incarnation=1, at_ns=self.now_ns, moving=told))
+        effects = super().tick(seconds)
+        self.heard += [effect.body for effect in effects if isinstance(effect, Publish)]
+        self.logs += [effect for effect in effects if isinstance(effect, Log)]
+        return list(effects)
+
+    def until(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.tick()
+
+    @property
+    def roles(self) -> dict[str, InstanceRole]:
+        assert self.plan is not None
+        return {n: s.roles.get(n, BOTH) for s in self.plan.stages for n in s.instances}
+
+    def order(self, instance: str, role: InstanceRole, epoch: int = 0) -> OrderAccepted | OrderRefused:
+        body = SetRole(model=MODEL, instance=instance, role=role, plan_epoch=epoch)
+        effects = self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns)
+        answers = [effect.body for effect in effects if isinstance(effect, Reply)]
+        assert len(answers) == 1
+        assert isinstance(answers[0], OrderAccepted | OrderRefused)
+        return answers[0]
+
+    def counts(self) -> dict[str, int]:
+        return dict(self.actor.rungs.roles.of_model(MODEL).counts)
+
+
+def loaded(name: str, at_ns: int, load: LoadIndicators) -> InstanceSummary:
+    body = summary(name)
+    return InstanceSummary(
+        **{field: getattr(body, field) for field in body.__struct_fields__ if field not in ("at_ns", "indicators")},
+        at_ns=at_ns,
+        indicators=load,
+    )
+
+
+QUEUED = LoadIndicators(PhaseQueues(running=60, waiting=60), PhaseQueues(), 100_000)
+ORDERED = RolePolicyConfig(policy="fixed", gap_s=3.0, settle_s=1.0, drain_s=4.0)
+
+
+def test_roles_are_as_configured_until_somebody_is_overloaded() -> None:
+    story = Story()
+    story.until(20)
+    assert story.roles == {"p0": PREFILL, "p1": PREFILL, "d0": DECODE, "d1": DECODE}
+    assert story.plan is not None
+    assert story.plan.epoch == 1 + 3  # one for each that joined
+
+
+def test_idle_decoders_help_one_after_the_other() -> None:
+    story = Story()
+    story.loads = {"p0": QUEUED, "p1": QUEUED}
+    story.until(2)
+    assert story.roles["d0"] is BOTH
+    assert story.roles["d1"] is DECODE
+    story.until(8)
+    assert story.roles["d1"] is DECODE
+    story.until(4)
+    assert story.roles["d1"] is BOTH
+
+
+def test_a_flip_goes_through_both() -> None:
+    story = Story(config=ORDERED)
+    assert isinstance(story.order("d0", PREFILL), OrderAccepted)
+    story.tick()
+    assert story.roles["d0"] is BOTH
+    story.until(3)
+    assert story.roles["d0"] is PREFILL
+    assert story.counts() == {"begun": 1, "done": 1}
+
+
+def test_the_last_hop_waits_for_moves_under_way() -> None:
+    story = Story(config=ORDERED)
+    story.order("p0", DECODE)
+    story.moving = {"p0": 1}
+    story.until(10)
+    assert story.roles["p0"] is BOTH
+    story.moving = {}
+    story.until(1)
+    assert story.roles["p0"] is DECODE
+
+
+def test_the_last_hop_waits_for_leases_that_only_the_worker_tells() -> None:
+    story = Story(config=ORDERED)
+    story.order("p0", DECODE)
+    story.loads = {"p0": LoadIndicators(PhaseQueues(moving=2))}
+    story.until(6)
+    assert story.roles["p0"] is BOTH
+
+
+def test_decodes_may_end_before_the_last_hop_to_prefill() -> None:
+    story = Story(config=ORDERED)
+    story.loads = {"d0": LoadIndicators(decode=PhaseQueues(running=9))}
+    story.order("d0", PREFILL)
+    story.until(4)
+    assert story.roles["d0"] is BOTH
+    story.until(2)
+    assert story.roles["d0"] is PREFILL
+
+
+def test_a_flip_whose_last_hop_never_comes_stays_with_both() -> None:
+    story = Story(config=ORDERED)
+    story.moving = {"p0": 1}
+    story.order("p0", DECODE)
+    story.until(HOP_NS // S + 2)
+    assert story.roles["p0"] is BOTH
+    assert story.counts()["given_up"] == 1
+
+
+def test_nobody_is_flipped_twice_within_the_gap() -> None:
+    story = Story(config=ORDERED)
+    story.order("d0", BOTH)
+    story.tick()
+    story.order("d0", DECODE)
+    story.until(2)
+    assert story.roles["d0"] is BOTH
+    story.until(4)
+    assert story.roles["d0"] is DECODE
+
+
+def test_the_last_hop_waits_until_the_plan_says_both() -> None:
+    story = Story(config=ORDERED)
+    story.order("d0", PREFILL)
+    for _ in range(6):  # the store takes nothing
+        story.now_ns += S
+        story.actor.handle(Message(TimerFired(name="tick")), story.now_ns)
+    assert story.roles["d0"] is DECODE
+    story.send(KeyNotPut(correlation=f"plan/{MODEL}", reason=KeyFailure.CONFLICT))
+    story.tick()
+    assert story.roles["d0"] is BOTH
+
+
+def test_whoever_is_left_does_both_where_a_phase_has_lost_everybody() -> None:
+    story = Story("p0", "d0", "d1")
+    story.send(KeyChanged(bucket="instance", key="p0", value=None, revision=0))
+    assert story.roles == {"d0": BOTH, "d1": DECODE}
+    assert story.counts()["repaired"] == 2  # p0 was alone at first
+
+
+def test_configured_roles_stay_under_the_fixed_policy() -> None:
+    story = Story("d0", "d1", config=RolePolicyConfig())
+    assert story.roles == {"d0": DECODE, "d1": DECODE}
+
+
+def test_a_new_leader_takes_the_roles_of_the_plan_over() -> None:
+    story = Story()
+    story.loads = {"p0": QUEUED, "p1": QUEUED}
+    story.until(2)
+    successor = Bench(incarnation=2, roles=Roles(RolePolicyConfig(policy="flowkv"), configured=ROLES))
+    successor.keys, successor.revision = story.keys, story.revision
+    successor.now_ns = story.now_ns
+    for (bucket, key), (value, revision) in list(story.keys.items()):
+        successor.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
+    for name in ("p0", "p1", "d0", "d1"):
+        successor.register(name)
+    plan = successor.plan
+    assert isinstance(plan, Plan)
+    assert plan.stages[0].roles == {"p0": PREFILL, "p1": PREFILL, "d1": DECODE}
+
+
+# orders
+
+
+def test_orders_that_make_no_sense_are_refused_with_their_reason() -> None:
+    story = Story("p0", "d0", config=ORDERED)
+    assert story.plan is not None
+    for instance, role, epoch, reason in (
+        ("nobody", BOTH, 0, OrderRefusal.UNKNOWN_INSTANCE),
+        ("p0", DECODE, 0, OrderRefusal.NOT_CAPABLE),
+        ("d0", PREFILL, 0, OrderRefusal.NOT_CAPABLE),
+        ("d0", BOTH, story.plan.epoch - 1, OrderRefusal.OLD_PLAN),
+    ):
+        answer = story.order(instance, role, epoch)
+        assert isinstance(answer, OrderRefused)
+        assert answer.reason is reason
+        assert answer.detail
+    story.until(5)
+    assert story.roles == {"p0": PREFILL, "d0": DECODE}
+
+
+def test_two_orders_may_not_take_a_phase_away_together() -> None:
+    story = Story(config=ORDERED)
+    assert isinstance(story.order("d0", PREFILL), OrderAccepted)
+    answer = story.order("d1", PREFILL)
+    assert isinstance(answer, OrderRefused)
+    assert answer.reason is OrderRefusal.NOT_CAPABLE
+
+
+def test_absurd_indicators_are_counted_and_ignored() -> None:
+    story = Story()
+    for load in (LoadIndicators(prefill_tokens_left=-7), LoadIndicators(memory_busy=float("nan"))):
+        story.send(loaded("p0", story.now_ns + 1, load))
+    assert story.actor.rungs.roles.windows.ignored["p0"] == 2
+
+
+def test_an_unknown_policy_or_parameter_is_refused() -> None:
+    for wrong in (RolePolicyConfig(policy="astrology"), RolePolicyConfig(policy="fixed", parameters={"x": 1})):
+        with pytest.raises(ConfigError, match="flips"):
+            Roles(wrong)
+
+
+def test_the_ladder_is_told_each_second() -> None:
+    story = Story()
+    story.loads = {"p0": QUEUED, "p1": QUEUED}
+    story.until(3)
+    told = [body for body in story.heard if isinstance(body, LadderReported)]
+    assert len(told) == 4
+    assert (told[-1].policy, told[-1].flips) == ("flowkv", 1)
+    assert "d0" in told[-1].last
+
+
+# ladder
+
+IMBALANCED = RoleDecision(scenario=Scenario.IMBALANCED)
+STUCK = RoleDecision(scenario=Scenario.EXTREME, unmended=True)
+
+
+@pytest.mark.parametrize(
+    ("view", "rung"),
+    [
+        (LadderView(), Rung.DISPATCH),
+        (LadderView(moving=2), Rung.MOVE),
+        (LadderView(decisions=(IMBALANCED,)), Rung.MOVE),
+        (LadderView(decisions=(IMBALANCED,), flipping=True), Rung.FLIP),
+        (LadderView(decisions=(STUCK,), scales=True), Rung.SCALE),
+        (LadderView(decisions=(STUCK,)), Rung.REPLAN),
+        (LadderView(scaling=True), Rung.SCALE),
+        (LadderView(decisions=(RoleDecision(unmended=True),)), Rung.DISPATCH),
+    ],
+)
+def test_the_rung_that_acts(view: LadderView, rung: Rung) -> None:
+    assert acting(view) is rung
+
+
+def test_flips_and_scaling_keep_apart() -> None:
+    assert flips_held(LadderView(scaling=True), 100 * S)
+    assert flips_held(LadderView(scaled_ns=90 * S), 100 * S)
+    assert not flips_held(LadderView(scaled_ns=90 * S), 90 * S + APART_NS)
+    assert scaling_held(LadderView(flipping=True), 100 * S)
+    assert scaling_held(LadderView(flipped_ns=90 * S), 100 * S)
+    assert scaling_held(LadderView(decisions=(IMBALANCED,)), 100 * S)
+    assert not scaling_held(LadderView(decisions=(STUCK,), flipped_ns=60 * S), 100 * S)
+    assert not scaling_held(LadderView(), 100 * S)
