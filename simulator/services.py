@@ -7,6 +7,7 @@ To add a service: a function here that returns its SimService, and a line where 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from services.broker.actor import ACCEPTS as BROKER_ACCEPTS
 from services.broker.build import BrokerDeps
 from services.broker.build import build as build_broker
 from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
+from services.coordinator.build import CoordinatorDeps
 from services.coordinator.build import build as build_coordinator
 from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
 from services.ingress.build import IngressDeps
@@ -85,9 +87,12 @@ MakeEngine = Callable[[SimInstance, SimProcess], SimulatedEngine]
 EndpointOf = Callable[[SimInstance, int], KvEndpoint | None]
 
 
-def coordinator() -> SimService:
-    """Configured by a CoordinatorConfig."""
-    return SimService(COORDINATOR_ACCEPTS, build_coordinator)
+def coordinator(step_times: Mapping[str, StepTimeModel] = MappingProxyType({})) -> SimService:
+    """Configured by a CoordinatorConfig. ``step_times``: by the name that instances give."""
+    return SimService(
+        COORDINATOR_ACCEPTS,
+        lambda config, deps: build_coordinator(config, CoordinatorDeps(**vars(deps), step_times=step_times)),
+    )
 
 
 def tagger() -> SimService:

@@ -98,7 +98,13 @@ class ScenarioCluster(SimulatedCluster):
         self.spec = spec
         self.begin_ns = simulation.now_ns + WARM_NS
         self.clients = clients or CountingClients()
-        self.observer = Observer(name="observer", cluster=CLUSTER, begin_ns=self.begin_ns, migrations=spec.migration.on)
+        self.observer = Observer(
+            name="observer",
+            cluster=CLUSTER,
+            begin_ns=self.begin_ns,
+            migrations=spec.migration.on,
+            ladder=spec.roles.policy != "fixed",
+        )
         self.samples: list[EngineSample] = []
         self._truth = truth
         self._asks = load_policy(spec.dispatch.policy).ask is not None
@@ -119,7 +125,7 @@ class ScenarioCluster(SimulatedCluster):
         if self.spec.prediction.kind != "tagger":
             tagger = SimService(lengths_known.ACCEPTS, self._knowing_tagger)
         self.services |= {
-            Role.COORDINATOR: services.coordinator(),
+            Role.COORDINATOR: services.coordinator(self._models),
             Role.TAGGER: tagger,
             Role.MIGRATOR: services.migrator(),
             Role.WORKER: services.worker(CLUSTER, self._make_engine, self._endpoint, self.engines),
@@ -160,7 +166,12 @@ class ScenarioCluster(SimulatedCluster):
     def _coordinator(self, name: str) -> CoordinatorConfig:
         roles = self.spec.migration.instance_roles(self.spec.instances())
         return CoordinatorConfig(
-            name=name, bus=BUS, provisioning=self.spec.provisioning.config(), stages=self.spec.stages, roles=roles
+            name=name,
+            bus=BUS,
+            provisioning=self.spec.provisioning.config(),
+            stages=self.spec.stages,
+            roles=roles,
+            flips=self.spec.roles,
         )
 
     def _predictor(self, index: int) -> PredictorConfig:

@@ -14,7 +14,7 @@ from millrace.workloads.readers import READERS, TIMED, servegen
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
 
 from services.ingress.calls.messages import Call, CallKind
-from simulator.scenarios.spec import Fitted, LogNormal, ModelLoad, ScenarioSpec, TraceRows, WorkloadSpec
+from simulator.scenarios.spec import Fitted, LogNormal, ModelLoad, Phase, ScenarioSpec, TraceRows, WorkloadSpec
 
 #: Token ids of prompts begin here. Requests that share nothing have each an id of their own, repeated.
 _FIRST_TOKEN = 1_000
@@ -29,12 +29,35 @@ def arrivals(spec: WorkloadSpec, *, seed: int, folders: Sequence[Path]) -> list[
     Raises:
         WorkloadError: a trace is wrong or gives too little.
     """
+    return in_phases(_arrivals(spec, seed=seed, folders=folders), spec.phases)
+
+
+def _arrivals(spec: WorkloadSpec, *, seed: int, folders: Sequence[Path]) -> list[Arrival]:
     rng = Random(f"{seed}/workload")
     if isinstance(spec.arrivals, FromTrace):
         return _timed(spec, spec.arrivals.speed, rng, folders)
     lengths = _lengths(spec, rng, folders)
     times = spec.arrivals.times_ns(Random(f"{seed}/arrivals"))
     return [Arrival(next(times), cut(lengths.draw(rng), spec.lengths)) for _ in range(spec.count)]
+
+
+def in_phases(found: list[Arrival], phases: Sequence[Phase]) -> list[Arrival]:
+    """Requests with the lengths of the phase that each is in."""
+    if not phases:
+        return found
+    whole, begin, scaled = sum(phase.share for phase in phases), 0.0, []
+    for phase in phases:
+        end = begin + phase.share / whole * len(found)
+        scaled += [Arrival(each.at_ns, _scaled(each.shape, phase)) for each in found[round(begin) : round(end)]]
+        begin = end
+    return scaled
+
+
+def _scaled(shape: RequestShape, phase: Phase) -> RequestShape:
+    prompt = max(1, round(shape.prompt_tokens * phase.prompt_scale))
+    prefix = shape.prefix[: -(-prompt // shape.prefix_tokens)] if shape.prefix else ()
+    output = max(1, round(shape.output_tokens * phase.output_scale))
+    return RequestShape(prompt, output, prefix, shape.prefix_tokens if prefix else 0)
 
 
 def _lengths(spec: WorkloadSpec, rng: Random, folders: Sequence[Path]) -> Lengths:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from millrace.sim.checkers import Checker
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from millrace.workloads.shape import Arrival
 
 from simulator.scenarios.cluster import ScenarioCluster, StepTimes
 from simulator.scenarios.load import arrivals, at_model, call_of, models_of
-from simulator.scenarios.observer import EngineSample, FinishedRequest, MigrationRecord
+from simulator.scenarios.observer import EngineSample, FinishedRequest, LadderSample, MigrationRecord
 from simulator.scenarios.spec import FaultSpec, ScenarioSpec
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[EngineSample]
     migrations: list[MigrationRecord] = []
     trades: dict[str, int] = {}
+    ladder: list[LadderSample] = []
 
 
 def run_scenario(
@@ -68,12 +70,14 @@ def run_scenario(
     folders: Sequence[Path] = (),
     progress: Progress = lambda ended, virtual_s: None,
     clock: Callable[[], float] = float,
+    checkers: Sequence[Checker] = (),
 ) -> ScenarioOutcome:
     """Runs it.
 
     Args:
         step_times: Loads a step-time model by the name or path that the scenario gives.
         folders: Where traces may be.
+        checkers: Look on, and fail the run where something does not hold.
         clock: Real time in seconds, to say how long it took; the default does not measure.
 
     Raises:
@@ -84,6 +88,7 @@ def run_scenario(
     with _without_collection():
         load = arrivals(spec.workload, seed=spec.seed, folders=folders)
         run = _Run(spec, load, step_times)
+        run.check_with(checkers)
         run.to_end(progress)
     return run.outcome(clock() - began_s)
 
@@ -104,6 +109,10 @@ class _Run:
 
     def _output_tokens(self, request: str, model: str) -> int:
         return at_model(self._load[int(request[1:])].shape, self._loads[model]).output_tokens
+
+    def check_with(self, checkers: Sequence[Checker]) -> None:
+        for checker in checkers:
+            self._sim.check_with(checker)
 
     def to_end(self, progress: Progress) -> None:
         sim, cluster = self._sim, self._cluster
@@ -173,6 +182,7 @@ class _Run:
             samples=cluster.samples,
             migrations=cluster.observer.migrations,
             trades=cluster.trades(),
+            ladder=cluster.observer.ladder,
         )
 
 

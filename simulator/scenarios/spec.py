@@ -9,7 +9,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 
-from services.coordinator.config import StagesConfig
+from services.coordinator.config import RolePolicyConfig, StagesConfig
 from services.predictor.config import OutrunRule
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
@@ -162,6 +162,20 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     output_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
+class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the requests whose lengths differ from the source's.
+
+    Attributes:
+        share: Of all requests, relative to the other phases' shares; phases follow each other.
+        prompt_scale: Prompts are so many times as long as the source says; at most 1, for shared prefixes are not made.
+        output_scale: The same of outputs.
+    """
+
+    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    prompt_scale: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    output_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+
+
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What comes.
 
@@ -171,6 +185,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         output_limit: ``max_tokens`` of each request; 0 for what the model takes. The engine ends a request at the
             length that the workload says, which nobody knows before.
         stated: Each request states its length instead (``ignore_eos`` with ``max_tokens``); no tagger is asked.
+        phases: Parts of the load, one after the other; empty for one as the source says.
         models: Load by model. Empty: equal shares for all models of the cluster.
     """
 
@@ -180,6 +195,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     warm_up: int = 0
     output_limit: int = 0
     stated: bool = False
+    phases: tuple[Phase, ...] = ()
     models: dict[str, ModelLoad] = {}
 
 
@@ -269,6 +285,8 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         limit_s: Virtual time after the last arrival at which what is still open counts as lost.
         stages: As in the coordinator's configuration; the model is called ``modelled``.
+        roles: How roles change under load, as ``flips`` in the coordinator's configuration; ``migration.roles`` are
+            those of the beginning.
     """
 
     name: str = "scenario"
@@ -279,6 +297,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     provisioning: ProvisioningSpec = ProvisioningSpec()
     stages: StagesConfig = StagesConfig()
     migration: MigrationSpec = MigrationSpec()
+    roles: RolePolicyConfig = RolePolicyConfig()
     trading: TradingSpec = TradingSpec()
     workload: WorkloadSpec = WorkloadSpec()
     prediction: PredictionSpec = PredictionSpec()

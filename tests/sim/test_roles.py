@@ -1,0 +1,100 @@
+"""Roles that flip under load: capable stages at all times, no flip to and fro, quiet under a steady load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.sim.checkers.roles import CapableRoles
+
+from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.running import ScenarioOutcome, run_scenario
+from simulator.scenarios.statistics import summarise
+
+S = 1_000_000_000
+ENGINE = {
+    "max_model_len": 4096,
+    "blocks_total": 1200,
+    "max_sequences": 48,
+    "token_budget": 1024,
+    "prefix_caching": False,
+}
+SPLIT: dict[str, Any] = {
+    "seed": 5,
+    "cluster": {
+        "groups": [
+            {"name": name, "instances": 2, "step_time": "made-up", "engine": ENGINE} for name in ("front", "back")
+        ]
+    },
+    "prediction": {"kind": "none"},
+    "migration": {"on": True, "roles": {"front": "prefill", "back": "decode"}},
+    "roles": {"policy": "pressure", "parameters": {"ttft_s": 1.0, "tpot_s": 0.02, "chunk_tokens": 1024}},
+    "intervals": {"status_ms": 50, "summary_ms": 50},
+    "workload": {
+        "count": 300,
+        "arrivals": {"kind": "poisson", "rate_per_s": 5.0},
+        "lengths": {"kind": "log_normal", "prompt_mean": 900, "output_mean": 60, "prompt_max": 3000, "output_max": 300},
+    },
+}
+DRIFT = {
+    "phases": [{"prompt_scale": 0.1}, {"prompt_scale": 0.1, "output_scale": 12.0}],
+    "arrivals": {"kind": "poisson", "rate_per_s": 8.0},
+}
+
+
+def step_times(_name: str) -> LinearStepTime:
+    return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
+
+
+def run(*settings: str, checker: CapableRoles, **tables: Any) -> ScenarioOutcome:
+    workload = {**SPLIT["workload"], **tables.pop("workload", {})}
+    spec = scenario_of(with_settings({**SPLIT, "workload": workload, **tables}, settings))
+    return run_scenario(spec, step_times=step_times, checkers=[checker])
+
+
+@pytest.mark.parametrize("brokers", [True, False])
+@pytest.mark.parametrize("policy", ["pressure", "flowkv"])
+def test_an_idle_phase_helps_the_overloaded_one(policy: str, brokers: bool) -> None:
+    checker = CapableRoles(gap_ns=10 * S)
+    parameters = "" if policy == "pressure" else "roles.parameters={}"
+    settings = [f"roles.policy={policy}", f"trading.on={str(brokers).lower()}", *([parameters] if parameters else [])]
+    outcome = run(*settings, checker=checker, workload=DRIFT)
+    summary = summarise(outcome)
+    assert (summary.served, summary.continuations) == (300, 0)
+    helped = [name for _, name, before, _ in checker.flips if before == "prefill"]
+    assert helped
+    assert set(helped) <= {"front-0", "front-1"}
+    assert outcome.ladder[-1].flips >= 1
+
+
+@pytest.mark.parametrize("policy", ["pressure", "flowkv"])
+def test_a_steady_load_flips_nobody(policy: str) -> None:
+    checker = CapableRoles(gap_ns=10 * S)
+    parameters = [] if policy == "pressure" else ["roles.parameters={}"]
+    outcome = run(f"roles.policy={policy}", *parameters, checker=checker, workload={"count": 600})
+    assert summarise(outcome).served == 600
+    assert checker.flips == []
+
+
+def test_the_same_seed_gives_the_same_flips() -> None:
+    checkers = [CapableRoles(gap_ns=10 * S) for _ in range(2)]
+    first, again = (run(checker=checker, workload=DRIFT) for checker in checkers)
+    assert checkers[0].flips == checkers[1].flips != []
+    assert first.trace_hash == again.trace_hash
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stages_stay_capable_whoever_dies(seed: int) -> None:
+    """Who dies and comes back may be flipped anew at once: nobody remembers when it was flipped."""
+    checker = CapableRoles(gap_ns=0)
+    faults = [
+        {"at_s": 8.0 + seed, "kind": "kill", "target": "front-0"},
+        {"at_s": 20.0, "kind": "kill", "target": "coordinator-0"},
+        {"at_s": 31.0, "kind": "kill", "target": "back-1"},
+        {"at_s": 36.0, "kind": "partition", "target": "front-1", "duration_s": 5.0},
+        {"at_s": 45.0 + seed, "kind": "stop_bus", "duration_s": 2.0},
+        {"at_s": 50.0, "kind": "kill", "target": "broker-back-0"},
+    ]
+    outcome = run(f"seed={seed}", "trading.on=true", checker=checker, workload=DRIFT, faults=faults)
+    assert outcome.outcomes == {"completed": 300}
