@@ -17,6 +17,7 @@ from millrace.policies.trading.cascade import policy as cascade
 from millrace.policies.trading.delay import policy as delay
 from millrace.policies.trading.llumnix import policy as llumnix
 from millrace.policies.trading.none import policy as none
+from millrace.policies.trading.reactive import policy as reactive
 from millrace.policies.trading.view import (
     BidView,
     BurdenView,
@@ -109,6 +110,14 @@ _ALL = (
         pick=llumnix.pick,
         parameters=llumnix.Parameters,
         initial_state=llumnix.State(),
+    ),
+    TradingPolicy(
+        name="reactive",
+        trigger=reactive.trigger,
+        burden=reactive.burden,
+        pick=reactive.pick,
+        parameters=reactive.Parameters,
+        initial_state=reactive.State(),
     ),
 )
 

@@ -1,0 +1,1 @@
+"""Balance by present loads alone, for comparison."""
