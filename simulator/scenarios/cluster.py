@@ -11,6 +11,7 @@ from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.status import SequenceStatus
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
@@ -38,8 +39,10 @@ from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.host import HostShape, SimulatedHost
 from simulator.policy_faults import PolicyFaultSink
-from simulator.scenarios import lengths_known, observer
+from simulator.scenarios import central_ares, lengths_known, observer
+from simulator.scenarios.central_ares import CentralAres
 from simulator.scenarios.counting_clients import CountingClients
+from simulator.scenarios.head_estimates import HeadEstimates
 from simulator.scenarios.lengths_known import KnowingTagger
 from simulator.scenarios.migration_spec import PREFIX
 from simulator.scenarios.observer import EngineSample, Observer
@@ -108,6 +111,8 @@ class ScenarioCluster(SimulatedCluster):
         self.samples: list[EngineSample] = []
         self._truth = truth
         self._asks = load_policy(spec.dispatch.policy).ask is not None
+        prediction = spec.prediction
+        self._head = HeadEstimates(prediction.head, spec.seed) if prediction.remaining == "head" else None
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
         self._ingress_actors: list[IngressActor] = []
@@ -150,6 +155,17 @@ class ScenarioCluster(SimulatedCluster):
                 self._add_instance(name, group)
         for index in range(cluster.ingresses):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
+        if self.spec.trading.central.on:
+            self._add_central()
+
+    def _add_central(self) -> None:
+        """ARES's scheduler, with the rights of an operator."""
+        central = CentralAres(
+            self.spec.trading.central,
+            cluster=CLUSTER,
+            block_size={name: group.engine.block_size for name, group in self._groups.items()},
+        )
+        self.simulation.add(lambda _start: central, node=central.name, accepts=central_ares.ACCEPTS, role=Role.OPERATOR)
 
     def _add_instance(self, name: str, group: Group) -> SimActor:
         self._groups[name] = group
@@ -223,7 +239,7 @@ class ScenarioCluster(SimulatedCluster):
     def _tagging(self) -> Literal["always", "needed", "never"]:
         if self.spec.prediction.kind == "none":
             return "never"
-        return "always" if self.spec.dispatch.stage_by == "expected" else "needed"
+        return "always" if self.spec.dispatch.stage_by == "expected" else self.spec.prediction.asked
 
     # Engines
 
@@ -236,6 +252,8 @@ class ScenarioCluster(SimulatedCluster):
             tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
             kv=self._endpoint(instance, process.incarnation),
         )
+        if self._head is not None:
+            modelled.estimated = partial(self._estimated, self._head, instance.model)
         if instance.host and group.neighbour_slowdown:
             modelled.slowed = partial(self._slowed, instance.name)
         return SimulatedEngine(
@@ -264,6 +282,9 @@ class ScenarioCluster(SimulatedCluster):
 
     def _output_length(self, model: str, sequence: str) -> int:
         return self._truth(sequence.rpartition(".")[0], model)
+
+    def _estimated(self, head: HeadEstimates, model: str, status: SequenceStatus) -> SequenceStatus:
+        return head.told(status, self._output_length(model, status.sequence))
 
     def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
         prediction = self.spec.prediction

@@ -136,4 +136,4 @@ def _complaint(spec: ScenarioSpec) -> str:
         ),
     }
     complaint = next((complaint for complaint, holds in bounds.items() if not holds), "")
-    return complaint or spec.migration.complaint(spec.instances())
+    return complaint or spec.migration.complaint(spec.instances()) or spec.trading.complaint()

@@ -11,6 +11,7 @@ from millrace.workloads.lengths import LogNormalLengths
 
 from services.coordinator.config import RolePolicyConfig, StagesConfig
 from services.predictor.config import OutrunRule
+from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
 from simulator.scenarios.trading_spec import TradingSpec
@@ -205,10 +206,18 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         kind: ``oracle``: the truth; ``noisy``: the truth times a normal number around 1 with ``sigma``, cut to
             [0.1, 5] (Block, section 6.3); ``tagger``: the tagger's model; ``none``: nothing.
+        asked: ``needed``: where the dispatch policy looks at lengths; ``always``: for each request, as brokers want it.
+        remaining: What instances tell of the rest of a running sequence. ``submitted``: what was known beforehand until
+            the sequence outruns it, from there on, and where nothing was known, the median of those that ended there
+            (survival). ``head``: an estimate with the error of a trained head, every few tokens.
+        head: Of those estimates.
     """
 
     kind: Literal["oracle", "noisy", "tagger", "none"] = "oracle"
     sigma: float = 0.0
+    asked: Literal["needed", "always"] = "needed"
+    remaining: Literal["submitted", "head"] = "submitted"
+    head: HeadSpec = HeadSpec()
 
 
 class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

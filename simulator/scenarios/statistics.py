@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from millrace.contracts.migration import MigrationOutcome
+from millrace.contracts.migration import MigrationOutcome, MigrationReason
+from millrace.contracts.plan import InstanceRole
 from millrace.policies.dispatch.loading import policy_name
 
 from simulator.scenarios.observer import EngineSample, FinishedRequest
@@ -17,6 +18,7 @@ from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.spec import SloSpec
 
 _NS = 1e9
+_RESCHEDULED = str(MigrationReason.SCHEDULER)
 Floats = npt.NDArray[np.float64]
 
 
@@ -64,6 +66,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         imbalance: Coefficient of variation of tokens over instances.
         migrations: How many ended how, the refusal behind the outcome; those of the warm-up too.
         frozen_s: Of those that moved: from the freeze to the word that the target has the sequence.
+        rescheduled: Sequences moved for balance, memory or a boundary; neither hand-offs nor drains.
+        rescheduled_bytes: KV that those moves carried.
+        load_variance: Of KV tokens held, over the instances that decode, mean over the samples between the last
+            arrival of the warm-up and the last arrival, tokens²; nan without samples there.
     """
 
     name: str
@@ -94,6 +100,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     asked_per_s: float = math.nan
     migrations: dict[str, int] = {}
     frozen_s: LatencySpread = NO_SPREAD
+    rescheduled: int = 0
+    rescheduled_bytes: int = 0
+    load_variance: float = math.nan
 
 
 def summarise(outcome: ScenarioOutcome) -> Summary:
@@ -105,6 +114,7 @@ def summarise(outcome: ScenarioOutcome) -> Summary:
     good = sum(within(record, spec.slo) for record in done)
     span_s = _span_s(counted)
     prompt_tokens = sum(record.prompt_tokens for record in done)
+    moves = [m for m in outcome.migrations if m.outcome == MigrationOutcome.MOVED and m.reason == _RESCHEDULED]
     return Summary(
         name=spec.name,
         seed=spec.seed,
@@ -134,6 +144,9 @@ def summarise(outcome: ScenarioOutcome) -> Summary:
         asked_per_s=float(getattr(spec.workload.arrivals, "rate_per_s", math.nan)),
         migrations=dict(sorted(Counter(migration.outcome for migration in outcome.migrations).items())),
         frozen_s=spread(m.frozen_ns / _NS for m in outcome.migrations if m.outcome == MigrationOutcome.MOVED),
+        rescheduled=len(moves),
+        rescheduled_bytes=sum(move.bytes for move in moves),
+        load_variance=_load_variance(outcome, counted),
     )
 
 
@@ -175,6 +188,20 @@ def _rate(records: list[FinishedRequest]) -> float:
         return math.nan
     times = [record.arrival_ns for record in records]
     return (len(times) - 1) / ((max(times) - min(times)) / _NS or math.nan)
+
+
+def _load_variance(outcome: ScenarioOutcome, counted: Sequence[FinishedRequest]) -> float:
+    spec, times = outcome.spec, [record.arrival_ns for record in counted]
+    if not times:
+        return math.nan
+    roles = spec.migration.instance_roles(spec.instances())
+    block_size = {name: group.engine.block_size for group in spec.cluster.groups for name in group.names()}
+    held: dict[int, list[int]] = {}
+    for sample in outcome.samples:
+        decodes = roles.get(sample.instance) is not InstanceRole.PREFILL and sample.instance in block_size
+        if decodes and min(times) <= sample.at_ns <= max(times):
+            held.setdefault(sample.at_ns, []).append(sample.blocks_used * block_size[sample.instance])
+    return float(np.mean([np.var(tokens) for tokens in held.values()])) if held else math.nan
 
 
 def _imbalance(done: list[FinishedRequest]) -> float:

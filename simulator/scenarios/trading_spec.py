@@ -10,6 +10,7 @@ from millrace.contracts.broker import MoveReason
 from millrace.policies.stages.refinement import RefinementParameters
 
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig, trading_policy
+from simulator.scenarios.central_spec import CentralSpec
 
 #: A broker is called so, with its instance behind it.
 BROKER_PREFIX = "broker-"
@@ -26,6 +27,7 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         fences: What holds sequences back.
         limits: Of each broker.
         refinement: How boundaries follow the traffic.
+        central: ARES's scheduler in one place, in the stead of balance between brokers, which then must be ``none``.
     """
 
     on: bool = False
@@ -35,6 +37,13 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fences: FenceConfig = FenceConfig()
     limits: BrokerLimits = BrokerLimits()
     refinement: RefinementParameters = RefinementParameters()
+    central: CentralSpec = CentralSpec()
+
+    def complaint(self) -> str:
+        """What is wrong, by name; empty where all is well."""
+        if self.central.on and self.policy != "none":
+            return f"trading.central: excludes balance between brokers; trading.policy is {self.policy!r}, not 'none'"
+        return ""
 
     def broker(self, instance: str, bus: BusConfig) -> BrokerConfig:
         """Configuration of an instance's broker. Raises ConfigError where the policy or a parameter is wrong."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped, StepOutput
 from millrace.contracts.kv import KvEndpoint
-from millrace.contracts.status import BatchComposition, SequenceState
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.moves import KvAccounting, KvMoves
 from millrace.enginemodel.parameters import EngineParameters
@@ -79,6 +79,8 @@ class ModelledEngine:
         self._decode_run: DecodeRun | None = None
         #: Factor on the time of each step as it begins, where something around the engine slows it; None for nothing.
         self.slowed: Callable[[], float] | None = None
+        #: Writes the engine's own estimate of its length into a running sequence's status; None where it makes none.
+        self.estimated: Callable[[SequenceStatus], SequenceStatus] | None = None
         self._tell_interval_ns = tell_interval_ns
         self._told_ns = 0
 
@@ -89,8 +91,7 @@ class ModelledEngine:
 
     def add(self, source: EngineSequence) -> str | None:
         """Takes a sequence. Returns None, or why it is refused."""
-        refusal = self._refusal(source)
-        if refusal is not None:
+        if (refusal := self._refusal(source)) is not None:
             return refusal
         sequence = self._sequence(source)
         self._sequences[source.sequence] = sequence
@@ -372,10 +373,11 @@ class ModelledEngine:
     def snapshot(self, now_ns: int) -> EngineSnapshot:
         """State as of now. O(sequences)."""
         scheduler = self.scheduler
+        running = statuses(scheduler.running) + self.moves.standing()
         return EngineSnapshot(
             step=self._step,
             at_ns=now_ns,
-            running=statuses(scheduler.running) + self.moves.standing(),
+            running=running if self.estimated is None else [self.estimated(status) for status in running],
             waiting=statuses(scheduler.arrived) + statuses(scheduler.waiting),
             blocks_free=scheduler.pool.free,
             blocks_total=scheduler.pool.blocks_total,

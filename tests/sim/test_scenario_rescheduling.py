@@ -1,0 +1,28 @@
+"""Scenarios that move running requests between the instances that decode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from millrace.enginemodel.coefficients import load_step_time
+
+from simulator.scenarios.reading import read_scenario
+from simulator.scenarios.running import run_scenario
+from simulator.scenarios.statistics import summarise
+
+
+@pytest.mark.parametrize("setting", ["trading.policy=reactive", "trading.central.on=true"])
+def test_running_requests_move_between_decode_instances_and_none_is_lost(setting):
+    path = Path(__file__).parents[2] / "examples" / "scenarios" / "rescheduling.toml"
+    size = ["workload.count=24", "workload.warm_up=0", "workload.arrivals.rate_per_s=0.3", "workload.output_limit=4000"]
+    spec = read_scenario(path, ["trading.policy=none", setting, "prediction.remaining=head", *size])
+    outcome = run_scenario(spec, step_times=load_step_time)
+    summary = summarise(outcome)
+    assert (summary.served, summary.lost) == (24, 0)
+    moves = [m for m in outcome.migrations if m.reason == "scheduler" and m.outcome == "moved"]
+    assert moves
+    assert all(m.source.startswith("decode") and m.target.startswith("decode") for m in moves)
+    assert summary.rescheduled == len(moves)
+    assert summary.rescheduled_bytes == sum(m.bytes for m in moves) > 0
+    assert summary.load_variance > 0
