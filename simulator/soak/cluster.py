@@ -33,6 +33,7 @@ from simulator.soak.clients import Clients
 from simulator.soak.oracle import Oracle
 from simulator.soak.restless_planner import RestlessConfig
 from simulator.soak.shape import MODEL, SoakShape, TradingShape
+from simulator.soak.wrong_estimates import wrong
 from simulator.vocabulary import EOS, byte_vocabulary, spoken_vocabulary
 
 
@@ -138,6 +139,8 @@ class SoakCluster(SimulatedCluster):
         engine.moves.leases.verify = self.shape.migration is None or self.shape.migration.verify
         engine.noise = crc32(f"{process.name}/{process.incarnation}".encode())
         self._oracle.noises.append(engine.noise)
+        if self.shape.trading is not None and self.shape.trading.wrong_estimates:
+            engine.estimated = wrong
         self.change_engine(engine)
         return SimulatedEngine(process, engine, network=self.network)
 

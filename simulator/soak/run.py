@@ -60,6 +60,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
         virtual_s: Virtual time that passed.
         migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
         deals: Reason and outcome, or refusal -> how many deals ended so; empty without brokers.
+        estimates_ignored: Estimates of rests that no sequence can have, by the workers that run in the end.
     """
 
     seed: int
@@ -72,6 +73,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     epochs_max: int
     migrations: dict[str, int] = {}
     deals: dict[str, int] = {}
+    estimates_ignored: int = 0
 
 
 class SoakRun:
@@ -253,5 +255,8 @@ class SoakRun:
             restarts=self.cluster.restarts,
             migrations=self.migrations.ended,
             deals=dict(self.trading.ended) if self.trading is not None else {},
+            estimates_ignored=sum(
+                actor.actor.snapshot()["remaining"]["ignored"] for actor in self.cluster.workers if actor.process
+            ),
             epochs_max=max((epoch for _sequence, epoch in self.ownership.owners), default=0),
         )

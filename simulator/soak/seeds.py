@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import msgspec
 from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.policies.trading import TRADING_POLICIES
 from millrace.sim.failure import SimulationFailed
 
 from simulator.soak.migration_load import migration_for
@@ -35,25 +36,50 @@ def shape_for(policy: str, migration: MigrationShape | None = None) -> SoakShape
     return SoakShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
 
 
-def run_seed(seed: int, policy: str = POLICY, *, migrations: bool = False, trading: bool = False) -> SoakReport | str:
-    """The report of a seed, or why it failed."""
+class TradingChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """How the brokers of a soak trade.
+
+    Attributes:
+        policy: Trading policy; empty for one that the seed draws.
+        wrong_estimates: Engines tell rests that are wrong.
+    """
+
+    policy: str = ""
+    wrong_estimates: bool = False
+
+
+#: A policy that the seed draws, and estimates that are right or missing.
+DRAWN = TradingChoice()
+
+
+def run_seed(
+    seed: int,
+    policy: str = POLICY,
+    *,
+    migrations: bool = False,
+    trading: bool = False,
+    choice: TradingChoice = DRAWN,
+) -> SoakReport | str:
+    """The report of a seed, or why it failed. ``choice``: of ``trading``."""
     try:
         if trading:
-            return SoakRun(seed, shape=msgspec.structs.replace(trading_shape(seed), policy=policy)).run()
+            shape = trading_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
+            return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=policy)).run()
         return SoakRun(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
     except SimulationFailed as failure:
         text = str(failure)
         return text if text.startswith(f"seed {seed}") else f"seed {seed}: {text}"  # what fails at the start names none
 
 
-def _run(work: tuple[int, str, bool, bool]) -> tuple[int, SoakReport | str]:
-    seed, policy, migrations, trading = work
-    return seed, run_seed(seed, policy, migrations=migrations, trading=trading)
+def _run(work: tuple[int, argparse.Namespace]) -> tuple[int, SoakReport | str]:
+    seed, options = work
+    choice = TradingChoice(policy=options.trading_policy, wrong_estimates=options.wrong_estimates)
+    return seed, run_seed(seed, options.policy, migrations=options.migrations, trading=options.trading, choice=choice)
 
 
 def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, SoakReport | str]]:
     jobs = options.jobs
-    work = [(seed, options.policy, options.migrations, options.trading) for seed in seeds]
+    work = [(seed, options) for seed in seeds]
     if jobs == 1:
         yield from map(_run, work)
         return
@@ -69,6 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", choices=sorted(DISPATCH_POLICIES), default=POLICY, help="dispatch policy")
     parser.add_argument("--migrations", action="store_true", help="sequences move all the time")
     parser.add_argument("--trading", action="store_true", help="brokers trade, and the plan changes every two seconds")
+    parser.add_argument("--trading-policy", choices=sorted(TRADING_POLICIES), default="", help="instead of drawn ones")
+    parser.add_argument(
+        "--wrong-estimates", action="store_true", help="engines tell rests that are wrong, or no numbers"
+    )
     parser.add_argument("--verbose", action="store_true", help="say what each seed did")
 
 
@@ -81,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
     handled = 0
     migrations: Counter[str] = Counter()
     deals: Counter[str] = Counter()
+    ignored = 0
     for seed, result in _results(range(options.first, options.first + options.seeds), options):
         if isinstance(result, str):
             failed.append(seed)
@@ -91,12 +122,15 @@ def run(options: argparse.Namespace) -> int:
             outcomes[outcome] = outcomes.get(outcome, 0) + count
         migrations.update(result.migrations)
         deals.update(result.deals)
+        ignored += result.estimates_ignored
         if options.verbose:
             say(f"seed {seed} {result.trace_hash:016x} {result.outcomes} {result.faults}\n")
     wall_s = time.monotonic() - began
     say(f"{options.seeds} seeds in {wall_s:.0f} s, {handled:,} messages, outcomes {dict(sorted(outcomes.items()))}\n")
     if deals:
         say(f"deals {dict(sorted(deals.items()))}\n")
+    if ignored:
+        say(f"estimates ignored {ignored:,}\n")
     if migrations:
         say(f"migrations {dict(sorted(migrations.items()))}\n")
     say(f"failed: {failed if failed else 'none'}\n")

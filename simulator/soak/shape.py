@@ -40,6 +40,7 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
         cuts: Lengths at which stages may end, tokens.
         plan_ns: Between two plans; 0 for one plan that stays.
         stages_max: Most stages of a plan.
+        wrong_estimates: Engines tell rests of their sequences that are wrong, or no numbers (wrong_estimates.py).
     """
 
     policy: str = "cascade"
@@ -47,6 +48,7 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
     cuts: tuple[int, ...] = (40, 90, 180)
     plan_ns: int = 2_000 * MILLISECOND
     stages_max: int = 3
+    wrong_estimates: bool = False
 
 
 class SoakShape(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,15 +17,18 @@ POLICIES = ("cascade", "cascade", "delay", "none")
 LENGTHS = OutputLengths(mean=120, sigma=0.8, length_max=380)
 
 
-def trading_shape(seed: int, *, policy: str = "", plan_ns: int | None = None) -> SoakShape:
+def trading_shape(
+    seed: int, *, policy: str = "", plan_ns: int | None = None, wrong_estimates: bool = False
+) -> SoakShape:
     """The cluster of a seed: four workers in up to three stages, and a new plan every two seconds.
 
     Args:
         policy: Trading policy; empty for one that the seed draws.
         plan_ns: Between two plans; None for two seconds.
+        wrong_estimates: See TradingShape.
     """
     rng = Random(f"{seed}/trading shape")
-    trading = TradingShape(policy=policy or rng.choice(POLICIES))
+    trading = TradingShape(policy=policy or rng.choice(POLICIES), wrong_estimates=wrong_estimates)
     if plan_ns is not None:
         trading = msgspec.structs.replace(trading, plan_ns=plan_ns)
     migration = msgspec.structs.replace(migration_for(seed), roles={})

@@ -19,7 +19,7 @@ from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import SECOND
 
 from simulator.soak.run import SoakReport, SoakRun
-from simulator.soak.seeds import run_seed
+from simulator.soak.seeds import TradingChoice, run_seed
 from simulator.soak.trading import trading_shape
 from tests.sim.soak_seeds import soak_seeds
 
@@ -135,3 +135,11 @@ def test_moves_for_memory_avoid_preemptions():
     without = [short_of_memory(seed) for seed in range(4)]
     assert sum(report.deals["memory moved"] for report, _ in with_moves if "memory moved" in report.deals) > 0
     assert sum(preempted for _, preempted in with_moves) < sum(preempted for _, preempted in without)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_estimates_that_are_wrong_or_no_numbers_are_ignored_and_break_no_promise(seed: int):
+    report = run_seed(seed, trading=True, choice=TradingChoice(policy="ares", wrong_estimates=True))
+    assert isinstance(report, SoakReport), report
+    assert report.outcomes
+    assert report.estimates_ignored > 0
