@@ -1,0 +1,24 @@
+"""The ways to reschedule that are compared, as settings over ``examples/scenarios/rescheduling.toml``."""
+
+from __future__ import annotations
+
+STANDING = 'trading.reasons=["drain", "handoff"]'
+BALANCE = 'trading.reasons=["drain", "handoff", "balance"]'
+ORACLE = ("prediction.kind=oracle", "prediction.asked=always")
+HEAD = ("prediction.remaining=head",)
+CENTRAL = ("trading.policy=none", STANDING, "trading.central.on=true")
+
+#: By the name in the tables. Without prediction (`none`, `reactive`) no rule looks at a rest; `survival` is what
+#: instances learn from the outputs that ended there, from nothing at the beginning of each run.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "none": ("trading.policy=none", STANDING),
+    "reactive": ("trading.policy=reactive", BALANCE, "trading.fences.payback_factor=0"),
+    "ares, survival": ("trading.policy=ares",),
+    "ares, head": ("trading.policy=ares", *HEAD),
+    "ares, oracle": ("trading.policy=ares", *ORACLE),
+    "delay, survival": ("trading.policy=delay",),
+    "delay, head": ("trading.policy=delay", *HEAD),
+    "delay, oracle": ("trading.policy=delay", *ORACLE),
+    "central, survival": CENTRAL,
+    "central, oracle": (*CENTRAL, *ORACLE),
+}
