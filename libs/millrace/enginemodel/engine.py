@@ -391,8 +391,8 @@ class ModelledEngine:
         """Raises AssertionError where the state contradicts itself."""
         self.scheduler.check_invariants()
         self.moves.check_invariants()
-        scheduler = self.scheduler
-        known = (*scheduler.running, *scheduler.waiting, *scheduler.arrived, *scheduler.frozen)
+        lanes = self.scheduler.running, self.scheduler.waiting, self.scheduler.arrived, self.scheduler.frozen
+        known = (sequence for lane in lanes for sequence in lane)
         here = {sequence.sequence for sequence in known} | set(self.moves.coming)
         assert here == set(self._sequences), "scheduler and engine know different sequences"
 
