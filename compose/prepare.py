@@ -38,6 +38,7 @@ from millrace.cluster import (
 from millrace.cluster.model_folders import with_model_folders
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.roles import roles_of
 from millrace.supervision.service_fields import (
@@ -89,6 +90,8 @@ def main(words: list[str] | None = None) -> int:
         "workers.yaml": json.dumps(compose_services(spec, slots, out), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
     }
+    if spec.cascade is not None and spec.cascade.judge_processes:
+        files["judge.json"] = _service("judge-0", Role.JUDGE, passwords, arguments, _judge(spec))
     if spec.api.keys:
         files["keys.toml"] = Path(spec.api.keys).read_text()
     if spares:
@@ -101,11 +104,10 @@ def main(words: list[str] | None = None) -> int:
     for name, text in files.items():
         _write(out / name, text)
     _write_targets(out, workers)
-    profile = profile_of(spec)
+    profile = profile_of(spec) + (" --profile judge" if "judge.json" in files else "")
+    env = f"{os.path.relpath(out, HERE)}/.env"
     print(f"compose: {len(workers)} worker(s) prepared in {os.path.relpath(out)}; next:")
-    print(
-        f"  cd compose && docker compose --env-file {os.path.relpath(out, HERE)}/.env --profile {profile} up -d --build"
-    )
+    print(f"  cd compose && docker compose --env-file {env} --profile {profile} up -d --build")
     if spares:
         command = f"python -m services.supervisor.compose_host --config {os.path.relpath(out / 'provisioner.json')}"
         print(f"  {command}  # on this host; starts and stops {len(spares)} spare worker(s)")
@@ -180,6 +182,10 @@ def _not_for_containers(spec: ClusterSpec) -> str:
             return f"services.{name}: {count}; a compose deployment has one of each service, and migrators"
     if len({group.device == "cpu" for model in spec.models for group in model.groups}) > 1:
         return "models[].groups[].device: GPUs and CPUs in one deployment; the worker's image is built for one of them"
+    if spec.cascade is not None and spec.cascade.sample:
+        return "cascade.sample: containers do not plan from files of this machine; millrace plan --apply does"
+    if spec.cascade is not None and spec.cascade.judge_processes > 1:
+        return f"cascade.judges: {spec.cascade.judges}; a compose deployment has one of each service"
     if files := step_time_files(spec):
         return f"step_time: {next(iter(files))} is a file of this machine; name a set that ships"
     if len({slot.model.name for slot in workers_of(spec) if slot.spare}) > 1:
@@ -282,6 +288,11 @@ def _worker(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
 
 def _coordinator(spec: ClusterSpec) -> dict[str, Any]:
     return merged(coordinator_fields(spec), spec.settings.coordinator)
+
+
+def _judge(spec: ClusterSpec) -> dict[str, Any]:
+    """Without confidence judges: ingress has computed that score already."""
+    return merged(judge_fields(spec, {}, api_url="http://ingress:8000"), spec.settings.judge)
 
 
 def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:

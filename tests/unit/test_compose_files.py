@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import IngressConfig
+from services.judge.config import JudgeConfig
 from services.migrator.config import MigratorConfig
 from services.predictor.config import PredictorConfig
 from services.supervisor.compose_host import ComposeHostConfig
@@ -361,6 +362,7 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     [
         ("[services]\ningresses = 2", "services.ingresses: 2; a compose deployment has one of each service"),
         ("[services]\nbrokers = true", "services.brokers: true; a compose deployment has no brokers yet"),
+        ('[cascade]\ntiers = ["small"]\nlatency_s = 2\nsample = "s.jsonl"', "cascade.sample: containers do not plan"),
         ('[[models]]\nname = "c"\npath = "nano"', "GPUs and CPUs in one deployment"),
         ("[services]\nbrokerz = 2", "unknown field `brokerz`"),
     ],
@@ -372,6 +374,21 @@ def test_a_cluster_that_containers_cannot_be_is_refused_by_its_field(
     with pytest.raises(SystemExit):
         _load(COMPOSE / "prepare.py").main(words)
     assert wrong in capsys.readouterr().err
+
+
+def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = '[cascade]\ntiers = ["small", "big"]\nthresholds = [40]\njudge = "llm"\nparameters = { model = "big" }\n'
+    folder = tmp_path / "generated"
+    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
+    assert _load(COMPOSE / "prepare.py").main(words) == 0
+    assert "--profile gpu --profile judge up" in capsys.readouterr().out
+    judge = load_config(JudgeConfig, folder / "judge.json")
+    assert (judge.llm.url, judge.llm.model) == ("http://ingress:8000/v1", "big")
+    (cascade,) = load_config(IngressConfig, folder / "ingress.json").cascades
+    assert [(tier.model, tier.threshold) for tier in cascade.tiers] == [("small", 40.0), ("big", 0.0)]
+    (planned,) = load_config(CoordinatorConfig, folder / "coordinator.json").cascades
+    assert planned.tiers[0].tensor_parallel == 1
+    assert "judge" not in _resolved(folder, "gpu")["services"]
 
 
 def test_roles_reach_the_coordinator(tmp_path: Path) -> None:
