@@ -30,6 +30,7 @@ from millrace.cluster import (
     GroupSpec,
     ModelSpec,
     PolicyChoice,
+    ServiceCounts,
     ServiceSettings,
     WorkerSlot,
     read_cluster,
@@ -38,10 +39,12 @@ from millrace.cluster import (
 from millrace.cluster.model_folders import with_model_folders
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.policies.trading import TRADING_POLICIES
 from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.roles import roles_of
 from millrace.supervision.service_fields import (
+    broker_fields,
     coordinator_fields,
     ingress_fields,
     merged,
@@ -51,7 +54,7 @@ from millrace.supervision.service_fields import (
     worker_settings_of,
 )
 
-from compose.containers import SPARE, compose_services, migrator_of, mounted, profile_of
+from compose.containers import SPARE, brokers_of, compose_services, migrator_of, mounted, profile_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -101,9 +104,13 @@ def main(words: list[str] | None = None) -> int:
         migrator = migrator_of(slot.name)
         fields = merged(migrator_fields(spec, slot.instances), spec.settings.migrator)
         files[f"{migrator}.json"] = _service(migrator, Role.MIGRATOR, passwords, arguments, fields)
+    brokers = brokers_of(spec)
+    for name, instances in brokers.items():
+        fields = merged(broker_fields(spec, instances), spec.settings.broker)
+        files[f"{name}.json"] = _service(name, Role.BROKER, passwords, arguments, fields)
     for name, text in files.items():
         _write(out / name, text)
-    _write_targets(out, workers)
+    _write_targets(out, workers, [*brokers])
     profile = profile_of(spec) + (" --profile judge" if "judge.json" in files else "")
     env = f"{os.path.relpath(out, HERE)}/.env"
     print(f"compose: {len(workers)} worker(s) prepared in {os.path.relpath(out)}; next:")
@@ -125,6 +132,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--served-name", default="", help="name under which it is served (default: the folder's)")
     parser.add_argument("--name", default="node", help="cluster name, second token of every subject")
     parser.add_argument("--policy", default="", help="dispatch policy")
+    parser.add_argument("--trading", default="", help="trading policy; starts a broker for every 64 workers")
     parser.add_argument("--worker-set", type=_fields, default={}, metavar="JSON", help="further fields of each worker")
     parser.add_argument(
         "--spares", type=int, default=0, help="of these workers, the last ones start by provisioning only"
@@ -166,8 +174,11 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
         name=arguments.name,
         models=[ModelSpec(name=_served(arguments), path=str(Path(arguments.model).resolve()), groups=[group])],
         policies=ClusterPolicies(
-            dispatch=PolicyChoice(name=arguments.policy), provisioning=PolicyChoice(name=arguments.provision)
+            dispatch=PolicyChoice(name=arguments.policy),
+            provisioning=PolicyChoice(name=arguments.provision),
+            trading=PolicyChoice(name=arguments.trading),
         ),
+        services=ServiceCounts(brokers=bool(arguments.trading)),
         settings=ServiceSettings(worker=arguments.worker_set, coordinator={"roles": roles} if roles else {}),
         api=ApiSpec(keys=str(arguments.keys.resolve()) if arguments.keys else ""),
     )
@@ -175,11 +186,9 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
 
 def _not_for_containers(spec: ClusterSpec) -> str:
     """The first field of a specification that containers cannot have, with the reason; empty for none."""
-    if spec.services.brokers:
-        return "services.brokers: true; a compose deployment has no brokers yet"
     for name, count in msgspec.structs.asdict(spec.services).items():
         if count != 1 and name not in ("brokers", "hosted_instances_max"):
-            return f"services.{name}: {count}; a compose deployment has one of each service, and migrators"
+            return f"services.{name}: {count}; a compose deployment has one of each service, migrators and brokers"
     if len({group.device == "cpu" for model in spec.models for group in model.groups}) > 1:
         return "models[].groups[].device: GPUs and CPUs in one deployment; the worker's image is built for one of them"
     if spec.cascade is not None and spec.cascade.sample:
@@ -215,6 +224,8 @@ def _what_is_wrong(arguments: argparse.Namespace) -> str:
         return f"--spares {arguments.spares}: at least one worker must run from the start"
     if arguments.provision not in ("", *PROVISIONING_POLICIES):
         return f"--provision {arguments.provision}: one of {', '.join(sorted(PROVISIONING_POLICIES))}"
+    if arguments.trading not in ("", *TRADING_POLICIES):
+        return f"--trading {arguments.trading}: one of {', '.join(sorted(TRADING_POLICIES))}"
     if arguments.cpus and arguments.tensor_parallel > 1:
         return "--tensor-parallel splits an engine over GPUs; CPU workers have one core each"
     if arguments.gpus % arguments.tensor_parallel:
@@ -342,13 +353,14 @@ def _write(path: Path, text: str) -> None:
         path.chmod(0o644)
 
 
-def _write_targets(out: Path, workers: list[str]) -> None:
+def _write_targets(out: Path, workers: list[str], brokers: list[str]) -> None:
     """Prometheus watches these files. They hold no secret, and its user is another one."""
     folder = out / "targets"
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     services = ("ingress", "tagger", "predictor", "coordinator")
     hosts = {role: [role] for role in services} | {"worker": workers, "migrator": [migrator_of(w) for w in workers]}
+    hosts["broker"] = brokers
     for role, names in hosts.items():
         groups = [{"targets": [f"{name}:{METRICS_PORT}"], "labels": {"role": role}} for name in names]
         (folder / f"{role}.json").write_text(json.dumps(groups, indent=1))

@@ -152,6 +152,40 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
+        "Trading",
+        (
+            Panel("Asks, by reason", "ops", (("{{reason}}", _rate("millrace_broker_asks_total", "reason")),)),
+            Panel("Answers to asks", "ops", (("{{answer}}", _rate("millrace_broker_bids_total", "answer")),)),
+            Panel(
+                "Deals that moved, by reason",
+                "ops",
+                (("{{reason}}", _rate('millrace_broker_deals_total{result="moved"}', "reason")),),
+            ),
+            Panel(
+                "Deals that came to nothing",
+                "ops",
+                (
+                    (
+                        "{{reason}} {{result}}",
+                        _rate('millrace_broker_deals_total{result!="moved"}', "reason, result"),
+                    ),
+                ),
+            ),
+            Panel("Open deals", "short", (("{{instance}} {{direction}}", "millrace_broker_open_deals"),)),
+            Panel("Risk that memory runs short", "percentunit", (("{{instance}}", "millrace_broker_memory_risk"),)),
+            Panel(
+                "Slots kept, queues returned, ends unheard",
+                "ops",
+                (
+                    ("kept", _rate("millrace_broker_starved_total")),
+                    ("returned", _rate("millrace_broker_returned_total")),
+                    ("unheard", _rate("millrace_broker_unheard_ends_total")),
+                ),
+            ),
+            Panel("Messages of trades refused", "ops", (("{{why}}", _rate("millrace_broker_refused_total", "why")),)),
+        ),
+    ),
+    (
         "The bus and the processes",
         (
             Panel("Messages handled", "ops", (("{{actor}}", _rate("millrace_actor_handled_total", "actor")),)),

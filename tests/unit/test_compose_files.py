@@ -20,6 +20,7 @@ from millrace.actor.config import BusConfig, load_config
 from millrace.contracts.plan import InstanceRole
 from prometheus_client import CollectorRegistry
 
+from services.broker.config import BrokerConfig
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import IngressConfig
 from services.judge.config import JudgeConfig
@@ -61,6 +62,12 @@ def _migrator_template() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
     migrator: dict[str, Any] = content["services"]["migrator"]
     return migrator
+
+
+def _broker_template() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
+    broker: dict[str, Any] = content["services"]["broker"]
+    return broker
 
 
 def _names_in(query: str) -> set[str]:
@@ -123,7 +130,8 @@ def test_every_service_of_ours_is_confined_bounded_and_looked_after(name: str) -
 
 
 def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> None:
-    services = _compose()["services"] | {"worker": _worker_template(), "migrator": _migrator_template()}
+    templates = {"worker": _worker_template(), "migrator": _migrator_template(), "broker": _broker_template()}
+    services = _compose()["services"] | templates
     for name, service in services.items():
         assert service["user"].split(":")[0] not in ("", "0", "root"), name
         assert service["cap_drop"] == ["ALL"], name
@@ -157,7 +165,7 @@ def test_every_volume_secret_and_network_that_is_used_is_declared() -> None:
 
 def test_every_folder_and_target_that_is_named_exists() -> None:
     stages = re.findall(r"^FROM \S+ AS (\w+)$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
-    for service in (*_compose()["services"].values(), _worker_template(), _migrator_template()):
+    for service in (*_compose()["services"].values(), _worker_template(), _migrator_template(), _broker_template()):
         if build := service.get("build"):
             assert (COMPOSE / build["context"] / build["dockerfile"]).resolve() == COMPOSE / "Dockerfile"
             assert build["target"] in stages
@@ -279,6 +287,23 @@ def test_each_worker_has_a_migrator_that_outlives_its_draining_and_all_share_a_f
     assert seconds[0] < seconds[1]
 
 
+def test_brokers_trade_for_all_workers_where_they_are_asked_for(tmp_path: Path) -> None:
+    folder = _prepare(tmp_path, "--cpus", "2", "--trading", "cascade")
+    services = _resolved(folder, "cpu")["services"]
+    assert {name for name in services if name.startswith("broker-")} == {"broker-0"}
+    assert services["broker-0"]["command"] == ["services.broker", "--config", "/run/secrets/broker-0.json"]
+    config = load_config(BrokerConfig, folder / "broker-0.json")
+    assert (config.instances, config.bus.user) == (["worker-0", "worker-1"], "broker")
+    assert config.trading.policy == "cascade"
+    assert _broker_template()["stop_grace_period"] == _migrator_template()["stop_grace_period"]
+    assert "broker-0:9100" in (folder / "targets" / "broker.json").read_text()
+
+
+def test_without_a_trading_policy_there_is_no_broker(tmp_path: Path) -> None:
+    folder = _prepare(tmp_path, "--cpus", "2")
+    assert not [name for name in _resolved(folder, "cpu")["services"] if name.startswith("broker")]
+
+
 def test_spare_workers_start_by_the_provisioner_alone_and_both_sides_know_the_bound(tmp_path: Path) -> None:
     folder = _prepare(tmp_path, "--cpus", "3", "--spares", "2", "--provision", "relief")
     assert [n for n in _resolved(folder, "cpu")["services"] if n.startswith("worker-")] == ["worker-0"]
@@ -361,7 +386,6 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     ("more", "wrong"),
     [
         ("[services]\ningresses = 2", "services.ingresses: 2; a compose deployment has one of each service"),
-        ("[services]\nbrokers = true", "services.brokers: true; a compose deployment has no brokers yet"),
         ('[cascade]\ntiers = ["small"]\nlatency_s = 2\nsample = "s.jsonl"', "cascade.sample: containers do not plan"),
         ('[[models]]\nname = "c"\npath = "nano"', "GPUs and CPUs in one deployment"),
         ("[services]\nbrokerz = 2", "unknown field `brokerz`"),
