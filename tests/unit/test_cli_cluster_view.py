@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from millrace.cli.cluster_view import GONE_NS, SILENT_NS, SUSPECT_NS, ClusterView, InstanceRow
 from millrace.cli.status_table import MIGRATIONS_SHOWN, binary_size, cluster_tables, span
+from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.kv import CopierKind, KvEndpoint
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
@@ -344,3 +345,74 @@ def test_what_an_operator_drained_stays_in_sight_until_it_is_started_again() -> 
     assert "drained" in drawn(view)
     view.hear(presence("supervisor", "s", drained=[]), T0)
     assert [(row.instance, row.state) for row in view.instances(T0)] == [("w0", "dead")]
+
+
+def staged(*, covered: bool = False) -> ClusterView:
+    """Two stages that meet at 720 tokens: w0 below, w1 and w2 above."""
+    above = [] if covered else ["w1", "w2"]
+    stages = [
+        Stage(name="s0", length_min=0, length_max=720, instances=["w0"]),
+        Stage(name="s1", length_min=720, length_max=None, instances=above, covered_by="s0" if covered else ""),
+    ]
+    view = ClusterView()
+    view.hear(Plan(model="tiny", epoch=3, boundary_epoch=2, stages=stages, coordinator="c"), T0)
+    return view
+
+
+def moved_boundary(length: int, plan_epoch: int) -> BoundaryMoved:
+    return BoundaryMoved(
+        model="tiny",
+        stage="s0",
+        next_stage="s1",
+        length=length,
+        plan_epoch=plan_epoch,
+        version=1,
+        keeper="w0",
+        at_ns=T0,
+    )
+
+
+def test_instances_stand_by_stage_and_stages_sum_up_theirs() -> None:
+    view = staged()
+    for name in ("w2", "w0", "w1"):
+        view.hear(summary(name), T0)
+    view.hear(
+        presence("migrator", "m0", moving=[InstanceMigrations("w0", 2, 0, 1), InstanceMigrations("w1", 0, 2, 0)]), T0
+    )
+    rows = view.instances(T0)
+    assert [row.instance for row in rows] == ["w0", "w1", "w2"]
+    low, high = view.stages(rows)
+    assert (low.stage, low.length_min, low.length_max, low.instances, low.running, low.leaving) == (
+        "s0",
+        0,
+        720,
+        1,
+        2,
+        2,
+    )
+    assert (high.length_min, high.length_max, high.running, high.waiting, high.arriving) == (720, None, 4, 2, 2)
+    assert (high.blocks_used, high.blocks_total) == (140, 200)
+    shown = drawn(view)
+    assert "0 to 719" in shown
+    assert "720 and up" in shown
+    assert shown.index("720 and up") < shown.index("w0")
+
+
+def test_a_stage_ends_where_its_boundary_was_moved_to_within_this_plan() -> None:
+    view = staged()
+    view.hear(moved_boundary(650, 2), T0)
+    assert [(row.length_min, row.length_max) for row in view.stages([])] == [(0, 650), (650, None)]
+    view.hear(moved_boundary(300, 1), T0)
+    assert [(row.length_min, row.length_max) for row in view.stages([])] == [(0, 720), (720, None)]
+
+
+def test_a_stage_without_instances_names_who_covers_it() -> None:
+    assert "- (s0)" in drawn(staged(covered=True))
+
+
+def test_a_plan_of_one_stage_has_no_table_of_stages() -> None:
+    view = ClusterView()
+    stages = [Stage(name="s0", length_min=0, length_max=None, instances=["w0"])]
+    view.hear(Plan(model="tiny", epoch=1, stages=stages, coordinator="c"), T0)
+    view.hear(summary("w0"), T0)
+    assert view.stages(view.instances(T0)) == []

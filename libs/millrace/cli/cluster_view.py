@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
+from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.message import Body
-from millrace.contracts.plan import InstanceRole, Plan
+from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
     InstanceMigrations,
     InstanceRecord,
@@ -100,6 +101,31 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     heard_s_ago: float
 
 
+class StageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a plan, with the sums of its instances that are heard from.
+
+    Attributes:
+        length_min, length_max: Lengths that it serves now, tokens: its boundaries as they were refined last. No
+            ``length_max`` for the last stage.
+        covered_by: The stage that serves its lengths while it has no instance; else empty.
+        leaving, arriving: Sequences that move away from its instances and to them.
+    """
+
+    model: str
+    stage: str
+    length_min: int
+    length_max: int | None
+    covered_by: str
+    instances: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    output_tokens_per_s: float
+    leaving: int
+    arriving: int
+
+
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the instances that are heard from."""
 
@@ -129,6 +155,7 @@ class ClusterView:
         self._records: dict[str, InstanceRecord] = {}
         self._plans: dict[str, Plan] = {}
         self._cascades: dict[str, CascadePlan] = {}
+        self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}
 
     def hear(self, body: Body, now_ns: int) -> None:
         """Takes a message; other types than those shown here are ignored."""
@@ -143,6 +170,8 @@ class ClusterView:
                 self._plans[body.model] = body
             case CascadePlan():
                 self._cascades[body.cascade] = body
+            case BoundaryMoved():
+                self._boundaries[(body.model, body.stage)] = body
             case _:
                 pass
 
@@ -160,9 +189,13 @@ class ClusterView:
         return [self._cascades[name] for name in sorted(self._cascades)]
 
     def instances(self, now_ns: int) -> list[InstanceRow]:
-        """One row per instance, by name with numbers in order; instances long gone are left out."""
+        """One row per instance, those of a stage together in the plan's order, then by name with numbers in order;
+        instances long gone are left out.
+        """
         drained = self._drained(now_ns)
-        names = sorted(self._summaries.keys() | self._records.keys() | drained.keys(), key=_natural)
+        names = self._summaries.keys() | self._records.keys() | drained.keys()
+        order = self._stage_order()
+        names = sorted(names, key=lambda name: (order.get(name, ("", -1)), _natural(name)))
         rows = [
             InstanceRow(instance=name, model=drained[name], stage="", state="drained")
             if name in drained
@@ -179,6 +212,35 @@ class ClusterView:
             if role == "supervisor" and body.state is PresenceState.ALIVE and now_ns - at_ns <= SILENT_NS
             for each in body.drained
         }
+
+    def _stage_order(self) -> dict[str, tuple[str, int]]:
+        """Place of each instance by plans of several stages."""
+        return {
+            name: (model, index)
+            for model, plan in self._plans.items()
+            if len(plan.stages) > 1
+            for index, stage in enumerate(plan.stages)
+            for name in stage.instances
+        }
+
+    def stages(self, rows: list[InstanceRow]) -> list[StageRow]:
+        """One row per stage of each plan that has several, in its order. ``rows``: of ``instances``."""
+        found: list[StageRow] = []
+        for model, plan in sorted(self._plans.items()):
+            bounds = [0, *(self._boundary(plan, stage) for stage in plan.stages)]
+            if len(plan.stages) > 1:
+                found += [
+                    _stage_row(model, stage, (low or 0, high), rows)
+                    for stage, low, high in zip(plan.stages, bounds, bounds[1:], strict=False)
+                ]
+        return found
+
+    def _boundary(self, plan: Plan, stage: Stage) -> int | None:
+        """Where the stage ends, by its last refinement within this plan."""
+        refined = self._boundaries.get((plan.model, stage.name))
+        if stage.length_max is None or refined is None:
+            return stage.length_max
+        return refined.length if plan.boundary_epoch <= refined.plan_epoch <= plan.epoch else stage.length_max
 
     def services(self, now_ns: int) -> list[ServiceRow]:
         """One row per service other than workers, by role and name."""
@@ -312,6 +374,25 @@ class ClusterView:
         plan = self._plans.get(model)
         stages = [stage.name for stage in plan.stages if instance in stage.instances] if plan else []
         return ",".join(stages)
+
+
+def _stage_row(model: str, stage: Stage, bounds: tuple[int, int | None], rows: list[InstanceRow]) -> StageRow:
+    own = [row for row in rows if row.instance in stage.instances and row.state in ("ready", "draining", "suspect")]
+    return StageRow(
+        model=model,
+        stage=stage.name,
+        length_min=bounds[0],
+        length_max=bounds[1],
+        covered_by=stage.covered_by,
+        instances=len(own),
+        running=sum(row.running for row in own),
+        waiting=sum(row.waiting for row in own),
+        blocks_used=sum(row.blocks_used for row in own),
+        blocks_total=sum(row.blocks_total for row in own),
+        output_tokens_per_s=sum(row.output_tokens_per_s or 0.0 for row in own),
+        leaving=sum(row.leaving for row in own),
+        arriving=sum(row.arriving for row in own),
+    )
 
 
 def _rate(first: InstanceSummary, last: InstanceSummary) -> float | None:

@@ -48,6 +48,7 @@ async def listen(connection: Connection) -> AsyncIterator[ClusterView]:
     async with open_bus(connection, on_state=on_state) as bus:
         await bus.subscribe(subjects.summaries(), cb=on_message)
         await bus.subscribe(subjects.presences(), cb=on_message)
+        await bus.subscribe(subjects.boundaries(), cb=on_message)
         task = asyncio.create_task(_follow_store(bus, subjects, view))
         try:
             yield view

@@ -45,6 +45,7 @@ async def _status(arguments: argparse.Namespace) -> int:
         instances = view.instances(now_ns)
         report = {
             "cluster": connection.cluster,
+            "stages": view.stages(instances),
             "instances": instances,
             "services": view.services(now_ns),
             "cascades": cascade_rows(view.cascades()),

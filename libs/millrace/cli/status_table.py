@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.cascade_table import cascade_lines, cascade_table
-from millrace.cli.cluster_view import ClusterView, InstanceRow, MigrationRow, ServiceRow, Totals
+from millrace.cli.cluster_view import ClusterView, InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
 
 _COLORS = {
     "ready": "green",
@@ -69,6 +69,9 @@ def cluster_tables(
     parts: list[RenderableType] = [_headline(cluster, view.totals(instances), width)]
     if not view.connected:
         parts.append(Text("The NATS server does not answer; this is the last that was heard.", style="red"))
+    stages = view.stages(instances)
+    if stages:
+        parts += [_stages(stages), Text("")]
     if shown:
         parts.append(_instances(shown, width))
     if len(shown) < len(instances):
@@ -97,6 +100,28 @@ def _headline(cluster: str, totals: Totals, width: int) -> Text:
     if len(head + said) > width:
         said = f"{load}, blocks {share:.0%}, {end}"
     return Text(head, style="bold").append(said, style="not bold")
+
+
+def _stages(rows: list[StageRow]) -> Table:
+    """One line each, in the order of lengths; the model only where there are several."""
+    models = len({row.model for row in rows}) > 1
+    table = _table(*(("model",) if models else ()), "stage", "lengths")
+    for name in ("instances", "running", "waiting", "blocks", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("moving", no_wrap=True)
+    for row in rows:
+        counts = ((row.leaving, "out"), (row.arriving, "in"))
+        moving = ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
+        instances = str(row.instances) if row.instances or not row.covered_by else f"- ({row.covered_by})"
+        share = f"{row.blocks_used / row.blocks_total:.0%}" if row.blocks_total else "-"
+        load = (str(row.running), str(row.waiting), share, f"{row.output_tokens_per_s:,.0f}")
+        table.add_row(*((row.model,) if models else ()), row.stage, lengths(row), instances, *load, moving)
+    return table
+
+
+def lengths(row: StageRow) -> str:
+    """``0 to 719``, or ``720 and up``."""
+    return f"{row.length_min} and up" if row.length_max is None else f"{row.length_min} to {row.length_max - 1}"
 
 
 def _instances(rows: list[InstanceRow], width: int) -> Table:

@@ -13,6 +13,9 @@ LINES_KEPT = 12
 #: Migrations shown at once, and the lines that their table needs besides.
 MIGRATIONS_MAX, MIGRATION_LINES = 6, 3
 
+#: Lines that the table of stages needs besides one for each.
+STAGE_LINES = 2
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
@@ -53,6 +56,8 @@ async def _top(arguments: argparse.Namespace) -> int:
                 now_ns = time.time_ns()
                 migrations = min(MIGRATIONS_MAX, len(view.migrations(now_ns)))
                 lines = LINES_KEPT + (migrations + MIGRATION_LINES if migrations else 0)
+                stages = len(view.stages(view.instances(now_ns)))
+                lines += stages + STAGE_LINES if stages else 0
                 tables = cluster_tables(
                     connection.cluster,
                     view,
