@@ -215,7 +215,7 @@ class OutgoingDeals:
             reason=REASONS.get(deal.reason, MigrationReason.SCHEDULER),
             within_ms=BEGIN_MS,
             order=deal.deal,
-            note=f"{deal.reason}: {deal.why}; {len(deal.bids)} of {len(deal.asked)} asked have bid",
+            note=self._note(own, deal),
         )
         return [
             Request(
@@ -226,6 +226,22 @@ class OutgoingDeals:
                 request=request_id_of(deal.sequence),
             )
         ]
+
+    def _note(self, own: OwnInstance, deal: OutgoingDeal) -> str:
+        """Why it moves and why there, for people: it ends up in the migration's span."""
+        stage, boundary, rest = (
+            self._ctx.view.stage(own.instance),
+            self._ctx.view.boundary(own.instance),
+            deal.ask.rest_p50,
+        )
+        where = f" from stage {stage.name}" if stage is not None else ""
+        where += f", which ends at {boundary}" if boundary is not None else ""
+        expected = "its rest is unknown" if rest is None else f"{rest} tokens expected to come"
+        bids = [f"{bid.bidder} {bid.burden_ns / 1e9:.3g} s, {bid.load_tokens} tokens" for bid in deal.bids]
+        bids += [f"{name} {why}" for name, why in deal.declined.items()]
+        silent = len(deal.asked) - len(bids)
+        told = "; ".join([*bids, *([f"{silent} silent"] if silent > 0 else [])])
+        return f"{deal.reason}{where}: {deal.tokens} tokens, {expected}; asked {len(deal.asked)}: {told}; {deal.why}"
 
     # ends
 

@@ -329,6 +329,22 @@ def test_only_drain_and_balance_can_hand_back():
         TradingConfig(returns=(MoveReason.MEMORY,))
 
 
+# What people are told
+
+
+def test_the_order_tells_stage_length_rest_bids_and_why():
+    world = BrokerWorld(filled("a", 1, 1_100, expected=3_000), FakeInstance("b"), FakeInstance("c", blocks=20))
+    world.set_plan(plan((0, ["a"]), (1_000, ["b", "c"])))
+    notes: list[str] = []
+    migrate = world._migrate
+    world._migrate = lambda source, body, answer: notes.append(body.note) or migrate(source, body, answer)  # type: ignore[method-assign]
+    world.run(1_500)
+    (note,) = notes
+    assert note.startswith("boundary from stage s0, which ends at 1000: 1")
+    for part in ("tokens expected to come", "asked 2", "b 0 s, 0 tokens", "c no_room", "first to answer of 1"):
+        assert part in note
+
+
 # Candidates and bids
 
 
