@@ -1,0 +1,73 @@
+"""Real engines in two stages: requests are handed on at the cut as they grow, and no stream differs from one that stayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from millrace.contracts.migration import MigrationOutcome
+
+from bench.migration.streams import TimedStream, client, play
+from bench.up_cluster import UpRig, prompt_text
+from tests.engine.tiny_llama import build
+from tests.live.mover import Mover
+
+pytestmark = pytest.mark.timeout(300)
+
+STREAMS = 8
+#: Of the streams; the committed test hands on some dozens. More by MILLRACE_TRADING_ROUNDS.
+ROUNDS = int(os.environ.get("MILLRACE_TRADING_ROUNDS", "3"))
+#: A migrator acts for its broker after 1.5 s of silence, but hands nothing on at a boundary.
+SILENT_S = 2.0
+BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    options = ["--stages", "2", "--trading", "cascade", "--trace-sample", "0", "--broker-set", json.dumps(BROKER)]
+    model: Path = build(folder / "model")
+    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+def _fields(number: int) -> dict[str, Any]:
+    """Every other one is greedy, the others are drawn with a seed of their own."""
+    drawn = {"temperature": 0.8, "seed": 100 + number} if number % 2 else {"temperature": 0}
+    return {"prompt": 4 * prompt_text(number), "max_tokens": 450, "ignore_eos": True, **drawn}
+
+
+async def _round(rig: UpRig) -> dict[int, str]:
+    async with client() as http:
+        streams = await asyncio.gather(*(play(http, rig, TimedStream(), **_fields(n)) for n in range(STREAMS)))
+    assert not [stream.error for stream in streams if stream.error]
+    return {number: stream.text for number, stream in enumerate(streams)}
+
+
+async def test_streams_are_handed_on_at_the_cut_and_not_a_token_differs(rig: UpRig) -> None:
+    broker = rig.pids("broker-0.json")[0]
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(SILENT_S)
+        async with Mover(rig, modes=()) as onlooker:
+            expected = await _round(rig)
+        assert not onlooker.heard, "without its broker nothing is handed on"
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    await asyncio.sleep(SILENT_S)
+    async with Mover(rig, modes=()) as onlooker:
+        for number in range(ROUNDS):
+            assert await _round(rig) == expected, f"round {number}"
+    moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
+    print(f"{len(moved)} hand-overs in {ROUNDS} rounds of {STREAMS} streams")
+    assert len(moved) >= ROUNDS * STREAMS // 2
+    assert {(body.source, body.target) for body in moved} == {("worker-0", "worker-1")}

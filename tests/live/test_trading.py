@@ -1,0 +1,113 @@
+"""Brokers hand running requests on through stages of modelled engines, each with worker and migrator in processes of
+their own, on a real nats-server: under load, while an instance drains, and while whoever takes part is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+
+from bench.up_cluster import UpRig, offer
+from tests.live.faults import expect_identical, kill, told, under_fire, undisturbed
+from tests.live.ingress_rig import write_model_folder
+from tests.live.mover import Mover
+
+INSTANCES = 4
+#: Slow enough that there is always something to move, whatever else this machine does.
+WORKER = {
+    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.4},
+    "limits": {"linger_ms": 200},
+}
+#: Sequences of these tests last a few seconds: they leave at the boundary itself.
+BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
+#: Passes the first of the three cuts, at 304 tokens.
+LONG = {"max_tokens": 450, "ignore_eos": True}
+
+Outcomes = dict[int, tuple[str, str, int]]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    options = ["--processes", str(INSTANCES), "--stages", "4", "--trading", "cascade"]
+    options += ["--worker-set", json.dumps(WORKER), "--broker-set", json.dumps(BROKER)]
+    model = write_model_folder(folder / "model")
+    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(rig: UpRig) -> Outcomes:
+    return asyncio.run(undisturbed(rig, **LONG))
+
+
+def moved(onlooker: Mover) -> list[MigrationFinished]:
+    return [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
+
+
+async def expect_empty(rig: UpRig, expected: Outcomes) -> None:
+    """Nothing runs and no block is in use anywhere."""
+    await told(rig, running=0, waiting=0, blocks_used=0)
+
+
+async def test_requests_flow_up_the_stages_and_no_reader_notices(rig: UpRig, expected: Outcomes) -> None:
+    async with Mover(rig, modes=()) as onlooker:
+        results = await offer(rig, rate=10, count=32, prompts=8, **LONG)
+    expect_identical(results, expected)
+    assert len(moved(onlooker)) >= 24
+    assert all(body.orders for body in moved(onlooker)), "brokers order every move"
+    await expect_empty(rig)
+
+
+async def test_an_instance_that_does_not_drain_is_emptied_by_its_broker(rig: UpRig, expected: Outcomes) -> None:
+    async with Mover(rig, modes=()) as onlooker:
+        load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
+        await onlooker.seen(9)
+        place, _ = await onlooker.place()
+        answer = await onlooker.evacuate(place, limit_ms=8_000)
+        expect_identical(await load, expected)
+    assert (answer.moved > 0, answer.left) == (True, 0), answer
+    drained = [body for body in moved(onlooker) if body.reason is MigrationReason.DRAIN]
+    assert drained
+    assert all(body.orders for body in drained), "the broker ordered each move"
+    await expect_empty(rig)
+
+
+async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_computed_anew(
+    rig: UpRig, expected: Outcomes
+) -> None:
+    before = await rig.metric("millrace_ingress_continuations_total")
+    async with Mover(rig, modes=()) as onlooker:
+        load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
+        await onlooker.seen(9)
+        place, _ = await onlooker.place()
+        os.kill(rig.pids(f"{place}.json")[0], signal.SIGTERM)
+        expect_identical(await load, expected)
+    assert await rig.metric("millrace_ingress_continuations_total") == before
+    drained = [body for body in moved(onlooker) if body.reason is MigrationReason.DRAIN]
+    assert drained
+    assert all(body.orders for body in drained)
+    await rig.well(INSTANCES)
+
+
+VICTIMS = ["broker-0.json", "migrator-0.json", "migrator-1.json", "worker-1.json", "coordinator-0.json", "nats-server"]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_whoever_dies_amid_deals_costs_no_request_and_no_token(
+    rig: UpRig, expected: Outcomes, victim: str
+) -> None:
+    async with Mover(rig, modes=()) as onlooker:
+        results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=3, shots=1, **LONG)
+    expect_identical(results, expected)
+    assert len(moved(onlooker)) >= 5, onlooker.outcomes()
+    await rig.well(INSTANCES)
+    await expect_empty(rig)
