@@ -1,5 +1,4 @@
-"""Real engines in two stages: requests are handed on at the cut as they grow, and no stream differs from one that stayed.
-"""
+"""Real engines in two stages: requests are handed on at the cut as they grow, and no token differs for it."""
 
 from __future__ import annotations
 
