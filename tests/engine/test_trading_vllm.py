@@ -21,8 +21,8 @@ from tests.live.mover import Mover
 pytestmark = pytest.mark.timeout(300)
 
 STREAMS = 8
-#: Of the streams; the committed test hands on some dozens. More by MILLRACE_TRADING_ROUNDS.
-ROUNDS = int(os.environ.get("MILLRACE_TRADING_ROUNDS", "3"))
+#: Of the streams: some fifteen hand-overs. More by MILLRACE_TRADING_ROUNDS.
+ROUNDS = int(os.environ.get("MILLRACE_TRADING_ROUNDS", "2"))
 #: A migrator acts for its broker after 1.5 s of silence, but hands nothing on at a boundary.
 SILENT_S = 2.0
 BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}

@@ -193,9 +193,9 @@ class ClusterView:
         instances long gone are left out.
         """
         drained = self._drained(now_ns)
-        names = self._summaries.keys() | self._records.keys() | drained.keys()
         order = self._stage_order()
-        names = sorted(names, key=lambda name: (order.get(name, ("", -1)), _natural(name)))
+        known = self._summaries.keys() | self._records.keys() | drained.keys()
+        names = sorted(known, key=lambda name: (order.get(name, ("", -1)), _natural(name)))
         rows = [
             InstanceRow(instance=name, model=drained[name], stage="", state="drained")
             if name in drained
