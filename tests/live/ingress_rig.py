@@ -6,9 +6,10 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from millrace.contracts.worker import Sampling
@@ -143,10 +144,15 @@ LIMITS = ConnectionLimits(
 
 @asynccontextmanager
 async def served(
-    folder: Path, *, keys: ApiKeyStore | None = None, limits: ConnectionLimits = LIMITS
+    folder: Path,
+    *,
+    keys: ApiKeyStore | None = None,
+    limits: ConnectionLimits = LIMITS,
+    core: FakeCore | None = None,
+    cascades: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> AsyncIterator[Rig]:
-    """Serves models ``tiny`` and ``tools`` on a free port of the loopback."""
-    core, registry, bugs = FakeCore(), CollectorRegistry(), []
+    """Serves models ``tiny`` and ``tools``, and cascades of them, on a free port of the loopback."""
+    core, registry, bugs = core or FakeCore(), CollectorRegistry(), []
     rig = Rig(core, 0, registry, bugs)
     served_models = {
         name: ServedModel(
@@ -156,7 +162,9 @@ async def served(
         )
         for name, template in (("tiny", TEMPLATE), ("tools", TOOL_TEMPLATE))
     }
-    registry_of_models = ModelRegistry(served_models, lambda name: Serving(rig.instances.get(name, 0)))
+    registry_of_models = ModelRegistry(
+        served_models, lambda name: Serving(rig.instances.get(name, 0)), lambda: cascades
+    )
     metrics = HttpMetrics(registry)
     calls = OpenCalls(
         deliver=core.deliver,
