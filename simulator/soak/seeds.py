@@ -18,6 +18,7 @@ from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
 from millrace.sim.failure import SimulationFailed
 
+from simulator.soak.cascading import CascadeSoakRun
 from simulator.soak.migration_load import migration_for
 from simulator.soak.run import SoakReport, SoakRun
 from simulator.soak.shape import MigrationShape, SoakShape
@@ -59,9 +60,12 @@ def run_seed(
     migrations: bool = False,
     trading: bool = False,
     choice: TradingChoice = DRAWN,
+    cascades: bool = False,
 ) -> SoakReport | str:
     """The report of a seed, or why it failed. ``choice``: of ``trading``."""
     try:
+        if cascades:
+            return CascadeSoakRun(seed).run()
         if trading:
             shape = trading_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
             return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=policy)).run()
@@ -74,7 +78,8 @@ def run_seed(
 def _run(work: tuple[int, argparse.Namespace]) -> tuple[int, SoakReport | str]:
     seed, options = work
     choice = TradingChoice(policy=options.trading_policy, wrong_estimates=options.wrong_estimates)
-    return seed, run_seed(seed, options.policy, migrations=options.migrations, trading=options.trading, choice=choice)
+    kinds = {"migrations": options.migrations, "trading": options.trading, "cascades": options.cascades}
+    return seed, run_seed(seed, options.policy, choice=choice, **kinds)
 
 
 def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, SoakReport | str]]:
@@ -99,6 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wrong-estimates", action="store_true", help="engines tell rests that are wrong, or no numbers"
     )
+    parser.add_argument("--cascades", action="store_true", help="a cascade, its plan swapped all the time")
     parser.add_argument("--verbose", action="store_true", help="say what each seed did")
 
 

@@ -259,6 +259,19 @@ def test_a_tier_without_replicas_is_skipped():
     assert bench.attempts()[1:] == [("r~2.0", "w-large")]
 
 
+def test_a_swap_that_makes_the_judged_tier_the_last_one_has_its_answer_delivered():
+    bench = CascadeBench(70.0, 70.0, 0.0)
+    bench.put(cascade_plan(70.0, 70.0, 0.0, judge="llm"))
+    bench.ask()
+    bench.answer("ab$", logprob(60))
+    bench.reply(bench.asked(JudgeAnswer)[-1], AnswerJudged(request="r~1", score=60.0, kind="llm"))
+    bench.answer("cd$", logprob(50))
+    bench.put(cascade_plan(70.0, 70.0, epoch=2))
+    bench.reply(bench.asked(JudgeAnswer)[-1], AnswerJudged(request="r~2", score=50.0, kind="llm"))
+    report = bench.report()
+    assert (report.model, report.reason, report.score) == ("middle", "last_tier", 50.0)
+
+
 # What clients ask for.
 
 

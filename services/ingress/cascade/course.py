@@ -254,7 +254,7 @@ def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | A
         score_by_confidence(state, attempt)
         attempt.reason = DeliveryReason.LAST_TIER
     else:
-        attempt.reason = _acceptance(parent) or attempt.reason
+        attempt.reason = _acceptance(parent) or DeliveryReason.LAST_TIER
     ending.accept(state, parent, attempt, out)
     ending.complete(state, parent, attempt, out)
 

@@ -129,6 +129,7 @@ CASCADE_TRANSITIONS: tuple[CascadeTransition, ...] = (
     CascadeTransition(_S.ATTEMPTING, ClientGone, _G.ALWAYS, _S.ENDED, _R.ABANDON),
     #
     CascadeTransition(_S.JUDGING, AnswerScored, _G.GOOD_ENOUGH, _S.ENDED, _R.DELIVER),
+    CascadeTransition(_S.JUDGING, AnswerScored, _G.LAST_TIER, _S.ENDED, _R.DELIVER),
     CascadeTransition(_S.JUDGING, AnswerScored, _G.NEXT_TIER, _S.ATTEMPTING, _R.ESCALATE),
     CascadeTransition(_S.JUDGING, AnswerScored, _G.ALWAYS, _S.ENDED, _R.DELIVER_BEST),
     CascadeTransition(_S.JUDGING, JudgementGivenUp, _G.ALWAYS, _S.ENDED, _R.DELIVER_BEST),

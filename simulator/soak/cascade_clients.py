@@ -1,0 +1,47 @@
+"""Clients of a cascade: what they get must be the text of the one model that is said to answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from services.ingress.calls.messages import AcceptCall, CompleteCall, KeepAlive
+from simulator.soak.clients import Clients
+
+if TYPE_CHECKING:
+    from millrace.sim.process import Handlers, SimProcess
+
+
+class CascadeClients(Clients):
+    """Clients that know what each model would say."""
+
+    def handlers(self, process: SimProcess) -> Handlers:
+        return {**super().handlers(process), KeepAlive: self._on_keep_alive}
+
+    def _on_keep_alive(self, effect: KeepAlive) -> None:
+        assert not self._open(effect.request).accepted, f"{effect.request} got a comment between its text"
+
+    def _on_accept(self, effect: AcceptCall) -> None:
+        super()._on_accept(effect)
+        exchange = self._open(effect.request)
+        if not exchange.call.members:
+            assert effect.answering is None
+            return
+        assert effect.answering is not None, f"{effect.request}: nobody is said to answer"
+        name = effect.answering.model
+        member = next(member for member in exchange.call.members if member.model == name)
+        exchange.call = msgspec.structs.replace(exchange.call, prompts=member.prompts, sampling=member.sampling)
+        exchange.expected = self._oracle.choices(exchange.call)
+        exchange.histories = self._oracle.histories(exchange.call)
+
+    def _on_complete(self, effect: CompleteCall) -> None:
+        exchange = self._open(effect.request)
+        super()._on_complete(effect)
+        if not exchange.call.members:
+            return
+        report = effect.report
+        assert report is not None, f"{effect.request} has no report"
+        delivered = [attempt for attempt in report.attempts if attempt.outcome == "delivered"]
+        assert len(delivered) == 1, f"{effect.request}: {report}"
+        assert (delivered[0].model, delivered[0].usage) == (report.model, effect.usage), f"{effect.request}: {report}"
