@@ -26,28 +26,33 @@ def explained_by_recording(file: Path, request: str) -> Explained:
     """
     names = {request, request_id_of(request)}
     try:
-        told = [(at_ns, body) for at_ns, body in _told(RecordingReader(file)) if _request_of(body) in names]
+        told = [(at_ns, body) for at_ns, body in _told(RecordingReader(file)) if names & _requests_of(body)]
     except FileNotFoundError:
         raise CliError(f"there is no file {file}") from None
     except ValueError as error:
         raise CliError(str(error)) from None
     decisions = [body for _, body in told if isinstance(body, DecisionMade)]
-    finished = next((body for _, body in told if isinstance(body, RequestFinished)), None)
+    ends = [body for _, body in told if isinstance(body, RequestFinished)]
+    finished = next((body for body in ends if body.request in names), None)
     moves = [_move(body, at_ns) for at_ns, body in told if isinstance(body, MigrationFinished)]
     if not decisions and finished is None:
         raise CliError(
             f"{file} has no decision about {request!r}, nor its outcome; record `millrace tap` without a subject"
         )
     return Explained(
-        request=decisions[0].request if decisions else finished.request if finished else request,
-        model=decisions[0].model if decisions else finished.model if finished else "",
+        request=finished.request if finished else decisions[0].request,
+        model=finished.model if finished else decisions[0].model,
         placements=sorted([*map(_placement, decisions), *moves], key=lambda p: p.at_ns),
         ending=None if finished is None else _ending(finished),
+        attempts=[] if finished is None else finished.attempts,
+        delivered="" if finished is None else finished.reason,
     )
 
 
-def _request_of(body: _Told) -> str:
-    return request_id_of(body.sequence) if isinstance(body, MigrationFinished) else body.request
+def _requests_of(body: _Told) -> set[str]:
+    """The request, and the one of a cascade that it is an attempt of (``<request>~<number>``)."""
+    own = request_id_of(body.sequence) if isinstance(body, MigrationFinished) else body.request
+    return {own, own.partition("~")[0]}
 
 
 def _told(reader: RecordingReader) -> Iterator[tuple[int, _Told]]:

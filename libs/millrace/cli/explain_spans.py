@@ -9,10 +9,11 @@ import msgspec
 from millrace.cli.errors import CliError
 from millrace.cli.explained import Ending, Explained, Placement
 from millrace.cli.trace_reading import attribute
-from millrace.contracts.observers import CandidateScore, Forecast
+from millrace.contracts.observers import CandidateScore, CascadeAttempt, Forecast
 from millrace.telemetry.spans import SpanLine
 
 _forecasts = msgspec.json.Decoder(list[Forecast])
+_attempts = msgspec.json.Decoder(list[CascadeAttempt])
 
 
 def explained_by_spans(spans: list[SpanLine]) -> Explained:
@@ -38,7 +39,20 @@ def explained_by_spans(spans: list[SpanLine]) -> Explained:
         model=str(attribute(root, "model") or "") if root is not None else "",
         placements=sorted(placements, key=lambda placement: placement.at_ns),
         ending=None if root is None else _ending(root, expected),
+        attempts=[] if root is None else _read_attempts(attribute(root, "attempts")),
+        delivered=_delivered(root),
     )
+
+
+def _read_attempts(text: Any) -> list[CascadeAttempt]:
+    try:
+        return _attempts.decode(text) if text else []
+    except (msgspec.DecodeError, TypeError):  # an earlier version's, or not ours
+        return []
+
+
+def _delivered(root: SpanLine | None) -> str:
+    return "" if root is None else str(attribute(root, "reason") or "")
 
 
 def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> Placement:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from millrace.cli.explained import Ending, Explained, Placement
 from millrace.cli.message_summaries import duration
-from millrace.contracts.observers import Forecast
+from millrace.contracts.observers import CascadeAttempt, Forecast
 
 #: Placements that are told. A request that found no instance for long has one per try.
 PLACEMENTS_MAX = 12
@@ -20,6 +20,8 @@ _HEAD = ("  instance", *_TIMES, "preempted", "cached", "snapshot age")
 def told(explained: Explained) -> list[str]:
     """Headline, placements in order, what happened."""
     lines = [_headline(explained)]
+    if explained.attempts:
+        lines += ["", *_attempts(explained)]
     shown = explained.placements
     if len(shown) > PLACEMENTS_MAX:
         shown = [*shown[: PLACEMENTS_MAX - 1], shown[-1]]
@@ -42,6 +44,28 @@ def _headline(explained: Explained) -> str:
         parts.append(f"{ending.outcome} after {duration(ending.end_ns - ending.arrival_ns)}")
         parts.append(f"{ending.prompt_tokens} prompt and {ending.output_tokens} output tokens")
     return ", ".join(parts)
+
+
+def _attempts(explained: Explained) -> Iterator[str]:
+    """Attempts of a cascade, in order: score against threshold, by which judge and plan."""
+    for attempt in explained.attempts:
+        took = duration(max(0, attempt.ended_ns - attempt.started_ns))
+        yield f"attempt {attempt.request} on tier {attempt.tier}, {attempt.model}: {attempt.outcome} after {took}"
+        yield f"  {_scored(attempt)}, {attempt.output_tokens} output tokens"
+        if attempt.detail:
+            yield f"  {attempt.detail}"
+    if explained.delivered:
+        yield f"delivered because: {explained.delivered}"
+
+
+def _scored(attempt: CascadeAttempt) -> str:
+    if attempt.score is None:
+        return "no score"
+    by = f"score {attempt.score:.4g} by {attempt.judge}"
+    if attempt.threshold is None:
+        return by
+    side = "below" if attempt.score < attempt.threshold else "at least"
+    return f"{by}, {side} the threshold {attempt.threshold:.4g} of plan {attempt.epoch}"
 
 
 def _placement(placement: Placement, ending: Ending | None) -> Iterator[str]:

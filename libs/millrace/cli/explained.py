@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.contracts.observers import CandidateScore, Forecast
+from millrace.contracts.observers import CandidateScore, CascadeAttempt, Forecast
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +71,17 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """A request. ``ending`` is None where nothing of its end was recorded."""
+    """A request.
+
+    Attributes:
+        ending: None where nothing of its end was recorded.
+        attempts: Of a request to a cascade, in order; ``placements`` are then those of its attempts.
+        delivered: Why the cascade delivered its answer; empty where there is none.
+    """
 
     request: str
     model: str
     placements: list[Placement]
     ending: Ending | None = None
+    attempts: list[CascadeAttempt] = []
+    delivered: str = ""

@@ -33,7 +33,7 @@ FOLD_FROM = 4
 FOLD_INSTANCES = 6
 
 #: Attributes for machines: `millrace explain` tells them.
-HIDDEN = frozenset({"forecasts"})
+HIDDEN = frozenset({"forecasts", "attempts"})
 
 _DIM, _BOLD, _CYAN, _RED = "2", "1", "36", "31"
 

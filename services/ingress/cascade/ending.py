@@ -180,8 +180,22 @@ def _end_span(
         "epoch": parent.served.plan.epoch,
         "attempts": _encode([attempt.told() for attempt in parent.attempts]).decode(),  # `millrace explain` reads it
     }
-    if delivered is not None:
-        attributes |= {"delivered": delivered.model, "reason": delivered.reason.value}
+    calls = [attempt.call for attempt in parent.attempts if attempt.call is not None]
+    attributes |= {
+        "continuations": sum(call.continuations for call in calls),
+        "migrations": sum(call.migrations for call in calls),
+        "instances": ", ".join(dict.fromkeys(name for call in calls for name in call.instances)),
+    }
+    if delivered is not None and delivered.call is not None:
+        usage = delivered.usage()
+        attributes |= {
+            "delivered": delivered.model,
+            "reason": delivered.reason.value,
+            "prompt_tokens": usage.prompt_tokens,
+            "output_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "finish_reasons": ", ".join(s.output.finish_reason for s in delivered.call.sequences),
+        }
     out.append(
         RecordSpan(
             name="ingress",

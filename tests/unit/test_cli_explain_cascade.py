@@ -1,0 +1,77 @@
+"""`millrace explain` and the drawn trace of a cascade's request: attempts, scores, thresholds, and why."""
+
+from pathlib import Path
+
+import pytest
+from millrace.actor.effects import Publish, RecordSpan
+from millrace.actor.recording import Tapped, open_recording
+from millrace.cli.explain_recording import explained_by_recording
+from millrace.cli.explain_spans import explained_by_spans
+from millrace.cli.explain_text import told
+from millrace.cli.message_summaries import duration
+from millrace.cli.trace_tree import draw
+from millrace.contracts.codec import encode
+from millrace.telemetry.spans import SpanLine, span_line
+
+from tests.unit.cascade_core import CascadeBench, logprob
+from tests.unit.ingress_core import MILLISECOND, START
+
+TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+@pytest.fixture
+def bench() -> CascadeBench:
+    """One traced request whose second tier answered."""
+    bench = CascadeBench(70.0, 0.0)
+    bench.ask(traceparent=TRACED)
+    bench.now_ns += 40 * MILLISECOND
+    bench.answer("abc$", logprob(60))
+    bench.now_ns += 60 * MILLISECOND
+    bench.answer("xy$", logprob(90))
+    return bench
+
+
+def spans(bench: CascadeBench) -> list[SpanLine]:
+    lines = [span_line(e, service="ingress", instance="ingress-0", actor="ingress-0") for e in bench.made(RecordSpan)]
+    return [line for line in lines if line is not None]
+
+
+ATTEMPTS = [
+    f"attempt r~1 on tier 0, small: rejected after {duration(40 * MILLISECOND)}",
+    "  score 60 by confidence_uncalibrated, below the threshold 70 of plan 0, 4 output tokens",
+    f"attempt r~2 on tier 1, middle: delivered after {duration(60 * MILLISECOND)}",
+    "  score 90 by confidence_uncalibrated, 3 output tokens",
+    "delivered because: last_tier",
+]
+
+
+def test_spans_tell_attempts_scores_and_thresholds(bench: CascadeBench):
+    lines = told(explained_by_spans(spans(bench)))
+    assert lines[0] == "request r, model casc, completed after 100ms, 3 prompt and 3 output tokens"
+    assert [line for line in lines if line in ATTEMPTS] == ATTEMPTS
+    assert [line.partition(" (")[0] for line in lines if line.startswith("dispatch of")] == [
+        f"dispatch of r~1.0 to w-small, {duration(0)} after arrival",
+        f"dispatch of r~2.0 to w-middle, {duration(40 * MILLISECOND)} after arrival",
+    ]
+
+
+def test_a_recording_of_the_bus_tells_the_same(bench: CascadeBench, tmp_path: Path):
+    file = tmp_path / "tap"
+    writer = open_recording(str(file), actor="", kind="tap")
+    for effect in bench.made(Publish):
+        writer.tapped(Tapped(at_ns=START, subject=effect.subject, payload=encode(effect.body)))
+    writer.close()
+    lines = told(explained_by_recording(file, "r"))
+    assert [line for line in lines if line in ATTEMPTS] == ATTEMPTS
+    assert sum(line.startswith("dispatch of") for line in lines) == 2
+
+
+def test_the_drawn_trace_has_a_span_for_each_attempt_with_its_dispatch_below(bench: CascadeBench):
+    text = "\n".join(draw(spans(bench), width=200))
+    assert text.count("attempt") >= 2
+    assert "threshold=70" in text
+    names = {span.name: span for span in spans(bench)}
+    parents = {span.parent for span in spans(bench) if span.name == "dispatch"}
+    attempts = {span.span for span in spans(bench) if span.name == "attempt"}
+    assert parents == attempts
+    assert names["attempt"].parent == names["ingress"].span
