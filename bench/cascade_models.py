@@ -1,51 +1,47 @@
-"""Tiers of the cascade benches: replica shapes of 8B, 32B and 70B models on H100s, and judged samples.
+"""Tiers of the cascade benches: replica shapes of 8B, 32B, 70B and 671B models on H100s and H200s.
 
-Step times are of Llama-3-8B, Qwen3-32B and Llama-3-70B from published kernel tables. Scores are WildBench's, of other
-models (gemma-2b-it, reka-flash, Qwen1.5-72B-Chat): no public data hold lengths, scores and step times of the same ones.
+Step times of 8B, 32B and 70B models in 16 bits are of published kernel tables, with the host's share that 8B runs on an
+H100 have; those of 70B in FP8 and 671B are fits to published end-to-end runs. Pipelines are modelled: no published
+measurement of one backs them.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-from millrace.cascade.replicas import ReplicaShape
-from millrace.cascade.sample import JudgedSample
+import msgspec
+from millrace.cascade.replicas import ReplicaShape, pipelined
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.kernel_table import KernelTableStepTime
+from millrace.enginemodel.measured import Profile
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.profiling.published import composed
-from millrace.profiling.shapes import LLAMA_3_8B, QWEN_3_32B, Shape
-from millrace.profiling.tables import H100
+from millrace.profiling.published import composed, scaled
+from millrace.profiling.shapes import H100_BYTES, H200_BYTES, LLAMA_3_8B, LLAMA_3_70B, QWEN_3_32B, Shape
+from millrace.profiling.tables import H100, H200, Hardware
+
+from bench.engine.fit_published import CALIBRATED
 
 DATA = Path(os.environ.get("MILLRACE_DATA", "../shared/data"))
-TABLES = "h100_sxm_vllm0.14.0"
-
-LLAMA_3_70B = Shape(
-    name="Llama-3-70B, bfloat16",
-    layers=80,
-    hidden=8192,
-    heads=64,
-    key_value_heads=8,
-    expanded=28_672,
-    vocabulary=128_256,
-)
+TABLES = {H100.name: "h100_sxm_vllm0.14.0", H200.name: "h200_sxm_vllm0.14.0"}
+MEMORY = {H100.name: H100_BYTES, H200.name: H200_BYTES}
 MODELS = (LLAMA_3_8B, QWEN_3_32B, LLAMA_3_70B)
 TENSOR = (1, 2, 4, 8)
+#: (tensor, pipeline) that stay within a server of 8.
+PIPELINES = ((1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2))
 
-#: vLLM's default share of the memory, and an H100's, bytes.
-MEMORY_SHARE = 0.9
-H100_BYTES = 80e9
 BLOCK_TOKENS = 16
 MODEL_LEN_MAX = 8192
+#: Most requests at once in the runs that FP8 sets were fitted to.
+FITTED_SEQUENCES = 64
 
-#: Characters per token, to turn WildBench's output lengths into tokens: assumed, its texts are not here.
-CHARACTERS_PER_TOKEN = 4.0
-#: Log-normal prompt lengths, tokens: assumed, WildBench's prompts are not here.
-PROMPT_MEDIAN, PROMPT_SIGMA = 700.0, 1.0
-JUDGED = ("gemma-2b-it", "reka-flash-20240226", "Qwen1.5-72B-Chat")
+#: A hop between stages within a server: latency, and 2 bytes of each hidden value at 200 GB/s. Assumed.
+HOP_NS, HOP_BYTES_PER_NS = 10_000.0, 200.0
+
+#: The 671B model in FP8, bytes: 1 a weight. Its KV is latent and whole on each GPU: 61 layers of 576 values in 16 bits.
+GIANT_WEIGHT_BYTES, GIANT_KV_BYTES = 688e9, 61 * 576 * 2
+GIANT_GPUS = 8
 
 
 def has_data() -> bool:
@@ -53,47 +49,91 @@ def has_data() -> bool:
     return (DATA / "aiconfigurator_kernels").is_dir() and (DATA / "wildbench_judge_scores").is_dir()
 
 
-def weight_bytes(shape: Shape) -> float:
-    """Bytes of all weights: attention, gated MLP, embedding and head."""
-    attention = shape.hidden * shape.qkv_width + shape.heads * shape.head_size * shape.hidden
-    layer = attention + 3 * shape.hidden * shape.expanded
-    return float(shape.bytes_per_weight * (shape.layers * layer + 2 * shape.vocabulary * shape.hidden))
-
-
-def kv_blocks(shape: Shape, gpus: int) -> int:
-    """KV blocks that fit beside the weights on so many H100s."""
-    idle = MEMORY_SHARE * H100_BYTES * gpus - weight_bytes(shape)
-    return int(idle / (shape.kv_bytes_per_token * shape.layers * BLOCK_TOKENS))
-
-
-@cache
-def replica_shapes(shape: Shape) -> tuple[ReplicaShape, ...]:
-    """Tensor-parallel replicas of a model that fit in memory with at least one longest request."""
-    found = []
-    for ways in TENSOR:
-        blocks = kv_blocks(shape, ways)
-        if blocks * BLOCK_TOKENS < MODEL_LEN_MAX:
-            continue
-        parameters = EngineParameters(
-            max_model_len=MODEL_LEN_MAX, block_size=BLOCK_TOKENS, blocks_total=blocks, prefix_caching=False
-        )
-        step_time: KernelTableStepTime = composed(DATA, shape=shape, hardware=H100, tables_of=TABLES, ways=ways)
-        found.append(ReplicaShape(tensor=ways, cost=step_time.cost(parameters), parameters=parameters))
+def replica_shapes(shape: Shape, hardware: Hardware = H100, *, pipelines: bool = False) -> tuple[ReplicaShape, ...]:
+    """Replicas of a model in 16 bits that fit in memory with at least one longest request."""
+    found = [each for ways in TENSOR if (each := tensor_parallel(shape, hardware, ways)) is not None]
+    if pipelines:
+        lanes = (pipeline(shape, hardware, tensor, stages) for tensor, stages in PIPELINES)
+        found += [each for each in lanes if each is not None]
     return tuple(found)
 
 
-def wildbench(seed: int = 0) -> JudgedSample:
-    """WildBench's 763 conversations; GPT-4o's scores route and grade, so the quality of routed answers is inflated."""
-    path = DATA / "wildbench_judge_scores" / "wildbench_v2.0522_gpt4o_scores.csv"
-    rows = list(csv.DictReader(path.open(encoding="utf-8")))
-    rng = np.random.default_rng(seed)
-    quality = np.array([[10 * float(row[f"score_{name}"]) for name in JUDGED] for row in rows])
-    outputs = np.array([[float(row[f"output_chars_{name}"]) / CHARACTERS_PER_TOKEN for name in JUDGED] for row in rows])
-    prompts = np.exp(rng.normal(np.log(PROMPT_MEDIAN), PROMPT_SIGMA, len(rows)))
-    half = MODEL_LEN_MAX // 2
-    return JudgedSample(
-        scores=quality[:, :-1],
-        quality=quality,
-        prompt_tokens=np.repeat(np.clip(prompts, 1, half).astype(np.int64)[:, None], len(JUDGED), axis=1),
-        output_tokens=np.clip(outputs, 1, half - 1).astype(np.int64),
+@cache
+def tensor_parallel(shape: Shape, hardware: Hardware, ways: int) -> ReplicaShape | None:
+    """One engine on a group of GPUs; None where it does not fit."""
+    blocks = _blocks(shape, hardware, ways)
+    return _engine(shape, hardware, ways, blocks) if blocks * BLOCK_TOKENS >= MODEL_LEN_MAX else None
+
+
+@cache
+def pipeline(shape: Shape, hardware: Hardware, tensor: int, stages: int) -> ReplicaShape | None:
+    """A pipeline; None where a lane's share of the memory does not hold one longest request."""
+    blocks = _blocks(shape, hardware, tensor * stages)
+    if blocks // stages * BLOCK_TOKENS < MODEL_LEN_MAX:
+        return None
+    engine = _engine(shape, hardware, tensor, blocks)
+    hop_token_ns = 2 * shape.hidden / HOP_BYTES_PER_NS
+    return pipelined(engine, stages=stages, hop_ns=HOP_NS, hop_token_ns=hop_token_ns, blocks=blocks)
+
+
+def _blocks(shape: Shape, hardware: Hardware, gpus: int) -> int:
+    return shape.kv_tokens(gpus=gpus, memory_bytes=MEMORY[hardware.name]) // BLOCK_TOKENS
+
+
+@cache
+def _step_time(shape: Shape, hardware: Hardware, ways: int) -> KernelTableStepTime:
+    tables = composed(DATA, shape=shape, hardware=hardware, tables_of=TABLES[hardware.name], ways=ways)
+    factor = CALIBRATED["kernels"]
+    return msgspec.structs.replace(
+        tables,
+        linear=Profile(tables.linear.sizes, tuple(ns * factor for ns in tables.linear.ns)),
+        decode=scaled(tables.decode, factor),
+        prefill=scaled(tables.prefill, factor),
+        host_fixed=CALIBRATED["host"],
     )
+
+
+def _engine(shape: Shape, hardware: Hardware, ways: int, blocks: int) -> ReplicaShape:
+    parameters = _parameters(blocks)
+    return ReplicaShape(tensor=ways, cost=_step_time(shape, hardware, ways).cost(parameters), parameters=parameters)
+
+
+def _parameters(blocks: int, sequences: int = 256) -> EngineParameters:
+    return EngineParameters(
+        max_model_len=MODEL_LEN_MAX,
+        block_size=BLOCK_TOKENS,
+        blocks_total=blocks,
+        max_sequences=sequences,
+        prefix_caching=False,
+    )
+
+
+@cache
+def fp8_70b(hardware: Hardware) -> tuple[ReplicaShape, ...]:
+    """Llama-3.1-70B in FP8 by tensor parallelism, fitted to vLLM's runs."""
+    shape, found = msgspec.structs.replace(LLAMA_3_70B, bytes_per_weight=1), []
+    name = "h100" if hardware is H100 else "h200"
+    for ways in TENSOR if hardware is H200 else TENSOR[1:]:
+        parameters = _parameters(_blocks(shape, hardware, ways), FITTED_SEQUENCES)
+        cost = load_step_time(f"{name}-llama-3.1-70b-fp8-tp{ways}").cost(parameters)
+        found.append(ReplicaShape(tensor=ways, cost=cost, parameters=parameters))
+    return tuple(found)
+
+
+@cache
+def fp8_671b() -> tuple[ReplicaShape, ...]:
+    """DeepSeek-V3 in FP8 on eight H200s, the one way of which there are co-located runs; fitted to SGLang's."""
+    idle = 0.9 * H200_BYTES - GIANT_WEIGHT_BYTES / GIANT_GPUS
+    parameters = _parameters(int(idle / GIANT_KV_BYTES / BLOCK_TOKENS), FITTED_SEQUENCES)
+    cost = load_step_time("h200-deepseek-671b-fp8-tp8").cost(parameters)
+    return (ReplicaShape(tensor=GIANT_GPUS, cost=cost, parameters=parameters),)
+
+
+def h100_pair() -> list[tuple[ReplicaShape, ...]]:
+    """8B and 70B, 16 bits, on H100s, pipelines of the 70B included."""
+    return [replica_shapes(LLAMA_3_8B), replica_shapes(LLAMA_3_70B, pipelines=True)]
+
+
+def h200_three() -> list[tuple[ReplicaShape, ...]]:
+    """8B in 16 bits, 70B and 671B in FP8, on H200s."""
+    return [replica_shapes(LLAMA_3_8B, H200), fp8_70b(H200), fp8_671b()]

@@ -16,7 +16,8 @@ from millrace.cascade.planner import CascadePlanner, CascadeProblem, plan_as_pub
 from millrace.cascade.replicas import ReplicaModel
 from millrace.cascade.routing import route, routings
 
-from bench.cascade_models import MODELS, has_data, replica_shapes, wildbench
+from bench.cascade_models import MODELS, has_data, replica_shapes
+from bench.cascade_traces import wildbench
 
 #: Requests/s for each GPU: about half of what the planned allocations can serve.
 RATE_PER_GPU = 0.15
