@@ -36,7 +36,7 @@ TABLE_1_TOKENS = (1600, 16)
 #: Mean prompt and output tokens of figure 2's kind of workloads: short and long outputs.
 WORKLOADS = ((512, 512), (512, 1024), (2048, 128))
 EIGHT = ((8, 1, 1), (4, 2, 1), (2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2), (2, 1, 4), (1, 4, 2), (1, 2, 4), (1, 1, 8))
-REQUESTS = 1000
+REQUESTS = 600
 QUALITY = 0.97
 #: Load of the -33.7 % case, as a share of what two TP4 replicas serve at most.
 LOADS = (0.3, 0.6, 0.8)

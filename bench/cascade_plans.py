@@ -72,9 +72,8 @@ def _asking(planner: CascadePlanner, wanted: float) -> CascadePlanner:
 
 def _table(planner: CascadePlanner, plans: Sequence[tuple[float, CascadeDesign]]) -> None:
     print(f"seed 0, {planner.problem.rate:.2f} requests/s; threshold `all`: every answer is escalated")
-    print(
-        f"{'quality':>8}{'reached':>9}{'h1':>6}{'h2':>6}{'p1':>6}{'p2':>6}{'p3':>6}{'f1':>4}{'f2':>4}{'f3':>4}{'p95 s':>7}"
-    )
+    names = "".join(f"{name:>6}" for name in ("h1", "h2", "p1", "p2", "p3"))
+    print(f"{'quality':>8}{'reached':>9}{names}{'f1':>4}{'f2':>4}{'f3':>4}{'p95 s':>7}")
     for wanted, plan in plans:
         h1, h2 = ("all" if math.isinf(value) else f"{value:.0f}" for value in plan.routed.thresholds)
         shares = "".join(f"{share:>6.0%}" for share in plan.routed.shares)

@@ -1,0 +1,231 @@
+"""Traffic that changes between easy and hard (Cascadia, fig. 11): a plan made again against static ones.
+
+8B and 70B on 16 H100s; segments of 8, 16 and 10 minutes, from hard to easy as in the paper and the other way. Each
+minute the last two are tested for drift; a plan that no longer fits changes thresholds at once, and replicas where that
+pays. Retired replicas take no requests from then on, new ones take them after drain and cold start. Aim: at least 1.3
+times over the static plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from millrace.cascade.capacity import Deployment
+from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
+from millrace.cascade.planner import CascadeDesign, CascadePlanner
+from millrace.cascade.replanning import MoveCost, outdated, ready_ns, replan
+from millrace.cascade.replicas import NS
+from millrace.cascade.routing import Thresholds
+from millrace.cascade.sample import JudgedSample
+from millrace.cascade.timeline import FOREVER_NS, Outcomes, PlacedReplica, Timeline, placed, run_timeline
+
+from bench.cascade_models import h100_pair, has_data
+from bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
+from bench.cascade_traces import NOTE, PAIR, trace, wildbench
+
+#: By order: (trace, minutes) of each segment, the paper's lengths.
+ORDERS = {
+    "hard to easy": (("hard", 8), ("mixed", 16), ("easy", 10)),
+    "easy to hard": (("easy", 8), ("mixed", 16), ("hard", 10)),
+}
+CHECK_S, WINDOW_S, BIN_S = 60.0, 120.0, 6.0
+QUALITY = 0.94
+#: GPUs of a retired replica are free after its requests; the 70B model then loads.
+COST = MoveCost(drain_s=30.0, cold_start_s=90.0, horizon_s=600.0)
+#: Judged requests of the last window that are planned on, at most: they ran on both models (shadow runs).
+SHADOWED = 400
+
+
+class Traffic(NamedTuple):
+    """All requests, in order of arrival.
+
+    Attributes:
+        segment: (N,), index of the segment.
+    """
+
+    sample: JudgedSample
+    arrivals_ns: list[int]
+    segment: np.ndarray
+    minutes: float
+
+
+class Controlled(NamedTuple):
+    """A timeline and how it came about."""
+
+    timeline: Timeline
+    thresholds: int
+    moves: int
+    alarms: int
+
+
+def main() -> int:
+    """Print a row per policy and seed, then the ratios."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
+    options = parser.parse_args()
+    if not has_data():
+        print("cascade_drift: the published tables and scores are not here (MILLRACE_DATA)")
+        return 0
+    setting = Setting("8B and 70B on 16 H100", 16, h100_pair(), PAIR)
+    print(f"{setting.name}; {NOTE.format(', '.join(PAIR))}")
+    print(f"drain {COST.drain_s:g} s, cold start {COST.cold_start_s:g} s; quality {QUALITY:.0%} of the 70B's")
+    print("by segment: p95, and quality less what was asked for; the rate is the same in all")
+    for order in options.orders:
+        print(f"\n{order}\n{'seed':>4}  {'policy':<23}{'p95 s':>6}{'by segment':>18}{'quality':>18}  changes")
+        ratios: dict[str, list[float]] = {}
+        for seed in range(options.seeds):
+            for name, value in _seed(setting, order, seed).items():
+                ratios.setdefault(name, []).append(value)
+        for name, values in ratios.items():
+            told = f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+            print(f"p95 of {name} over the replanned one: {told}", flush=True)
+    return 0
+
+
+def _seed(setting: Setting, order: str, seed: int) -> dict[str, float]:
+    base = rate_of(setting, wildbench(seed, PAIR), seed)
+    traffic = _traffic(base, order, seed)
+    first = _planner(setting, traffic, 0.0, ORDERS[order][0][1] * 60.0, seed)
+    average = _planner(setting, traffic, 0.0, traffic.minutes * 60.0, seed)
+    statics = {"static, first segment": first.plan(), "static, all segments": average.plan()}
+    start = statics["static, first segment"]
+    assert start is not None, "the first segment can be served"
+    replanned = _controlled(setting, traffic, start, seed)
+    found = {"replanned": _judge(seed, "replanned", traffic, replanned)}
+    for name, design in statics.items():
+        if design is not None:
+            found[name] = _judge(seed, name, traffic, Controlled(_static(design), 0, 0, 0))
+    return {name: p95 / found["replanned"] for name, p95 in found.items() if name != "replanned"}
+
+
+def _traffic(rate: float, order: str, seed: int) -> Traffic:
+    rng, parts = np.random.default_rng([seed, 5]), []
+    rows, segments, begin = [], [], 0.0
+    for index, (name, minutes) in enumerate(ORDERS[order]):
+        sample, count = trace(name, seed, PAIR), rng.poisson(rate * minutes * 60)
+        parts.append(begin + np.sort(rng.random(count)) * minutes * 60)
+        rows.append(sample.rows(rng.integers(0, sample.count, count)))
+        segments.append(np.full(count, index))
+        begin += minutes * 60
+    sample = JudgedSample(
+        scores=np.concatenate([each.scores for each in rows]),
+        quality=np.concatenate([each.quality for each in rows]),
+        prompt_tokens=np.concatenate([each.prompt_tokens for each in rows]),
+        output_tokens=np.concatenate([each.output_tokens for each in rows]),
+    )
+    arrivals = [int(at * NS) for at in np.concatenate(parts)]
+    return Traffic(sample, arrivals, np.concatenate(segments), begin / 60)
+
+
+def _within(traffic: Traffic, begin_s: float, end_s: float) -> np.ndarray:
+    at = np.array(traffic.arrivals_ns)
+    return np.flatnonzero((at >= begin_s * NS) & (at < end_s * NS))
+
+
+def _planner(setting: Setting, traffic: Traffic, begin_s: float, end_s: float, seed: int) -> CascadePlanner:
+    """Plans for what arrived in an interval, from a share of it that was judged on both models."""
+    rows = _within(traffic, begin_s, end_s)
+    rate = len(rows) / (end_s - begin_s)
+    if len(rows) > SHADOWED:
+        rows = np.sort(np.random.default_rng([seed, int(begin_s)]).choice(rows, SHADOWED, replace=False))
+    sample = traffic.sample.rows(rows)
+    return planner_of(setting, sample, rate, QUALITY * float(sample.quality[:, -1].mean()), seed)
+
+
+def _window(traffic: Traffic, begin_s: float, end_s: float) -> TrafficWindow:
+    rows = _within(traffic, begin_s, end_s)
+    at = np.array(traffic.arrivals_ns)[rows] / NS
+    counts, _ = np.histogram(at, bins=int((end_s - begin_s) / BIN_S), range=(begin_s, end_s))
+    return TrafficWindow(
+        counts=counts.tolist(),
+        prompt_tokens=traffic.sample.prompt_tokens[rows, 0],
+        output_tokens=traffic.sample.output_tokens[rows, 0],
+        scores=(traffic.sample.scores[rows, 0],),
+    )
+
+
+def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: int) -> Controlled:
+    """Checks each minute, as a coordinator does; it sees arrivals, lengths and scores, and no latency."""
+    plan, thresholds = start, [(0, start.routed.thresholds)]
+    tiers = [placed(each) for each in start.deployments]
+    planned = _window(traffic, 0.0, WINDOW_S)
+    changes = moves = alarms = 0
+    settings, busy_until_s = DriftSettings(interval_s=CHECK_S), 0.0
+    for now_s in np.arange(2 * WINDOW_S, traffic.minutes * 60.0, CHECK_S):
+        current = _window(traffic, now_s - WINDOW_S, now_s)
+        if now_s < busy_until_s or not detect_drift(planned, current, settings):
+            continue
+        alarms += 1
+        planner = _planner(setting, traffic, now_s - WINDOW_S, now_s, seed)
+        if not outdated(planner, plan):
+            continue
+        found, now_ns = replan(planner, plan.deployments, COST), int(now_s * NS)
+        planned = current
+        if found.at_once is not None:
+            thresholds.append((now_ns, found.at_once.routed.thresholds))
+            plan, changes = found.at_once, changes + 1
+        if found.move is not None:
+            tiers = [_moved(old, new, now_ns) for old, new in zip(tiers, found.move.deployments, strict=True)]
+            thresholds.append((ready_ns(now_ns, COST), found.move.routed.thresholds))
+            plan, moves = found.move, moves + 1
+            busy_until_s = now_s + COST.drain_s + COST.cold_start_s + WINDOW_S
+    return Controlled(_timeline(tiers, thresholds), changes, moves, alarms)
+
+
+def _moved(old: Sequence[PlacedReplica], then: Deployment, now_ns: int) -> list[PlacedReplica]:
+    """The tier's replicas with those retired now that the new deployment has not, and new ones when they are ready."""
+    left, wanted = Counter(dict(then.replicas)), []
+    for replica in old:
+        stays = replica.until_ns == FOREVER_NS and left[replica.shape] > 0
+        left[replica.shape] -= stays
+        wanted.append(replica if stays or replica.until_ns <= now_ns else replace(replica, until_ns=now_ns))
+    for (shape, _), rate in zip(then.replicas, then.rates, strict=True):
+        new = PlacedReplica(shape=shape, weight=rate, from_ns=ready_ns(now_ns, COST))
+        wanted += [new] * left[shape]
+    return wanted
+
+
+def _static(design: CascadeDesign) -> Timeline:
+    return _timeline([placed(each) for each in design.deployments], [(0, design.routed.thresholds)])
+
+
+def _timeline(tiers: Sequence[Sequence[PlacedReplica]], thresholds: Sequence[tuple[int, Thresholds]]) -> Timeline:
+    return Timeline(tiers=tiers, thresholds=thresholds, judge_s=(JUDGE_S,))
+
+
+def _judge(seed: int, name: str, traffic: Traffic, controlled: Controlled) -> float:
+    """Print a row; the p95 over all requests."""
+    outcomes = run_timeline(traffic.sample, traffic.arrivals_ns, controlled.timeline)
+    p95 = float(np.percentile(outcomes.latency_s, 95))
+    segments = range(int(traffic.segment.max()) + 1)
+    by_segment = " ".join(f"{np.percentile(outcomes.latency_s[traffic.segment == each], 95):.1f}" for each in segments)
+    less = " ".join(f"{_less(traffic, outcomes, each):+.1f}" for each in segments)
+    told = f"{controlled.thresholds} of thresholds, {controlled.moves} of replicas, {controlled.alarms} alarms"
+    late = _late_s(controlled.timeline, outcomes)
+    if controlled.moves:
+        told += f"; longest drain {late:.0f} s"
+    print(f"{seed:>4}  {name:<23}{p95:>6.1f}{by_segment:>18}{less:>18}  {told}", flush=True)
+    return p95
+
+
+def _less(traffic: Traffic, outcomes: Outcomes, segment: int) -> float:
+    """Quality of a segment less what was asked for."""
+    mask = traffic.segment == segment
+    return float(outcomes.quality[mask].mean() - QUALITY * traffic.sample.quality[mask, -1].mean())
+
+
+def _late_s(timeline: Timeline, outcomes: Outcomes) -> float:
+    """Longest that a retired replica was busy after it was retired: to compare with the drain that is charged."""
+    late = [
+        (busy - replica.until_ns) / NS
+        for tier, until in zip(timeline.tiers, outcomes.busy_until_ns, strict=True)
+        for replica, busy in zip(tier, until, strict=True)
+        if replica.until_ns < FOREVER_NS
+    ]
+    return max(late, default=0.0)
