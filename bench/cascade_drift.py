@@ -157,7 +157,7 @@ def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: 
     planned = _window(traffic, 0.0, WINDOW_S)
     changes = moves = alarms = 0
     settings, busy_until_s = DriftSettings(interval_s=CHECK_S), 0.0
-    for now_s in np.arange(2 * WINDOW_S, traffic.minutes * 60.0, CHECK_S):
+    for now_s in np.arange(2 * WINDOW_S, traffic.minutes * 60.0, CHECK_S).tolist():
         current = _window(traffic, now_s - WINDOW_S, now_s)
         if now_s < busy_until_s or not detect_drift(planned, current, settings):
             continue
