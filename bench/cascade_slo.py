@@ -177,6 +177,8 @@ def _print(name: str, runs: Sequence[Compared]) -> None:
     for index, system in enumerate(runs[0].systems):
         pairs = [(run.systems["plan"], run.systems[system]) for run in runs]
         both = [(plan, other) for plan, other in pairs if plan is not None and other is not None]
+        unserved = sum(math.isinf(each.p95_s) for pair in both for each in pair)
+        both = [(plan, other) for plan, other in both if math.isfinite(plan.p95_s) and math.isfinite(other.p95_s)]
         head = f"{name:<7}{wanted:>8.1f}{rate:>8.2f}" if index == 0 else " " * 23
         if not both:
             print(f"{head}  {system:<14} no plan")
@@ -185,7 +187,8 @@ def _print(name: str, runs: Sequence[Compared]) -> None:
         slo = _range([other.p95_s / plan.p95_s for plan, other in both])
         throughput = _range([plan.rate / max(other.rate, 1e-9) for plan, other in both])
         quality = float(np.mean([other.quality for _, other in both]))
-        print(f"{head}  {system:<14}{p95:>7.1f}{slo:>22}{throughput:>24}{quality:>11.1f}  {both[0][1].text}")
+        lost = f"; {unserved} of {len(runs)} left out: a tier without replicas was reached" if unserved else ""
+        print(f"{head}  {system:<14}{p95:>7.1f}{slo:>22}{throughput:>24}{quality:>11.1f}  {both[0][1].text}{lost}")
 
 
 def _range(values: Sequence[float]) -> str:
