@@ -16,6 +16,7 @@ from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import IngressConfig, policy_parameters
+from services.ingress.dispatch.forecast_budget import ForecastBudget
 from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
 from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
@@ -33,11 +34,13 @@ class PredictorsHealth:
         from_ns: Nobody is asked before.
         logged_missing: The log says that predictions are missing, and not yet that they are back.
         logged_absurd: The log has shown a prediction that cannot be true.
+        budget: Forecasts that may be asked for now.
     """
 
-    __slots__ = ("from_ns", "logged_absurd", "logged_missing", "silences")
+    __slots__ = ("budget", "from_ns", "logged_absurd", "logged_missing", "silences")
 
     def __init__(self) -> None:
+        self.budget = ForecastBudget()
         self.silences = 0
         self.from_ns = 0
         self.logged_missing = False

@@ -55,6 +55,28 @@ def test_the_predictors_of_all_candidates_are_asked_before_anything_is_submitted
     assert bench.actor.snapshot()["sequences"]["r.0"]["phase"] == "forecasting"
 
 
+def test_under_overload_fewer_candidates_are_asked_and_the_policy_stays():
+    bench = asking(instances=8, candidates=6, forecasts_per_s=100.0)
+    asked = []
+    for number in range(6):
+        bench.call(f"r{number}")
+        names = [subject.rpartition(".")[2] for subject in bench.gather().subjects]
+        asked.append(len(names))
+        bench.gathered(*(bench.predicted(name, 10.0) for name in names))
+        assert not decision(bench).fallback
+    assert asked == [6, 4, 2, 2, 2, 2], "a burst of ten forecasts, then two each"
+    bench.now_ns += SECOND
+    bench.call("later")
+    assert len(bench.gather().subjects) == 6
+
+
+def test_without_a_bound_every_candidate_that_the_policy_draws_is_asked():
+    bench = asking(instances=8, candidates=6, forecasts_per_s=0)
+    for number in range(50):
+        bench.call(f"r{number}")
+        assert len(bench.gather().subjects) == 6
+
+
 def test_the_sequence_goes_to_the_one_that_ends_soonest_and_the_decision_tells_what_was_predicted():
     bench = asking(instances=3)
     bench.call()

@@ -69,9 +69,12 @@ def ask_predictors(
     """Ask the predictors of the drawn instances; the sequences are dispatched when the answers, or none, have come."""
     first = sequences[0]
     call = first.call
+    health = state.predictors.setdefault(view.model, PredictorsHealth())
+    wanted, drawn = len(drawn), health.budget.take(drawn, parameters.forecasts_per_s, state.now_ns, state.rng)
+    short = len(drawn) < wanted
     if len(drawn) < len(view.candidates):
         drawn += _prefix_holder(state, first, view, drawn)
-    sampled = parameters.rank_sample > 0 and state.rng.random() < parameters.rank_sample
+    sampled = not short and parameters.rank_sample > 0 and state.rng.random() < parameters.rank_sample
     asked = tuple(c.name for c in view.candidates) if sampled else drawn
     instances = state.cluster.instances
     pending = PendingForecast(

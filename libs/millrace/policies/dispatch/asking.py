@@ -28,12 +28,15 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         pause_s: After three questions in a row without any answer nobody is asked for so long, seconds.
         rank_sample: Share of placements, 0 to 1, for which all candidates are asked, to learn where the chosen one
             stands among all. Source: Block, section 6.2.2 (1 %).
+        forecasts_per_s: Forecasts of one model that an ingress asks for per second; beyond it each placement asks about
+            fewer of the candidates that the policy named, two at least. 0 for no bound.
     """
 
     deadline_ms: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 20.0
     fallback: str = "join_shortest_queue"
     pause_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 1.0
     rank_sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+    forecasts_per_s: Annotated[float, msgspec.Meta(ge=0)] = 4_000.0
 
 
 def draw(view: DispatchView, count: int, rng: Random) -> tuple[str, ...]:
