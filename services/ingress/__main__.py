@@ -83,7 +83,11 @@ class IngressProcess:
             deliver=self._deliver,
             models=self._models,
             metrics=self._metrics,
-            tracer=Tracer(random.Random(self._rng.getrandbits(64)), config.telemetry.trace_sample),
+            tracer=Tracer(
+                random.Random(self._rng.getrandbits(64)),
+                config.telemetry.trace_sample,
+                config.telemetry.trace_first_per_s,
+            ),
             now_s=time.time,
             on_bug=self._report_bug,
         )

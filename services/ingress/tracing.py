@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from millrace.actor.effects import Effect, RecordSpan
 from millrace.contracts.observers import Forecast
-from millrace.telemetry.tracecontext import child, format_traceparent
+from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.dispatch.choice import DispatchChoice
@@ -25,6 +25,13 @@ def new_span(call: OpenCall, rng: Random) -> str:
     if call.trace is None:
         return call.call.traceparent
     return format_traceparent(child(call.trace, rng))
+
+
+def keep(call: OpenCall) -> None:
+    """Record the trace from now on, though it was not sampled: what fails or moves is worth looking at."""
+    if call.trace is None:
+        context = parse_traceparent(call.call.traceparent)
+        call.trace = msgspec.structs.replace(context, sampled=True) if context is not None else None
 
 
 def end_tag(call: OpenCall, pending: PendingTag, result: str, now_ns: int, out: list[Effect]) -> None:
@@ -82,6 +89,8 @@ def _forecast_text(forecast: Forecast) -> str:
 def begin_placement(sequence: OpenSequence, choice: DispatchChoice, now_ns: int, rng: Random) -> None:
     """Open the sequence's dispatch or continuation span."""
     call, span, decision = sequence.call, sequence.span, choice.decision
+    if sequence.owned:
+        keep(call)
     earlier, span.context = span.context, new_span(call, rng)
     span.start_ns = now_ns
     if call.trace is None:
@@ -159,13 +168,15 @@ def end_move(
 
 def end_call(call: OpenCall, outcome: str, error: str, now_ns: int, out: list[Effect]) -> None:
     """Record the root span; that of an attempt is its cascade's to record, with its score."""
+    if error:
+        keep(call)
     if call.trace is None or call.call.parent:
         return
     usage, first = call.usage(), call.first_token_ns
     out.append(
         RecordSpan(
             name="ingress",
-            traceparent=call.call.traceparent,
+            traceparent=format_traceparent(call.trace),
             parent_span_id=call.call.parent_span_id,
             start_ns=call.arrival_ns,
             end_ns=now_ns,

@@ -154,6 +154,7 @@ class Layout:
             "otlp_endpoint": telemetry.otlp,
             "trace_dir": "" if telemetry.otlp else str(self.root / "traces"),
             "trace_sample": telemetry.trace_sample,
+            "trace_first_per_s": telemetry.trace_first_per_s,
         }
 
     def _config_file(self, role: Role, name: str, fields: dict[str, Any]) -> Path:

@@ -686,6 +686,26 @@ def test_spans_tell_a_sampled_call_and_nothing_is_made_for_others():
     assert not bench.made(RecordSpan)
 
 
+def test_a_call_that_fails_over_or_fails_is_traced_from_then_on_though_it_was_not_sampled():
+    unsampled = TRACED[:-1] + "0"
+    bench = tagged_bench(mode="never")
+    instance = bench.run_call("r", traceparent=unsampled)
+    bench.tokens(instance, chunk("a"))
+    bench.send(ServicePresence(role="worker", name=instance, state=PresenceState.DEAD, incarnation=1, at_ns=0))
+    assert not bench.made(RecordSpan)
+    request, other = bench.last_submission()
+    assert request.traceparent.endswith("-01"), "the worker records its spans too"
+    bench.accept()
+    bench.tokens(other, chunk("b", 1, epoch=request.body.epoch, finish=LENGTH))
+    spans = {s.name: s for s in bench.made(RecordSpan)}
+    assert list(spans) == ["continuation", "ingress"]
+    assert spans["ingress"].traceparent == TRACED
+    bench = tagged_bench(mode="never")
+    instance = bench.run_call("r", traceparent=unsampled)
+    bench.send(CallAbandoned(request="r", reason="client_gone"))
+    assert [(s.name, s.error) for s in bench.made(RecordSpan)] == [("ingress", "client_gone")]
+
+
 def test_a_type_that_it_does_not_take_changes_nothing_and_is_answered_where_an_answer_is_wanted():
     bench = Bench()
     before = bench.actor.snapshot()

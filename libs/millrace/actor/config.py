@@ -41,7 +41,9 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         log_file: Path; empty for standard error.
         otlp_endpoint: OTLP/HTTP base URL; empty for JSON lines in ``trace_dir``.
         trace_dir: Folder of JSON lines; empty for no local traces.
-        trace_sample: Share of requests that are traced, 0 to 1 (an incoming ``traceparent`` decides for itself).
+        trace_sample: Share of requests that are traced, 0 to 1 (an incoming ``traceparent`` decides for itself). What
+            fails, moves or fails over is traced from then on in any case.
+        trace_first_per_s: So many requests of each second are traced whatever the share.
         metrics_port: Port of the Prometheus endpoint; 0 for none (ingress serves ``/metrics`` on its own port as
             well).
         metrics_host: Address that it binds.
@@ -53,6 +55,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     otlp_endpoint: str = ""
     trace_dir: str = ""
     trace_sample: float = 1.0
+    trace_first_per_s: int = 0
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
 

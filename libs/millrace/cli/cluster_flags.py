@@ -115,7 +115,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--keys", metavar="FILE", help="API keys (`millrace keys`); without it none is asked for")
     add("--nats-port", type=int, help="of nats-server (default: 4222); another free one is taken where it is in use")
     add("--otlp", metavar="URL", help="OTLP/HTTP endpoint; without it traces go to the cluster's folder")
-    add("--trace-sample", type=float, metavar="SHARE", help="share of requests that are traced, 0 to 1 (default: 1)")
+    add(
+        "--trace-sample",
+        type=float,
+        metavar="SHARE",
+        help="share of requests traced beyond the first 20 a second (default: 0.01)",
+    )
     add("--log-format", choices=["console", "json"], help="(default: console)")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(default: info)")
 

@@ -150,6 +150,8 @@ def _check_services(spec: ClusterSpec) -> None:
             raise ConfigError(f"services.{name}: {value}, must be between {least} and {PROCESSES_MAX}")
     if spec.services.hosted_instances_max < 0:
         raise ConfigError(f"services.hosted_instances_max: {spec.services.hosted_instances_max}, must not be negative")
+    if spec.telemetry.trace_first_per_s < 0:
+        raise ConfigError(f"telemetry.trace_first_per_s: {spec.telemetry.trace_first_per_s}, must not be negative")
     if not 0 <= spec.telemetry.trace_sample <= 1:
         raise ConfigError(f"telemetry.trace_sample: {spec.telemetry.trace_sample}, must be between 0 and 1")
     for where, port in (("api.port", spec.api.port), ("nats.port", spec.nats.port)):

@@ -203,14 +203,16 @@ class TelemetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         otlp: OTLP/HTTP endpoint; empty for JSON lines in the cluster's folder.
-        trace_sample: Share of requests that are traced, 0 to 1.
+        trace_first_per_s: So many requests of each second are traced, by each ingress.
+        trace_sample: Share of further requests that are traced, 0 to 1. Errors, failovers and migrations always are.
         log_format: ``console`` or ``json``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         metrics_port: First port of the processes' Prometheus endpoints.
     """
 
     otlp: str = ""
-    trace_sample: float = 1.0
+    trace_first_per_s: int = 20
+    trace_sample: float = 0.01
     log_format: str = "console"
     log_level: str = "info"
     metrics_port: int = 9100

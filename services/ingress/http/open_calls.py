@@ -79,13 +79,24 @@ class Tracer:
     Attributes:
         rng: Source of request and trace ids.
         share: Share of requests traced where the client does not say.
+        first_per_s: So many of each second are traced whatever the share.
     """
 
-    __slots__ = ("rng", "share")
+    __slots__ = ("_second", "_seen", "first_per_s", "rng", "share")
 
-    def __init__(self, rng: random.Random, share: float) -> None:
+    def __init__(self, rng: random.Random, share: float, first_per_s: int = 0) -> None:
         self.rng = rng
         self.share = share
+        self.first_per_s = first_per_s
+        self._second = self._seen = 0
+
+    def begin(self, now_s: float) -> TraceContext:
+        """The root context of a request of that time; ``now_s`` never goes back by more than the clock does."""
+        second = int(now_s)
+        if second != self._second:
+            self._second, self._seen = second, 0
+        self._seen += 1
+        return new_trace(self.rng, sampled=self._seen <= self.first_per_s or sample(self.rng, self.share))
 
 
 class OpenCalls:
@@ -239,7 +250,7 @@ class OpenCalls:
         theirs = parse_traceparent(header.decode("latin-1")) if header else None
         if theirs is not None:
             return child(theirs, tracer.rng), theirs.span_id
-        return new_trace(tracer.rng, sampled=sample(tracer.rng, tracer.share)), ""
+        return tracer.begin(self._now_s()), ""
 
     # Effects of the core. One for a call that is not here any more comes after its client left: nothing to do.
 

@@ -72,6 +72,7 @@ def _same(grant: EpochGrant, body: AllotEpoch) -> bool:
 def _open(state: IngressState, sequence: OpenSequence, body: AllotEpoch) -> EpochGrant:
     target = state.cluster.instances[body.target]
     target.used = True
+    tracing.keep(sequence.call)
     span = tracing.new_span(sequence.call, state.rng)
     epoch = sequence.next_epoch()
     grant = EpochGrant(sequence, target, migration=body.migration, epoch=epoch, now_ns=state.now_ns, span=span)
