@@ -115,7 +115,7 @@ def measure(served: Any, load: Load, profile: Path | None) -> dict[str, Any]:
         "tokens_per_s": result["events_per_s"],
         "gateway_us": sum(cpu for name, cpu in used.items() if name.startswith(("ingress", "router"))) * per,
         "all_us": sum(used.values()) * per,
-        "forecast_share": 1 - fell_back / placed if placed else 0.0,
+        "by_policy": 1 - fell_back / placed if placed else 0.0,
         "p50_ms": result["ttft_ms_p50"] or result["latency_ms_p50"],
         "p99_ms": result["ttft_ms_p99"] or result["latency_ms_p99"],
         "errors": result["errors"],
@@ -140,7 +140,7 @@ def row(result: dict[str, Any]) -> str:
     return (
         f"{rate}; CPU per {unit}: gateway {result['gateway_us']:.1f} µs, all {result['all_us']:.1f} µs; "
         f"p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms; "
-        f"{result['forecast_share']:.1%} forecast; {result['errors']:.0f} errors; [{processes}]"
+        f"{result['by_policy']:.1%} decided by the way's own policy; {result['errors']:.0f} errors; [{processes}]"
     )
 
 

@@ -12,15 +12,20 @@ import argparse
 import asyncio
 import cProfile
 import pstats
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from bench.hot_path_rig import HotPathRig
 
-#: Of the calibration loop: enough for its time to be known to a percent.
-CALIBRATION_TURNS = 300_000
+#: Requests before anything is measured, and of one slice.
+WARM_REQUESTS, SLICE_REQUESTS = 200, 20
+#: Of the calibration loop, per slice.
+CALIBRATION_TURNS = 20_000
 
 
 def main() -> int:
@@ -28,7 +33,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench hot_path", description=__doc__.splitlines()[0])
     parser.add_argument("--instances", default="2,16,64")
     parser.add_argument("--requests", type=int, default=1500)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--policy", default="forecast")
     parser.add_argument("--tokens", type=int, default=4, help="output tokens of each request")
     parser.add_argument("--stream", action="store_true")
@@ -37,48 +41,70 @@ def main() -> int:
     if arguments.profile:
         return _profiled(arguments)
     for instances in map(int, arguments.instances.split(",")):
-        found = [measured(arguments, instances) for _ in range(arguments.repeats)]
-        best_us, ratio = min(us for us, _ in found), min(ratio for _, ratio in found)
-        print(f"{instances:3} instances, {arguments.policy}: {best_us:7.1f} µs per request, ratio {ratio:.3f}")
+        cost = measured(instances, arguments)
+        told = f"{cost.request_us:7.1f} µs per request, ratio {cost.ratio:.2f}"
+        print(f"{instances:3} instances, {arguments.policy}: {told}")
     return 0
 
 
-def measured(arguments: argparse.Namespace, instances: int) -> tuple[float, float]:
-    """CPU microseconds per request, and their ratio to the calibration loop's."""
-    before = calibration_us()
+class HotPathCost(msgspec.Struct, frozen=True):
+    """Medians over slices.
+
+    Attributes:
+        request_us: CPU microseconds per request.
+        ratio: Of them to a turn of the calibration loop right before and after, in thousands.
+    """
+
+    request_us: float
+    ratio: float
+
+
+def measured(instances: int, arguments: argparse.Namespace) -> HotPathCost:
+    """Requests and calibration in turn, in slices so short that what disturbs one disturbs the other."""
     with tempfile.TemporaryDirectory() as folder:
-        request_us = asyncio.run(_run(Path(folder), arguments, instances))
-    return request_us, request_us / min(before, calibration_us())
+        return asyncio.run(_slices(Path(folder), instances, arguments))
 
 
-async def _run(folder: Path, arguments: argparse.Namespace, instances: int) -> float:
+async def _slices(folder: Path, instances: int, arguments: argparse.Namespace) -> HotPathCost:
     rig = HotPathRig(folder, instances=instances, policy=arguments.policy)
     await rig.start()
+    costs, ratios = [], []
     try:
-        await rig.serve(arguments.requests // 5, tokens=arguments.tokens, stream=arguments.stream)
-        begun = time.thread_time_ns()
-        await rig.serve(arguments.requests, tokens=arguments.tokens, stream=arguments.stream)
-        taken = time.thread_time_ns() - begun
-        rig.check(arguments.requests)
+        await rig.serve(WARM_REQUESTS, tokens=arguments.tokens, stream=arguments.stream)
+        before_us = calibration_us()
+        for _ in range(arguments.requests // SLICE_REQUESTS):
+            request_us = await _slice_us(rig, arguments)
+            after_us = calibration_us()
+            costs.append(request_us)
+            ratios.append(2 * request_us / (before_us + after_us))
+            before_us = after_us
     finally:
         rig.close()
-    return (taken - rig.engines_ns) / 1e3 / int(arguments.requests)
+    return HotPathCost(statistics.median(costs), statistics.median(ratios))
+
+
+async def _slice_us(rig: HotPathRig, arguments: argparse.Namespace) -> float:
+    begun = time.thread_time_ns()
+    await rig.serve(SLICE_REQUESTS, tokens=arguments.tokens, stream=arguments.stream)
+    taken = time.thread_time_ns() - begun
+    rig.check(SLICE_REQUESTS)
+    return (taken - rig.engines_ns) / 1e3 / SLICE_REQUESTS
 
 
 def calibration_us() -> float:
-    """CPU time of a loop of what ingress's code is made of: calls, attributes, dictionaries, strings."""
+    """CPU microseconds of a thousand turns of what ingress's code is made of: calls, dictionaries, strings."""
     known: dict[str, int] = {}
     begun = time.thread_time_ns()
     for turn in range(CALIBRATION_TURNS):
-        key = f"k{turn & 255}"
+        key = f"k{turn & 4095}"
         known[key] = known.get(key, 0) + len(key)
-    return (time.thread_time_ns() - begun) / 1e3 / (CALIBRATION_TURNS / 1000)
+    return (time.thread_time_ns() - begun) / CALIBRATION_TURNS
 
 
 def _profiled(arguments: argparse.Namespace) -> int:
     profile = cProfile.Profile()
     with tempfile.TemporaryDirectory() as folder:
-        profile.runcall(asyncio.run, _run(Path(folder), arguments, int(arguments.instances.split(",")[0])))
+        profile.runcall(asyncio.run, _slices(Path(folder), int(arguments.instances.split(",")[0]), arguments))
     pstats.Stats(profile).sort_stats("tottime").print_stats(45)
     return 0
 
