@@ -1,0 +1,66 @@
+"""The harness of the stages figures: layers, shares of messages, paired differences."""
+
+import pytest
+
+from bench.stages.runs import StageRow
+from bench.stages.setups import Setup, fixed, merged
+from bench.stages.tables import against, comparison, paired
+from bench.stages.variants import arrival_only, full, hand_over, trading
+from bench.stages_scale import messages_per_move
+
+
+def row(label: str, seed: int, norm: float, **fields) -> StageRow:
+    numbers = dict.fromkeys(
+        (
+            "norm_p95",
+            "ttft",
+            "ttft_p99",
+            "tpot",
+            "tpot_p99",
+            "e2e",
+            "e2e_p99",
+            "good",
+            "output_cv",
+            "virtual_s",
+            "cpu_s",
+        ),
+        0.0,
+    )
+    counts = dict.fromkeys(("served", "lost", "preemptions", "moved", "refused", "messages"), 0)
+    plain = {"label": label, "seed": seed, "key": f"{label}/{seed}", "norm": norm, "deciles": [norm] * 10, "trades": {}}
+    return StageRow(**(numbers | counts | plain | fields))
+
+
+def test_layers_are_laid_over_each_other_key_by_key():
+    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {"a": {"b": 1, "c": 4}, "d": 3}
+
+
+def test_differences_are_paired_by_seed():
+    rows = [row("one", 0, 10.0), row("one", 1, 20.0), row("stages", 0, 9.0), row("stages", 2, 1.0)]
+    assert paired(rows, "stages", "one") == [(9.0, 10.0)]
+    assert against(rows, "stages", "one") == "-10.0"
+    assert against(rows, "one", "one") == ""
+    assert "-10.0" in comparison(rows, "one")
+
+
+def test_messages_of_a_move_count_asks_answers_and_the_deal():
+    trades = {"answer bid": 5, "answer no_room": 1, "deal boundary moved": 2, "deal balance stays": 1}
+    assert messages_per_move(row("stages", 0, 1.0, trades=trades)) == (2 * 6 + 4 * 2) / 2
+
+
+@pytest.mark.parametrize("make", [hand_over, full, arrival_only])
+def test_each_variant_is_a_valid_scenario_with_the_planned_stages(make):
+    setup = Setup(requests=300)
+    shapes = setup.planned("exact")
+    assert len(shapes) > 1
+    assert sum(shape.instances for shape in shapes) == setup.instances
+    spec = setup.spec(make(shapes))
+    assert spec.stages.policy == "fixed"
+    assert spec.trading.on == (make is not arrival_only)
+    assert spec.migration.on == spec.trading.on
+
+
+def test_a_layer_without_stages_trades_in_one_stage():
+    spec = Setup(requests=300).spec(trading("delay"))
+    assert (spec.stages.policy, spec.trading.policy) == ("one_stage", "delay")
+    assert "stages" in fixed(())
