@@ -11,7 +11,7 @@ from millrace.policies.stages.least_squares import nonnegative
 #: Batch sizes and mean context lengths at which a step cost is sampled to make it linear.
 _DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _CONTEXTS = (64, 256, 1024, 4096, 16_384)
-_PROMPTS = (256, 512, 1024, 2048)
+_PROMPTS = (256, 1024, 4096, 16_384, 65_536)
 
 
 class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
