@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
+from millrace.contracts.coordinator import LadderReported
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
@@ -156,6 +157,7 @@ class ClusterView:
         self._plans: dict[str, Plan] = {}
         self._cascades: dict[str, CascadePlan] = {}
         self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}
+        self._ladders: dict[str, tuple[int, LadderReported]] = {}
 
     def hear(self, body: Body, now_ns: int) -> None:
         """Takes a message; other types than those shown here are ignored."""
@@ -172,6 +174,8 @@ class ClusterView:
                 self._cascades[body.cascade] = body
             case BoundaryMoved():
                 self._boundaries[(body.model, body.stage)] = body
+            case LadderReported():
+                self._ladders[body.model] = (now_ns, body)
             case _:
                 pass
 
@@ -203,6 +207,10 @@ class ClusterView:
             for name in names
         ]
         return [row for row in rows if row is not None]
+
+    def ladders(self, now_ns: int) -> list[LadderReported]:
+        """What the coordinators told last of each model, by name; those not heard for a while are left out."""
+        return [body for _, (at_ns, body) in sorted(self._ladders.items()) if now_ns - at_ns <= SILENT_NS]
 
     def _drained(self, now_ns: int) -> dict[str, str]:
         """Model of each instance that an operator has drained, as supervisors say."""

@@ -1,4 +1,4 @@
-"""Fills a ClusterView from the bus: summaries and presences as they come, plan and registrations from the KV store."""
+"""Fills a ClusterView from the bus: what is published as it comes, plan and registrations from the KV store."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ async def listen(connection: Connection) -> AsyncIterator[ClusterView]:
         await bus.subscribe(subjects.summaries(), cb=on_message)
         await bus.subscribe(subjects.presences(), cb=on_message)
         await bus.subscribe(subjects.boundaries(), cb=on_message)
+        await bus.subscribe(subjects.ladder("*"), cb=on_message)
         task = asyncio.create_task(_follow_store(bus, subjects, view))
         try:
             yield view

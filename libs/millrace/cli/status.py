@@ -50,6 +50,7 @@ async def _status(arguments: argparse.Namespace) -> int:
             "services": view.services(now_ns),
             "cascades": cascade_rows(view.cascades()),
             "migrations": view.migrations(now_ns),
+            "ladders": view.ladders(now_ns),
             "totals": view.totals(instances),
         }
         print(msgspec.json.format(msgspec.json.encode(report)).decode())

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from millrace.cli.cascade_table import cascade_lines, cascade_table
 from millrace.cli.cluster_view import ClusterView, InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
+from millrace.contracts.coordinator import LadderReported
 
 _COLORS = {
     "ready": "green",
@@ -76,6 +77,7 @@ def cluster_tables(
         parts.append(_instances(shown, width))
     if len(shown) < len(instances):
         parts.append(Text(f"{len(instances) - len(shown)} more instances", style="dim"))
+    parts += [Text(line) for body in view.ladders(now_ns) if (line := ladder_line(body))]
     migrations = view.migrations(now_ns)
     if migrations:
         parts += [Text(""), _migrations(migrations[:migrations_max], width)]
@@ -89,6 +91,16 @@ def cluster_tables(
     if not instances and not services:
         parts.append(Text("Nobody was heard on this cluster."))
     return Group(*parts)
+
+
+def ladder_line(body: LadderReported) -> str:
+    """Rung that acts on a model's load, and its flips; empty where roles are fixed and nobody was flipped."""
+    if body.policy == "fixed" and not body.flips:
+        return ""
+    parts = [f"{body.model}: {body.rung} acts", f"roles {body.policy}", f"{body.flips} flips"]
+    parts += [f"{name} on its way to {role}" for name, role in sorted(body.flipping.items())]
+    parts += [f"last: {body.last}"] if body.last else []
+    return "; ".join(parts)
 
 
 def _headline(cluster: str, totals: Totals, width: int) -> Text:
