@@ -15,7 +15,7 @@ instances there shall be (`provisioning.py`).
 PutKey(lease), PutKey(plan), next timer; orders to provisioners, LadderReported for models that are led |
 | DecisionMade, RequestFinished | latencies, demand and lengths for the policies | |
 | LoadReported, ServicePresence(migrator) | moves under way | |
-| SetRole, ScaleModel | an operator's order | OrderAccepted, OrderRefused |
+| SetRole | an operator's order | OrderAccepted, OrderRefused |
 | Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
@@ -33,7 +33,7 @@ from typing import Any
 from millrace.actor.effects import DeleteKey, Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
 from millrace.contracts.broker import LoadReported
 from millrace.contracts.catalog import Role
-from millrace.contracts.coordinator import ScaleModel, SetRole
+from millrace.contracts.coordinator import SetRole
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -77,7 +77,6 @@ ACCEPTS = (
     RequestFinished,
     LoadReported,
     SetRole,
-    ScaleModel,
 )
 
 
@@ -142,7 +141,7 @@ class CoordinatorActor:
                 return self._on_summary(body, now_ns)
             case DecisionMade() | RequestFinished() | LoadReported() as body:
                 return self.rungs.hear(body, now_ns)
-            case SetRole() | ScaleModel() as body:
+            case SetRole() as body:
                 return self._on_order(body, message.reply_to, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
@@ -314,13 +313,13 @@ class CoordinatorActor:
         state = self._models.get(model)
         if state is None or state.plan_key.writing or not self._leads(state, now_ns):
             return []
-        plan = self.rungs.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
+        plan = self.rungs.next_plan(model, state.plan, self._serving(model, now_ns), now_ns)
         if plan is None:
             return []
         state.plan_key.writing = True
         return [*put_plan(plan, revision=state.plan_key.revision), *nobody_prefills(model, state, plan.stages)]
 
-    def serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
+    def _serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
         """Those that the plan names."""
         views = [view for view in self._instances.values() if view.record.model == model]
         return [view.record for view in views if view.serves(now_ns, SILENCE_NS_MAX)]
@@ -340,14 +339,12 @@ class CoordinatorActor:
     def _instances_named(self) -> set[str]:
         return {view.record.instance for view in self._instances.values()}
 
-    def _on_order(self, body: SetRole | ScaleModel, reply_to: str, now_ns: int) -> list[Effect]:
+    def _on_order(self, body: SetRole, reply_to: str, now_ns: int) -> list[Effect]:
         """An operator's order; whoever does not lead the model leaves it to who does."""
         state = self._models.get(body.model)
         if state is None or not self._leads(state, now_ns):
             return []
-        instances = [view for view in self._instances.values() if view.record.model == body.model]
-        told = self.rungs.on_order(body, state.plan, instances, now_ns)
-        return answer(reply_to, told)
+        return answer(reply_to, self.rungs.on_order(body, state.plan))
 
     # small things
 

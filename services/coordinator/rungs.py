@@ -17,7 +17,6 @@ from millrace.contracts.coordinator import (
     OrderAccepted,
     OrderRefusal,
     OrderRefused,
-    ScaleModel,
     SetRole,
 )
 from millrace.contracts.observers import DecisionMade, RequestFinished
@@ -65,7 +64,7 @@ class Rungs:
     def start(self) -> list[Effect]:
         """Listens to orders, and to what the policies need."""
         subjects = [
-            self._subjects.coordinate("*", "*"),
+            self._subjects.coordinate("*", "role"),
             self._subjects.presences(Role.MIGRATOR),
             self._subjects.loads(),
         ]
@@ -161,21 +160,15 @@ class Rungs:
 
     # orders
 
-    def on_order(
-        self, body: SetRole | ScaleModel, plan: Plan | None, instances: Sequence[InstanceView], now_ns: int
-    ) -> OrderAccepted | OrderRefused:
+    def on_order(self, body: SetRole, plan: Plan | None) -> OrderAccepted | OrderRefused:
         """An operator's order to a model that is led here."""
         if plan is not None and body.plan_epoch and body.plan_epoch < plan.epoch:
             detail = f"made on plan {body.plan_epoch}; {plan.epoch} is in force"
             return OrderRefused(reason=OrderRefusal.OLD_PLAN, detail=detail)
-        match body:
-            case SetRole():
-                refusal = self.roles.order(body.model, plan, body.instance, body.role)
-                if refusal is not None:
-                    return OrderRefused(reason=refusal, detail=_why(refusal, body))
-                return OrderAccepted(detail=f"{body.instance} will be {body.role}")
-            case ScaleModel():
-                return OrderRefused(reason=OrderRefusal.NO_PROVISIONER, detail="not built")
+        refusal = self.roles.order(body.model, plan, body.instance, body.role)
+        if refusal is not None:
+            return OrderRefused(reason=refusal, detail=_why(refusal, body))
+        return OrderAccepted(detail=f"{body.instance} will be {body.role}")
 
     def snapshot(self) -> dict[str, Any]:
         """For people and checkers."""

@@ -21,33 +21,14 @@ class SetRole(Body, frozen=True, kw_only=True, tag="SetRole/1"):
     plan_epoch: int = 0
 
 
-class ScaleModel(Body, frozen=True, kw_only=True, tag="ScaleModel/1"):
-    """Asks that a model have a number of instances. Answered by OrderAccepted or OrderRefused.
-
-    Attributes:
-        instances: How many there shall be, of that shape where one is named.
-        shape: Device kind and tensor-parallel size, such as ``h100x2``; empty for any.
-        role: Of those that are started; None for the configured one.
-        plan_epoch: As in SetRole.
-    """
-
-    model: str
-    instances: int
-    shape: str = ""
-    role: InstanceRole | None = None
-    plan_epoch: int = 0
-
-
 class OrderAccepted(Body, frozen=True, kw_only=True, tag="OrderAccepted/1"):
     """The order is taken; it is carried out when nothing stands against it.
 
     Attributes:
         detail: One sentence: what begins.
-        limit_s: Time after which it is done or given up, seconds; 0 where there is none.
     """
 
     detail: str = ""
-    limit_s: float = 0.0
 
 
 class OrderRefusal(StrEnum):
@@ -56,9 +37,6 @@ class OrderRefusal(StrEnum):
     UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force
     NOT_CAPABLE = "not_capable"  # a stage would have nobody to prefill, or nobody to decode
     OLD_PLAN = "old_plan"  # the plan has changed since
-    BELOW_MINIMUM = "below_minimum"  # fewer instances than a stage needs
-    NO_PROVISIONER = "no_provisioner"  # nobody is configured who starts or stops instances
-    INVALID = "invalid"  # a number is absurd
 
 
 class OrderRefused(Body, frozen=True, kw_only=True, tag="OrderRefused/1"):

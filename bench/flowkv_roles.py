@@ -1,0 +1,170 @@
+"""Makespan of a drifting mix of prefill and decode: static splits, all instances doing both, and roles that flip.
+
+    python -m bench flowkv_roles
+
+`examples/scenarios/roles.toml`: Mooncake's conversations at eight times their speed on four modelled H200. Prompts are
+long in the first half of the requests, answers in the second. Each seed takes the next rows of the trace. ``--phase``
+takes one of the halves for all requests; ``--steady`` a light load without a drift, in which nobody should be flipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from millrace.contracts.plan import InstanceRole
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.sim.checkers.roles import CapableRoles
+
+from bench.block.scenarios import data_folder, scenario
+from bench.block.tables import figure, table
+from simulator.scenarios.running import run_scenario
+from simulator.scenarios.spec import ScenarioSpec
+from simulator.scenarios.statistics import summarise
+
+#: Layouts: how many of the four prefill (the others decode), or None where all do both; and the policy.
+LAYOUTS: dict[str, tuple[int | None, str]] = {
+    "1 prefill, 3 decode": (1, "fixed"),
+    "2 prefill, 2 decode": (2, "fixed"),
+    "3 prefill, 1 decode": (3, "fixed"),
+    "all both": (None, "fixed"),
+    "flowkv, from 2 and 2": (2, "flowkv"),
+    "pressure, from 2 and 2": (2, "pressure"),
+}
+INSTANCES = tuple(f"h200-{index}" for index in range(4))
+PHASES = {"prompts": "[{output_scale=0.25}]", "answers": "[{prompt_scale=0.1, output_scale=4.0}]"}
+
+
+class RoleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Times in seconds; ``key`` tells runs apart."""
+
+    key: str
+    label: str
+    seed: int
+    makespan: float
+    ttft_mean: float
+    ttft_p99: float
+    tpot_mean: float
+    e2e_mean: float
+    goodput: float
+    preemptions: int
+    lost: int
+    flips: int
+
+
+def main() -> int:
+    """Runs every layout with every seed and prints a table; fails where a request was lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000, help="per run (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, help="parts of the trace (default %(default)s)")
+    parser.add_argument("--phase", choices=sorted(PHASES), help="one half for all requests; default: the drift")
+    parser.add_argument("--steady", action="store_true", help="30 virtual minutes of a light load without a drift")
+    parser.add_argument("--rows", type=Path, help="keep each run's figures here, JSON lines, and make no run twice")
+    arguments = parser.parse_args()
+    found = _rows(arguments.rows)
+    rows = []
+    for seed in range(arguments.seeds):
+        for label in LAYOUTS:
+            spec = spec_of(label, seed, arguments)
+            key = f"{label}/{seed}/{arguments.requests}/{arguments.phase}/{arguments.steady}"
+            row = found.get(key) or run_one(key, label, spec)
+            if key not in found and arguments.rows is not None:
+                with arguments.rows.open("ab") as file:
+                    file.write(msgspec.json.encode(row) + b"\n")
+            rows.append(row)
+    print(f"{arguments.requests:,} requests a run, {arguments.seeds} parts of the trace, ± a 95 % t-interval over them")
+    print(_table(rows))
+    print(_verdict(rows))
+    return int(any(row.lost for row in rows))
+
+
+def spec_of(label: str, seed: int, arguments: argparse.Namespace) -> ScenarioSpec:
+    """The scenario of a layout and a seed."""
+    prefills, policy = LAYOUTS[label]
+    settings = [f"seed={seed}", f"roles.policy={policy}", f"workload.count={arguments.requests}"]
+    settings += [f"workload.lengths.skip={seed * arguments.requests}"]
+    settings += [] if policy == "pressure" else ["roles.parameters={}"]
+    if arguments.steady:
+        settings += ["workload.phases=[]", "workload.arrivals.speed=2.0", f"workload.count={3 * arguments.requests}"]
+    elif arguments.phase:
+        settings.append(f"workload.phases={PHASES[arguments.phase]}")
+    spec = scenario("roles", settings)
+    roles = {} if prefills is None else _split(prefills)
+    return msgspec.structs.replace(spec, migration=msgspec.structs.replace(spec.migration, roles=roles))
+
+
+def _split(prefills: int) -> dict[str, InstanceRole]:
+    return {
+        name: InstanceRole.PREFILL if index < prefills else InstanceRole.DECODE for index, name in enumerate(INSTANCES)
+    }
+
+
+def run_one(key: str, label: str, spec: ScenarioSpec) -> RoleRow:
+    """Makes one run; every plan is checked."""
+    checker = CapableRoles(gap_ns=10_000_000_000)
+    outcome = run_scenario(spec, step_times=load_step_time, folders=(data_folder(),), checkers=(checker,))
+    summary = summarise(outcome)
+    ends = [record.arrival_ns + record.e2e_ns for record in outcome.finished]
+    return RoleRow(
+        key=key,
+        label=label,
+        seed=spec.seed,
+        makespan=max(ends) / 1e9,
+        ttft_mean=summary.ttft_s.mean,
+        ttft_p99=summary.ttft_s.p99,
+        tpot_mean=summary.tpot_s.mean,
+        e2e_mean=summary.e2e_s.mean,
+        goodput=summary.goodput,
+        preemptions=summary.preemptions,
+        lost=summary.lost,
+        flips=len(checker.flips),
+    )
+
+
+def _rows(path: Path | None) -> dict[str, RoleRow]:
+    if path is None or not path.exists():
+        return {}
+    rows = [msgspec.json.decode(line, type=RoleRow) for line in path.read_bytes().splitlines()]
+    return {row.key: row for row in rows}
+
+
+def _table(rows: Sequence[RoleRow]) -> str:
+    heads = ["", "makespan s", "TTFT mean s", "TTFT p99 s", "TPOT mean ms", "e2e mean s", "within SLO %", "hops"]
+    lines = []
+    for label in LAYOUTS:
+        own = [row for row in rows if row.label == label]
+        cells = [
+            figure([row.makespan for row in own], places=1),
+            figure([row.ttft_mean for row in own], places=2),
+            figure([row.ttft_p99 for row in own], places=1),
+            figure([row.tpot_mean * 1e3 for row in own], places=1),
+            figure([row.e2e_mean for row in own], places=2),
+            figure([row.goodput * 100 for row in own], places=1),
+            figure([float(row.flips) for row in own], places=1),
+        ]
+        lines.append([label, *cells])
+    return table(heads, lines)
+
+
+def _verdict(rows: Sequence[RoleRow]) -> str:
+    """Makespan of each policy over the best static split of the same part of the trace, and over all doing both."""
+    told, wins = [], Counter[str]()
+    spans = {(row.label, row.seed): row.makespan for row in rows}
+    seeds = sorted({row.seed for row in rows})
+    best = {s: min(spans[label, s] for label, (p, policy) in LAYOUTS.items() if policy == "fixed" and p) for s in seeds}
+    for label, (_, policy) in LAYOUTS.items():
+        if policy != "fixed" or label == "all both":
+            shares = [spans[label, seed] / best[seed] for seed in seeds]
+            wins[label] = sum(share <= 1 for share in shares)
+            told.append(
+                f"{label}: {figure(shares, places=3)} of the best static split's makespan, {wins[label]} of "
+                f"{len(seeds)} not longer"
+            )
+    return "\n".join(told)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
