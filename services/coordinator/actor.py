@@ -313,13 +313,13 @@ class CoordinatorActor:
         state = self._models.get(model)
         if state is None or state.plan_key.writing or not self._leads(state, now_ns):
             return []
-        plan = self.rungs.next_plan(model, state.plan, self._serving(model, now_ns), now_ns)
+        plan = self.rungs.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
         if plan is None:
             return []
         state.plan_key.writing = True
         return [*put_plan(plan, revision=state.plan_key.revision), *nobody_prefills(model, state, plan.stages)]
 
-    def _serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
+    def serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
         """Those that the plan names."""
         views = [view for view in self._instances.values() if view.record.model == model]
         return [view.record for view in views if view.serves(now_ns, SILENCE_NS_MAX)]

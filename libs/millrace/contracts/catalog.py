@@ -8,7 +8,7 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
 from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
-from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, ScaleModel, SetRole
+from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetRole
 from millrace.contracts.ingress import SequencesReturned, TokensGenerated, TokensResent
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.message import Body, ErrorReply
@@ -65,7 +65,6 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     RequestFinished,
     ResendTokens,
     ReturnSequences,
-    ScaleModel,
     SequenceAccepted,
     SequenceRefused,
     SequencesReturned,
@@ -285,16 +284,6 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.OPERATOR,),
         receivers=(Role.COORDINATOR,),
         summary="Give an instance another role; answered by the active coordinator of the model.",
-    ),
-    Channel(
-        name="coordinate_scale",
-        subject="coordinate.{model}.scale",
-        pattern=Pattern.REQUEST,
-        messages=(ScaleModel,),
-        replies=(OrderAccepted, OrderRefused, ErrorReply),
-        senders=(Role.OPERATOR,),
-        receivers=(Role.COORDINATOR,),
-        summary="Have so many instances of a model; answered by its active coordinator.",
     ),
     Channel(
         name="ladder",
