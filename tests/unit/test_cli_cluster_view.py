@@ -4,7 +4,8 @@ import io
 
 import msgspec
 import pytest
-from millrace.cli.cluster_view import GONE_NS, SILENT_NS, SUSPECT_NS, ClusterView, InstanceRow
+from millrace.cli.cluster_rows import InstanceRow
+from millrace.cli.cluster_view import GONE_NS, SILENT_NS, SUSPECT_NS, ClusterView
 from millrace.cli.status_table import MIGRATIONS_SHOWN, binary_size, cluster_tables, span
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.kv import CopierKind, KvEndpoint

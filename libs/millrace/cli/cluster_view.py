@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from millrace.cli.cluster_rows import InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.coordinator import LadderReported
@@ -30,115 +29,6 @@ RATE_NS = 2_000_000_000
 
 #: What left is still shown for this long.
 GONE_NS = 30_000_000_000
-
-
-class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance.
-
-    Attributes:
-        state: ``ready``, ``draining``, ``drained`` (by an operator; it runs no more), ``suspect`` (no heartbeat),
-            ``dead`` or ``starting`` (registered, nothing heard yet).
-        output_tokens_per_s: None while fewer than two summaries were heard.
-        uptime_s: Since the worker process started.
-        role: ``both``, ``prefill`` or ``decode``, as the plan says.
-        kv: Ways to read its KV, best first; empty where it moves nothing.
-        kv_refusal: Why it moves nothing.
-        leaving, arriving: Sequences that move away from it and to it, as its migrator said last.
-        leave_later: Those that shall leave and wait for a slot or for room.
-    """
-
-    instance: str
-    model: str
-    stage: str
-    state: str
-    running: int = 0
-    waiting: int = 0
-    blocks_used: int = 0
-    blocks_total: int = 0
-    output_tokens_per_s: float | None = None
-    output_tokens: int = 0
-    preemptions: int = 0
-    uptime_s: float = 0.0
-    role: str = InstanceRole.BOTH
-    kv: list[str] = []
-    kv_refusal: str = ""
-    leaving: int = 0
-    arriving: int = 0
-    leave_later: int = 0
-
-
-class MigrationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One migration under way, as its source's migrator said last.
-
-    Attributes:
-        target: Empty while none is chosen.
-        step: As in MigrationStatus.
-        round: Rounds of copying that are done.
-        age_s: Since it began.
-        bytes: Copied so far.
-    """
-
-    sequence: str
-    source: str
-    target: str
-    step: str
-    round: int
-    age_s: float
-    bytes: int
-
-
-class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One service.
-
-    Attributes:
-        state: ``alive``, ``leaving``, ``dead`` or ``silent``.
-    """
-
-    role: str
-    name: str
-    state: str
-    url: str
-    uptime_s: float
-    heard_s_ago: float
-
-
-class StageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a plan, with the sums of its instances that are heard from.
-
-    Attributes:
-        length_min, length_max: Lengths that it serves now, tokens: its boundaries as they were refined last. No
-            ``length_max`` for the last stage.
-        covered_by: The stage that serves its lengths while it has no instance; else empty.
-        leaving, arriving: Sequences that move away from its instances and to them.
-    """
-
-    model: str
-    stage: str
-    length_min: int
-    length_max: int | None
-    covered_by: str
-    instances: int
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_total: int
-    output_tokens_per_s: float
-    leaving: int
-    arriving: int
-
-
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the instances that are heard from."""
-
-    instances: int
-    instances_ready: int
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_total: int
-    output_tokens_per_s: float
-    preemptions: int
-    migrations: int
 
 
 class ClusterView:

@@ -11,7 +11,8 @@ from nats.aio.client import Client
 
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import Connection, resolve_connection
-from millrace.cli.cluster_view import ClusterView, InstanceRow
+from millrace.cli.cluster_rows import InstanceRow
+from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked, headers_of

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.cascade_table import cascade_lines, cascade_table
-from millrace.cli.cluster_view import ClusterView, InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
+from millrace.cli.cluster_rows import InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
+from millrace.cli.cluster_view import ClusterView
 from millrace.contracts.coordinator import LadderReported
 
 _COLORS = {

@@ -392,8 +392,7 @@ class ModelledEngine:
         self.scheduler.check_invariants()
         self.moves.check_invariants()
         lanes = self.scheduler.running, self.scheduler.waiting, self.scheduler.arrived, self.scheduler.frozen
-        known = (sequence for lane in lanes for sequence in lane)
-        here = {sequence.sequence for sequence in known} | set(self.moves.coming)
+        here = {each.sequence for lane in lanes for each in lane} | set(self.moves.coming)
         assert here == set(self._sequences), "scheduler and engine know different sequences"
 
 
