@@ -53,7 +53,7 @@ def moved(onlooker: Mover) -> list[MigrationFinished]:
     return [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
 
 
-async def expect_empty(rig: UpRig, expected: Outcomes) -> None:
+async def expect_empty(rig: UpRig) -> None:
     """Nothing runs and no block is in use anywhere."""
     await told(rig, running=0, waiting=0, blocks_used=0)
 
