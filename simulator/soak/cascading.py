@@ -56,6 +56,8 @@ def cascade_shape() -> SoakShape:
 class CascadeSoakCluster(SoakCluster):
     """Workers of three models, a planner that swaps the cascade's plan, and a judge."""
 
+    models = MODELS
+
     def _choose_services(self) -> None:
         super()._choose_services()
         self.clients = CascadeClients(self._oracle)

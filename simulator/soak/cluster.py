@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 from zlib import crc32
 
 from millrace.contracts.catalog import Role
@@ -42,7 +43,10 @@ class SoakCluster(SimulatedCluster):
 
     Attributes:
         clients: Submit calls here; they check what comes.
+        models: Models that its workers serve.
     """
+
+    models: ClassVar[tuple[str, ...]] = (MODEL,)
 
     def __init__(self, seed: int, shape: SoakShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
         """Builds and starts everything. ``verify``: as for ``Simulation``."""

@@ -85,7 +85,7 @@ def watch_pauses(cluster: SoakCluster, link: LinkModel, disturbed: Callable[[], 
     """The checker of a cluster that has migrators."""
 
     def ingresses() -> dict[str, Any]:
-        return {actor.name: _state(actor) for actor in cluster.ingresses if actor.process is not None}
+        return {actor.name: ingress_state(actor) for actor in cluster.ingresses if actor.process is not None}
 
     def engines() -> dict[str, Any]:
         here = [actor.name for actor in cluster.workers if actor.process is not None]
@@ -94,7 +94,8 @@ def watch_pauses(cluster: SoakCluster, link: LinkModel, disturbed: Callable[[], 
     return BoundedPauses(pause_bounds(cluster.shape, link), ingresses=ingresses, engines=engines, disturbed=disturbed)
 
 
-def _state(actor: SimActor) -> Any:
+def ingress_state(actor: SimActor) -> Any:
+    """State of an ingress whose process runs."""
     return actor.actor.state  # type: ignore[attr-defined]
 
 

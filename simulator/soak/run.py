@@ -24,7 +24,7 @@ from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from services.ingress.calls.messages import Call, CallKind
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.fault_plan import FaultPlan
-from simulator.soak.migration_load import MigrationLoad, watch_pauses
+from simulator.soak.migration_load import MigrationLoad, ingress_state, watch_pauses
 from simulator.soak.shape import MODEL, SoakShape
 from simulator.soak.trading_watch import TradingWatch
 
@@ -206,8 +206,17 @@ class SoakRun:
             self._sim.run_for(100 * MILLISECOND)
 
     def _serve(self) -> None:
-        """Every ingress serves a new call."""
+        """Every ingress is ready and serves a new call.
+
+        One that began beside a store that had lost the plan is ready, and says so on /ready, when there is one again.
+        """
         self._until(lambda: all(actor.process for actor in self.cluster.ingresses), SERVE_NS, "an ingress is down")
+        views = [ingress_state(actor).cluster for actor in self.cluster.ingresses]
+        self._until(
+            lambda: all(view.expects(model) for view in views for model in self.cluster.models),
+            SERVE_NS,
+            "an ingress is not ready",
+        )
         requests = []
         for actor in self.cluster.ingresses:
             call = self._draw_call()
