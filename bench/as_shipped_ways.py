@@ -46,7 +46,7 @@ WAYS = MappingProxyType(
 
 
 class Served:
-    """What serves now.
+    """Running server and its processes.
 
     Attributes:
         port: Of the API.

@@ -1,4 +1,4 @@
-"""How the blocks of a sequence lie in a cache that has been in use for a while, with either free-block queue.
+"""Block lists of a sequence in a cache that has been in use for a while, with either free-block queue.
 
 For figures of transfers: ``pair`` gives the block lists of a source, where the sequence came with its prompt and grew
 among others, and of a target that sets blocks aside for it at once.

@@ -138,7 +138,10 @@ def _grid(specs: dict[str, ScenarioSpec], rates: Sequence[float], chosen: Option
 
 
 def _gains(rows: Sequence[Row], rates: Sequence[float]) -> None:
-    """What the paper says of QPS 32, for each rate; those of TTFT are read as mean and P99 of Block, then of Block*."""
+    """Print the gains of the paper at QPS 32, and those of the runs at each rate.
+
+    The paper's gains of TTFT are read as mean and P99 of Block, then of Block*.
+    """
     paper = ("-88.1", "-78.6", "-19.9", "-3.6", "+4.4"), ("-23.6", "-10.8", "-12.6", "-0.8", "+2.5")
     lines = [["Block's paper at 32: Block", *paper[0]], ["Block's paper at 32: Block*", *paper[1]]]
     for rate in rates:

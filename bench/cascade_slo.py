@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
 
 class System(NamedTuple):
-    """What one way of serving does on held-out requests."""
+    """Results of one way of serving on held-out requests."""
 
     p95_s: float
     rate: float

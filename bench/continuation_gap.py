@@ -1,8 +1,8 @@
-"""How long a stream pauses when its worker is killed (kill -9), and whether its tokens change.
+"""Pause of a stream when its worker is killed (kill -9), and whether its tokens change.
 
 Two engines under `millrace up`; each round starts streams, kills one worker in their middle, waits until it is back.
-A client cannot see which streams moved, so as many of the longest pauses as ingress counted continuations are called
-those of continued streams: an upper bound. The others show what pauses the restart itself costs on shared cores.
+A client cannot see which streams moved. So if ingress counted N continuations, the N longest pauses are called those of
+continued streams: an upper bound. The others show what pauses the restart itself costs on shared cores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the modelled engine itself costs: one step of decodes, and many engines in one process in wall-clock time.
+"""Cost of the modelled engine itself: one step of decodes, and many engines in one process in wall-clock time.
 
 Steps: processor time, least of repeated runs. Engines: processor time of a process whose engines are paced as A100s and
-all decode; fewer steps per second than 90 each mean that the machine had no time for them.
+all decode; fewer than 90 steps per second each mean that the machine had no time for them.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _report(kind: str, recordings: Sequence[Recording], own_pace: bool) -> None:
 
 
 def _pace_line(fitted: Mapping[str, EngineFit], paced: Sequence[Mapping[str, EngineFit]]) -> str:
-    """How long steps took in each run, against what all runs together say of such steps."""
+    """Return a line that compares the step times of each run with those that all runs together give."""
     of = [{name: each.model.fixed / fitted[name].model.fixed for name, each in p.items()} for p in paced]
     rounds = [", ".join(f"{factor:.2f}" for factor in factors.values()) for factors in of]
     return f"steps took {'; '.join(rounds)} times what all runs together say (each engine; each round)"

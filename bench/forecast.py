@@ -1,4 +1,4 @@
-"""What a forecast costs by size of the instance, compiled and in plain Python; which length rule predicts better.
+"""Cost of a forecast by size of the instance, compiled and in plain Python; comparison of length rules.
 
 Processor time of one question on an instance that decodes and has a queue: ``load`` of a snapshot, the first forecast
 after it (which rolls the instance to now and computes its future without the candidate), further forecasts of the same

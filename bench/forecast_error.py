@@ -1,4 +1,4 @@
-"""Where the error of live forecasts comes from, out of recorded runs: pace, later arrivals, messages, the forecast.
+"""Sources of error in live forecasts, from recorded runs: pace, later arrivals, messages, the forecast.
 
 ``python -m bench live_policies --keep FOLDER`` records; this reads (``--recordings FOLDER``) the runs of stated
 lengths, asks a predictor of this code about each placement again, and tells its forecasts more and more of what came.

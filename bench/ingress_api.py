@@ -1,4 +1,4 @@
-"""What the HTTP side's parts cost by themselves, without sockets and core: CPU time of the thread per request or event.
+"""Cost of the HTTP side's parts alone, without sockets and core: CPU time of the thread per request or event.
 
 `python -m bench ingress_throughput` has the whole process.
 """

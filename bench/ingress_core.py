@@ -1,4 +1,4 @@
-"""What ingress's core costs, without bus, HTTP or codec: tokens relayed, calls opened and closed, decisions.
+"""Cost of ingress's core, without bus, HTTP or codec: tokens relayed, calls opened and closed, decisions.
 
     python -m bench ingress_core            the table
     python -m bench ingress_core --profile  the costliest functions instead

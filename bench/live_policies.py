@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def campaign_of(options: argparse.Namespace) -> Campaign:
-    """What the options ask for."""
+    """Build the campaign that the options ask for."""
     uneven = bool(options.unequal)
     base = unequal.LOAD if uneven else Load(kind="stated", count=0, rate_per_s=1.0)
     load = msgspec.structs.replace(

@@ -31,7 +31,7 @@ _TEXT_MARKS = (b'"content":"', b'"text":"')
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send.
+    """Load to send.
 
     Attributes:
         rate: Requests per second of an open load; 0 for a closed one.
@@ -52,7 +52,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, kw_only=True):
-    """What came back. Times are seconds; only requests that began and ended in the measured time count.
+    """Results of a load. Times are seconds; only requests that began and ended in the measured time count.
 
     Attributes:
         tokens: Output tokens by the server's own usage figures (streams: all that ended; else by events).

@@ -28,7 +28,7 @@ READY_S = 30.0
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to start.
+    """Options of the cluster to start.
 
     Attributes:
         workers: Worker processes, each with ``instances`` modelled engines.

@@ -1,9 +1,9 @@
-"""What a migration costs the other sequences, by how much an engine may copy between two steps.
+"""Cost of a migration to the other sequences, by how much an engine may copy between two steps.
 
 Two real engines, streams that decode all the time on both, and one long sequence that is moved there and back. Prefix
 caches are off, so that every move copies the whole context. An interval between two tokens of another stream belongs to
-a migration where it ends between the request and the answer, and to its control where it ends in a window as long
-before or after. The slow-down is the ratio of their means, its interval a bootstrap over migrations.
+a migration if it ends between the request and the answer, and to its control if it ends in a window of the same length
+before or after. The slow-down is the ratio of their means; its interval is a bootstrap over migrations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How long a client waits when its request moves between real engines, by context, load and mode.
+"""Time that a client waits when its request moves between real engines, by context, load and mode.
 
 Two engines under `millrace up`, streams over HTTP. For each context length and load, streams with prompts of their own
 are moved once each, by a request on NATS, in each mode in turn. The *gap* is the longest interval between two events of
-the stream of which any part lies between the request and 50 ms after its answer; beside it the usual interval of the
-same stream. The *others* run all the time on both engines: their intervals inside migrations against those outside.
+the stream of which any part lies between the request and 50 ms after its answer; the usual interval of the same stream
+stands beside it. The *others* run all the time on both engines: their intervals inside migrations are compared with
+those outside.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ AFTER_S = 0.05
 
 @dataclass(slots=True)
 class Cell:
-    """What one (context, load, mode) showed. Seconds."""
+    """Results of one (context, load, mode). Seconds."""
 
     gaps: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)

@@ -78,7 +78,7 @@ class TimedClients(CountingClients):
 
 @dataclass(slots=True)
 class Cell:
-    """What one (bandwidth, others, context, mode) showed. Milliseconds."""
+    """Results of one (bandwidth, others, context, mode). Milliseconds."""
 
     gaps: list[float] = field(default_factory=list)
     frozen: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the engines are like."""
+    """Properties of the engines."""
 
     step_time: str
     token_bytes: int
@@ -142,7 +142,7 @@ class Stage:
         return request_name(number)
 
     def times(self, request: str) -> list[int]:
-        """When its tokens came."""
+        """Return the times at which the request's tokens came."""
         return self.clients.times.get(request, [])
 
     def until(self, request: str, tokens: int) -> None:

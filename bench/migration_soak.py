@@ -49,7 +49,7 @@ class Soak:
         return {"prompt": prompt_text(number), "max_tokens": self._options.tokens, "ignore_eos": True, **kind}
 
     async def learn(self) -> None:
-        """What each request says when nothing moves."""
+        """Record what each request says when nothing moves."""
         for number in range(self._options.prompts):
             stream = await play(self._http, self._rig, TimedStream(), **self._fields(number))
             assert not stream.error, stream.error

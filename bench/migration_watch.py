@@ -37,7 +37,7 @@ SHOWN_STEPS = (0, 1, 2, 4, 9, 19, 39)
 
 
 class Rigged:
-    """What every migration needs."""
+    """Resources that every migration needs."""
 
     def __init__(self, rig: UpRig, http: httpx.AsyncClient, operator: Operator, folder: Path) -> None:
         self.heard = Heard()
@@ -128,7 +128,7 @@ def waited(pid: int) -> float:
 
 
 class Shares:
-    """What share of a core each process takes, and for what share of the time its main thread waits for one."""
+    """Share of a core that each process takes, and share of the time that its main thread waits for one."""
 
     def __init__(self, rig: UpRig) -> None:
         processes = [*rig.processes(), psutil.Process(), *psutil.Process().children(recursive=True)]

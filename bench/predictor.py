@@ -1,4 +1,4 @@
-"""What a predictor's calibration and memory are worth: prediction errors in simulation where its step times are wrong.
+"""Value of a predictor's calibration and memory: prediction errors in simulation where its step times are wrong.
 
 Engines follow one step-time set; the predictor is given that one, one that is wrong by a factor, one of other hardware,
 or none. Errors are of forecasts for requests placed by the `forecast` policy, lengths known, against what happened.
@@ -159,7 +159,7 @@ def arrive(cluster: MisledCluster, number: int, each: Any) -> None:
 
 
 def told(wrong: float | str) -> dict[str, StepTimeModel]:
-    """What the predictor finds under the engines' set's name."""
+    """Return the step times that the predictor finds under the name of the engines' set."""
     if wrong == "":
         return {}
     if isinstance(wrong, str):

@@ -1,9 +1,9 @@
-"""Where a saved figure goes: the section of ``bench/results/`` named after its command, in place of the run before.
+"""Place of a saved figure: the section of ``bench/results/`` named after its command, in place of the run before.
 
 A section's heading is the figure's name and those of its arguments that make another figure of it (``PARTS``), so that
-``fidelity`` and ``fidelity --own-pace`` stand side by side. Of a section the machine writes what comes first: the
-command, the stamp, the printed table. What follows the table people wrote, about the run before; it stays, under a note
-that says so until somebody has read it against the new figures.
+``fidelity`` and ``fidelity --own-pace`` stand side by side. The machine writes the first part of a section: the
+command, the stamp, the printed table. People wrote the text after the table, about the run before; that text stays,
+under a note that says so until somebody has read it against the new figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def section_of(name: str, words: Sequence[str]) -> str:
 
 
 def command_of(name: str, words: Sequence[str]) -> str:
-    """What was typed, without the places of this machine's files."""
+    """Return the command as typed, without the paths of this machine's files."""
     return " ".join(["python -m bench", name, *("FILE" if "/" in word else word for word in words)])
 
 
@@ -70,7 +70,7 @@ def _without_tables(text: str) -> str:
 
 
 def _kept(section: str) -> str:
-    """What stands behind the first table of a section, and whether it is about that table."""
+    """Return the text behind the first table of a section, marked where it is not about that table."""
     table = TABLE.search(section)
     words = section[table.end() :].strip() if table else section.strip()
     if not words:

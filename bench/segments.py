@@ -30,7 +30,7 @@ VOCABULARY = (300, 600)  # ids of prompts
 
 
 class Load(NamedTuple):
-    """What is asked for: how many requests and shared prefixes, blocks of cache, seed; how far the queue looks."""
+    """Load to play: number of requests and shared prefixes, blocks of cache, seed; how far the queue looks."""
 
     requests: int
     prefixes: int
@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one request."""
+    """Outcome of one request."""
 
     tokens: tuple[int, ...]
     hit_tokens: int

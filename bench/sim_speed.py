@@ -1,4 +1,4 @@
-"""How fast scenarios run: 12 instances x 10,000 requests by policy, and 1,000 x 100,000 with --large."""
+"""Speed of scenarios: 12 instances x 10,000 requests by policy, and 1,000 x 100,000 with --large."""
 
 from __future__ import annotations
 

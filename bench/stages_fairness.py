@@ -1,4 +1,4 @@
-"""Who pays for length stages: normalised latency by decile of the total length, against one stage.
+"""Cost of length stages to each decile of the total length: normalised latency, against one stage.
 
     python -m bench stages_fairness --rows FILE
 

@@ -1,4 +1,4 @@
-"""What a figure is worth nothing without: machine, versions, commit."""
+"""Stamp without which a figure is worth nothing: machine, versions, commit."""
 
 from __future__ import annotations
 

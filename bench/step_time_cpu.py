@@ -37,7 +37,7 @@ EFFORT = plan.Effort(output_tokens=12, prompt_tokens_max=4096, mixed_rounds=2)
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model says of some steps, beside what equal steps say of each other: mean absolute errors."""
+    """Mean absolute errors of a model on some steps, and of equal steps against each other."""
 
     model: float
     noise: float
@@ -121,7 +121,7 @@ def check(model: LinearStepTime, profiled: Profiled, rounds: list[list[RoundReco
 
 
 def _told(model: LinearStepTime, rounds: list[list[RoundRecord]]) -> Times:
-    """What the model says of each step, ns."""
+    """Return the model's duration of each step, ns."""
     return np.array([model.duration_ns(step.batch) for repeats in rounds for step in repeats[0].steps], dtype=float)
 
 
@@ -130,7 +130,7 @@ def _least(profiled: Profiled, rounds: list[list[RoundRecord]]) -> list[Sample]:
 
 
 def end_to_end(profiled: Profiled, rounds: list[list[RoundRecord]], model: LinearStepTime) -> tuple[float, float]:
-    """How far the modelled engine's mean latency is off, and the mean absolute error of each sequence's."""
+    """Return the error of the modelled engine's mean latency, and the mean absolute error of each sequence's."""
     modelled = ModelledProfile("set", model, profiled.parameters)
     pairs = []
     for repeats in rounds:

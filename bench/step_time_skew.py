@@ -1,8 +1,8 @@
-"""What unequal lengths in one decode batch cost, in the one public measurement of it, and which form says it best.
+"""Cost of unequal lengths in one decode batch, from the one public measurement of it, and the form that fits best.
 
 CascadeInfer's figure has a penalty of 1.1 to 2.1 for unequal lengths; this measurement has 1.0 to 1.5. Forms are fitted
-on two thirds of the batches, and judged on the rest. Gated forms cost nothing below the batch from which on
-FlashAttention-2 does not split a sequence over multiprocessors.
+on two thirds of the batches, and judged on the rest. Gated forms cost nothing for smaller batches than those
+from which FlashAttention-2 no longer splits a sequence over multiprocessors.
 """
 
 from __future__ import annotations

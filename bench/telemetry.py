@@ -86,7 +86,7 @@ class Case:
 
 
 def emitters(seed: int) -> tuple[Callable[[TelemetrySink, int], None], ...]:
-    """What the cases do: a sampled span, a span of an unsampled trace, a log line, a line below the level."""
+    """Return the cases: a sampled span, a span of an unsampled trace, a log line, a line below the level."""
     rng = random.Random(seed)
     root = new_trace(rng, sampled=True)
     unsampled = format_traceparent(new_trace(rng, sampled=False))

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def layers() -> dict[str, Layer]:
-    """What is known, and how late."""
+    """Return the layers: what is known, and how late."""
     found: dict[str, Layer] = {"no moves": {}, "nothing known": trading("delay")}
     for sigma in SIGMAS:
         known: Mapping[str, Any] = {"prediction": {"kind": "noisy", "sigma": sigma}}

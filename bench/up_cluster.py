@@ -150,7 +150,7 @@ class UpRig:
             await asyncio.sleep(0.3)
 
     def totals(self) -> dict[str, Any]:
-        """What `status --json` sums up; empty while the bus is away."""
+        """Return the totals of `status --json`; empty while the bus is away."""
         try:
             totals: dict[str, Any] = json.loads(self.cli("status", "--json"))["totals"]
         except json.JSONDecodeError:
@@ -166,7 +166,7 @@ class UpRig:
 
 
 class Streamed:
-    """What a stream gave: its text, how it ended, its usage, its longest pause and whole time in seconds."""
+    """Result of a stream: its text, how it ended, its usage, its longest pause and whole time in seconds."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -178,7 +178,7 @@ class Streamed:
 
     @property
     def outcome(self) -> tuple[str, str, int]:
-        """What must not depend on faults."""
+        """Part of the result that must not depend on faults."""
         return (self.text, self.finish, int(self.usage.get("completion_tokens", -1)))
 
 

@@ -37,7 +37,7 @@ class Target:
 
 
 class Figures:
-    """What a load saw: output tokens a second, TTFT and ITL in seconds."""
+    """Measurements of a load: output tokens a second, TTFT and ITL in seconds."""
 
     def __init__(self) -> None:
         self.tokens = 0

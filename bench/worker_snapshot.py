@@ -1,4 +1,4 @@
-"""What a status snapshot costs a real vLLM engine per step, and the worker that reads it, by batch size.
+"""Cost of a status snapshot to a real vLLM engine per step, and to the worker that reads it, by batch size.
 
 A real engine core runs in this process with the workers' scheduler class. Each batch size: decode a while, then time
 the parts that the scheduler class adds (they are called as they are in a step), and what the worker does with them.

@@ -116,7 +116,7 @@ def _compose_sidecar(name: str, service: str, spec: ClusterSpec) -> dict[str, An
 
 
 def mounted(spec: ClusterSpec, model: ModelSpec) -> str:
-    """Where containers find a model: the first where the templates mount it, each other one beside it."""
+    """Return a model's path in containers: the templates' mount for the first, a path beside it for each other one."""
     index = spec.models.index(model)
     return f"/models/{index}" if index else "/model"
 

@@ -217,7 +217,7 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _what_is_wrong(arguments: argparse.Namespace) -> str:
-    """What would only show minutes later, in a container; empty for nothing."""
+    """Return an error that would otherwise show only minutes later, in a container; empty for none."""
     if min(arguments.gpus, arguments.cpus) < 0 or arguments.gpus + arguments.cpus < 1 or arguments.tensor_parallel < 1:
         return "--gpus, --cpus and --tensor-parallel are counts of at least 1"
     if not 0 <= arguments.spares < (arguments.gpus // arguments.tensor_parallel or arguments.cpus):

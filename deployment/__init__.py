@@ -1,1 +1,1 @@
-"""What puts the services together on real machines. It stands above `services`, as `simulator` does in virtual time."""
+"""Assembly of the services on real machines. It stands above `services`, as `simulator` does in virtual time."""

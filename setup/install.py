@@ -166,7 +166,7 @@ def _install_nixl() -> None:
 
 
 def _cpu_extra(prefix: str) -> list[str]:
-    """What pyproject.toml asks for in the extra ``cpu``, of these names."""
+    """Return the requirements of pyproject.toml's extra ``cpu`` whose names start with ``prefix``."""
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cpu"]
     return [line for line in extra if line.startswith(prefix)]
 

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _needs_of(requirement: str) -> list[str]:
-    """What the package itself requires, less what Millrace leaves out."""
+    """Return the requirements of the package itself, less what Millrace leaves out."""
     lines = _report([requirement], "--no-deps")[canonicalize_name(Requirement(requirement).name)]["requires_dist"]
     needs = [Requirement(line) for line in lines]
     return [str(need) for need in needs if canonicalize_name(need.name) not in VLLM_LEAVES_OUT and _holds(need)]
@@ -66,7 +66,7 @@ def _resolve(requirements: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _report(requirements: list[str], *options: str) -> dict[str, dict[str, Any]]:
-    """What pip says it would install, by canonical name."""
+    """Return the metadata of what pip would install, by canonical name."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
         wanted.write_text("\n".join(requirements))

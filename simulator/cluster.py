@@ -89,7 +89,7 @@ class SimulatedCluster:
 
     @property
     def restarts(self) -> int:
-        """How often something was started again."""
+        """Number of restarts."""
         return self.restarter.restarts if self.restarter is not None else 0
 
     @property

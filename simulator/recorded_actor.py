@@ -117,7 +117,7 @@ def _tagger(config: str, incarnation: int) -> Actor:
 
 
 def _worker(config: str, incarnation: int) -> Actor:
-    """What the engine said after its start is in the recorded inbox."""
+    """Rebuild a worker. The recorded inbox holds what the engine said after its start."""
     from services.worker.build import WorkerOrigin, build
 
     known = msgspec.json.decode(config, type=WorkerOrigin)

@@ -161,7 +161,7 @@ def worker(
 
 
 def _info(instance: SimInstance, kv: KvEndpoint | None) -> EngineInfo:
-    """What the modelled engine of an instance says of itself."""
+    """Return the engine information of an instance's modelled engine."""
     engine = instance.engine
     shared = {name: getattr(engine, name) for name in EngineInfo.__struct_fields__ if hasattr(engine, name)}
     told = {

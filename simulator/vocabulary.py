@@ -24,7 +24,7 @@ def byte_vocabulary() -> TextVocabulary:
 
 
 def spoken_vocabulary(vocabulary: TextVocabulary) -> Vocabulary:
-    """What modelled engines generate: letters and spaces, each token a character that a client can tell from others."""
+    """Return the vocabulary of modelled engines: letters and spaces, each token a character that clients tell apart."""
     ids = {vocabulary.piece_text(token): token for token in range(EOS)}
     return Vocabulary(
         size=EOS + 1, eos_token_id=EOS, letters=tuple(ids[letter] for letter in ascii_lowercase), spaces=(ids[" "],)

@@ -1,4 +1,4 @@
-"""What holds for every test: the marker of its folder, no I/O in pure folders, why an engine test is skipped."""
+"""Rules for every test: the marker of its folder, no I/O in pure folders, why an engine test is skipped."""
 
 import asyncio
 import importlib.util

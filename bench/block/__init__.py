@@ -1,1 +1,1 @@
-"""What Block's figures need: its testbed as scenarios, many runs of them kept on disk, tables, bounds, pictures."""
+"""Parts of Block's figures: its testbed as scenarios, many runs of them kept on disk, tables, bounds, pictures."""

@@ -23,7 +23,7 @@ BLOCK_TABLE_1 = (78.755, 0.244, 0.6993, 0.7715)
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """How good predicted lengths are, as Block's table 1 has it."""
+    """Accuracy of predicted lengths, in the measures of Block's table 1."""
 
     error_tokens: float
     error_rate: float

@@ -20,7 +20,7 @@ SLOW_S = 70.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one run. Times in seconds, rates per second, errors as shares of the measured value.
+    """Figures kept of one run. Times in seconds, rates per second, errors as shares of the measured value.
 
     Attributes:
         label: What sets the run apart, but for rate and seed.

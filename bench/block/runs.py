@@ -33,7 +33,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What every figure of this package takes from its command line."""
+    """Command-line options that every figure of this package takes."""
 
     requests: int
     seeds: int
@@ -44,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def told(self) -> str:
-        """What every table says of its runs."""
+        """Statement about its runs that every table makes."""
         seeds = f"seeds 0 to {self.seeds - 1}, ± a 95 % t-interval over them" if self.seeds > 1 else "seed 0 alone"
         return f"{self.requests:,} requests a run, {seeds}"
 

@@ -64,7 +64,7 @@ PREDICTED = "forecast*"
 
 
 def data_folder() -> Path:
-    """Where traces are."""
+    """Return the folder of the traces."""
     return Path(os.environ.get("MILLRACE_DATA", "../shared/data"))
 
 
@@ -94,7 +94,7 @@ def scenario(file: str, settings: Sequence[str]) -> ScenarioSpec:
 
 
 def stand_in(spec: ScenarioSpec) -> str:
-    """What to say where lengths are not the trace's; empty where they are."""
+    """Return a note where lengths are not the trace's; empty where they are."""
     if isinstance(spec.workload.lengths, TraceRows):
         return ""
     return (

@@ -35,7 +35,7 @@ SEED = 0
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """What a set is fitted for.
+    """Range of batches that a set is fitted for.
 
     Attributes:
         decodes: Most sequences of a batch.
@@ -144,7 +144,7 @@ def _short(errors: Errors) -> str:
 
 
 def data_folder() -> Path:
-    """Where measured tables lie."""
+    """Return the folder of the measured tables."""
     return Path(os.environ.get("MILLRACE_DATA") or ROOT.parent / "shared" / "data")
 
 

@@ -104,7 +104,7 @@ def runs_of(server: Server, data: Path) -> list[Run]:
 
 
 def terms(run: Run) -> list[float]:
-    """What a request's end-to-end time is a sum of.
+    """Return the terms that a request's end-to-end time is a sum of.
 
     Steps by GPUs and whole, decodes and prompt tokens by GPUs and with all-reduces, context, prompt work.
     """

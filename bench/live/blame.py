@@ -1,8 +1,8 @@
-"""Where the error of live predictions comes from: each request is forecast again, with more and more known beforehand.
+"""Sources of error in live predictions: each request is forecast again, with more and more known beforehand.
 
-A forecast is made at the placement from the recorded snapshot that was the last one then. What nobody could know is
-then told to it: the pace that the engine came to have while the request was there, and the requests that came later.
-What error is left is the forecast's own.
+A forecast is made at the placement from the recorded snapshot that was the last one then. It is then
+told what nobody could know: the pace that the engine came to have while the request was there, and the requests that
+came later. The error that is left is the forecast's own.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _candidate(decision: DecisionMade) -> Candidate:
 
 
 def _reached(snapshots: Sequence[StatusSnapshot]) -> dict[str, int]:
-    """When each request came to its worker, unix ns."""
+    """Return the time at which each request came to its worker, unix ns."""
     found: dict[str, int] = {}
     for snapshot in snapshots:
         for entry in (*snapshot.running, *snapshot.waiting):

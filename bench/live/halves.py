@@ -1,4 +1,4 @@
-"""Which half of a run is fitted, and which one tells how good the fit is."""
+"""Halves of a run: one is fitted, the other shows how good the fit is."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Listener:
                 await asyncio.sleep(0.05)
 
     def take(self) -> tuple[list[DecisionMade], list[RequestFinished], list[StatusSnapshot]]:
-        """What was heard since the last time."""
+        """Return what was heard since the last call."""
         heard, self._heard = [decode(data) for data in self._heard], []
         self.finished = 0
         return _of(heard, DecisionMade), _of(heard, RequestFinished), _of(heard, StatusSnapshot)

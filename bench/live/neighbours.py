@@ -1,4 +1,4 @@
-"""How much engines of one host slow each other in a recorded run."""
+"""Slow-down that engines of one host cause each other in a recorded run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOWS_MIN = 100
 
 
 class _Busy:
-    """When an engine computed, as its snapshots tell."""
+    """Times at which an engine computed, as its snapshots tell."""
 
     def __init__(self, snapshots: Sequence[StatusSnapshot]) -> None:
         told = sorted(snapshots, key=lambda each: each.at_ns)

@@ -1,8 +1,8 @@
-"""Which of two policies serves the same requests sooner, in each world, and whether the two worlds agree.
+"""Comparison of two policies on the same requests: the faster one in each world, and whether the worlds agree.
 
 Every policy gets the same requests, so two policies are compared on those that both served: the length of a request,
 which most of its time comes from, drops out of the difference. Intervals are of the difference, by a bootstrap that
-draws whole slices of two seconds, as requests of one burst wait for each other. A pair whose interval holds 0 in a
+draws whole slices of two seconds, because requests of one burst wait for each other. A pair whose interval holds 0 in a
 world is not told apart there; an order counts only between pairs that are.
 """
 
@@ -43,7 +43,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(StrEnum):
-    """What two worlds say of one pair."""
+    """Verdict of the two worlds on one pair."""
 
     SAME = "the same order"
     OPPOSITE = "OPPOSITE ORDERS"
@@ -169,7 +169,7 @@ def cell(told: Difference) -> str:
 
 
 def _first(pair: Pair) -> str:
-    """Who is sooner, where both worlds say so."""
+    """Name the faster policy, where both worlds agree on it; empty elsewhere."""
     if pair.verdict != Verdict.SAME:
         return ""
     return f": {pair.first if pair.live.sign < 0 else pair.second} first"

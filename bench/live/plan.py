@@ -1,4 +1,4 @@
-"""What is sent and when: one sequence of requests that every policy gets alike. Pure; randomness from the seed."""
+"""Plan of requests and their times: one sequence that every policy gets alike. Pure; randomness from the seed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ DRAIN_S = 120.0
 
 
 class Played(msgspec.Struct, kw_only=True):
-    """What the client saw of one request. Times in s; ``late_s``: how much after its time it was sent.
+    """Client's view of one request. Times in s; ``late_s``: how much after its time it was sent.
 
     Attributes:
         request: Ingress's id of it.

@@ -1,4 +1,4 @@
-"""What a run left: enough to make its figures, and to replay it in simulation. One file per policy, load and round."""
+"""Record of a run: enough to make its figures and to replay it in simulation. One file per policy, load and round."""
 
 from __future__ import annotations
 

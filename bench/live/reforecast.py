@@ -1,4 +1,4 @@
-"""What a predictor of this code says at each placement of a recorded run, whichever policy placed it.
+"""Predictions of this code's predictor at each placement of a recorded run, whichever policy placed it.
 
 The actor hears the recorded snapshots, decisions and outcomes at their times and is asked about each request just
 before it hears of its placement. So a change of the predictor is judged on the same run in seconds.
@@ -38,7 +38,7 @@ def reforecast(recordings: Sequence[Recording], *, true_lengths: bool = False) -
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a question. ``scale``: on step times, that the answer stands on; ``transit_ns``: to the engine."""
+    """Answer to a question. ``scale``: factor on step times behind the answer; ``transit_ns``: to the engine."""
 
     answer: LatencyPrediction
     scale: float

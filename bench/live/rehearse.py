@@ -88,7 +88,7 @@ def prompt_tokens(prompt: str) -> int:
 
 
 def simulated(recording: Recording) -> list[Figures]:
-    """What the simulation says of such a run."""
+    """Simulate such a run and return its figures."""
     fitted = {
         record.instance: EngineFit(
             instance=record.instance,

@@ -45,7 +45,7 @@ class EngineFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_windows(recording: Recording) -> dict[str, list[Window]]:
-    """What each engine computed between its snapshots."""
+    """Return the windows that each engine computed between its snapshots."""
     outputs = {f"{o.request}.{i}": tokens for o in recording.outcomes for i, tokens in enumerate(o.output_tokens)}
     names = [record.instance for record in recording.instances]
     found = {name: windows((s for s in recording.snapshots if s.instance == name), outputs) for name in names}

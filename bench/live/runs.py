@@ -21,7 +21,7 @@ PAUSE_S = 1.0
 
 
 class Campaign(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run.
+    """Description of the runs.
 
     Attributes:
         policies: The first is played first in each round: with lengths that are guessed, the tagger then has not met

@@ -49,7 +49,7 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the chosen instance stood.
+    """Rank of the chosen instance among the predictions.
 
     Attributes:
         first: Share of the decisions, with a prediction for each instance, in which the chosen one's was the best.

@@ -61,7 +61,7 @@ def _engines(group: Sequence[Recording]) -> str:
 
 
 def _limits(records: Sequence[InstanceRecord]) -> str:
-    """What unequal engines may hold."""
+    """Describe the limits of unequal engines; empty for equal ones."""
     told = [f"{record.max_sequences} sequences and {record.blocks_total} blocks" for record in records]
     return f" ({', '.join(told)})" if len(set(told)) > 1 else ""
 

@@ -1,7 +1,7 @@
-"""How long messages took in recorded runs, each part measured by itself, in the halves of the runs that are fitted.
+"""Transit times of messages in recorded runs, each part measured by itself, in the halves that are fitted.
 
-A request's way to its first token, beside waiting and computing: two messages to the predictors and back, where they
-are asked; one to the worker; from the worker into the engine's next batch; one back with the token.
+Beside waiting and computing, a request's way to its first token has these parts: two messages to the predictors and
+back, where they are asked; one to the worker; from the worker into the engine's next batch; one back with the token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INTO_MIN = 30
 
 
 class Transit(msgspec.Struct, frozen=True, kw_only=True):
-    """How long messages take, us: the least (5th percentile), and on average.
+    """Transit times of messages, us: the least (5th percentile), and on average.
 
     Attributes:
         hop_least, hop_mean: One hop, half of a message between services that run on any core.
@@ -100,10 +100,10 @@ def _back_us(recording: Recording) -> Iterator[float]:
 
 
 def _ages(recording: Recording) -> Iterator[tuple[float, bool]]:
-    """How long before a batch was put together a sequence came to the worker, us, and whether the batch had it.
+    """Yield the age of a sequence at its worker when a batch was put together, us, and whether the batch had it.
 
     Between two snapshots of successive steps one batch is put together, just after the first; a sequence that came
-    before and is in neither snapshot was on its way still.
+    before and is in neither snapshot was still on its way.
     """
     reached = sorted((at_ns, name) for name, at_ns in _reached(recording).items() if at_ns > 0)
     names = {record.instance for record in recording.instances}
@@ -143,7 +143,7 @@ def _held(snapshot: StatusSnapshot) -> set[str]:
 
 
 def _reached(recording: Recording) -> dict[str, int]:
-    """When each request came to its worker, unix ns."""
+    """Return the time at which each request came to its worker, unix ns."""
     found: dict[str, int] = {}
     for snapshot in recording.snapshots:
         for entry in (*snapshot.running, *snapshot.waiting):

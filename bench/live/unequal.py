@@ -18,7 +18,7 @@ BLOCK_SIZE = 32
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine may hold. ``blocks``: without vLLM's null block."""
+    """Limits of one engine. ``blocks``: without vLLM's null block."""
 
     sequences: int
     blocks: int

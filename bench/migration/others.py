@@ -55,7 +55,7 @@ class Others:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def begun(self) -> int:
-        """How many have said anything."""
+        """Return the number of streams that have said anything."""
         return sum(bool(stream.times) for stream in self.streams)
 
     def intervals(self, inside: Windows, *, within: bool) -> list[float]:

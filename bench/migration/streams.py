@@ -13,7 +13,7 @@ import httpx
 
 
 class Api(Protocol):
-    """Where streams are sent."""
+    """API that streams are sent to."""
 
     url: str
     model: str

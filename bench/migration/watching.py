@@ -42,7 +42,7 @@ POINTS = (
 
 @dataclass(slots=True)
 class Heard:
-    """What passed the bus, monotonic ns: messages by migration, tokens by sequence."""
+    """Times of what passed the bus, monotonic ns: messages by migration, tokens by sequence."""
 
     asked: dict[str, dict[str, int]] = field(default_factory=dict)
     tokens: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 def noted(folder: Path) -> list[list[Line]]:
-    """What each engine noted."""
+    """Return the lines that each engine noted."""
     return [
         [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         for path in sorted(folder.glob("engine-*.jsonl"))
@@ -203,7 +203,7 @@ def _event_of(told: int, times: list[int]) -> int:
 
 
 def _ways(steps: list[Line], told: list[int], times: list[int]) -> tuple[float, float]:
-    """How long a usual token of the source was on its way: to the bus, and from there to the client."""
+    """Return the median transit times, ms, of the source's tokens: to the bus, and from there to the client."""
     out = [(at - step["ended"]) / 1e6 for step, at in zip(steps[-len(told) :], told, strict=False)]
     on = [(times[_event_of(at, times)] - at) / 1e6 for at in told]
     return statistics.median(out), statistics.median(on)

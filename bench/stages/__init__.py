@@ -1,1 +1,1 @@
-"""What the figures of length stages and trading share: workloads, variants, paired runs kept on disk, tables."""
+"""Common parts of the figures of length stages and trading: workloads, variants, paired runs kept on disk, tables."""

@@ -75,7 +75,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What every figure takes from its command line."""
+    """Command-line options that every figure takes."""
 
     seeds: int
     cores: int

@@ -112,7 +112,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def statistics(self) -> LengthStatistics:
-        """What a planner would know of these lengths at this rate."""
+        """Return the statistics that a planner would know of these lengths at this rate."""
         shapes = _shapes(self.trace)
         return statistics_of(
             [shape.prompt_tokens for shape in shapes],

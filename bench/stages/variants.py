@@ -1,4 +1,4 @@
-"""What is switched on: dispatch, trading, stages, hand-over, refinement, step by step."""
+"""Variants that are switched on step by step: dispatch, trading, stages, hand-over, refinement."""
 
 from __future__ import annotations
 

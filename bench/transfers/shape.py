@@ -43,7 +43,7 @@ ARMS = (
 
 
 def layout(*, block_major: bool) -> KvRank:
-    """Where blocks lie in a region."""
+    """Return the layout of blocks in a region."""
     if block_major:
         planes = [KvPlane(layer * PLANE_BYTES, LAYERS * PLANE_BYTES, PLANE_BYTES) for layer in range(LAYERS)]
     else:

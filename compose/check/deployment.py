@@ -46,7 +46,7 @@ class Deployment:
         return call([*compose_command(), *options, *words], env=self._environment, check=check, limit_s=limit_s)
 
     def inspect(self, service: str) -> dict[str, Any]:
-        """What docker knows about a service's container, running or not.
+        """Return what docker knows about a service's container, running or not.
 
         Raises:
             Failed: it has none.

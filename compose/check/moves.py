@@ -129,14 +129,14 @@ class Moves:
         return counter_of(page, CONTINUATIONS) - counter_of(page, SILENCES), counter_of(page, MOVED)
 
     def _none_continued(self, before: tuple[float, float], *, moved_min: int) -> int:
-        """How many moved, by ingress's word; whoever is not moved in time is continued, which is slower."""
+        """Return the number of moves that ingress counts. A request not moved in time is continued, which is slower."""
         continued, moved = (now - then for now, then in zip(self._counts(), before, strict=True))
         if continued or moved < moved_min:
             raise Failed(f"ingress counts {moved:.0f} moves, not {moved_min}, and {continued:.0f} continuations")
         return int(moved)
 
     def _live_at_its_end(self) -> int:
-        """How many requests the stopped worker had when it was told to stop. Its migrator outlives it."""
+        """Return the number of requests that the stopped worker had when told to stop. Its migrator outlives it."""
         state = self._deployment.inspect("worker-0")["State"]
         if state["Running"] or state["ExitCode"]:
             raise Failed(f"worker-0 did not end in order: {state}")
@@ -179,7 +179,7 @@ class Moves:
 
 
 def what_is_wrong(spans: Sequence[SpanLine]) -> str:
-    """Why these are not one tree in which a sequence moves there and back; empty where they are."""
+    """Explain why these are not one tree in which a sequence moves there and back; empty where they are."""
     roots = build(list(spans))
     if len(roots) != 1:
         return f"{len(roots)} roots: {[root.span.name for root in roots]}"

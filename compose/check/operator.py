@@ -30,7 +30,7 @@ class Operator:
         self._nats = f"nats://127.0.0.1:{nats_port}"
 
     def run(self, verb: str, *words: str) -> str:
-        """What it prints.
+        """Run an operator's command and return what it prints.
 
         Raises:
             Failed: it ended with another status than 0.
@@ -47,7 +47,7 @@ class Operator:
             return list(pool.map(self._move, requests))
 
     def refused(self, request: str, *, to: str) -> str:
-        """What is told of a move that cannot be.
+        """Ask for a move that cannot be, and return what the operator is told.
 
         Raises:
             Failed: it is not refused.

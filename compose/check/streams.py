@@ -34,7 +34,7 @@ STREAM_SECONDS_MAX = 600
 
 
 class Api(NamedTuple):
-    """Where the API is, a key for it, and one that may ask once a minute."""
+    """URL of the API, a key for it, and a key that may ask once a minute."""
 
     url: str
     key: str

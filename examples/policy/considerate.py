@@ -32,7 +32,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def ask(view: DispatchView, parameters: Parameters, rng: Random) -> tuple[str, ...]:
-    """Whose predictors ingress asks before ``decide`` is called."""
+    """Choose the instances whose predictors ingress asks before ``decide`` is called."""
     return draw(view, parameters.candidates, rng)
 
 
@@ -52,5 +52,8 @@ def decide(
 
 
 def _end_ns(prediction: Prediction) -> int:
-    """What was placed there after the question has its prefill first; the prediction does not know of it."""
+    """Estimate the request's end-to-end time.
+
+    Requests placed there after the question have their prefill first; the prediction does not know of them.
+    """
     return prediction.e2e_ns + prediction.placed_since * prediction.ttft_ns

@@ -120,7 +120,7 @@ def card(result: dict[str, Any]) -> str:
 
 
 def _origin(plan: Plan) -> str:
-    """What a grown model started from."""
+    """Describe what a grown model started from."""
     if plan.grown_from is None:
         return ""
     return f", grown from millrace-{plan.grown_from}\nafter {plan.grown_tokens:,} tokens (`training/grow.py`),"

@@ -45,7 +45,7 @@ class Cache:
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen: greedily at temperature 0, else from the whole distribution; `eos` ends an output."""
+    """Choice of tokens: greedy at temperature 0, else from the whole distribution; `eos` ends an output."""
 
     temperature: float
     eos: int

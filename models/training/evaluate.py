@@ -62,7 +62,7 @@ def answers(
 
 
 def answer_request(tokenizer: Tokenizer, example: Example, *, greedy: bool) -> Request:
-    """What to decode for an example."""
+    """Build the request to decode for an example."""
     prompt = prompt_ids(tokenizer, example.prompt)
     if not greedy or example.task not in EXACT:
         return Request(prompt, OUTPUT_TOKENS_MAX)

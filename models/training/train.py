@@ -34,7 +34,7 @@ LOG_EVERY_STEPS = 10
 
 
 class Plan(NamedTuple):
-    """How a size is trained; chosen so that the three take under two hours on two cores."""
+    """Training plan of a size; chosen so that the three sizes take under two hours on two cores."""
 
     tokens: int
     step_tokens: int
@@ -169,7 +169,7 @@ def make_optimizers(model: Llama, plan: Plan) -> list[torch.optim.Optimizer]:
 
 
 def trunk(state: Path) -> Path:
-    """Where the state before the decay is kept, from which a larger model may grow."""
+    """Return the path of the state before the decay, from which a larger model may grow."""
     return state.with_name(f"{state.stem}-trunk.pt")
 
 

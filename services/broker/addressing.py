@@ -1,4 +1,4 @@
-"""Which instances a trade message names, and the answers to messages that are not for us. Pure."""
+"""Instances that a trade message names, and the answers to messages that are not for us. Pure."""
 
 from __future__ import annotations
 

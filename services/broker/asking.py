@@ -90,7 +90,7 @@ class Asking:
         return effects
 
     def _room(self, own: OwnInstance) -> int:
-        """How many more may be asked for."""
+        """Number of further sequences that may be asked for."""
         asking = sum(deal.state in (DealState.ASKING, DealState.OFFERING) for deal in own.outgoing.values())
         limits = self._ctx.limits
         return min(limits.asks_max - asking, limits.out_max + limits.out_queue_max - len(own.outgoing))
@@ -124,7 +124,7 @@ class Asking:
         return []
 
     def _balance(self, own: OwnInstance, record: InstanceRecord, view: IntentView, now_ns: int) -> list[Effect]:
-        """What the policy offers; one at a time, and not before loads show the last one."""
+        """Ask for a move that the policy offers; one at a time, and not before loads show the last one."""
         if MoveReason.BALANCE not in view.reasons:
             return []
         able = self._able(own, view, MoveReason.BALANCE, now_ns)
@@ -148,7 +148,7 @@ class Asking:
         return movable(view, reason, taken, self._ctx.fences)
 
     def _by_gain(self, own: OwnInstance, sequences: list[str], now_ns: int) -> list[tuple[LeaveForecast, str]]:
-        """What the others gain by each, the most first; those that cannot be forecast are left out."""
+        """Sequences by what the others gain if each leaves, most first; those without a forecast are left out."""
         forecast = [(leave, name) for name in sequences if (leave := self._leave(own, name, now_ns)) is not None]
         return sorted(forecast, key=lambda pair: (-pair[0].relieved_ns, pair[1]))
 

@@ -102,7 +102,7 @@ class Bidding:
         )
 
     def _start_ms(self, own: OwnInstance) -> int:
-        """When a slot is likely to be free: at once, or after those before it, each taking as long as lately."""
+        """Expected wait for a slot, ms: 0, or until those ahead are done, each taking as long as moves took lately."""
         waiting = len(own.incoming) - self._ctx.limits.in_max + 1
         return max(0, round(waiting * own.costs.duration_ns / self._ctx.limits.in_max / MS))
 

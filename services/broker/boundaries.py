@@ -45,7 +45,7 @@ class Boundaries:
         return self._round(own, plan, stage, above, now_ns)
 
     def keeper(self, own: OwnInstance, stage: Stage, now_ns: int) -> str:
-        """Who keeps the boundary above the stage, among those that are heard."""
+        """Instance that keeps the boundary above the stage, chosen among those that are heard."""
         alive = [name for name in stage.instances if name == own.instance or self._ctx.view.load(name, now_ns)]
         return max(alive, key=lambda name: (crc32(f"{stage.name}/{name}".encode()), name))
 

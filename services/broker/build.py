@@ -15,7 +15,7 @@ from services.broker.metrics import BrokerMetrics
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerDeps(ActorDeps):
-    """What a broker needs beside its configuration.
+    """Dependencies of a broker beside its configuration.
 
     Attributes:
         step_times: Step-time models by the name that instances give in their record.

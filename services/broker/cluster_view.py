@@ -1,4 +1,4 @@
-"""What a broker knows of the cluster: instances, plans, boundaries, loads, and which broker acts for whom."""
+"""A broker's view of the cluster: instances, plans, boundaries, loads, and the broker that acts for each instance."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class ClusterView:
         return entry[1] if entry is not None else None
 
     def role(self, instance: str) -> InstanceRole:
-        """What the plan says it does."""
+        """Role that the plan gives the instance."""
         stage = self.stage(instance)
         return stage.roles.get(instance, InstanceRole.BOTH) if stage is not None else InstanceRole.BOTH
 
@@ -161,14 +161,14 @@ class ClusterView:
         return self._boundaries.get((subject_token(model), stage))
 
     def boundary_above(self, model: str, stage: Stage) -> int | None:
-        """Where the stage ends now, tokens; None for the last one."""
+        """Current upper boundary of the stage, tokens; None for the last stage."""
         if stage.length_max is None:
             return None
         refined = self.refined(model, stage.name)
         return refined.length if refined is not None else stage.length_max
 
     def boundary(self, instance: str) -> int | None:
-        """Where the instance's stage ends now; None for the last one, and without a plan."""
+        """Current upper boundary of the instance's stage, tokens; None for the last stage, and without a plan."""
         stage, record = self.stage(instance), self.record(instance)
         return self.boundary_above(record.model, stage) if stage is not None and record is not None else None
 
@@ -310,7 +310,7 @@ def load_view(body: LoadReported, *, age_ns: int = 0) -> LoadView:
 
 
 def _load_counts(body: LoadReported) -> tuple[float, ...]:
-    """What must not be negative; NaN is below everything by ``min`` only where it comes first, so it is mapped."""
+    """Figures of a load that must not be negative. NaN becomes -1: ``min`` returns NaN only where it comes first."""
     rate = body.tokens_per_s if 0 <= body.tokens_per_s < float("inf") else -1.0
     risk = body.memory_risk if 0 <= body.memory_risk <= 1 else -1.0
     curve = body.curve

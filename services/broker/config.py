@@ -13,7 +13,7 @@ from millrace.policies.trading import TRADING_POLICIES, TradingPolicy
 
 
 class TradingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How instances trade running sequences.
+    """Settings for the trade of running sequences between instances.
 
     Attributes:
         policy: A name of ``TRADING_POLICIES``.
@@ -35,7 +35,7 @@ class TradingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What keeps sequences from moving too often, or in vain.
+    """Limits that keep sequences from moving too often, or in vain.
 
     Attributes:
         cooldown_tokens: A sequence that has moved decodes so many tokens before it moves for balance or memory again.
@@ -69,7 +69,7 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When sequences leave because memory would run short.
+    """Conditions under which sequences leave because memory would run short.
 
     Attributes:
         risk_max: Probability of needing more KV blocks than there are, above which somebody is asked to leave.
@@ -151,7 +151,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a broker process needs.
+    """Configuration of a broker process.
 
     Attributes:
         name: Unique name on the bus.

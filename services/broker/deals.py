@@ -1,9 +1,9 @@
-"""What a broker keeps of each deal, away from its instances and to them, and the table of their states.
+"""A broker's deals, away from its instances and to them, and the table of their states.
 
     away     ASKING → OFFERING → QUEUED ⇄ GRANTED → MOVING → ENDED
     to       QUEUED ⇄ GRANTED → MOVING → ENDED          a starving one: QUEUED → KEPT → MOVING
 
-An event that a state does not list is late, lost its race, or forged: it changes nothing.
+An event that the table does not list for a state changes nothing: it is late, lost a race, or is forged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LENGTH_MAX, TIME_MAX = 1 << 31, 1 << 62
 
 
 class DealState(StrEnum):
-    """Where a deal stands, on either side."""
+    """State of a deal, on either side."""
 
     ASKING = "asking"  # bids are waited for
     OFFERING = "offering"  # a bid was accepted, its bidder has not answered yet
@@ -32,7 +32,7 @@ class DealState(StrEnum):
 
 
 class DealEvent(StrEnum):
-    """What happens to a deal."""
+    """Event in the life of a deal."""
 
     CHOSEN = "chosen"  # the policy picked a bid
     QUEUE = "queue"  # the target queues it
@@ -149,12 +149,12 @@ class OutgoingDeal(_Deal):
 
     @property
     def sequence(self) -> str:
-        """What moves."""
+        """Sequence that moves."""
         return self.ask.sequence
 
     @property
     def reason(self) -> MoveReason:
-        """Why it leaves."""
+        """Reason of the move."""
         return self.ask.reason
 
     @property

@@ -1,4 +1,4 @@
-"""What holds a sequence back although it may be wanted elsewhere. Pure."""
+"""Checks that hold a sequence back although another instance may want it. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFERRABLE = (MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE)
 
 @dataclass(frozen=True)
 class MoveHistory:
-    """What an instance knows of the moves of a sequence that came to it.
+    """Past moves of a sequence, as known to the instance that it came to.
 
     Attributes:
         balance_moves: In its life.

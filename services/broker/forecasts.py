@@ -83,12 +83,12 @@ class InstanceForecasts:
         return forecaster.curve(horizon_ns, points) if forecaster is not None else None
 
     def leave(self, snapshot: StatusSnapshot, boundary: int | None, now_ns: int, sequence: str) -> LeaveForecast | None:
-        """What the others gain if it goes."""
+        """Forecast what the other sequences gain if this one leaves."""
         forecaster = self._at(snapshot, boundary, now_ns)
         return forecaster.leave(sequence) if forecaster is not None else None
 
     def join(self, snapshot: StatusSnapshot, boundary: int | None, now_ns: int, ask: AskForMove) -> JoinView | None:
-        """What the others lose if it comes with its KV; None where it cannot be forecast, or would not be taken."""
+        """Forecast what the others lose if it comes with its KV; None without a forecast, or if it would be refused."""
         forecaster = self._at(snapshot, boundary, now_ns)
         candidate = _candidate(ask)
         if forecaster is None or candidate.refusal(self.parameters) is not None:

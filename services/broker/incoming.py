@@ -114,7 +114,7 @@ class IncomingDeals:
     # slots
 
     def _next(self, own: OwnInstance, now_ns: int) -> IncomingDeal | None:
-        """Who gets the next slot."""
+        """Deal that gets the next slot."""
         ready = [d for d in own.incoming.values() if d.state is DealState.QUEUED and now_ns >= d.not_before_ns]
         return min(ready, key=lambda deal: deal.rank, default=None)
 

@@ -1,6 +1,7 @@
-"""Which sequences shall leave an instance, and why: one intent per sequence, the first reason that applies. Pure.
+"""Intents to move sequences off an instance: one per sequence, with the first reason that applies. Pure.
 
-Balance and memory come from the trading policy and the forecast; what has to leave in any case is found here.
+Moves for balance and memory come from the trading policy and the forecast. This module finds the sequences that have
+to leave in any case.
 """
 
 from __future__ import annotations

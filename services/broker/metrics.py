@@ -1,4 +1,4 @@
-"""What a broker counts: plain figures bumped by the actor, read by Prometheus when it scrapes."""
+"""Metrics of a broker: plain figures that the actor updates and Prometheus reads on each scrape."""
 
 from __future__ import annotations
 

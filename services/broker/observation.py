@@ -1,4 +1,4 @@
-"""What a broker hears: states of its instances, loads and boundaries of others, registrations and plans."""
+"""Inputs of a broker: states of its instances, loads and boundaries of others, registrations and plans."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Observation:
             self._ctx.metrics.refused["load"] += 1
 
     def on_boundary(self, body: BoundaryMoved) -> None:
-        """Where a stage ends now."""
+        """Take the current boundary of a stage."""
         if not self._ctx.view.on_boundary(body):
             self._ctx.metrics.refused["boundary"] += 1
 
@@ -121,7 +121,7 @@ class Observation:
         return effects
 
     def _on_new_plan(self, model: str, now_ns: int) -> list[Effect]:
-        """What was agreed under the old plan and has not started is void."""
+        """Void deals that were agreed under the old plan and have not started."""
         effects: list[Effect] = []
         for own in self._owns.values():
             record = self._ctx.view.record(own.instance)

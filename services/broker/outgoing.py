@@ -228,7 +228,7 @@ class OutgoingDeals:
         ]
 
     def _note(self, own: OwnInstance, deal: OutgoingDeal) -> str:
-        """Why it moves and why there, for people: it ends up in the migration's span."""
+        """Human-readable reason of the move and of the choice of target; it is recorded in the migration's span."""
         stage, boundary, rest = (
             self._ctx.view.stage(own.instance),
             self._ctx.view.boundary(own.instance),

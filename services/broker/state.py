@@ -1,4 +1,4 @@
-"""What a broker keeps of each of its instances, and what its parts share."""
+"""State that a broker keeps of each of its instances, and state that its parts share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HISTORIES_MAX = 4_096
 
 @dataclass
 class MoveCosts:
-    """What moves from an instance have taken lately. Times in ns."""
+    """Recent cost of moves from an instance. Times in ns."""
 
     frozen_ns: float = FROZEN_NS_FIRST
     duration_ns: float = DURATION_NS_FIRST
@@ -48,7 +48,7 @@ class MoveCosts:
 
     @property
     def cost_ns(self) -> int:
-        """What one costs the sequence."""
+        """Cost of one move to its sequence, ns."""
         return round(self.frozen_ns + COPY_SHARE * self.duration_ns)
 
 
@@ -195,7 +195,7 @@ class BrokerContext:
 
     @property
     def fences(self) -> FenceConfig:
-        """What holds sequences back."""
+        """Limits that hold sequences back."""
         return self.config.fences
 
     def fresh(self, own: OwnInstance, now_ns: int) -> bool:

@@ -20,7 +20,7 @@ from services.coordinator.roles import Roles
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorDeps(ActorDeps):
-    """What a coordinator gets besides.
+    """Dependencies of a coordinator beside its configuration.
 
     Attributes:
         step_times: Step times by the name that instances give, beside those that ship and those of files.

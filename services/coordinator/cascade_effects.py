@@ -1,4 +1,4 @@
-"""What passes between the coordinator and its shell: planning of cascades."""
+"""Effects and events between the coordinator and its shell: planning of cascades."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""When a cascade is planned anew, and what becomes of the result. Pure.
+"""Decision to plan a cascade anew, and use of the result. Pure.
 
 The first plan is made as soon as some requests have finished. From then on traffic is compared, once a period, with the
-first traffic under the thresholds in force. A planner starts only where rate, lengths or scores have changed, and it
-changes thresholds only where the plan in force has become worse by a tenth or misses its target. Instances are not
-started or stopped: the plan's reason says what would be worth it.
+first traffic under the thresholds in force. A planner starts only where rate, lengths or scores have changed. It
+changes thresholds only where the plan in force has become worse by a tenth or misses its target. It does not start or
+stop instances: the plan's reason says what would be worth it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def take_outcome(state: CascadeState, body: RequestFinished) -> None:
 
 
 def why_plan(state: CascadeState, now_ns: int) -> str:
-    """Why a planner should start now; empty for not. Looks once a period."""
+    """Reason to start a planner now; empty for none. Looks once a period."""
     config = state.config
     rest_ns = config.pause_s * NS * 2 ** min(state.failures, 5)
     rested = not state.planned_ns or now_ns - state.planned_ns >= rest_ns
@@ -64,7 +64,7 @@ def why_plan(state: CascadeState, now_ns: int) -> str:
 
 
 def _drift(state: CascadeState, now_ns: int) -> str:
-    """What changed since the baseline; empty for nothing, or while there is none."""
+    """Changes of traffic since the baseline; empty where nothing changed, or while there is no baseline."""
     if not state.baseline:
         under = [one for one in _recent(state, now_ns) if one.arrival_ns >= state.since_ns]
         state.baseline = under if len(under) >= BASELINE_MIN else []
@@ -80,7 +80,7 @@ def _drift(state: CascadeState, now_ns: int) -> str:
 
 
 def job_of(state: CascadeState, serving: Serving, now_ns: int) -> PlanningJob | None:
-    """What a planner is asked; None where a tier's engine was never seen, or nothing has finished."""
+    """Job for a planner; None where a tier's engine was never seen, or no request has finished."""
     config, plan = state.config, state.plan
     tiers = [planned_tier(tier, serving.get(tier.model, ()), state.records.get(tier.model)) for tier in config.tiers]
     known = [tier for tier in tiers if tier is not None]

@@ -1,4 +1,4 @@
-"""What the coordinator knows of one cascade."""
+"""The coordinator's state of one cascade."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Cascades:
         return effects
 
     def _start_planner(self, key: str, serving: Serving, now_ns: int) -> list[Effect]:
-        """Where the cascade is led and traffic has changed: one planner at a time."""
+        """Start a planner where the cascade is led and traffic has changed; one at a time."""
         state = self.states[key]
         state.records |= {model: records[0] for model, records in serving.items() if records}
         why = why_plan(state, now_ns) if self.leads(state, now_ns) else ""
@@ -221,7 +221,7 @@ class Cascades:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Who leads which cascade, by which plan."""
+        """State by cascade: the holder of its lease, and its plan."""
         return {
             state.config.name: {
                 "holder": state.lease.holder if state.lease else "",
@@ -293,7 +293,7 @@ def _thresholds(plan: CascadePlan | None) -> list[float]:
 
 
 def membership_change(plan: CascadePlan, tiers: Sequence[CascadeTier]) -> str:
-    """What changed, for people: ``nano: 2 instances, had 1``."""
+    """Human-readable description of a change of membership: ``nano: 2 instances, had 1``."""
     counts = [(tier.model, _count(tier), _count(old)) for tier, old in zip(tiers, plan.tiers, strict=True)]
     told = [f"{model}: {now} instance{'s' if now != 1 else ''}, had {old}" for model, now, old in counts if now != old]
     return "; ".join(told) or "the judge was configured anew"

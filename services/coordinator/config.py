@@ -18,7 +18,7 @@ from services.coordinator.cascade_config import CoordinatedCascade
 
 
 class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When instances are started and stopped, and who does it.
+    """Settings for the start and stop of instances, and the hosts that carry it out.
 
     Attributes:
         strategy: A name of ``PROVISIONING_POLICIES``.
@@ -39,7 +39,7 @@ class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which instances serve which lengths.
+    """Settings for the assignment of instances to ranges of lengths.
 
     Attributes:
         policy: A name of ``STAGE_POLICIES``. ``one_stage`` until figures on the same runs show that stages are better.
@@ -74,7 +74,7 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RolePolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which instances change their role under load, and what holds them back.
+    """Settings for changes of instances' roles under load, and the limits on them.
 
     Attributes:
         policy: A name of ``ROLE_POLICIES``; ``fixed`` leaves the configured roles as they are.
@@ -106,7 +106,7 @@ class RolePolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a coordinator process needs.
+    """Configuration of a coordinator process.
 
     Attributes:
         name: Unique name on the bus; several coordinators stand by for each other.

@@ -1,4 +1,4 @@
-"""What provisioning knows of one model whose lease is held: latencies, and what is on order."""
+"""Provisioning's state of one model whose lease is held: latencies and open orders."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Fleet:
             self.measured.append(Sample(now_ns, body.e2e_ns))
 
     def view(self, model: str, known: Mapping[str, InstanceView], serving: set[str]) -> ProvisioningView:
-        """What the policy sees: each known instance in exactly one state."""
+        """The policy's view of the model: each known instance is in exactly one state."""
         leaving = {
             order.instance for order in [*self.stopping.values(), *self.asked.values()] if order.action == "stop"
         }

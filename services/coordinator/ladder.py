@@ -24,7 +24,7 @@ APART_NS = 30_000_000_000
 
 
 class Rung(StrEnum):
-    """Who acts on a model's load, the fastest first."""
+    """Mechanism that acts on a model's load, fastest first."""
 
     DISPATCH = "dispatch"
     MOVE = "move"
@@ -69,7 +69,7 @@ def acting(view: LadderView) -> Rung:
 
 
 def flips_held(view: LadderView, now_ns: int) -> str:
-    """Why no flip may begin; empty where one may."""
+    """Reason why no flip may begin; empty where one may."""
     if view.scaling:
         return "instances are being started or stopped"
     if view.scaled_ns and now_ns - view.scaled_ns < APART_NS:
@@ -78,7 +78,7 @@ def flips_held(view: LadderView, now_ns: int) -> str:
 
 
 def scaling_held(view: LadderView, now_ns: int) -> str:
-    """Why nothing may be scaled; empty where it may."""
+    """Reason why scaling is held back; empty where it is allowed."""
     if view.flipping:
         return "a flip is under way"
     if view.flipped_ns and now_ns - view.flipped_ns < APART_NS:

@@ -1,4 +1,4 @@
-"""What the coordinator counts, and the collector that shows it to Prometheus."""
+"""Metrics of the coordinator, and the collector that exposes them to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which stages a model has: statistics of lengths come in, the next plan goes out.
+"""Planning of a model's stages: takes statistics of lengths and publishes the next plan.
 
-Owns, per model whose lease is held: the lengths of the last finished requests, the layout that was decided, and in
-which stage each instance served. The plan in force is the coordinator's. Layouts are decided by a policy
-(libs/millrace/policies/stages) at the first tick and once a period; membership follows at once and moves nobody else.
+Owns, per model whose lease is held: the lengths of the last finished requests, the layout that was decided, and the
+stage in which each instance served. The coordinator owns the plan in force. A policy (libs/millrace/policies/stages)
+decides layouts at the first tick and once a period. Changes of membership apply at once and move no other instance.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def _layout(plan: Plan | None) -> tuple[StageShape, ...]:
 
 
 def _change(plan: Plan | None, stages: Sequence[Stage]) -> str:
-    """Who came and who left."""
+    """Human-readable list of the instances that joined and left."""
     before = {name for stage in plan.stages for name in stage.instances} if plan is not None else set()
     now = {name for stage in stages for name in stage.instances}
     joined, left = sorted(now - before), sorted(before - now)

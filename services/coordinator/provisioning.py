@@ -176,7 +176,7 @@ class Provisioning:
         ]
 
     def ladder_view(self, model: str) -> LadderView:
-        """What the ladder needs to know of starts and stops of a model."""
+        """The ladder's view of a model's starts and stops."""
         fleet = self._fleets.get(model)
         if fleet is None:
             return LadderView(scales=self.on)
@@ -214,7 +214,7 @@ class Provisioning:
         )
 
     def on_answer(self, replied: Replied, now_ns: int) -> list[Effect]:
-        """What a provisioner said; of a model that is no longer led, nothing."""
+        """Handle a provisioner's answer; ignore one about a model that is no longer led."""
         fleet, order = self._asked(replied.correlation)
         if fleet is None or order is None:
             return []
@@ -297,7 +297,7 @@ class Provisioning:
         self.figures.models[model] = ModelFigures(states, signal_s, decision.utilisation)
 
     def snapshot(self) -> dict[str, Any]:
-        """What is on order, by model."""
+        """Open orders, by model."""
         return {
             model: {
                 "asked": len(fleet.asked),

@@ -1,6 +1,6 @@
-"""What a policy on roles is told: windows of summaries per instance, and the requests of each stage.
+"""Input of a role policy: windows of summaries per instance, and the requests of each stage.
 
-Bounded: samples by time and number, instances by those that are registered, requests by number.
+All of it is bounded: samples by time and number, instances to those registered, requests by number.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RoleWindows:
             window.add(sample)
 
     def on_migrator(self, body: ServicePresence, now_ns: int) -> None:
-        """How many sequences leave and arrive."""
+        """Take the number of sequences that leave and arrive at each instance."""
         told = {each.instance: each.leaving + each.arriving for each in body.moving}
         known = [name for teller, name in self._moves if teller == body.name]
         for name in known:

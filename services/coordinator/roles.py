@@ -137,7 +137,7 @@ class Roles:
         return self._policy.observes
 
     def of_model(self, model: str) -> ModelRoles:
-        """What is known of a model that is led here."""
+        """State of a model that is led here."""
         return self._models.setdefault(model, ModelRoles())
 
     def forget(self, model: str) -> None:
@@ -276,7 +276,7 @@ class Roles:
         return wanted
 
     def _refusal(self, known: ModelRoles, view: RolesView, flip: Flip, now_ns: int) -> str:
-        """Why a flip may not begin; empty where it may."""
+        """Reason why a flip may not begin; empty where it may."""
         if not self._rested(known, flip.instance, now_ns):
             return "flipped lately"
         if not self._rested(known, f"/{view.stage}", now_ns):

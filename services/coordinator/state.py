@@ -1,4 +1,4 @@
-"""What the coordinator knows: instances, and per model the lease and the plan."""
+"""State of the coordinator: instances, and per model the lease and the plan."""
 
 from __future__ import annotations
 

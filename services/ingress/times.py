@@ -55,7 +55,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hang_limits(config: ContinuationConfig) -> HangLimits:
-    """When an engine counts as hung, from the configuration."""
+    """Limits beyond which an engine counts as hung, from the configuration."""
     return HangLimits(silent_ns=_ns(config.hang_s), step_ns=_ns(config.step_s), step_factor=config.step_factor)
 
 

@@ -197,7 +197,7 @@ class JudgeActor:
         return [self._heartbeat.presence(now_ns), timer]
 
     def snapshot(self) -> dict[str, Any]:
-        """What waits, and what was judged."""
+        """Number of waiting questions, and counts of judged ones."""
         return {
             "name": self.name,
             "judges": sorted(self._judges),
@@ -206,5 +206,5 @@ class JudgeActor:
         }
 
     def check_invariants(self) -> None:
-        """What waits is bounded."""
+        """Assert that the waiting questions are bounded."""
         assert len(self._waiting) <= WAITING_MAX

@@ -26,7 +26,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a judge process needs.
+    """Configuration of a judge process.
 
     Attributes:
         name: Unique name on the bus.

@@ -1,4 +1,4 @@
-"""What passes between the judge's actor and its shell: questions over HTTP."""
+"""Effects and events between the judge's actor and its shell: questions over HTTP."""
 
 from __future__ import annotations
 

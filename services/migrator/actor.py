@@ -189,7 +189,7 @@ class MigratorActor:
         return [Log(level="warning", event="freezes_shortened", fields=fields)]
 
     def _on_asked(self, message: Message, now_ns: int) -> list[Effect]:
-        """What concerns one instance, by the subject that it came on: ``migrate.<instance>.<verb>``."""
+        """Handle a message about one instance, which its subject names: ``migrate.<instance>.<verb>``."""
         tokens = message.subject.split(".")
         managed = self._managed.get(tokens[-2]) if len(tokens) > 1 else None
         match message.body:
@@ -273,7 +273,7 @@ class MigratorActor:
     # for people and checkers
 
     def _moving(self, managed: ManagedInstance, now_ns: int) -> InstanceMigrations | None:
-        """What moves from and to one instance; None where nothing does."""
+        """Migrations from and to one instance; None where there are none."""
         name, leaving = managed.instance, self._outgoing.busy(managed.instance)
         waiting = len(self._outgoing.of(name)) - leaving + managed.backoff.resting(now_ns)
         counts = (leaving, self._incoming.busy(name), waiting)

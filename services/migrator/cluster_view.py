@@ -1,7 +1,7 @@
-"""What a migrator knows of instances: records, the plan's roles, and summaries while it listens to them.
+"""A migrator's view of instances: records, the plan's roles, and summaries while it listens to them.
 
-Summaries and snapshots are many, migrations are few: both are listened to while somebody needs them, and a little
-longer. Records and plans are always watched.
+Summaries and snapshots are frequent and migrations are rare, so a migrator subscribes to both only while a migration
+needs them, and a little longer. It always watches records and plans.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MigrationTargets:
         return member.record if member is not None else None
 
     def role(self, instance: str) -> InstanceRole:
-        """What the plan says it does."""
+        """Role that the plan gives the instance."""
         record = self.record(instance)
         roles = self._roles.get(subject_token(record.model), {}) if record is not None else {}
         return roles.get(instance, InstanceRole.BOTH)
@@ -94,7 +94,7 @@ class MigrationTargets:
         )
 
     def question(self, sequence: str, wish: Wish, now_ns: int, *, handoff: bool) -> TargetQuestion:
-        """What the target policy is asked."""
+        """Question for the target policy."""
         candidates, filtered = self._sifted(wish, now_ns)
         return TargetQuestion(
             sequence=sequence, blocks=wish.blocks or 0, candidates=candidates, handoff=handoff, filtered=filtered

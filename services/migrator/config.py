@@ -13,7 +13,7 @@ from millrace.policies.migration import TARGET_POLICIES, TargetPolicy
 
 
 class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a target is chosen where the asker names none.
+    """Choice of a target where the asker names none.
 
     Attributes:
         policy: A name of ``TARGET_POLICIES``.
@@ -77,7 +77,7 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a migrator process needs.
+    """Configuration of a migrator process.
 
     Attributes:
         name: Unique name on the bus.

@@ -1,4 +1,4 @@
-"""What both halves of a migrator work with, and the small effects that they share."""
+"""Context that both halves of a migrator work with, and the small effects that they share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def answer_all(waiters: list[str], body: Body, sequence: str) -> list[Effect]:
 
 
 def refusal_of(body: Body | RequestFailure, step: str) -> tuple[KvRefusal, str]:
-    """Why an answer is a no. What is no answer at all counts as UNANSWERED, an answer of a wrong kind as INVALID."""
+    """Reason and detail of a refusal. A missing answer counts as UNANSWERED, an answer of a wrong kind as INVALID."""
     match body:
         case KvRefused(reason=reason, detail=detail) | MigrationRefused(reason=reason, detail=detail):
             return reason, detail

@@ -1,4 +1,4 @@
-"""Which of our instances have a broker that decides what leaves them."""
+"""Instances of ours for which a broker decides what leaves them."""
 
 from __future__ import annotations
 

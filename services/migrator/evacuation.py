@@ -143,7 +143,7 @@ class FallbackInitiator:
         return effects
 
     def _free(self, managed: ManagedInstance, now_ns: int) -> int:
-        """How many more may leave now."""
+        """Number of further sequences that may leave now."""
         out_max = self._context.limits.out_max
         allowed = out_max if managed.evacuation is not None else managed.backoff.free(out_max, now_ns)
         return max(0, allowed - len(self._outgoing.of(managed.instance)))

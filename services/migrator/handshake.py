@@ -57,7 +57,7 @@ ENDS_MAX = 2
 
 
 class Owner(Protocol):
-    """Who keeps the migrations."""
+    """Component that keeps the migrations."""
 
     def rest(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
         """It cannot move yet: again later, or never."""
@@ -155,7 +155,7 @@ class Handshake:
         return self._choose(out, now_ns)
 
     def _note_lease(self, out: OutgoingMigration, now_ns: int) -> None:
-        """How long its engine took to answer: about as long as it will take to stop."""
+        """Note how long its engine took to answer: stopping will take about as long."""
         out.slow_ns = max(out.slow_ns, now_ns - (out.lease_until_ns - self._context.limits.lease_ms * MS))
 
     # target
@@ -174,7 +174,7 @@ class Handshake:
         return self._allot(out, now_ns)
 
     def _question(self, out: OutgoingMigration, now_ns: int) -> TargetQuestion | None:
-        """What the target policy is asked; None where the source is gone."""
+        """Question for the target policy; None where the source is gone."""
         view = self._context.cluster_view
         source = view.record(out.source)
         if source is None:

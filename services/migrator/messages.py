@@ -1,4 +1,4 @@
-"""What the driving side says at each step, built from the state of one migration. Pure."""
+"""Messages of the driving side at each step, built from the state of one migration. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def pull_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int, unt
 
 
 def freeze_ms_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
-    """How long the source may stand still; never longer than its worker lets it, which would go on unnoticed."""
+    """Longest freeze of the source, ms; at most its worker's limit, as the worker would resume unnoticed after that."""
     assert out.endpoint is not None
     bound = out.endpoint.freeze_ms_max or limits.copy_freeze_ms
     wanted = limits.copy_freeze_ms
@@ -157,7 +157,7 @@ def end_of(out: OutgoingMigration) -> EndLease:
 
 
 def finished(out: OutgoingMigration, model: str, now_ns: int) -> MigrationFinished:
-    """What everybody hears in the end."""
+    """Message that is published when the migration has ended."""
     assert out.outcome is not None
     block_size, block_hashes = _taken_along(out)
     return MigrationFinished(

@@ -10,7 +10,7 @@ ORDERS_MAX = 1_024
 
 
 class FinishedOrders:
-    """How the last orders ended, by sequence and order."""
+    """Results of the last orders, by sequence and order."""
 
     def __init__(self, *, orders_max: int = ORDERS_MAX) -> None:
         self._orders_max = orders_max

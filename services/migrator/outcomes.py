@@ -17,7 +17,7 @@ Refusal = tuple[KvRefusal, str]
 
 
 def wrong_source(out: OutgoingMigration, source: InstanceRecord | None) -> Refusal | None:
-    """Why nothing can leave its source."""
+    """Reason why nothing can leave its source."""
     if source is None:
         return KvRefusal.UNABLE, f"{out.source} is not registered"
     if source.kv is None:
@@ -26,7 +26,7 @@ def wrong_source(out: OutgoingMigration, source: InstanceRecord | None) -> Refus
 
 
 def wrong_target(out: OutgoingMigration, source: InstanceRecord, target: InstanceRecord | None) -> Refusal | None:
-    """Why the named target cannot take it."""
+    """Reason why the named target cannot take it."""
     if out.wanted == out.source:
         return KvRefusal.INVALID, "source and target are the same"
     if target is None:
@@ -39,7 +39,7 @@ def wrong_target(out: OutgoingMigration, source: InstanceRecord, target: Instanc
 
 
 def failed(step: OutgoingStep, reason: KvRefusal) -> MigrationOutcome:
-    """What a failure at a step is: whoever refuses a freeze has frozen nothing; one that does not answer may have."""
+    """Outcome of a failure at a step: a refused freeze has frozen nothing; an unanswered one may have."""
     frozen = step is OutgoingStep.COMMITTING or (step is OutgoingStep.FREEZING and reason is KvRefusal.UNANSWERED)
     return MigrationOutcome.ABORTED if frozen else MigrationOutcome.REFUSED
 

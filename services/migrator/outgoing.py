@@ -80,7 +80,7 @@ class OutgoingMigrations:
         return f"{self._context.rng.getrandbits(48):012x}"
 
     def _forbidden(self, out: OutgoingMigration) -> Refusal | None:
-        """Why it cannot even be tried."""
+        """Reason not to try the migration at all."""
         view = self._context.cluster_view
         source, waiting = view.record(out.source), len(self.of(out.source))
         if source is None or source.kv is None:

@@ -1,4 +1,4 @@
-"""What a migrator keeps of each migration, away from its instances and to them."""
+"""State of a migrator's migrations, away from its instances and to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from millrace.policies.migration.backoff import MoveBackoff
 
 
 class OutgoingStep(StrEnum):
-    """Where a migration away stands: what it waits for."""
+    """Step of an outgoing migration: what it waits for."""
 
     QUEUED = "queued"  # a free slot
     RESTING = "resting"  # the sequence cannot move yet, or nobody was heard yet who could take it: a timer
@@ -137,7 +137,7 @@ class OutgoingMigration:
         return True
 
     def refusal_to_join(self, body: MigrateSequence) -> tuple[KvRefusal, str] | None:
-        """Why an asker cannot join it; None where it can."""
+        """Reason why an asker cannot join it; None where it can."""
         if body.target not in ("", self.wanted, self.target):
             return KvRefusal.INVALID, f"moves to {self.target or self.wanted}"
         if max(len(self.waiters), len(self.orders)) >= ASKERS_MAX:
@@ -168,7 +168,7 @@ class OutgoingMigration:
 
     @property
     def frozen_ns(self) -> int:
-        """How long no token was decoded; 0 where it never came so far."""
+        """Time in which no token was decoded, ns; 0 where the migration never got that far."""
         return max(1, self.committed_ns - self.stopped_ns) if self.committed_ns else 0
 
     @property
@@ -197,7 +197,7 @@ def asked_for(
 
 
 class IncomingStage(StrEnum):
-    """Where a migration to an instance of ours stands."""
+    """Stage of a migration to an instance of ours."""
 
     RESERVING = "reserving"
     READY = "ready"  # for a round, or the commit
@@ -245,7 +245,7 @@ class IncomingMigration:
 
     @property
     def sequence(self) -> str:
-        """What moves."""
+        """Sequence that moves."""
         return self.prepare.submission.sequence
 
 

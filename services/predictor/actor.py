@@ -366,7 +366,7 @@ class PredictorActor:
         ]
 
     def snapshot(self) -> dict[str, Any]:
-        """What is known of each instance."""
+        """State of each instance, with counts of predictions."""
         instances = {token: each.facts() for token, each in sorted(self._instances.items())}
         return {"name": self.name, "instances": instances, "predictions": dict(self.metrics.predictions)}
 

@@ -40,7 +40,7 @@ SEQUENCES_MAX = 1_024
 
 
 def fault(body: PredictLatency) -> str:
-    """What is wrong with a question; empty where nothing is."""
+    """Fault of a question; empty where there is none."""
     for name in ("prompt_tokens", "max_tokens", "sequences"):
         if not 1 <= getattr(body, name) < LENGTH_MAX:
             return f"{name} must be at least 1 and below {LENGTH_MAX}, is {getattr(body, name)}"
@@ -96,7 +96,7 @@ class Answers:
     def answer(
         self, body: PredictLatency, instance: Instance, lengths: LearntLengths, now_ns: int
     ) -> LatencyPrediction | NoPrediction:
-        """What would happen if the instance took the request now, or why that cannot be said."""
+        """Forecast for the request if the instance took it now, or the reason why there is none."""
         asked = candidate_of(body, instance, lengths)
         obstacle = self._obstacle(body, instance, asked, now_ns)
         if obstacle is not None:
@@ -115,7 +115,7 @@ class Answers:
     def _obstacle(
         self, body: PredictLatency, instance: Instance, asked: Candidate, now_ns: int
     ) -> tuple[NoPredictionReason, str] | None:
-        """Why there is no forecast."""
+        """Reason why there is no forecast."""
         record, snapshot = instance.record, instance.snapshot
         if body.model != record.model:
             return NoPredictionReason.OTHER_MODEL, f"it serves {record.model}"

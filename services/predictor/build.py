@@ -15,7 +15,7 @@ from services.predictor.metrics import PredictorMetrics
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorDeps(ActorDeps):
-    """What a predictor needs beside its configuration.
+    """Dependencies of a predictor beside its configuration.
 
     Attributes:
         step_times: Step-time models by the name that instances give in their record.

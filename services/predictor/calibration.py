@@ -115,10 +115,10 @@ class StepFit:
 
 
 class Kin:
-    """What instances of one kind have in common: same model, engine, limits and step-time set.
+    """State shared by instances of one kind: same model, engine, limits and step-time set.
 
-    One that nobody was sent to yet is judged by its kin: with a set that is wrong, it would else look slower than the
-    ones that have shown their pace, and stay alone for ever.
+    An instance that got no request yet is judged by its kin. Otherwise, with a wrong set, it would look slower than
+    those that have shown their pace, and would never get a request.
 
     Attributes:
         cost: The known or fitted set; None while there is neither.
@@ -165,7 +165,7 @@ class Kins:
 
 
 class Calibration:
-    """What one instance's steps cost, as far as is known. Attributes: effect: of a busy neighbour on the same host."""
+    """Known cost of one instance's steps. Attributes: effect: of a busy neighbour on the same host."""
 
     def __init__(self, kin: Kin, *, enabled: bool = True) -> None:
         self.kin = kin

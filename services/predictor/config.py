@@ -10,14 +10,14 @@ from millrace.membership import MembershipConfig
 
 
 class OutrunRule(StrEnum):
-    """What is expected of a sequence that has outrun its predicted length."""
+    """Rule for the expected rest of a sequence that has outrun its predicted length."""
 
     PLUS_TEN = "plus_ten"  # ten more tokens, again and again (Block, section 4.1)
     SURVIVAL = "survival"  # the log-normal's conditional mean, with the spread learnt from outcomes
 
 
 class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a predictor process needs.
+    """Configuration of a predictor process.
 
     Attributes:
         name: Unique name on the bus.

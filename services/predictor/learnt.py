@@ -1,4 +1,4 @@
-"""What outcomes say of one model's requests."""
+"""Statistics of one model's requests, learnt from outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outcomes say of output lengths: their mean, and how far predictions of them are off."""
+"""Statistics of output lengths, learnt from outcomes: their mean, and the error of predictions of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a predictor counts: plain figures bumped by the actor, read by Prometheus when it scrapes."""
+"""Metrics of a predictor: plain figures that the actor updates and Prometheus reads on each scrape."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Labelled(Counter[str]):
 
 
 class Error:
-    """How far predictions of one figure were off.
+    """Error of the predictions of one figure.
 
     Attributes:
         absolute: Differences without sign.

@@ -41,7 +41,7 @@ WORD_NS = 40_000_000
 
 
 class NeighbourEffect:
-    """What one busy neighbour adds to the logarithm of an engine's step times. A Kalman filter of two values."""
+    """Effect of one busy neighbour on the logarithm of an engine's step times. A Kalman filter of two values."""
 
     def __init__(self) -> None:
         self._pace = self._effect = 0.0
@@ -50,11 +50,11 @@ class NeighbourEffect:
 
     @property
     def value(self) -> float:
-        """What is to be expected: the effect that steps speak for, times the probability that there is any.
+        """Expected effect: the effect that steps indicate, times the probability that there is any.
 
-        Before the first step both are as likely; the odds are then those of the densities at no effect, before and
-        after the steps. With many neighbours and many sequences beside, one that is not there would outweigh all else
-        that a placement is judged by.
+        Before the first step, an effect and none are equally likely. Then the odds are the ratio of the densities at no
+        effect, before and after the steps. Without the probability, with many neighbours and many sequences on them, an
+        effect that does not exist would outweigh all else that a placement is judged by.
         """
         if self._effect <= 0:
             return 0.0
@@ -62,7 +62,7 @@ class NeighbourEffect:
         return min(EFFECT_MAX, self._effect) * odds / (1 + odds)
 
     def factor(self, busy: float) -> float:
-        """How much longer steps take beside so many busy neighbours."""
+        """Factor on step times beside so many busy neighbours."""
         return exp(self.value * busy) if busy else 1.0
 
     def observe(self, at_ns: int, *, measured_ns: float, predicted_ns: float, busy: int) -> None:
@@ -107,8 +107,10 @@ class Mate:
     _until_ns: int = 0
 
     def note(self, now_ns: int, *, sequences: int, left_ns: int = SILENCE_NS) -> None:
-        """What its engine does from now on. ``left_ns``: for how long it has work, if nothing new comes and it says
-        nothing: the word that it got ready comes late, and steps of others in between were not slowed.
+        """Note the engine's work from now on.
+
+        ``left_ns``: time for which it has work, if nothing new comes and it reports nothing. The report that it is done
+        comes late, and steps of others in between were not slowed.
         """
         self._share, self._told_ns = self.share(now_ns), max(now_ns, self._told_ns)
         self.sequences = sequences
@@ -126,21 +128,21 @@ class Mate:
         return now_ns < self._until_ns
 
     def neighbours_now(self, now_ns: int) -> int:
-        """How many others compute just now."""
+        """Number of neighbours that compute just now."""
         return sum(each.busy(now_ns) for each in self.others)
 
     def neighbours_lately(self, now_ns: int) -> float:
-        """How many others computed lately, on average; they will go on much like that."""
+        """Mean number of neighbours that computed lately; it is expected to stay much the same."""
         return sum(each.share(now_ns) for each in self.others)
 
     def delay_ns(self, longer_ns: int, now_ns: int) -> int:
-        """How much later the sequences of its neighbours get ready, in sum, if it computes for so much longer."""
+        """Total delay of its neighbours' sequences if it computes for ``longer_ns`` longer, ns."""
         slowed = (each.sequences * (each.effect.factor(1) - 1) for each in self.others if each.busy(now_ns))
         return round(longer_ns * sum(slowed))
 
 
 class Hosts:
-    """Who is beside whom. An instance that names no host has no neighbours."""
+    """Neighbours of each instance, by host. An instance that names no host has no neighbours."""
 
     def __init__(self) -> None:
         self._mates: dict[str, dict[str, Mate]] = {}  # by host, then by instance

@@ -1,16 +1,16 @@
-"""Which prompts an instance has in its prefix cache, as far as decisions, snapshots and outcomes tell.
+"""Prompts in an instance's prefix cache, as far as decisions, snapshots and outcomes tell.
 
-| what is heard | what follows |
+| input | conclusion |
 |---|---|
-| a placement with its prompt's hashes | its blocks will be there when those who come later are let in |
-| a snapshot that shows it | so many of its blocks are computed |
+| a placement with its prompt's hashes | its blocks will be cached when later sequences are admitted |
+| a snapshot that shows it | as many of its blocks are computed as the snapshot says |
 | a snapshot without it, or its outcome | its blocks are left there, and what it decoded behind them |
-| a snapshot's free blocks | what was left longest is written over |
-| a migration, with names of what moved | its blocks are cached where it came to, and left where it was |
-| an outcome with fewer cached tokens than believed | what was missing, and all left before it, is gone |
+| a snapshot's free blocks | the blocks that were left longest ago are overwritten |
+| a migration, with names of what moved | its blocks are cached at the target, and left at the source |
+| an outcome with fewer cached tokens than believed | the missing blocks, and all left before them, are gone |
 
-Hits are believed as long as at least half of them came true lately: an engine that says it caches and does not, or
-names blocks by more than their tokens, is soon taken at what it shows.
+Predicted hits are believed as long as at least half of them came true lately. An engine that claims to cache and does
+not, or that names blocks by more than their tokens, is soon judged only by what it shows.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ class Prefixes:
 
 
 def end_request(prefixes: Prefixes, outcome: RequestFinished, metrics: PredictorMetrics) -> None:
-    """What a request's sequences leave in the prefix cache of one of its instances, and whether what was found there is
-    what was believed.
+    """Note what a request's sequences leave in the prefix cache of one of its instances, and compare the tokens found
+    there with those believed.
     """
     stayed = len(outcome.instances) == 1 and not outcome.continuations and not outcome.migrations
     if stayed and outcome.predicted_cached_tokens is not None and outcome.ttft_ns is not None:

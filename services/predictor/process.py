@@ -1,4 +1,4 @@
-"""What a predictor needs of the process that hosts it."""
+"""Dependencies of a predictor that its host process provides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a predictor knows of each instance."""
+"""A predictor's state of each instance."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Instance:
         return max(0, now_ns - taken_ns)
 
     def refusal(self, snapshot: StatusSnapshot, now_ns: int) -> str | None:
-        """Why a snapshot is not taken; None where it is."""
+        """Reason why a snapshot is not taken; None where it is."""
         if snapshot.model != self.record.model:
             return "other_model"
         if not self.record.incarnation == snapshot.incarnation == self.member.incarnation > self.member.dead_through:
@@ -145,7 +145,7 @@ class Instance:
         self.prefixes = prefixes_of(self.parameters)
 
     def cached_tokens(self, packed: bytes, block_size: int, tokens: int) -> int:
-        """How much of a prompt with these hashes its engine would find, tokens."""
+        """Tokens of a prompt with these hashes that its engine would find cached."""
         if packed and self.snapshot is not None:
             self.prefixes.see(self.snapshot)
         return self.prefixes.cached_tokens(packed, block_size, tokens)
@@ -166,7 +166,7 @@ class Instance:
                 self.forecaster.forget(sequence)
 
     def facts(self) -> dict[str, Any]:
-        """What is known of it, for whoever looks."""
+        """State of the instance, for inspection."""
         return {
             "model": self.record.model,
             "incarnation": self.record.incarnation,
@@ -237,7 +237,7 @@ def plausible(snapshot: StatusSnapshot) -> bool:
 
 
 def parameters_of(record: InstanceRecord, *, prefixes: bool = True) -> EngineParameters:
-    """How the instance's scheduler works; ``prefixes``: whether what it caches is followed.
+    """Parameters of the instance's scheduler; ``prefixes``: whether its prefix cache is followed.
 
     Raises:
         ValueError: no engine could run with what the record says; the message names the field.

@@ -151,7 +151,7 @@ class Cluster:
         return [name for name, child in children if child["start_failures"] >= START_FAILURES_MAX]
 
     def _failure_text(self, broken: list[str]) -> str:
-        """What is not ready, and why: the end of each log."""
+        """Text that names each process that is not ready, why, and the end of its log."""
         children = self._actor.snapshot()
         late = broken or [name for name, child in children.items() if child["state"] != "ready"]
         if not late:

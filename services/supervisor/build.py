@@ -14,7 +14,7 @@ from services.supervisor.roster import Roster
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedMachine:
-    """What a supervisor's actor looks after.
+    """Machine that a supervisor's actor manages.
 
     Attributes:
         name: Of the supervisor on the bus.

@@ -38,7 +38,7 @@ LIST_LIMIT_S = 30.0
 
 
 class ComposeHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a compose provisioner needs.
+    """Configuration of a compose provisioner.
 
     Attributes:
         name: Unique name on the bus.

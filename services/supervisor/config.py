@@ -51,7 +51,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the supervisor of a local cluster needs.
+    """Configuration of the supervisor of a local cluster.
 
     Attributes:
         name: Unique name on the bus.

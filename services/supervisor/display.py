@@ -1,4 +1,4 @@
-"""What `up` shows a person: the start as it goes, then where everything is, later what dies and comes back."""
+"""Output of `up`: progress of the start, then addresses and folders, later processes that die and come back."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Display:
 
 
 def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s: float, keys: bool) -> str:
-    """What is printed once everything is ready.
+    """Text that is printed once everything is ready.
 
     Args:
         url: Of the API.

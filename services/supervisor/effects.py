@@ -1,5 +1,5 @@
-"""What passes between the supervisor's actor and its shell: processes to start and to signal, and what became of
-them.
+"""Effects and events between the supervisor's actor and its shell: processes to start and to signal, and what became
+of them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Launcher:
         self.forker: Forker | None = None
 
     def log_path(self, name: str) -> Path:
-        """Where a child's output goes."""
+        """Path of the log that takes a child's output."""
         return self._log_dir / f"{name}.log"
 
     def start(self, effect: StartChild) -> None:

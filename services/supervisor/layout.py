@@ -105,7 +105,7 @@ class Layout:
         return self.run_dir / "supervisor.json"
 
     def cluster_file(self, supervisor_pid: int, started_ns: int) -> bytes:
-        """What the command line reads to find this cluster."""
+        """Content of the file that the command line reads to find this cluster."""
         spec = self.spec
         return msgspec.json.encode(
             {
@@ -221,7 +221,7 @@ class Layout:
         return {name: str(folders[name] / file) for name, file in judge_files(self.spec).items()}
 
     def _judges(self) -> list[ChildSpec]:
-        """Where a cascade's answers are scored by more than ingress's own confidence."""
+        """Judge processes, for a cascade whose answers are scored by more than ingress's own confidence."""
         cascade = self.spec.cascade
         if cascade is None or not cascade.judge_processes:
             return []

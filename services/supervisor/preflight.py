@@ -1,6 +1,4 @@
-"""What must hold before a cluster is started: nothing of it runs already, ports are free, the engine and the model
-are there.
-"""
+"""Checks before a cluster is started: nothing of it runs already, ports are free, engine and model are there."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ def socket_folder(directory: Path) -> Iterator[str]:
 
 
 def last_end(directory: Path) -> str:
-    """What became of the cluster before, where it was not stopped in order; empty where it was, or there was none."""
+    """Note on the previous cluster where it was not stopped in order; empty where it was, or there was none."""
     try:
         known = msgspec.json.decode((directory / "run" / "cluster.json").read_bytes(), type=dict[str, object])
         started_s = int(str(known["started_ns"])) / 1e9

@@ -1,4 +1,4 @@
-"""Which workers could run here, and which orders to start one were carried out: what provisioning may ask for."""
+"""Workers that can run here, and the start orders that were carried out: what provisioning may ask for."""
 
 from __future__ import annotations
 

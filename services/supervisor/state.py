@@ -9,7 +9,7 @@ from services.supervisor.config import ChildSpec
 
 
 class ChildState(StrEnum):
-    """Where a child stands."""
+    """State of a child process."""
 
     WAITING = "waiting"  # for the child named in `after`
     STARTING = "starting"  # the process runs or is being started; not all of its actors have shown presence

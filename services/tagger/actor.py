@@ -222,7 +222,7 @@ class TaggerActor:
         return effects
 
     def _of(self, model: str) -> ServedLengths | None:
-        """What is known of a served model; None where it is one too many, or has no name."""
+        """State of a served model; None where it is one model too many, or has no name."""
         token = subject_token(model) if model else ""
         served = self._served.get(token)
         if served is None and token and len(self._served) < MODELS_MAX:
@@ -242,7 +242,7 @@ class TaggerActor:
         return [self._heartbeat.presence(now_ns), timer]
 
     def snapshot(self) -> dict[str, Any]:
-        """What was answered and learnt, and what is in force."""
+        """Counts of answers and outcomes, and the models in force."""
         models = {
             model: {
                 "outcomes": served.history.outcomes,

@@ -7,7 +7,7 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 
 
 class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the tagger learns from outcomes, and where it keeps it. History and cache are always learnt, in memory.
+    """Settings for learning from outcomes, and for its storage. History and cache are always learnt, in memory.
 
     Attributes:
         pretrained: Begin with the models that ship.
@@ -29,7 +29,7 @@ NO_TRAINING = LearningConfig(pretrained=False, retrain_outcomes=0)
 
 
 class TaggerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tagger process needs.
+    """Configuration of a tagger process.
 
     Attributes:
         name: Unique name on the bus.

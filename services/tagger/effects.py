@@ -1,4 +1,4 @@
-"""What passes between the tagger's actor and its shell: training, and files of outcomes and models."""
+"""Effects and events between the tagger's actor and its shell: training, and files of outcomes and models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KeepOutcomes(Effect, frozen=True, kw_only=True):
 
 
 class LengthsLoaded(Body, frozen=True, kw_only=True, tag="local.LengthsLoaded/1"):
-    """What files hold, by served model.
+    """Content of the files, by served model.
 
     Attributes:
         models: Length models in force when they were written.

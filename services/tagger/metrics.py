@@ -1,4 +1,4 @@
-"""What a tagger counts: plain figures kept by the actor, and the collector that shows them to Prometheus."""
+"""Metrics of a tagger: plain figures kept by the actor, and the collector that exposes them to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tagger knows of one served model, and the requests whose outcome it waits for."""
+"""A tagger's state of one served model, and the requests whose outcome it waits for."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ServedLengths:
         self.training = False
 
     def answer(self, request: TagRequest) -> Asked:
-        """What to say of a request. Cache before model before history."""
+        """Answer to a request: from the cache, else the model, else history."""
         text = read_prompt(request.prompt)
         row = np.array(extract(request, text, self.history))
         said, source = self._say(request, row)

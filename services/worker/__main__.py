@@ -50,7 +50,7 @@ class EngineLink:
             self.handle.deliver(event)
 
     def handlers(self) -> dict[type[Effect], Callable[[Any], None]]:
-        """What carries out the engine's effects."""
+        """Handlers that carry out the engine's effects."""
         return {
             AddToEngine: lambda effect: self.engine.add(effect.sequence),
             CancelInEngine: lambda effect: self.engine.cancel(effect.sequences),

@@ -7,7 +7,7 @@ from millrace.contracts.worker import RefusalReason, SubmitSequence
 
 
 class AdmissionView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the decision depends on.
+    """Inputs of the admission decision.
 
     Attributes:
         fence: Newest epoch known of the sequence; None where nothing is known.
@@ -25,9 +25,10 @@ class AdmissionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusal(body: SubmitSequence, view: AdmissionView) -> tuple[RefusalReason, str] | None:
-    """Why a sequence is not taken, with a sentence; None where it is.
+    """Reason why a sequence is not taken, with a sentence; None where it is taken.
 
-    Order: who is behind learns that first; then what another instance may still do; last what none will take.
+    Order of checks: first whether the asker is behind, then what another instance may still take, last what none will
+    take.
     """
     if view.fence is not None and body.epoch <= view.fence:
         return RefusalReason.STALE_EPOCH, f"epoch {view.fence} is known here"

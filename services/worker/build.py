@@ -23,7 +23,7 @@ class WorkerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     migration: MigrationConfig = MigrationConfig()
 
     def recorded(self) -> Origin:
-        """What a recording of this actor says about it."""
+        """Origin that a recording of this actor states."""
         return Origin(config=msgspec.json.encode(self).decode(), seed=self.identity.incarnation)
 
 

@@ -11,7 +11,7 @@ from millrace.contracts.kv import CopierKind
 
 
 class EngineKind(StrEnum):
-    """What stands behind the Engine port."""
+    """Implementation behind the Engine port."""
 
     VLLM = "vllm"
     MODELLED = "modelled"

@@ -49,7 +49,7 @@ class Desk:
         self._held_back: dict[str, Held] = {}  # have tokens that wait for the interval
 
     def stepped(self, touched: list[Held], now_ns: int, *, step: int) -> list[Effect]:
-        """What a step gave: at once where a sequence begins or ends, or where nothing is held back."""
+        """Publish what a step gave: at once where a sequence begins or ends, or where nothing is held back."""
         if not self._interval_ns:
             return self.publish(touched, step=step)
         held_back = self._held_back
@@ -70,7 +70,7 @@ class Desk:
         return self.publish([h for h in held_back.values() if find(h.sequence) is h], step=step)
 
     def publish(self, touched: list[Held], *, step: int | None = None) -> list[Effect]:
-        """What these have not sent yet. While the bus is down it stays unsent, until ``repeat``."""
+        """Publish the unsent tokens of these sequences. While the bus is down they stay unsent, until ``repeat``."""
         if not touched or not self.reporter.bus_up:
             return []
         return self._outbox.tokens(touched, step=self.reporter.snapshot.step if step is None else step)
@@ -84,7 +84,7 @@ class Desk:
         return effects
 
     def repeat(self) -> list[Effect]:
-        """What may have been lost with the bus, once more."""
+        """Send again what may have been lost with the bus."""
         lately = [held for held in self.ledger if held.added and held.mark_older <= held.brought]
         moved = [effect for held in lately for effect in self.tell_moved(held)]
         return moved + self._outbox.repeat(self.ledger, step=self.reporter.snapshot.step)

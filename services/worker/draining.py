@@ -81,7 +81,7 @@ class Draining:
         ]
 
     def evacuated(self, body: Replied | RequestFailed) -> list[Effect]:
-        """How that went: whatever is left finishes here, or is handed back at the limit."""
+        """Log the result of the evacuation. Sequences that are left finish here, or are handed back at the limit."""
         if body.correlation != EVACUATE:
             return []
         if isinstance(body, RequestFailed):

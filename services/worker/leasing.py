@@ -72,7 +72,7 @@ class Lease:
 
     @property
     def due_ns(self) -> int:
-        """When it ends by itself: while frozen that deadline counts alone."""
+        """Time at which the lease ends by itself, ns; while frozen, only the freeze's deadline counts."""
         return self.until_ns if self.frozen_until_ns is None else self.frozen_until_ns
 
 
@@ -110,7 +110,7 @@ class Leasing:
         return [self._timer(lease), *self._ask(lease, body, reply_to, now_ns)]
 
     def _refusal(self, body: LeaseKv) -> KvRefused | None:
-        """Why a lease is not even asked of the engine."""
+        """Reason to refuse a lease without asking the engine."""
         migration, held = body.migration, self._desk.ledger.get(body.sequence)
         if self._info.kv is None or not self._config.enabled:
             return refused(migration, KvRefusal.UNABLE, self._info.kv_refusal or "migration is off")

@@ -1,6 +1,6 @@
-"""What a worker counts: plain figures kept by the actor, and the collector that shows them to Prometheus.
+"""Metrics of a worker: plain figures kept by the actor, and the collector that exposes them to Prometheus.
 
-The actor knows no metrics library. It counts into WorkerFigures; the collector reads them when Prometheus asks.
+The actor uses no metrics library. It counts into WorkerFigures; the collector reads them when Prometheus asks.
 """
 
 from __future__ import annotations

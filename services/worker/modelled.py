@@ -27,7 +27,7 @@ MODEL_VERSION = "1"
 
 
 class ModelledWire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast modelled KV comes from another engine.
+    """Speed at which modelled KV comes from another engine.
 
     Attributes:
         token_bytes: KV of one token over all layers.

@@ -80,7 +80,7 @@ class Moving:
 
     @property
     def leases(self) -> int:
-        """How many there are."""
+        """Number of leases."""
         return len(self._leasing)
 
     def counts(self) -> tuple[int, int]:

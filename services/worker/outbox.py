@@ -1,4 +1,4 @@
-"""What a worker sends to ingresses: tokens, repeated tokens after an outage, and sequences handed back."""
+"""Messages from a worker to ingresses: tokens, repeated tokens after an outage, and sequences handed back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outbox:
         self._figures = figures
 
     def tokens(self, touched: Iterable[Held], *, step: int) -> list[Effect]:
-        """What these sequences have not sent yet: one message per ingress."""
+        """Send the unsent tokens of these sequences: one message per ingress."""
         return [
             self._message(ingress, step, [held.take_unsent() for held in group])
             for ingress, group in by_ingress(touched).items()

@@ -39,7 +39,7 @@ class Questions:
 
     @property
     def first(self) -> Asked | None:
-        """What the engine is asked now; None where nothing is."""
+        """Question that the engine is asked now; None where there is none."""
         return self._asked[0] if self._asked else None
 
     def put(self, body: Question, reply_to: str, now_ns: int) -> bool:
@@ -92,7 +92,7 @@ class Ended:
             self._held.popitem(last=False)
 
     def held(self, migration: str) -> bool:
-        """What was noted; False for an unknown one."""
+        """Whether the lease had held until the migration ended; False for an unknown one."""
         return self._held.get(migration, False)
 
 

@@ -1,4 +1,4 @@
-"""When a worker says what about itself: status, summary, presence and registration, each within its interval."""
+"""Timing of a worker's reports: status, summary, presence and registration, each within its interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker tells everybody about itself: snapshot, summary, record and presence as messages."""
+"""Reports that a worker publishes about itself: snapshot, summary, record and presence as messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.worker.state import Held
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a worker is.
+    """Identity of a worker.
 
     Attributes:
         incarnation: Start time of the process, unix ns.
@@ -33,7 +33,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
-    """What stands in the KV bucket ``instance``."""
+    """Record of the worker for the KV bucket ``instance``."""
     return InstanceRecord(
         instance=identity.instance,
         incarnation=identity.incarnation,
@@ -98,7 +98,7 @@ def status(
 
 
 class SummaryCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a summary says besides the snapshot.
+    """Content of a summary besides the snapshot.
 
     Attributes:
         moves: Sequences whose KV leaves, and those whose KV arrives.

@@ -98,7 +98,7 @@ class Reserving:
         return [self._renew(reservation, now_ns), *self._ask(reservation, body, reply_to, now_ns)]
 
     def _refusal(self, body: ReserveKv) -> KvRefused | None:
-        """Why the engine is not even asked."""
+        """Reason to refuse a reservation without asking the engine."""
         migration, ledger = body.migration, self._desk.ledger
         fence = ledger.fenced(body.sequence)
         if self._info.kv is None or not self._config.enabled:

@@ -1,4 +1,4 @@
-"""What a worker remembers of each sequence, and the ledger that bounds how much of it there is."""
+"""A worker's state of each sequence, and the ledger that bounds its size."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ PYTEST = "-m pytest -v -p no:cacheprovider -p pytest_asyncio.plugin -p pytest_ti
 
 
 class GuestImpossible(Exception):
-    """What is missing, and how to get it."""
+    """Missing part of the guest; the message says what is missing, and how to get it."""
 
 
 def main(words: list[str]) -> int:
@@ -134,7 +134,7 @@ def _image(modules: dict[str, bytes], words: list[str]) -> bytes:
 
 
 def _command(words: list[str]) -> str:
-    """What the guest runs, in this machine's file system."""
+    """Return the command that the guest runs, in this machine's file system."""
     settings = "HOME=/tmp PATH=/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
     # Else NIXL would take the shortest way between two processes of one host.
     settings += " UCX_TLS=rc_verbs,self UCX_NET_DEVICES=rxe0:1"

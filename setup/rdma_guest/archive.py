@@ -35,7 +35,7 @@ def load_order(wanted: list[str], modules: dict[str, bytes]) -> list[str]:
 
 
 def _needs(module: bytes) -> list[str]:
-    """What its own information section names, with soft dependencies that must come before it."""
+    """Return the modules that its own information section names, with soft dependencies that must come before it."""
     hard = re.search(rb"\0depends=([^\0]*)\0", module)
     soft = re.search(rb"\0softdep=pre: ([^\0]*)\0", module)
     names = (hard.group(1).decode().split(",") if hard else []) + (soft.group(1).decode().split() if soft else [])

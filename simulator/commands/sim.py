@@ -98,7 +98,7 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
 
 
 def folders_of(scenario: Path) -> tuple[Path, ...]:
-    """Where a scenario's traces may be: the data folder of the environment, and beside the scenario."""
+    """Return the folders that may hold a scenario's traces: the environment's data folder, and the scenario's own."""
     return Path(os.environ.get("MILLRACE_DATA", "../shared/data")), scenario.parent
 
 

@@ -26,7 +26,7 @@ _FIGURES = ("mean", "p50", "p90", "p99")
 
 
 class SloTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What must hold: one figure of one latency under a bound, and nothing lost.
+    """Condition that a run must meet: one figure of one latency under a bound, and nothing lost.
 
     Attributes:
         latency: ``ttft``, ``tpot`` or ``e2e``.
@@ -45,7 +45,7 @@ class SloTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to look and how closely.
+    """Range and tolerance of a capacity search.
 
     Attributes:
         low, high: Rates per second that the search begins with; widened where they do not bracket the capacity.

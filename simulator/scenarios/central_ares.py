@@ -140,7 +140,7 @@ class CentralAres:
         return free and status.state is SequenceState.RUNNING and status.output_tokens >= 1
 
     def snapshot(self) -> dict[str, Any]:
-        """How moves ended."""
+        """Return the number of moves by how they ended."""
         return {"name": self.name, "results": dict(self.results)}
 
     def check_invariants(self) -> None:

@@ -1,4 +1,4 @@
-"""What a scenario says of central ARES."""
+"""Settings of central ARES in a scenario."""
 
 from __future__ import annotations
 

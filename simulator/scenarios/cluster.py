@@ -265,7 +265,7 @@ class ScenarioCluster(SimulatedCluster):
         )
 
     def _slowed(self, name: str) -> float:
-        """How many times as long a step takes that this instance begins now, for those who compute on the same host."""
+        """Return the factor by which others that compute on its host slow down a step that this instance begins now."""
         own = self._groups[name]
         host = own.host_of(name)
         others = [other for other, group in self._groups.items() if group.host_of(other) == host and other != name]
@@ -307,7 +307,7 @@ class ScenarioCluster(SimulatedCluster):
         return sum(actor.state.metrics.fallbacks.total() for actor in self._ingress_actors)
 
     def trades(self) -> dict[str, int]:
-        """What all brokers counted: ``ask REASON``, ``answer HOW``, ``deal REASON HOW``, ``boundary HOW``."""
+        """Return the counters of all brokers: ``ask REASON``, ``answer HOW``, ``deal REASON HOW``, ``boundary HOW``."""
         counts: Counter[str] = Counter()
         for actor in self._broker_actors:
             metrics = actor.metrics
@@ -327,7 +327,7 @@ class ScenarioCluster(SimulatedCluster):
     # Instances that come and go
 
     def _provisioned(self) -> SimulatedHost:
-        """What adds instances like those of the first group, and stops any; workers are its to restart."""
+        """Build the host that adds instances like those of the first group, stops any, and restarts workers."""
         workers = {actor.name: actor for actor in self.workers}
         shape = HostShape(
             cluster=CLUSTER,
@@ -358,7 +358,7 @@ def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> EngineSample:
 
 
 def _set_name(group: Group) -> str:
-    """What instances of a group say of their step times, and predictors find them by."""
+    """Return the name under which a group's instances report their step times and predictors find them."""
     kappa = "" if group.kappa is None else f" with kappa {group.kappa:g}"
     speed = "" if group.speed == 1.0 else f" at speed {group.speed:g}"
     return f"{group.step_time}{kappa}{speed}"

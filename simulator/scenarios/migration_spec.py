@@ -1,4 +1,4 @@
-"""What a scenario says of migration, and what of the cluster it builds: migrators, and the network that carries KV."""
+"""Migration in a scenario: its settings, and the parts that it builds: migrators, and the network that carries KV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PREFIX = "migrator-"
 
 
 class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How running sequences move between instances. Off, nothing here has an effect, roles included.
+    """Migration of running sequences between instances. When off, nothing here has an effect, roles included.
 
     Attributes:
         on: A migrator for each instance, and engines whose KV others may read.
@@ -52,7 +52,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limits: MigratorLimits = MigratorLimits()
 
     def complaint(self, instances: Mapping[str, tuple[str, ...]]) -> str:
-        """What is wrong, by name; empty where all is well. ``instances``: names by group."""
+        """Return the first error, with the field's name; empty if there is none. ``instances``: names by group."""
         if min(self.bandwidth_gbps, self.local_gbps) <= 0 or self.latency_us < 0 or self.token_bytes < 1:
             return (
                 "migration: bandwidth_gbps must be above 0, local_gbps above 0, latency_us not negative, "
@@ -79,7 +79,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return {**by_group, **{name: role for name, role in self.roles.items() if name in single}}
 
     def network(self, simulation: Simulation) -> SimKvNetwork | None:
-        """What carries KV between the engines; None where nothing moves."""
+        """Build the network that carries KV between the engines; None if migration is off."""
         if not self.on:
             return None
         latency_ns = int(self.latency_us * MICROSECOND)
@@ -92,7 +92,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
     def endpoint(self, engine: EngineParameters, *, key: str, model: str, host: str = "") -> KvEndpoint | None:
-        """Where an engine's KV lies; None where nothing moves. ``host``: empty for one of its own."""
+        """Return the endpoint of an engine's KV; None if migration is off. ``host``: empty for a host of its own."""
         if not self.on:
             return None
         return modelled_endpoint(engine, key=key, model=model, machine=host, token_bytes=self.token_bytes)

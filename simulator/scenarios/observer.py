@@ -1,4 +1,4 @@
-"""What watches a scenario: an actor that hears how requests and migrations ended, as `millrace tap` does."""
+"""Observer of a scenario: an actor that hears how requests and migrations ended, as `millrace tap` does."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MigrationRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LadderSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a coordinator told of one model at one time; see LadderReported."""
+    """Report of a coordinator about one model at one time; see LadderReported."""
 
     at_ns: int
     model: str
@@ -149,7 +149,7 @@ class Observer:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """How much was kept."""
+        """Return the number of kept records."""
         return {"name": self.name, "finished": len(self.finished), "migrations": len(self.migrations)}
 
     def check_invariants(self) -> None:

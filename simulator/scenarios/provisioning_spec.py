@@ -11,7 +11,7 @@ from services.coordinator.config import ProvisioningConfig, strategy_parameters
 
 
 class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a scenario says of provisioning.
+    """Provisioning settings of a scenario.
 
     Attributes:
         strategy: A name of ``PROVISIONING_POLICIES``.
@@ -40,7 +40,7 @@ class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         )
 
     def complaint(self) -> str:
-        """What is wrong, by name; empty where all is well."""
+        """Return the first error, with its name; empty if there is none."""
         if self.cold_start_s < 0 or self.drain_limit_s < 0:
             return "provisioning: cold_start_s and drain_limit_s must not be negative"
         try:

@@ -98,7 +98,7 @@ def _copied(value: Any) -> Any:
 
 
 def _complaint(spec: ScenarioSpec) -> str:
-    """What no single field can see; empty where all is well."""
+    """Return the first error that no single field's check can find; empty if there is none."""
     try:
         policy = load_policy(spec.dispatch.policy)
     except PolicyError as error:

@@ -33,7 +33,7 @@ Progress = Callable[[int, float], None]
 
 
 class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario gave.
+    """Result of a scenario run.
 
     Attributes:
         trace_hash: Order-sensitive hash of all deliveries: equal for equal seeds.

@@ -1,4 +1,4 @@
-"""What a scenario file may say. Durations carry their unit in the name; an unknown key is refused by its name."""
+"""Schema of a scenario file. Durations carry their unit in the name; an unknown key is refused by its name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PredictorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How predictors work; see ``services.predictor.config.PredictorConfig``."""
+    """Settings of the predictors; see ``services.predictor.config.PredictorConfig``."""
 
     rule: OutrunRule = OutrunRule.PLUS_TEN
     default_output_tokens: int = 128
@@ -72,7 +72,7 @@ class PredictorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is there.
+    """Instances and services of a scenario's cluster.
 
     Attributes:
         predictors: Predictor actors; each answers for its share of the instances. Started only where the policy asks.
@@ -178,7 +178,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What comes.
+    """Workload of a scenario.
 
     Attributes:
         count: Requests.
@@ -201,7 +201,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of output lengths beforehand.
+    """Predictions of output lengths in a scenario.
 
     Attributes:
         kind: ``oracle``: the truth; ``noisy``: the truth times a normal number around 1 with ``sigma``, cut to
@@ -251,7 +251,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SloSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request must keep to count as goodput; 0 for no bound. ``tpot_ms`` is the mean after the first token."""
+    """Bounds of requests that count as goodput; 0 for no bound. ``tpot_ms`` is the mean after the first token."""
 
     ttft_ms: float = 3000.0
     tpot_ms: float = 0.0
@@ -259,7 +259,7 @@ class SloSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class IntervalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often things are said and looked at. Live, the first two are 20 and 25 ms and tokens come with each step.
+    """Intervals of reports and samples. Live, the first two are 20 and 25 ms and tokens come with each step.
 
     Attributes:
         status_ms: Least time between two snapshots of an instance.
@@ -277,7 +277,7 @@ class IntervalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is written.
+    """Output files of a scenario run.
 
     Attributes:
         folder: Where to; empty for nothing but the printed tables.

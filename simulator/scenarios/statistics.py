@@ -37,7 +37,7 @@ NO_SPREAD = LatencySpread(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.na
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """How far predictions were off, for those that were made; shares are of the measured value.
+    """Errors of the predictions that were made; shares are of the measured value.
 
     Attributes:
         count: Predictions that could be compared.
@@ -51,7 +51,7 @@ class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario comes to. Requests of the warm-up are left out, failures and open calls are counted.
+    """Statistics of a scenario run. Requests of the warm-up are left out; failures and open calls are counted.
 
     Attributes:
         rate_per_s: Arrivals as they came.

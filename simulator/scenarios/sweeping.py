@@ -29,7 +29,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs need from outside; travels to other processes.
+    """External inputs of runs; sent to other processes.
 
     Attributes:
         step_times: Loads a step-time model by name or path. A function of a module, so that it can travel.

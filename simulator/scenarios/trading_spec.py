@@ -1,4 +1,4 @@
-"""What a scenario says of trading: a broker for each instance, and how it trades."""
+"""Trading settings of a scenario: a broker for each instance, and how it trades."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BROKER_PREFIX = "broker-"
 
 
 class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How instances trade running sequences. Needs ``migration.on``; off, nothing here has an effect.
+    """Trading of running sequences between instances. Needs ``migration.on``. When off, nothing here has an effect.
 
     Attributes:
         on: A broker for each instance.
@@ -40,7 +40,7 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     central: CentralSpec = CentralSpec()
 
     def complaint(self) -> str:
-        """What is wrong, by name; empty where all is well."""
+        """Return the first error, with the field's name; empty if there is none."""
         if self.central.on and self.policy != "none":
             return f"trading.central: excludes balance between brokers; trading.policy is {self.policy!r}, not 'none'"
         return ""

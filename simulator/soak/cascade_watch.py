@@ -1,4 +1,4 @@
-"""What must hold of cascades: tiers rise, what was accepted was good enough, and books balance over attempts."""
+"""Checker of cascades: tiers rise, accepted answers scored high enough, and the books balance over attempts."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Clients:
         return [request for request, exchange in self.exchanges.items() if not exchange.outcome]
 
     def outcomes(self) -> dict[str, int]:
-        """How often each outcome came."""
+        """Return the number of requests by outcome."""
         counts: dict[str, int] = {}
         for exchange in self.exchanges.values():
             counts[exchange.outcome] = counts.get(exchange.outcome, 0) + 1

@@ -48,7 +48,7 @@ ROLES: tuple[dict[str, InstanceRole], ...] = (
 
 
 def migration_for(seed: int) -> MigrationShape:
-    """What a seed's cluster is like where sequences move."""
+    """Draw how sequences move in a seed's cluster."""
     from simulator.soak.shape import MigrationShape
 
     rng = Random(f"{seed}/migration shape")
@@ -61,7 +61,7 @@ def migration_for(seed: int) -> MigrationShape:
 
 
 def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
-    """How long a client may wait where sequences move: from the configurations of all who take part."""
+    """Return the bounds on a client's wait where sequences move, from the configurations of all participants."""
     assert shape.migration is not None
     engine, limits, times = shape.engine, MigratorLimits(), Times.of(IngressConfig(name="any"))
     budget, tokens = engine.token_budget, engine.max_sequences * engine.max_model_len

@@ -1,9 +1,9 @@
-"""What a call must give, whatever happens on the way: the run without faults, one sequence at a time.
+"""Expected result of a call, whatever happens on the way: the run without faults, one sequence at a time.
 
-A modelled engine's tokens follow from the KV before them and the seed, so one engine that nothing disturbs says what
-every client must see, to the character. Sequences that are sampled without a seed say something else on each engine:
-what is certain of them is their length, and that each token follows from all those that the client saw before it, as
-one of the engines would have gone on.
+A modelled engine's tokens follow from the KV before them and the seed. So one engine that nothing disturbs yields what
+every client must see, to the character. Sequences that are sampled without a seed differ from engine to engine. Two
+things are certain of them: their length, and that each token follows from all those that the client saw before it, as
+one of the engines would have continued.
 """
 
 from __future__ import annotations

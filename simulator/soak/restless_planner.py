@@ -23,7 +23,7 @@ FIRST_NS = 500 * MILLISECOND
 
 
 class RestlessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How it plans.
+    """Configuration of the planner.
 
     Attributes:
         cuts: Lengths of which it draws up to ``stages_max - 1``, tokens.

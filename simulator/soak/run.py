@@ -54,7 +54,7 @@ EMPTY_NS = 45 * SECOND
 
 
 class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a seed did.
+    """Report of one seed's run.
 
     Attributes:
         virtual_s: Virtual time that passed.
@@ -242,7 +242,7 @@ class SoakRun:
         return f"open {self.cluster.clients.open()}, workers {workers}"
 
     def _check_outcomes(self) -> None:
-        """What was published agrees with what clients saw."""
+        """Check that published outcomes agree with what clients saw."""
         meanings = {"completed": "completed", "abandoned": "cancelled"}
         for request, exchange in self.cluster.clients.exchanges.items():
             published = self.outcomes.published.get(request)
@@ -254,7 +254,7 @@ class SoakRun:
                 assert published == wanted, f"{request} ended as {exchange.outcome}, published as {published}"
 
     def _published_of_refused(self) -> tuple[str | None, ...]:
-        """What may be published of a call that its client saw refused."""
+        """Return the outcomes that may be published for a call that its client saw refused; None: no outcome."""
         return (None,)
 
     def _report(self) -> SoakReport:

@@ -38,7 +38,7 @@ def shape_for(policy: str, migration: MigrationShape | None = None) -> SoakShape
 
 
 class TradingChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """How the brokers of a soak trade.
+    """Trading settings of a soak's brokers.
 
     Attributes:
         policy: Trading policy; empty for one that the seed draws.

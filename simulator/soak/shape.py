@@ -1,4 +1,4 @@
-"""What a soak's cluster is like: how many actors, which engines, how sequences move."""
+"""Shape of a soak's cluster: how many actors, which engines, how sequences move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = "modelled"
 
 
 class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
-    """How running sequences move between the workers of a cluster.
+    """Migration of running sequences between the workers of a cluster.
 
     Attributes:
         verify: Whether checksums travel with the blocks. Without them a wrong read is a wrong token.
@@ -32,7 +32,7 @@ class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
-    """How brokers trade the sequences of a cluster, and how often its plan changes.
+    """Trading of a cluster's sequences by brokers, and the interval between changes of its plan.
 
     Attributes:
         policy: Trading policy.
@@ -52,7 +52,7 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a cluster is and what its engines are like.
+    """Size of a cluster and parameters of its engines.
 
     Attributes:
         predictors: Each serves every instance (replicas of each other); 0 for none, which leaves a policy that asks

@@ -1,4 +1,4 @@
-"""What a seed's cluster is like where brokers trade."""
+"""Shape of a seed's cluster where brokers trade."""
 
 from __future__ import annotations
 

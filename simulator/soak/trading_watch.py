@@ -1,4 +1,4 @@
-"""What must hold where brokers trade: one deal per sequence, no to and fro, nobody starves, quiet in the end.
+"""Checker of trading: one deal per sequence, no moving back and forth, no starvation, quiet in the end.
 
 Bounds of slots and queues are among the brokers' own invariants, which the simulation checks after each message.
 """
@@ -87,7 +87,7 @@ class TradingWatch(Checker):
         self._look_for_starving(simulation.now_ns)
 
     def _instances(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What each broker that runs says of its instances."""
+        """Yield what each running broker reports of its instances."""
         for actor in self._cluster.of_role(Role.BROKER):
             if actor.process is not None:
                 yield from actor.actor.snapshot()["instances"].items()

@@ -37,7 +37,7 @@ PATIENCE_S = 120.0
 
 
 class Decoded(msgspec.Struct):
-    """What came out for one sequence."""
+    """Output of one sequence."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs]

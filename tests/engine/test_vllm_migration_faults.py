@@ -1,4 +1,4 @@
-"""What goes wrong while a sequence moves: a clear no, or a recompute with the same tokens; and no block is lost."""
+"""Failures while a sequence moves: a clear no, or a recompute with the same tokens; and no block is lost."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 
 
 async def undisturbed(rig: UpRig, **fields: Any) -> dict[int, tuple[str, str, int]]:
-    """What each prompt gives when nothing dies."""
+    """Return the outcome of each prompt when nothing dies."""
     async with httpx.AsyncClient(timeout=120) as client:
         results = await asyncio.gather(*(stream(client, rig, prompt_text(n), **fields) for n in range(PROMPTS)))
     assert not [result.error for result in results if result.error]

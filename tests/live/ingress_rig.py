@@ -1,4 +1,4 @@
-"""What the tests of ingress's HTTP side stand on: a model folder, a core that answers by itself, a served port."""
+"""Rig for tests of ingress's HTTP side: a model folder, a core that answers by itself, a served port."""
 
 from __future__ import annotations
 

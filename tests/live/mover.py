@@ -100,7 +100,7 @@ class Mover:
         return answer
 
     def outcomes(self) -> dict[str, int]:
-        """How often each outcome and refusal came."""
+        """Count how often each outcome and refusal came."""
         counts: dict[str, int] = {}
         for body in self.finished:
             what = f"{body.outcome} {body.refusal or ''}".strip()

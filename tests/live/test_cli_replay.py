@@ -1,4 +1,4 @@
-"""What a live actor did on a real bus, its replay does again: same inbox, same effects."""
+"""Replay of an actor recorded live on a real bus: same inbox, same effects."""
 
 import asyncio
 import json

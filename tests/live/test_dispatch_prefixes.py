@@ -46,7 +46,7 @@ class Listener:
             self.outcomes[body.request] = body
 
     async def both(self, request: str) -> tuple[DecisionMade, RequestFinished]:
-        """What was decided and what came of it."""
+        """Return the decision on a request and its outcome."""
         until_s = time.monotonic() + PATIENCE_S
         while request not in self.decisions or request not in self.outcomes:
             assert time.monotonic() < until_s, f"nothing was heard of {request}"

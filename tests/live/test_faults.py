@@ -1,4 +1,4 @@
-"""What dies comes back and costs no request: a whole cluster with modelled engines, processes killed under load."""
+"""Recovery without the loss of a request: a whole cluster with modelled engines, processes killed under load."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ async def test_an_unknown_path_and_an_unknown_model_card_are_404(rig: Rig):
 
 
 async def raw(port: int, data: bytes) -> bytes:
-    """What a peer without any HTTP library gets until the server ends the connection."""
+    """Return what a peer without any HTTP library gets until the server ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     answer = await asyncio.wait_for(reader.read(), 10)

@@ -1,4 +1,4 @@
-"""What people really use: the openai client, LangChain and tools, against the HTTP side."""
+"""Clients that people really use: the openai client, LangChain and tools, against the HTTP side."""
 
 from __future__ import annotations
 

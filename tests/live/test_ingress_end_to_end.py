@@ -140,7 +140,7 @@ def test_the_logs_say_nothing_but_json(cluster: LocalCluster, tmp_path: Path):
 
 
 def answered_by(cluster: LocalCluster) -> set[str]:
-    """Which ingresses answer new connections: each numbers its requests after a beginning of its own."""
+    """Return the ingresses that answer new connections, by the beginning that each gives its request ids."""
     answers = [httpx.get(f"{cluster.url}/health").headers["x-request-id"] for _ in range(40)]
     return {answer.partition("-")[0] for answer in answers}
 

@@ -76,7 +76,7 @@ def example(channel: Channel) -> str:
 
 
 async def refusals(client: Client, errors: list[str]) -> list[str]:
-    """What the server has refused so far."""
+    """Return what the server has refused so far."""
     await settle(client)
     return [error for error in errors if "permissions violation" in error.lower()]
 

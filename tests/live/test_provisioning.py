@@ -57,7 +57,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UpRig]:
 
 
 class Watch:
-    """What the cluster says of itself, as an observer hears it."""
+    """Decisions and outcomes that the cluster publishes, as an observer hears them."""
 
     def __init__(self) -> None:
         self.decisions: list[ProvisioningDecided] = []

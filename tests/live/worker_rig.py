@@ -198,7 +198,7 @@ def start_worker(config: Path) -> subprocess.Popen[bytes]:
 
 
 async def create_buckets(url: str, cluster: str) -> None:
-    """What the supervisor creates before any service starts."""
+    """Create the instance bucket, as the supervisor does before any service starts."""
     client = await nats.connect(url)
     await client.jetstream().create_key_value(bucket=Subjects(cluster).bucket("instance"))
     await client.close()

@@ -66,7 +66,7 @@ SECONDS_MAX = 600
 
 
 class Found(NamedTuple):
-    """What a search came to.
+    """Result of a search.
 
     Attributes:
         violated: The property; empty where none was.

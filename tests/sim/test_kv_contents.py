@@ -1,7 +1,7 @@
-"""What the simulation would see if a part of the migration were wrong: each of these breaks one thing in engines or
-ingress that are otherwise as they are, and clients must see wrong tokens.
+"""Sensitivity of the simulation to a part of the migration that is wrong.
 
-The checker that looks into engines is told nothing here: what counts is what a client gets.
+Each test breaks one thing in engines or ingress that are otherwise as they are; clients must then see wrong tokens. The
+checker that looks into engines is told nothing here: what counts is what a client gets.
 """
 
 from __future__ import annotations

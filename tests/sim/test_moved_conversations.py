@@ -23,7 +23,7 @@ PROMPT = [97 + index % 26 for index in range(100)]
 
 
 class Heard(Checker):
-    """What everybody hears."""
+    """Record of what everybody hears: decisions, outcomes and moves."""
 
     def __init__(self) -> None:
         self.decisions: dict[str, DecisionMade] = {}

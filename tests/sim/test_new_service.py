@@ -1,4 +1,4 @@
-"""What a new service needs to run in simulated clusters: a configuration, an actor, ``build``, and one SimService.
+"""Parts of a new service in simulated clusters: a configuration, an actor, ``build``, and one SimService.
 
 The service here counts decisions by instance. In the repository it is ``services/census`` with config.py, actor.py,
 build.py, __main__.py, __init__.py and README.md, a role in contracts/channels.py and a function in

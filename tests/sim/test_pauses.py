@@ -1,4 +1,4 @@
-"""How long a client waits where its sequence moves: the bounds, and that the checker sees what exceeds them."""
+"""Bounds of a client's wait where its sequence moves; the checker sees what exceeds them."""
 
 from __future__ import annotations
 

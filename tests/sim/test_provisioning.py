@@ -76,7 +76,10 @@ def test_instances_are_added_under_load_after_a_cold_start_and_leave_when_it_end
 
 
 def test_preempt_acts_before_relief_where_a_queue_builds() -> None:
-    """Where batches only slow down, later arrivals do it, which no forecast knows: there the two act together."""
+    """Compare the two strategies where a queue builds.
+
+    Where batches only slow down, the cause is later arrivals, which no forecast knows: there the two act together.
+    """
     flood: dict[str, Any] = {"workload": {"count": 1200, "arrivals": {"kind": "poisson", "rate_per_s": 30.0}}}
     rules: dict[str, Any] = {"threshold_s": 20.0}
     preempt = run("preempt", policy="forecast", rules=rules, **flood)

@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_flips() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stages_stay_capable_whoever_dies(seed: int) -> None:
-    """Who dies and comes back may be flipped anew at once: nobody remembers when it was flipped."""
+    """Allow an instance that died and came back to be flipped anew at once: nobody remembers when it was flipped."""
     checker = CapableRoles(gap_ns=0)
     faults = [
         {"at_s": 8.0 + seed, "kind": "kill", "target": "front-0"},

@@ -117,7 +117,7 @@ def test_a_group_says_which_instances_share_a_host(group: Group, hosts: list[str
 
 
 def moved_in(instances_per_host: int) -> list[int]:
-    """How long sequences stood still, where four prefill instances hand over to four decode instances."""
+    """Return how long sequences stood still, where four prefill instances hand over to four decode instances."""
     table = {
         "cluster": {"groups": [{"name": "g", "instances": 8, "instances_per_host": instances_per_host}]},
         "migration": {

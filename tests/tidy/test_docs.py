@@ -35,7 +35,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(path: Path, link: str) -> str:
-    """Why a link leads nowhere; empty where it leads somewhere, or out of the repository."""
+    """Explain why a link leads nowhere; empty where it leads somewhere, or out of the repository."""
     if "://" in link or link.startswith("mailto:"):
         return ""
     name, _, anchor = link.partition("#")

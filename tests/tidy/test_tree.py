@@ -1,4 +1,4 @@
-"""What the tree as a whole promises: a README where one is looked for, exact locks, nothing of one machine."""
+"""Rules for the tree as a whole: a README where one is looked for, exact locks, nothing of one machine."""
 
 import re
 import tomllib

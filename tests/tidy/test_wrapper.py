@@ -1,4 +1,4 @@
-"""What a verb installs: no more than it needs (vLLM costs minutes), and the native module where it can be built."""
+"""Installation by a verb: no more than it needs (vLLM costs minutes), and the native module where it can be built."""
 
 import importlib.util
 from pathlib import Path

@@ -220,7 +220,7 @@ class Bench:
         return self.send(Gathered(correlation=(to or self.gather()).correlation, answers=pairs))
 
     def predicted(self, instance: str, e2e_ms: float, ttft_ms: float = 1.0, **fields: Any) -> LatencyPrediction:
-        """What a predictor says of an instance."""
+        """Build a predictor's answer about an instance."""
         values = {"request": "r", "incarnation": self.incarnations.get(instance, 1)} | fields
         return LatencyPrediction(
             instance=instance, e2e_ns=int(e2e_ms * MILLISECOND), ttft_ns=int(ttft_ms * MILLISECOND), **values

@@ -1,4 +1,4 @@
-"""What tests of migrations at ingress share: a bench with the words of a migration."""
+"""Bench that tests of migrations at ingress share, with the messages of a migration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MoveBench(Bench):
 
     @property
     def owner(self) -> tuple[str, int]:
-        """Who owns the sequence, in which epoch; an empty name for nobody."""
+        """Owner of the sequence, and its epoch; an empty name for nobody."""
         instance = self.sequence.instance
         return ("" if instance is None else instance.name, self.sequence.epoch)
 
@@ -81,7 +81,7 @@ class MoveBench(Bench):
         )
 
     def cancels(self) -> list[tuple[str, int]]:
-        """Whom it told to drop the sequence, up to which epoch."""
+        """Return the instances told to drop the sequence, each with the epoch up to which it must."""
         return [
             (e.subject.split(".")[-2], e.body.epoch)
             for e in self.effects

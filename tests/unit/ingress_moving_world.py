@@ -42,7 +42,7 @@ TOKENS_MAX = 60
 
 @dataclass
 class Profile:
-    """How bad the bus is, shares of 0 to 1."""
+    """Fault rates of the bus, shares of 0 to 1."""
 
     loss: float
     word_loss: float  # of SequenceMoved

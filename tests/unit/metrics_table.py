@@ -34,7 +34,7 @@ Written by `python -m tests.unit.metrics_table` from the services' own collector
 
 
 def every_service(registry: CollectorRegistry) -> None:
-    """What each process counts about itself."""
+    """Register the metrics that each process keeps about itself."""
     metrics = TelemetryMetrics(registry, service="", instance="", version="")
     metrics.log_lines.labels(level="")
     registry.register(DropsCollector(dict))

@@ -1,4 +1,4 @@
-"""What a migration costs others: the estimate finds a slow-down that is there, and none where none is."""
+"""Estimate of a migration's cost to others: it finds a slow-down that is there, and none where none is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Block's figures rest on: the fluid bound, the noise, the search of capacities, tables."""
+"""Foundations of Block's figures: the fluid bound, the noise, the search of capacities, tables."""
 
 from __future__ import annotations
 

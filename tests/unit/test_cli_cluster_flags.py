@@ -1,4 +1,4 @@
-"""What the options of `millrace up` amount to, and `millrace cluster show`."""
+"""Clusters that the options of `millrace up` amount to, and `millrace cluster show`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What status and top make of heard messages."""
+"""View of the cluster that status and top make of heard messages."""
 
 import io
 

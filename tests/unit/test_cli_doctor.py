@@ -1,4 +1,4 @@
-"""What `millrace doctor` makes of a machine's facts."""
+"""Findings of `millrace doctor` from a machine's facts."""
 
 from __future__ import annotations
 

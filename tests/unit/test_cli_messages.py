@@ -1,4 +1,4 @@
-"""How tap shows a message: one bounded line, whatever the bytes are."""
+"""Display of a message by tap: one bounded line, whatever the bytes are."""
 
 import msgpack
 import msgspec

@@ -1,4 +1,4 @@
-"""What `millrace migrate` says of a migration that did not happen."""
+"""Output of `millrace migrate` for a migration that did not happen."""
 
 from __future__ import annotations
 

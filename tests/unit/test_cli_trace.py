@@ -1,4 +1,4 @@
-"""How a request's spans are drawn."""
+"""Drawing of a request's spans."""
 
 from pathlib import Path
 

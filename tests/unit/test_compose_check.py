@@ -1,4 +1,4 @@
-"""What the check of the container deployment makes of what it hears; the check itself is `./task test:compose`."""
+"""Verdicts of the container deployment's check on what it hears; the check itself is `./task test:compose`."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def _prepare(out: Path, *options: str) -> Path:
 
 
 def _resolved(folder: Path, *profiles: str) -> dict[str, Any]:
-    """What compose makes of all files together."""
+    """Return the configuration that compose makes of all files together."""
     program = str(Path(sys.executable).parent / "docker-compose")
     chosen = [word for profile in profiles for word in ("--profile", profile)]
     command = [program, "--env-file", str(folder / ".env"), *chosen, "config", "--format", "json"]

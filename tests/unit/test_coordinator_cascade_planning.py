@@ -1,4 +1,4 @@
-"""When a cascade is planned anew: by drift only, with a pause, once at a time; and what a failed planner changes."""
+"""Replanning of a cascade: by drift only, with a pause, once at a time; and what a failed planner changes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def arrive(
 
 
 def step(engine: Scheduler) -> dict[str, int]:
-    """How many tokens of whom one step computed; all that are due have their token after it."""
+    """Run one step; return the tokens it computed by sequence. All that are due have their token after it."""
     batch: Batch = engine.schedule()
     for sequence in batch.sampling:
         sequence.append(1)

@@ -1,4 +1,4 @@
-"""What is in the blocks of a modelled engine, and what a sequence finds there."""
+"""Contents of a modelled engine's blocks, and what a sequence finds there."""
 
 from __future__ import annotations
 

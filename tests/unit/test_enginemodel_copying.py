@@ -1,4 +1,4 @@
-"""What a migration costs the engines whose processor does the copying."""
+"""Cost of a migration to the engines whose processor does the copying."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def told(side: Side, name: str, tokens: int) -> None:
 
 
 def alone(given: EngineSequence) -> list[int]:
-    """What a sequence says that never moves."""
+    """Return the tokens of a sequence that never moves."""
     side = Side(World(), "alone")
     side.add(given.sequence, given.prompt_token_ids, max_tokens=given.sampling.max_tokens)
     side.world.until(lambda: side.finished(given.sequence))
@@ -337,7 +337,7 @@ def _port(side: Side) -> SimKvPort:
 
 
 def read_ms(world: World, sides: list[tuple[Side, Side]], blocks: int) -> list[float]:
-    """How long reads of so many blocks take that begin together."""
+    """Return the durations, ms, of reads of so many blocks that begin together."""
     ends: dict[int, int] = {}
     begin = world.simulation.now_ns
     for index, (source, target) in enumerate(sides):

@@ -1,4 +1,4 @@
-"""What a modelled engine says, and how long its steps take."""
+"""Output of a modelled engine, and the duration of its steps."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def engine_with(seed: int, names: list[str], begun: int) -> tuple[ModelledEngine
 
 
 def ends_of(engine: ModelledEngine, now_ns: int, *, cancelled: str = "") -> dict[str, int]:
-    """When each sequence has its last token; ``cancelled`` goes after one step."""
+    """Return the time at which each sequence has its last token; ``cancelled`` goes after one step."""
     ends: dict[str, int] = {}
     while (done := engine.step(now_ns)) is not None:
         now_ns += done[1]

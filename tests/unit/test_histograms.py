@@ -1,4 +1,4 @@
-"""What actors count into."""
+"""Histograms that actors count into."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_chunking_never_changes_what_is_delivered(text, cuts, stream, stop):
 
 @dataclass
 class Fate:
-    """What the bus does to one message: drops it, repeats it, or lets it come later than others."""
+    """Fate of one message on the bus: dropped, repeated, or delivered later than others."""
 
     lost: bool
     copies: int

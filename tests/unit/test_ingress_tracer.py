@@ -1,4 +1,4 @@
-"""Which requests are traced: the first of each second, and a share of the rest."""
+"""Choice of the requests to trace: the first of each second, and a share of the rest."""
 
 from __future__ import annotations
 

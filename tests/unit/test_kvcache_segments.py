@@ -1,4 +1,4 @@
-"""Which of the free blocks are handed out: contiguous runs, the cheapest first."""
+"""Choice of the free blocks to hand out: contiguous runs, the cheapest first."""
 
 from __future__ import annotations
 

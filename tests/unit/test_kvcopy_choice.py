@@ -1,4 +1,4 @@
-"""Which copier two engines use, and what an operator is told about the others."""
+"""Choice of the copier that two engines use, and what an operator is told about the others."""
 
 from __future__ import annotations
 

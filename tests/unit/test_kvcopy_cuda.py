@@ -1,4 +1,4 @@
-"""Where there is no CUDA, everything imports, and whoever asks is told what is missing."""
+"""Behaviour without CUDA: everything imports, and whoever asks is told what is missing."""
 
 from __future__ import annotations
 

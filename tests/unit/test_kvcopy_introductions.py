@@ -1,4 +1,4 @@
-"""What RDMA peers say to each other before the first READ: frames that anybody on the network may send."""
+"""Messages between RDMA peers before the first READ: frames that anybody on the network may send."""
 
 import struct
 

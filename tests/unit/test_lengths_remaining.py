@@ -1,4 +1,4 @@
-"""Which estimate of a sequence's rest an instance tells: the engine's, the submitted one, or survival's."""
+"""Choice of the estimate that an instance tells of a sequence's rest: the engine's, the submitted one, survival's."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Ingress:
 
 
 class Delay(Checker):
-    """When the source stands still, the commit is put on a slow way, and what the source says from then on is lost."""
+    """Delay of the commit once the source stands still, and loss of what the source says from then on."""
 
     def __init__(self, source: SimActor, target_migrator: SimActor) -> None:
         self._source, self._target_migrator = source, target_migrator
@@ -211,7 +211,7 @@ def test_a_commit_that_comes_after_its_source_went_on_reads_nothing_that_is_deco
 
 
 def test_without_the_targets_clock_such_a_commit_gives_wrong_tokens() -> None:
-    """What the deadline by the target's clock is for: with milliseconds alone the read seems to be in time."""
+    """Show the need for the deadline by the target's clock: with milliseconds alone the read seems to be in time."""
     world = late_commit(WithoutClock)
     assert world.engines["b"].engine.moves.arrivals.poisoned == ["s.0"]
     assert world.ingress.log != right_tokens()

@@ -530,14 +530,14 @@ def test_a_message_for_nobody_here_is_answered() -> None:
 
 
 def told_at(rig: Rig) -> list[tuple[int, Body]]:
-    """What is said from now on, and when; nothing of it is lost."""
+    """Record what is said from now on, and when; nothing of it is lost."""
     said: list[tuple[int, Body]] = []
     rig.lose = lambda _sender, body: bool(said.append((rig.now_ns, body)))  # type: ignore[func-returns-value]
     return said
 
 
 def first(said: list[tuple[int, Body]], kind: type[Body]) -> Any:
-    """When it was first said, and what."""
+    """Return the time and body of the first message of a kind."""
     return next((at_ns, body) for at_ns, body in said if type(body) is kind)
 
 

@@ -35,7 +35,7 @@ def refused(
 
 
 def pauses(reason: KvRefusal, count: int) -> list[int]:
-    """How long an instance pauses each time it is refused in a row, and its one sequence rests meanwhile."""
+    """Return the pauses of an instance that is refused several times in a row; its one sequence rests meanwhile."""
     back, now, spans = MoveBackoff(), NOW, []
     for _ in range(count):
         assert back.refused(refused(reason), Random(1), now)

@@ -1,4 +1,4 @@
-"""What leaves an instance without being named: evacuations, and handoffs of prefill instances."""
+"""Sequences that leave an instance without being named: evacuations, and handoffs of prefill instances."""
 
 from __future__ import annotations
 

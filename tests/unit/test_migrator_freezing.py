@@ -1,4 +1,4 @@
-"""How long a source stands still: what its worker allows, whatever the migrator is set to."""
+"""Time that a source stands still: what its worker allows, whatever the migrator is set to."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_worker_that_tells_no_bound_gets_what_is_set() -> None:
 
 
 def registered(rig: Rig, instance: str, freeze_ms_max: int) -> list[Log]:
-    """What a's migrator logs where that registration comes."""
+    """Return what a's migrator logs where that registration comes."""
     value = record(instance, kv=endpoint(freeze_ms_max=freeze_ms_max))
     told = KeyChanged(bucket="instance", key=instance, value=value, revision=2)
     return [effect for effect in rig.migrators["a"].handle(Message(told), rig.now_ns) if isinstance(effect, Log)]

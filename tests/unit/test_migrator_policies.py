@@ -1,4 +1,4 @@
-"""Who may take a sequence, who of them does, and when to freeze; and the configuration that says so."""
+"""Candidates for a sequence, the choice among them, and when to freeze; and the configuration that says so."""
 
 from __future__ import annotations
 

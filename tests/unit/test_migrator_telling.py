@@ -1,4 +1,4 @@
-"""What a migrator's heartbeat says of migrations under way."""
+"""Content of a migrator's heartbeat about migrations under way."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Speaker:
         )
 
     def found(self) -> dict[str, Any]:
-        """What was predicted to be cached, and what was."""
+        """Generate the figures of cached tokens: those predicted, and those found."""
         figures = {"cached_tokens": self.rng.randrange(100), "predicted_cached_tokens": 32, "prompt_tokens": 180}
         return self.spoil(figures)
 

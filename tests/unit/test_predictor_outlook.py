@@ -1,4 +1,4 @@
-"""What comes later than forecasts say is learnt from outcomes, and cancels out of what is learnt next."""
+"""Delay beyond forecasts: it is learnt from outcomes, and cancels out of what is learnt next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ended(told: LatencyPrediction, at_ns: int, **changes: Any) -> RequestFinishe
 
 
 def learnt(outlook: Outlook, count: int, **changes: Any) -> LatencyPrediction:
-    """What is said of TOLD after so many outcomes, each predicted with what was known then."""
+    """Return the correction of TOLD after so many outcomes, each predicted with what was known then."""
     at_ns = START_NS
     for _ in range(count):
         at_ns += 10 * MS

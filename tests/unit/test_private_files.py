@@ -1,4 +1,4 @@
-"""What may hold prompts is readable by its owner alone."""
+"""Files that may hold prompts: readable by their owner alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much equal steps differ, and what is left of it in sums."""
+"""Differences between equal steps, and what is left of them in sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scenario says of trading reaches its brokers, or is refused by name."""
+"""Trading in a scenario: what it says reaches its brokers, or is refused by name."""
 
 import msgspec
 import pytest

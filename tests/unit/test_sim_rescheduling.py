@@ -1,4 +1,4 @@
-"""What scenarios add for rescheduling: estimates with a head's error, central ARES, and the figures of balance."""
+"""Additions to scenarios for rescheduling: estimates with a head's error, central ARES, and the figures of balance."""
 
 from __future__ import annotations
 

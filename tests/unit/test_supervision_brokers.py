@@ -1,4 +1,4 @@
-"""Which brokers a cluster's specification asks for, and what they are told."""
+"""Brokers that a cluster's specification asks for, and what they are told."""
 
 import msgspec
 import pytest

@@ -344,7 +344,7 @@ class Drained(Bench):
         return answer
 
     def told(self) -> list[tuple[str, str]]:
-        """What the next presence says of drained instances."""
+        """Return what the next presence says of drained instances."""
         effects = self.send(TimerFired(name="tick"))
         bodies = [effect.body for effect in effects if isinstance(effect, Publish)]
         (presence,) = [body for body in bodies if isinstance(body, ServicePresence) and body.role == "supervisor"]

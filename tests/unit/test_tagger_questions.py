@@ -1,4 +1,4 @@
-"""What ingress tells a tagger of a call, and which calls are the same to it."""
+"""Questions of ingress to a tagger about a call, and which calls are the same to it."""
 
 from __future__ import annotations
 

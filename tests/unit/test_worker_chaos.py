@@ -50,7 +50,7 @@ ACTIONS, EVERY_NS = 500, 3 * MILLISECOND
 
 
 class Migration:
-    """What the migrator knows of one."""
+    """Migrator's knowledge of one migration."""
 
     def __init__(self, name: str, given: SubmitSequence, source: str, target: str) -> None:
         self.name, self.given, self.source, self.target = name, given, source, target

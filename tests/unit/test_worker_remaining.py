@@ -30,7 +30,7 @@ def lived(bench: Bench, name: str, tokens: int, **fields: Any) -> None:
 
 
 def observed(bench: Bench, *entries: SequenceStatus) -> list[SequenceStatus]:
-    """What is published of these sequences."""
+    """Return what is published of these sequences."""
     seen = msgspec.structs.replace(snapshot(bench.now + 40_000_000), running=list(entries))
     (status,) = bodies(bench.say(EngineObserved(snapshot=seen), after_ms=50), StatusSnapshot)
     return list(status.running)

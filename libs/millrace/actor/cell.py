@@ -36,7 +36,7 @@ class ActorCrashed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class HostingTerms:
-    """What holds for an actor that shares its process with others.
+    """Terms for an actor that shares its process with others.
 
     Attributes:
         role: Whose permissions it has; None for all of the connection's user.

@@ -37,7 +37,7 @@ Make = Callable[[ActorDeps, "Telemetry"], Actor]
 
 
 class Joining(Protocol):
-    """What can be hosted beside a process's own actor."""
+    """Interface of a companion: it can be hosted beside a process's own actor."""
 
     def join(self, runtime: NatsRuntime, telemetry: Telemetry) -> None:
         """Adds the actor to a runtime that is connected."""

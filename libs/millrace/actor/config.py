@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a service reaches NATS.
+    """Settings of a service's connection to NATS.
 
     Attributes:
         cluster: Cluster name, second token of every subject.
@@ -33,7 +33,7 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where logs, traces and metrics go.
+    """Settings for logs, traces and metrics.
 
     Attributes:
         log_format: ``console`` or ``json``.

@@ -1,4 +1,4 @@
-"""What every actor is built with, beside its configuration.
+"""Dependencies that every actor is built with, beside its configuration.
 
 Each service has ``build(config, deps)`` in ``services/<name>/build.py``. Its ``__main__``, the simulator and the replay
 of recordings call it; nothing else constructs an actor.

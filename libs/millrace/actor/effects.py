@@ -1,5 +1,5 @@
-"""What an actor may ask of its runtime. A closed set; services add effects of their own, carried out by handlers
-of their shell.
+"""Effects that an actor may ask of its runtime. The set is closed; services add effects of their own, which handlers
+of their shell carry out.
 
 An actor returns effects; the runtime carries them out in order and delivers results as later messages
 (contracts/local.py).

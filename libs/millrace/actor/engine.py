@@ -45,7 +45,7 @@ class EngineSequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step gave one sequence.
+    """Output of one step for one sequence.
 
     Attributes:
         token_ids: New tokens, usually one; none where only ``finish`` is told.
@@ -279,7 +279,7 @@ KvCommand = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine 
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine offers, known once it has started; see InstanceRecord for the fields.
+    """Properties of an engine, known once it has started; see InstanceRecord for the fields.
 
     Attributes:
         states_refusal: Why it reads no hidden states though it should; empty where it does, or need not.

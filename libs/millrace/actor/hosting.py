@@ -23,7 +23,7 @@ from millrace.telemetry import Telemetry, open_telemetry
 
 
 class ServiceConfig(Protocol):
-    """What every service's configuration has."""
+    """Fields that every service's configuration has."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class Shell(Protocol):
     """Carries out a service's own effects; results go back through the handle."""
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
-        """What carries out which effect. Called once, before ``attach``."""
+        """Return the handler of each effect type. Called once, before ``attach``."""
         ...
 
     def attach(self, handle: ActorHandle) -> None:

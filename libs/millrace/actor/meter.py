@@ -1,4 +1,4 @@
-"""What a runtime counts: plain integers on the hot path, turned into Prometheus families when somebody scrapes."""
+"""Counters of a runtime: plain integers on the hot path, turned into Prometheus families at each scrape."""
 
 from __future__ import annotations
 

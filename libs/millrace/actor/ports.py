@@ -1,4 +1,4 @@
-"""What a runtime needs besides the bus: where logs and spans go."""
+"""Interface that a runtime needs besides the bus: a sink for logs and spans."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What builds the same actor again: ``build`` of its service does, called by simulator/recorded_actor.py.
+    """Inputs for building the same actor again: simulator/recorded_actor.py calls ``build`` of its service with them.
 
     Attributes:
         config: JSON without secrets.
@@ -165,7 +165,7 @@ class RecordingReader:
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a replayed actor did something else than the recorded one.
+    """Difference between an effect of the replayed actor and that of the recorded one.
 
     Attributes:
         frame: Number of the frame, 1 for the start.

@@ -59,7 +59,7 @@ REFUSALS_LOGGED_MAX = 1000
 
 
 class ActorHandle:
-    """What a shell holds of an actor that it runs."""
+    """Handle by which a shell reaches the actor that it runs."""
 
     def __init__(self, runtime: NatsRuntime, cell: Cell) -> None:
         self._runtime = runtime

@@ -35,7 +35,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
 
 class TierCapacity:
-    """What one tier can serve: rate curves of its shapes, and the rate that it must serve."""
+    """Serving capacity of one tier: the rate curves of its shapes, and the rate that it must serve."""
 
     def __init__(self, curves: Sequence[tuple[ReplicaShape, RateCurve]], rate: float) -> None:
         """``rate``: requests/s that reach the tier; 0 for a tier that nobody reaches."""

@@ -27,7 +27,7 @@ ROOT_VARIANCE = 0.25
 
 
 class DriftKind(StrEnum):
-    """What changed."""
+    """Quantity that changed."""
 
     RATE = "rate"
     PROMPT_TOKENS = "prompt_tokens"
@@ -37,7 +37,7 @@ class DriftKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrafficWindow:
-    """What a cascade got over some time.
+    """Traffic of a cascade in one time window.
 
     Attributes:
         counts: Requests that arrived in each bin, in order; bins of a window, and of both windows that are compared,
@@ -56,7 +56,7 @@ class TrafficWindow:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftSettings:
-    """How sure an alarm has to be.
+    """Settings of the drift alarm: interval, false alarms, and the least changes that count.
 
     Attributes:
         interval_s: Time between two checks.

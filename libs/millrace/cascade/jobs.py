@@ -51,7 +51,7 @@ class PlannedTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be planned.
+    """Input of planning one cascade.
 
     Attributes:
         tiers: Smallest model first.
@@ -94,7 +94,7 @@ class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning came to.
+    """Result of planning one cascade.
 
     Attributes:
         keep: Why the thresholds in force still fit; empty where others are better.

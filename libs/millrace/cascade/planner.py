@@ -41,7 +41,7 @@ CapacityRule = Callable[[TierCapacity], TierCapacity]
 
 @dataclass(frozen=True, kw_only=True)
 class CascadeProblem:
-    """What is to be planned.
+    """Planning problem of one cascade.
 
     Attributes:
         sample: Judged requests.

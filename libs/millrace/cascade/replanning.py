@@ -28,7 +28,7 @@ HORIZON_REQUESTS_MAX = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class MoveCost:
-    """What a change of replicas costs, and what it must bring.
+    """Cost of a change of replicas, and the least gain that justifies it.
 
     Attributes:
         drain_s: Until a retired replica's GPUs are free.
@@ -47,7 +47,7 @@ class MoveCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Replan:
-    """What to do.
+    """Decision on a plan: thresholds to apply at once, and the design to move to.
 
     Attributes:
         at_once: Thresholds for the present replicas; None where no thresholds serve the traffic on them.
@@ -71,7 +71,7 @@ def simulated_under(
 
 
 def outdated(planner: CascadePlanner, planned: CascadeDesign, *, worse: float = 0.1) -> str:
-    """Why a plan no longer fits the planner's traffic; empty where it does.
+    """Return why a plan no longer fits the planner's traffic; empty if it still fits.
 
     Args:
         planned: With its p95 as planned.
@@ -149,7 +149,7 @@ def replan(planner: CascadePlanner, present: Sequence[Deployment], cost: MoveCos
 
 
 class HorizonFigures(NamedTuple):
-    """What a cascade does over a horizon."""
+    """Latency and quality of a cascade over a horizon."""
 
     p95_s: float
     quality: float
@@ -183,7 +183,7 @@ def _over_horizon(planner: CascadePlanner, now: CascadeDesign, then: CascadeDesi
 
 
 def ready_ns(at_ns: int, cost: MoveCost) -> int:
-    """When new replicas of a move begun at a time take requests."""
+    """Return the time at which new replicas take requests, for a move that begins at ``at_ns``."""
     return at_ns + int((cost.drain_s + cost.cold_start_s) * NS)
 
 

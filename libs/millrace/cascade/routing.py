@@ -25,7 +25,7 @@ CONFIDENCE_DEVIATIONS = 1.645
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """What a set of thresholds does to a sample.
+    """Result of applying a set of thresholds to a sample.
 
     Attributes:
         reached: (N, C): the tiers that each request runs on.

@@ -38,7 +38,7 @@ class PlacedReplica:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What serves a cascade, over time.
+    """Replicas and thresholds of a cascade over time.
 
     Attributes:
         tiers: By tier, its replicas.
@@ -54,7 +54,7 @@ class Timeline:
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What became of N requests.
+    """Outcomes of N requests.
 
     Attributes:
         latency_s: (N,).

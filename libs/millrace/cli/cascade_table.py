@@ -56,7 +56,7 @@ def cascade_table(plans: Sequence[CascadePlan]) -> Table:
 
 
 def cascade_lines(plans: Sequence[CascadePlan]) -> list[Text]:
-    """What is expected of each cascade, and why its plan is in force."""
+    """Return one line per cascade: what is expected of it, and why its plan is in force."""
     return [Text(f"{plan.cascade}: {_expected(plan)}{_cut(plan.reason)}", style=_style(plan)) for plan in plans]
 
 

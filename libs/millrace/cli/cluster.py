@@ -1,4 +1,4 @@
-"""Which cluster a verb talks to: options, else the file that the supervisor of a running cluster writes.
+"""Selection of the cluster that a verb talks to: options, else the file that a running cluster's supervisor writes.
 
 The file is ``.millrace/run/cluster.json``, found from the working directory upwards, or under ``MILLRACE_DIR``.
 """
@@ -19,7 +19,7 @@ CLUSTER_FILE = Path("run") / "cluster.json"
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor says about the cluster it runs. Further fields are its own business.
+    """Description of a cluster, written by its supervisor, which may add further fields for its own use.
 
     Attributes:
         nats_url: For example ``nats://127.0.0.1:4222``.
@@ -38,7 +38,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and as whom to connect.
+    """Cluster, bus address and credentials to connect with.
 
     Attributes:
         origin: Where this comes from, for messages to a person.

@@ -1,4 +1,4 @@
-"""What an onlooker knows about a cluster: heard messages in, rows of a table out. Pure; used by status and top."""
+"""Observer's view of a cluster: takes received messages, returns rows of a table. Pure; used by status and top."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ClusterView:
         return [row for row in rows if row is not None]
 
     def ladders(self, now_ns: int) -> list[LadderReported]:
-        """What the coordinators told last of each model, by name; those not heard for a while are left out."""
+        """Return the last ladder report of each model, by model name, without those older than ``SILENT_NS``."""
         return [body for _, (at_ns, body) in sorted(self._ladders.items()) if now_ns - at_ns <= SILENT_NS]
 
     def _drained(self, now_ns: int) -> dict[str, str]:
@@ -134,7 +134,7 @@ class ClusterView:
         return found
 
     def _boundary(self, plan: Plan, stage: Stage) -> int | None:
-        """Where the stage ends, by its last refinement within this plan."""
+        """Return the upper bound of the stage: its last refinement within this plan, else the plan's own bound."""
         refined = self._boundaries.get((plan.model, stage.name))
         if stage.length_max is None or refined is None:
             return stage.length_max
@@ -175,7 +175,7 @@ class ClusterView:
         return sorted(rows, key=lambda row: (-row.age_s, row.sequence))
 
     def _migrators(self, now_ns: int) -> list[tuple[int, ServicePresence]]:
-        """What those said last that are there."""
+        """Return the last presence of each migrator that is alive, with the time at which it was heard."""
         return [
             (at_ns, body)
             for (role, _), (at_ns, body) in sorted(self._presences.items())
@@ -254,7 +254,7 @@ class ClusterView:
         return {PresenceState.DEAD: "dead", PresenceState.LEAVING: "draining"}.get(presence.state, "")
 
     def _moving(self, model: str, instance: str, now_ns: int) -> dict[str, Any]:
-        """What concerns moves of its sequences."""
+        """Return the fields of an instance's row that concern moves of its sequences."""
         told = [row for _, body in self._migrators(now_ns) for row in body.moving if row.instance == instance]
         counts = told[0] if told else InstanceMigrations(instance, 0, 0, 0)
         plan, record = self._plans.get(model), self._records.get(instance)

@@ -1,4 +1,4 @@
-"""What ends a verb with one sentence: exit code 1, or 2 where its options are at fault."""
+"""Errors that end a verb with one sentence: exit code 1, or 2 where its options are at fault."""
 
 from __future__ import annotations
 

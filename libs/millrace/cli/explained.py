@@ -1,4 +1,4 @@
-"""What is known of a request's placements and its end, whatever it was read from."""
+"""Known facts about a request's placements and its end, whatever source they were read from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the request.
+    """Outcome of the request.
 
     Attributes:
         first_token_ns: Unix ns; None if there was no token.

@@ -31,7 +31,7 @@ class GpuFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the probes found. Empty text means: not there.
+    """Facts that the probes found. An empty text means that the thing is not there.
 
     Attributes:
         cores: That this process may use.
@@ -167,7 +167,7 @@ def _may_ptrace(status: str) -> bool:
 
 
 def _output(command: list[str]) -> str:
-    """What a program prints; empty where it is not there, fails or hangs."""
+    """Return the standard output of a program; empty where the program is not there, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

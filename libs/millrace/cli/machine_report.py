@@ -1,4 +1,4 @@
-"""What the facts of a machine mean for Millrace. Pure."""
+"""Assessment of a machine for Millrace, from its facts. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU_ENGINES_MAX = 4
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"  # works; something could be better, or is not there
@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What Millrace does on this machine unless it is told otherwise.
+    """Default behaviour of Millrace on this machine.
 
     Attributes:
         engine: ``vllm on GPU``, ``vllm on CPU`` or ``modelled``.
@@ -59,7 +59,7 @@ def findings(facts: MachineFacts) -> list[Finding]:
 
 
 def outlook(facts: MachineFacts) -> Outlook:
-    """What follows from the facts."""
+    """Derive the default behaviour from the facts."""
     if facts.vllm and facts.vllm_build == "cuda" and facts.gpus:
         copiers = (["nixl"] if facts.nixl else []) + (["cuda"] if "kvcopy_cuda" in facts.native else [])
         why = "one engine per GPU (compose/prepare.py --gpus); NIXL first until the self-test passed the CUDA copier"
@@ -113,7 +113,7 @@ def _engine(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _moving(facts: MachineFacts) -> Iterator[Finding]:
-    """What moving KV between engines needs."""
+    """Yield the findings on what moving KV between engines needs."""
     compiled = ", ".join(facts.native) or "none: numpy plans and copies, slower"
     yield _noted("kvcopy" in facts.native, "compiled modules", compiled)
     if facts.gpus:

@@ -32,7 +32,7 @@ _KNOWN, _UNKNOWN, _MALFORMED = "", "unknown", "malformed"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be read of one message.
+    """Content of one message, as far as it could be read.
 
     Attributes:
         at_ns: Unix ns of its arrival here.
@@ -132,7 +132,7 @@ def _kind(body: Any) -> str:
 
 
 def _request_of(body: Any, header: str) -> str:
-    """What the message is about: the sequence where the body names one of the header's request, else the request."""
+    """Return the id of the sequence where the body names one of the header's request, else that of the request."""
     for name in ("sequence", "request"):
         value = body.get(name) if isinstance(body, dict) else getattr(body, name, None)
         if isinstance(value, str) and value.startswith(header):

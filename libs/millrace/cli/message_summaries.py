@@ -1,4 +1,4 @@
-"""What matters in each message type, in one short text. Pure.
+"""Summaries of message bodies: one short text for each message type, with the fields that matter. Pure.
 
 Types without an entry here are shown field by field; long lists and texts are bounded.
 """

@@ -89,7 +89,7 @@ async def _move(bus: Client, subjects: Subjects, arguments: argparse.Namespace, 
 
 
 def line(sequence: str, place: str, answer: Body | str) -> str:
-    """What became of it, for a person."""
+    """Return the result of a migration as one line for a person."""
     match answer:
         case MigrationFinished():
             return told(answer)

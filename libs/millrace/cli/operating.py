@@ -1,4 +1,4 @@
-"""How the command line asks services for something: one request, one answer."""
+"""Requests from the command line to services: one request, one answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``millrace plan`` does: a cluster's file to a planning job, its result to text, a picture and a plan."""
+"""The verb ``millrace plan``: a cluster's file to a planning job, its result to text, a picture and a plan."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan_cascade(arguments: argparse.Namespace) -> int:
 
 
 def job_of_file(spec: ClusterSpec, arguments: argparse.Namespace) -> PlanningJob:
-    """What the planner is asked about a cluster's file.
+    """Build the planning job for a cluster's file.
 
     Raises:
         CliError, ConfigError: naming what is missing.

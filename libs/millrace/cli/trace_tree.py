@@ -80,7 +80,7 @@ def _below(nodes: dict[str, Node], start: str, span: str) -> bool:
 
 
 def bar(start_ns: int, end_ns: int, first_ns: int, last_ns: int) -> str:
-    """Where a span lies between first and last; even the shortest has a mark."""
+    """Draw the position of a span between ``first_ns`` and ``last_ns``; even the shortest span has a mark."""
     whole = max(1, last_ns - first_ns)
     left = min(BAR_CELLS - 1, (start_ns - first_ns) * BAR_CELLS // whole)
     cells = max(1, min(BAR_CELLS - left, round((end_ns - start_ns) * BAR_CELLS / whole)))
@@ -223,7 +223,7 @@ def telling(node: Node, siblings: list[Node], shown: dict[str, Any]) -> dict[str
 
 
 def place_of(span: SpanLine) -> str:
-    """Who did it: the actor, as one process may host several; else the process."""
+    """Return the origin of a span: the actor, as one process may host several; else the process."""
     return span.actor or span.instance or span.service
 
 

@@ -1,4 +1,4 @@
-"""What a cascade's table must hold before anything is started. Pure."""
+"""Validation of a cascade's table before anything is started. Pure."""
 
 from __future__ import annotations
 

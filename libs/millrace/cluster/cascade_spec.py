@@ -15,7 +15,7 @@ THRESHOLD = 70.0
 
 
 class JudgeKind(StrEnum):
-    """What scores answers. All but ``confidence`` need judge processes."""
+    """Kind of judge that scores answers. All but ``confidence`` need judge processes."""
 
     CONFIDENCE = "confidence"
     VERIFIER = "verifier"

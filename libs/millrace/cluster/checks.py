@@ -1,4 +1,4 @@
-"""What a specification must hold before anything of it is started. Pure but for a dispatch policy's file."""
+"""Validation of a specification before anything of it is started. Pure except for a dispatch policy's file."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from millrace.contracts.observers import CandidateScore
 
 
 class MoveReason(StrEnum):
-    """Why a sequence shall leave its instance, in order of precedence: it has one intent, the first that applies."""
+    """Reason for a sequence to leave its instance, in order of precedence: its one intent is the first that applies."""
 
     DRAIN = "drain"  # the instance is to stop
     MEMORY = "memory"  # its KV memory is forecast to run short
@@ -55,7 +55,7 @@ class LoadCurve(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
-    """What an instance carries, from its broker to the brokers of its stage and of the one before.
+    """Load of an instance, sent by its broker to the brokers of its stage and of the stage before.
 
     Attributes:
         stage: Name in the plan; empty without a plan.
@@ -163,7 +163,7 @@ class MoveBid(Body, frozen=True, kw_only=True, tag="MoveBid/1"):
 
 
 class DealRefusal(StrEnum):
-    """Why a broker bids nothing, or does not make or go on with a deal. Closed set."""
+    """Reason why a broker does not bid, or does not make or continue a deal. Closed set."""
 
     NO_ROOM = "no_room"  # too few idle blocks, or the batch is full
     FULL = "full"  # the queue of agreed arrivals is at its bound
@@ -322,7 +322,7 @@ class EvacuationAnnounced(Body, frozen=True, kw_only=True, tag="EvacuationAnnoun
 
 
 class BoundaryMoved(Body, frozen=True, kw_only=True, tag="BoundaryMoved/1"):
-    """Where a stage ends and the next begins now; repeated at every round of its keeper, moved or not.
+    """Current boundary between a stage and the next. Its keeper repeats it at every round, moved or not.
 
     Attributes:
         stage: The lower of the two stages.

@@ -1,4 +1,4 @@
-"""What a channel of the bus is: who speaks there, who listens, and how it is used."""
+"""Definition of a bus channel: its senders, its receivers and its communication pattern."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.contracts.message import Body
 
 
 class Role(StrEnum):
-    """Who speaks on the bus; each has a NATS user with its own permissions."""
+    """Role of a participant on the bus. Each role has a NATS user with its own permissions."""
 
     INGRESS = "ingress"
     TAGGER = "tagger"
@@ -26,7 +26,7 @@ class Role(StrEnum):
 
 
 class Pattern(StrEnum):
-    """How a subject is used."""
+    """Communication pattern of a subject."""
 
     PUBLISH = "publish"
     REQUEST = "request"

@@ -32,7 +32,7 @@ class OrderAccepted(Body, frozen=True, kw_only=True, tag="OrderAccepted/1"):
 
 
 class OrderRefusal(StrEnum):
-    """Why an order is not taken. Closed set."""
+    """Reason why an order is not taken. Closed set."""
 
     UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force
     NOT_CAPABLE = "not_capable"  # a stage would have nobody to prefill, or nobody to decode
@@ -47,7 +47,7 @@ class OrderRefused(Body, frozen=True, kw_only=True, tag="OrderRefused/1"):
 
 
 class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
-    """Which rung of the ladder acts on a model's load, from the active coordinator, once a second.
+    """Rung of the ladder that acts on a model's load. The active coordinator sends it once a second.
 
     Attributes:
         policy: Name of the policy on roles.

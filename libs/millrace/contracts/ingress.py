@@ -10,7 +10,7 @@ from millrace.contracts.message import Body
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended in its engine."""
+    """Reason why a sequence ended in its engine."""
 
     STOP = "stop"  # EOS or a stop token id (the id is the chunk's last token)
     LENGTH = "length"  # max_tokens or the model's limit
@@ -78,7 +78,7 @@ class TokensResent(Body, frozen=True, kw_only=True, tag="TokensResent/1"):
 
 
 class ReturnReason(StrEnum):
-    """Why a worker hands sequences back."""
+    """Reason why a worker hands sequences back."""
 
     DRAINING = "draining"
     ENGINE_DIED = "engine_died"

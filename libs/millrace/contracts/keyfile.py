@@ -37,7 +37,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def hash_key(key: str | bytes) -> str:
-    """What is stored of a key."""
+    """Return the stored form of a key: its SHA-256, lower-case hex."""
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
 
 

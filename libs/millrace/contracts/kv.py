@@ -19,7 +19,7 @@ UNSUMMED = -1
 
 
 class CopierKind(StrEnum):
-    """How KV bytes travel between two engines."""
+    """Mechanism that copies KV bytes between two engines."""
 
     SHARED_MEMORY = "shared_memory"  # both map the source's memfd: one host, containers included
     CROSS_MEMORY = "cross_memory"  # process_vm_readv: one host, where ptrace is permitted
@@ -92,10 +92,10 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a sequence's KV a target has, and what it still must read, when it takes the sequence.
+    """KV of a sequence that a target has, and KV that it must still read, when it takes the sequence.
 
-    Positions below ``from_block`` were pulled, or matched in the target's prefix cache. The rest, the partial tail
-    included, is read before the first step; whatever cannot be read, or fails its check, is recomputed.
+    Positions below ``from_block`` were pulled, or matched in the target's prefix cache. The rest, including the partial
+    tail, is read before the first step. Blocks that cannot be read, or fail their check, are recomputed.
 
     Attributes:
         migration: Names the reservation at the target.
@@ -120,13 +120,13 @@ class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_until_ns(received_ns: int, *, read_ms: int, until_ns: int) -> int:
-    """When a read must have ended to count, unix ns by the reader's clock.
+    """Return the deadline of a read, unix ns by the reader's clock. A read that ends later does not count.
 
-    ``read_ms`` alone is too late by as long as the question was under way. ``until_ns`` is not: the source's migrator
-    made it from what the reader's own clock showed when it answered before (MigrationPrepared.at_ns). The reader is the
-    target's worker with its engine, two processes of one host. Where the engine's clock differs from the worker's, by
-    a step of the host's clock since the worker began, ``until_ns`` is early or late by as much, and ``read_ms`` still
-    bounds it.
+    A deadline from ``read_ms`` alone is too late by the time that the request was in transit. ``until_ns`` is not: the
+    source's migrator derived it from the reader's own clock, as shown in an earlier answer (MigrationPrepared.at_ns).
+    The reader is the target's worker with its engine, two processes of one host. If the host's clock was stepped since
+    the worker started, the engine's clock differs from the worker's. ``until_ns`` is then early or late by that
+    difference, and ``read_ms`` still bounds the read.
 
     Args:
         received_ns: When the question came.
@@ -137,7 +137,7 @@ def read_until_ns(received_ns: int, *, read_ms: int, until_ns: int) -> int:
 
 
 class KvRefusal(StrEnum):
-    """Why a lease, reservation, pull or freeze was refused, or a migration ended. Closed set."""
+    """Reason why a lease, reservation, pull or freeze was refused, or a migration ended. Closed set."""
 
     UNKNOWN_SEQUENCE = "unknown_sequence"  # not here, or in another epoch, or it has ended
     NOT_RUNNING = "not_running"  # waiting, preempted, or its prompt is not done: try again later

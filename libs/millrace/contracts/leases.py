@@ -1,8 +1,8 @@
-"""What a worker is asked about KV by its migrator: leases and freezes at the source, reservations and pulls at the
-target.
+"""Requests about KV from a migrator to its worker, with their answers: leases and freezes at the source, reservations
+and pulls at the target.
 
-Each may be repeated: a lease renews, a freeze is answered with the same tokens, a reservation and a pull with what they
-gave before. Positions and block ids are as in kv.py.
+Each request may be repeated. A repeated lease is renewed, a repeated freeze is answered with the same tokens, and a
+repeated reservation or pull is answered with its earlier result. Positions and block ids are as in kv.py.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Replied(Body, frozen=True, kw_only=True, tag="local.Replied/1"):
 
 
 class RequestFailure(StrEnum):
-    """Why a request has no answer."""
+    """Reason why a request has no answer."""
 
     TIMEOUT = "timeout"
     NO_RESPONDERS = "no_responders"
@@ -41,7 +41,7 @@ class RequestFailed(Body, frozen=True, kw_only=True, tag="local.RequestFailed/1"
 
 
 class Gathered(Body, frozen=True, kw_only=True, tag="local.Gathered/1"):
-    """What a Gather effect had by its deadline: pairs of (sender, body), in order of arrival. May be empty."""
+    """Answers that a Gather effect had by its deadline: pairs of (sender, body), in order of arrival. May be empty."""
 
     correlation: str
     answers: list[tuple[str, Any]]
@@ -73,7 +73,7 @@ class KeyPut(Body, frozen=True, kw_only=True, tag="local.KeyPut/1"):
 
 
 class KeyFailure(StrEnum):
-    """Why a key was not written."""
+    """Reason why a key was not written."""
 
     CONFLICT = "conflict"  # the expected revision is not the current one
     UNAVAILABLE = "unavailable"  # the store did not answer in time

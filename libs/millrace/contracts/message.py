@@ -8,7 +8,7 @@ import msgspec
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """What a message says. Subclasses set ``tag="Name/version"``; unknown fields are skipped on decoding."""
+    """Base class of message bodies. Subclasses set ``tag="Name/version"``; unknown fields are skipped on decoding."""
 
     @classmethod
     def type_name(cls) -> str:

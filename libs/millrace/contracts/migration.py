@@ -29,7 +29,7 @@ PackedHashes = bytes
 
 
 class MigrationReason(StrEnum):
-    """Who wanted a migration."""
+    """Initiator of a migration."""
 
     OPERATOR = "operator"
     DRAIN = "drain"
@@ -38,7 +38,7 @@ class MigrationReason(StrEnum):
 
 
 class MigrationMode(StrEnum):
-    """How the KV travels. Only the first is for production; the others are what it is compared with."""
+    """Method by which the KV is moved. Only LIVE is for production; the others are what it is compared with."""
 
     LIVE = "live"  # in rounds while the source decodes on; then the rest of it
     STOP_AND_COPY = "stop_and_copy"  # all of it while the sequence stands still
@@ -76,7 +76,7 @@ class EvacuateInstance(Body, frozen=True, kw_only=True, tag="EvacuateInstance/1"
 
 
 class InstanceEvacuated(Body, frozen=True, kw_only=True, tag="InstanceEvacuated/1"):
-    """How far an evacuation came.
+    """Result of an evacuation.
 
     Attributes:
         failed: Attempts that did not succeed; their sequences are still there, or were tried again.
@@ -90,7 +90,7 @@ class InstanceEvacuated(Body, frozen=True, kw_only=True, tag="InstanceEvacuated/
 
 
 class MigrationOutcome(StrEnum):
-    """How a migration ended."""
+    """Final state of a migration."""
 
     MOVED = "moved"
     REFUSED = "refused"  # before anything was frozen
@@ -99,7 +99,7 @@ class MigrationOutcome(StrEnum):
 
 
 class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/1"):
-    """What became of a migration.
+    """Result of a migration.
 
     Attributes:
         epoch: That the target got; that of the source where none was allotted.

@@ -23,7 +23,7 @@ class CandidateScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
-    """What was predicted for one candidate of a decision (see LatencyPrediction). Times in ns from the decision.
+    """Prediction for one candidate of a decision (see LatencyPrediction). Times in ns from the decision.
 
     Attributes:
         note: Why there is no prediction; empty where there is one.
@@ -118,7 +118,7 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
-    """What became of a request. Exactly one per accepted request.
+    """Outcome of a request. Exactly one per accepted request.
 
     Attributes:
         outcome: ``completed``, ``cancelled``, ``failed`` or ``cut`` (slow reader).

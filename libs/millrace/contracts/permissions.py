@@ -1,6 +1,6 @@
-"""What each role may publish and subscribe to, derived from the catalog.
+"""Permissions of each role to publish and subscribe, derived from the catalog.
 
-nats-server is configured with it (supervision/nats_config.py), and the simulated server refuses the same.
+nats-server is configured with them (supervision/nats_config.py), and the simulated server refuses the same.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Permissions(msgspec.Struct, frozen=True):
 
 
 def inbox_of(role: Role) -> str:
-    """Where a role hears answers: ``_INBOX.<role>.``, to be completed by the client."""
+    """Return the prefix of a role's inbox for answers, ``_INBOX.<role>.``; the client completes it."""
     return f"{INBOX}{role}."
 
 
 @lru_cache
 def permissions(role: Role, cluster: str) -> Permissions:
-    """What a role may do: its channels, answers to those who ask it, its own inbox, and the buckets."""
+    """Return a role's permissions: its channels, answers to the roles that ask it, its own inbox, and the buckets."""
     subjects = Subjects(cluster)
     sends = [_subject(subjects, channel) for channel in CHANNELS if role in channel.senders]
     takes = _subscriptions(subjects, role)

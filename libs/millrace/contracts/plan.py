@@ -11,7 +11,7 @@ from millrace.contracts.message import Body
 
 
 class InstanceRole(StrEnum):
-    """What an instance does in its stage."""
+    """Role of an instance in its stage."""
 
     BOTH = "both"
     PREFILL = "prefill"  # takes new requests and hands each over after its first token
@@ -77,11 +77,11 @@ class PlanExpectation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
-    """Which stage covers which lengths, and which instances serve it.
+    """Stages of a model, with the range of lengths that each covers and the instances that serve it.
 
-    Invariants, checked at construction and so on decoding (ValueError): the ranges tile [0, inf) in order, stage names
-    are unique, each instance stands in one stage, a stage without instances says who covers it unless no instance is
-    left at all.
+    Invariants, checked at construction and therefore on decoding (ValueError): the ranges tile [0, inf) in order, stage
+    names are unique, each instance belongs to one stage, and a stage without instances names the stage that covers it
+    unless no instance is left at all.
 
     Attributes:
         epoch: Rises by one with each change.
@@ -162,7 +162,7 @@ def _refuse_repeated(names: Sequence[str], what: str) -> None:
 
 
 class Lease(Body, frozen=True, kw_only=True, tag="Lease/1"):
-    """Who is the active coordinator of a model (KV bucket ``lease``, key: model). Held until ``until_ns``, then
+    """Lease of the active coordinator of a model (KV bucket ``lease``, key: model). It is held until ``until_ns``; then
     anyone may take it by CAS.
     """
 

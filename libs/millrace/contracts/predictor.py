@@ -37,7 +37,7 @@ class PredictLatency(Body, frozen=True, kw_only=True, tag="PredictLatency/1"):
 
 
 class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/1"):
-    """What the simulation of one instance says. Times are counted from the moment of the answer, in ns.
+    """Result of the simulation of one instance. Times are counted from the moment of the answer, in ns.
 
     Attributes:
         incarnation: Of the instance whose snapshot was rolled forward.
@@ -76,7 +76,7 @@ class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/
 
 
 class NoPredictionReason(StrEnum):
-    """Why a predictor has no answer. Closed set."""
+    """Reason why a predictor has no answer. Closed set."""
 
     NO_SNAPSHOT = "no_snapshot"  # nothing heard of that instance
     STALE_SNAPSHOT = "stale_snapshot"  # the last one is too old to be rolled forward

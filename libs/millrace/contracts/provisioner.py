@@ -54,7 +54,7 @@ class InstanceStopping(Body, frozen=True, kw_only=True, tag="InstanceStopping/1"
 
 
 class ProvisionRefusal(StrEnum):
-    """Why a provisioner did not do it. Closed set."""
+    """Reason why a provisioner did not start or stop an instance. Closed set."""
 
     AT_BOUND = "at_bound"  # no room here for one more: try another host
     OTHER_MODEL = "other_model"  # this host has no such model: try another

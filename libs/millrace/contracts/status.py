@@ -1,4 +1,4 @@
-"""What instances and services tell everybody about themselves: snapshots, summaries, presence, registration."""
+"""State that instances and services publish about themselves: snapshots, summaries, presence, registration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.contracts.message import Body
 
 
 class SequenceState(StrEnum):
-    """Where a sequence stands in its engine."""
+    """State of a sequence in its engine."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -46,7 +46,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BatchComposition(msgspec.Struct, frozen=True, array_like=True):
-    """What one engine step computed.
+    """Composition of the batch that one engine step computed.
 
     Attributes:
         decodes: Sequences that decoded one token.
@@ -102,7 +102,7 @@ class PhaseQueues(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadIndicators(msgspec.Struct, frozen=True, array_like=True):
-    """What a policy on roles knows of an instance.
+    """Load indicators of an instance, as a policy on roles knows them.
 
     Source: FlowKV, appendix B.2. The queue lengths are its L_r, L_w, L_sw and L_se for prefill and decode; token budget
     used, KV use, busy time and memory bandwidth follow from ``totals``, the summary and the instance's record.
@@ -193,7 +193,7 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
 
 
 class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
-    """What an instance registers in the KV bucket ``instance`` (key: its name; re-put within the bucket's TTL).
+    """Registration of an instance in the KV bucket ``instance`` (key: its name; re-put within the bucket's TTL).
 
     Attributes:
         incarnation: Start time of the worker process, unix ns. A new one means that all earlier sequences there
@@ -244,7 +244,7 @@ class PresenceState(StrEnum):
 
 
 class InstanceMigrations(msgspec.Struct, frozen=True, array_like=True):
-    """How many sequences are on their way from and to an instance, as its migrator counts them.
+    """Numbers of sequences that are on their way from and to an instance, as its migrator counts them.
 
     Attributes:
         waiting: Asked to leave, or to be handed off after their prefill, and waiting for a slot or for room.

@@ -43,15 +43,15 @@ class Subjects:
         self.prefix = f"mr.{subject_token(cluster)}"
 
     def tag(self, model: str) -> str:
-        """Where length tags are asked for."""
+        """Requests for length tags."""
         return f"{self.prefix}.tag.{subject_token(model)}"
 
     def predict(self, model: str, instance: str) -> str:
-        """Where an instance's predictor is asked (queue group ``predictor``)."""
+        """Requests to an instance's predictor (queue group ``predictor``)."""
         return f"{self.prefix}.predict.{subject_token(model)}.{subject_token(instance)}"
 
     def judge(self, cascade: str) -> str:
-        """Where answers of a cascade are judged; the queue group is ``judge``."""
+        """Requests to judge answers of a cascade (queue group ``judge``)."""
         return f"{self.prefix}.judge.{subject_token(cascade)}"
 
     def engine(self, instance: str, verb: str) -> str:
@@ -61,19 +61,19 @@ class Subjects:
         return f"{self.prefix}.engine.{subject_token(instance)}.{verb}"
 
     def tokens(self, ingress: str) -> str:
-        """Where an ingress gets tokens."""
+        """Tokens for an ingress."""
         return f"{self.prefix}.tokens.{subject_token(ingress)}"
 
     def returned(self, ingress: str) -> str:
-        """Where an ingress gets sequences back."""
+        """Sequences handed back to an ingress."""
         return f"{self.prefix}.returned.{subject_token(ingress)}"
 
     def epoch(self, ingress: str) -> str:
-        """Where an ingress allots epochs to migrations."""
+        """Requests to an ingress to allot epochs to migrations."""
         return f"{self.prefix}.epoch.{subject_token(ingress)}"
 
     def moved(self, ingress: str) -> str:
-        """Where an ingress learns that a sequence has moved."""
+        """Notices to an ingress that a sequence has moved."""
         return f"{self.prefix}.moved.{subject_token(ingress)}"
 
     def migrate(self, instance: str, verb: str) -> str:
@@ -83,7 +83,7 @@ class Subjects:
         return f"{self.prefix}.migrate.{subject_token(instance)}.{verb}"
 
     def migration(self, model: str) -> str:
-        """What became of a model's migrations."""
+        """Results of a model's migrations."""
         return f"{self.prefix}.migration.{subject_token(model)}"
 
     def migrations(self) -> str:
@@ -131,7 +131,7 @@ class Subjects:
         return f"{self.prefix}.provisioning.{subject_token(model)}"
 
     def ladder(self, model: str) -> str:
-        """Which rung acts on a model's load; ``*`` for all models."""
+        """Reports of the rung that acts on a model's load; ``*`` for all models."""
         return f"{self.prefix}.ladder.{model if model == '*' else subject_token(model)}"
 
     def coordinate(self, model: str, verb: str) -> str:
@@ -148,23 +148,23 @@ class Subjects:
         return f"{self.prefix}.load.{subject_token(model)}.{subject_token(stage)}"
 
     def ask(self, model: str, instance: str) -> str:
-        """Where an instance's broker is asked to bid for a sequence."""
+        """Requests to an instance's broker to bid for a sequence."""
         return f"{self.prefix}.ask.{subject_token(model)}.{subject_token(instance)}"
 
     def bid(self, instance: str) -> str:
-        """Where bids for the sequences of an instance go."""
+        """Bids for the sequences of an instance."""
         return f"{self.prefix}.bid.{subject_token(instance)}"
 
     def deal(self, instance: str) -> str:
-        """Where the broker of an instance hears of its deals."""
+        """Messages to an instance's broker about its deals."""
         return f"{self.prefix}.deal.{subject_token(instance)}"
 
     def evacuation(self, instance: str) -> str:
-        """Where the broker of an instance hears that everything shall leave it."""
+        """Notices to an instance's broker that everything shall leave the instance."""
         return f"{self.prefix}.evacuation.{subject_token(instance)}"
 
     def boundary(self, model: str, stage: str) -> str:
-        """Where that stage ends, from its keeper."""
+        """Upper boundary of a stage, from the boundary's keeper."""
         return f"{self.prefix}.boundary.{subject_token(model)}.{subject_token(stage)}"
 
     def boundaries(self) -> str:

@@ -35,7 +35,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn. Field meanings are vLLM's ``SamplingParams``; stop *strings* are not here, ingress
+    """Sampling parameters. Field meanings are vLLM's ``SamplingParams``. Stop *strings* are not included: ingress
     applies them.
 
     Attributes:
@@ -99,7 +99,7 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
 
 
 class RefusalReason(StrEnum):
-    """Why a worker did not take a sequence. Closed set; each says whether another instance may be tried."""
+    """Reason why a worker did not take a sequence. Closed set; each says whether another instance may be tried."""
 
     DRAINING = "draining"  # try another
     FULL = "full"  # the waiting queue is at its bound: try another

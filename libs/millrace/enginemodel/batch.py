@@ -1,4 +1,4 @@
-"""What one step computes: which sequences, how many tokens of each."""
+"""Batch of one step: its sequences, and the number of tokens computed of each."""
 
 from __future__ import annotations
 

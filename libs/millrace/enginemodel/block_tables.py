@@ -1,4 +1,4 @@
-"""How the sequences of one engine hold its KV blocks: growing, naming what is full, letting go."""
+"""KV block tables of one engine's sequences: growth, naming of full blocks, release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class BlockTables:
         self.contents: KvContents | None = None
 
     def steps_with_blocks(self, sequences: list[ScheduledSequence], steps: int) -> int:
-        """How many steps of these sequences, which all decode, at most ``steps``, find the blocks that they need."""
+        """Return the number of steps, at most ``steps``, for which these sequences find the blocks that they need.
+
+        All of the sequences decode.
+        """
         block_size, free = self.parameters.block_size, self.pool.free
         if len(sequences) * -(-steps // block_size) <= free:
             return steps

@@ -1,9 +1,10 @@
-"""What lies in the blocks of a modelled engine: KV as it was written there, right or wrong.
+"""Contents of a modelled engine's KV blocks: KV as it was written there, right or wrong.
 
-A token's KV depends on all KV in front of it, so a block's content is its tokens and the digest that they were computed
-behind. Whoever finds KV in its blocks, in the prefix index or brought by a read, reads it block after block: where each
-lies behind what it was computed behind, the digest is that of the tokens, and what is decoded from it is right. Kept
-only for engines that a network looks into: in all others nothing can be wrong.
+A token's KV depends on all KV before it. The content of a block is therefore its tokens and the digest of the KV that
+they were computed behind. A sequence that finds KV in its blocks, through the prefix index or a read, reads it block by
+block. If each block lies behind the KV that it was computed behind, the digest is that of the tokens, and the tokens
+decoded from it are right. Contents are kept only for engines that a network looks into: in all others nothing can be
+wrong.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class KvContents:
         self._written.update(zip(blocks, contents, strict=True))
 
     def look(self, blocks: Iterable[int], here: Iterable[ScheduledSequence]) -> list[KvContent]:
-        """What is in these blocks now. Args: here: sequences that hold blocks."""
+        """Return the current contents of these blocks. Args: here: sequences that hold blocks."""
         for sequence in here:
             self.left(sequence)
         return [self._written.get(block, NOTHING) for block in blocks]

@@ -1,10 +1,10 @@
-"""What moving KV costs an engine whose own processor does it: a share of the copying before each step.
+"""Cost of KV moves for an engine whose own processor does the copying: a share of it before each step.
 
-So it is with vLLM on a CPU (services/worker/vllm_engine/kv_mover.py): the target copies, and both sides make checksums,
-between two steps, at most ``bytes_per_step`` at a time, and more where no sequence waits for a step. A read is there
-when it is copied and compared, and a lease is answered when its checksums are made. What a sequence that stands still
-waits for is done at once, however long it is: the checksums of a freeze, and the target's last read. Where a network
-card or a GPU's copy engine does it, steps cost what they cost without.
+vLLM on a CPU works this way (services/worker/vllm_engine/kv_mover.py). Between two steps the target copies, and both
+sides compute checksums: at most ``bytes_per_step`` at a time, and more if no sequence waits for a step. A read is
+complete when it is copied and compared. A lease is answered when its checksums are computed. Work that a frozen
+sequence waits for is done at once, whatever its size: the checksums of a freeze, and the target's last read. If a
+network card or a GPU's copy engine moves the KV, steps cost the same as without moves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IDLE_BYTES = 64 << 20
 
 
 class CopyCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast an engine's processor does it, and how much of it before each step.
+    """Speed of copies and checksums on an engine's processor, and the bytes processed before each step.
 
     Attributes:
         copy_bytes_per_s: Into the target's blocks; 0 where something else copies, and the engine gives no time.
@@ -70,7 +70,7 @@ class CopyJob:
 
 
 class CopyWork:
-    """What an engine's processor still has to copy. Knows no time."""
+    """Copy jobs that an engine's processor still has to do. Reads no clock."""
 
     def __init__(self) -> None:
         self.cost = NO_COST

@@ -121,7 +121,7 @@ class ModelledEngine:
         return self._sequences.get(name)
 
     def untold(self, name: str) -> list[StepOutput]:
-        """What was not told yet of a sequence, where tokens are not told with each step."""
+        """Return the output of a sequence that is not reported yet; empty where tokens are reported with each step."""
         known = self._sequences.get(name)
         return [_untold(known)] if self._tell_interval_ns is not None and known and known.told < known.total else []
 
@@ -134,7 +134,7 @@ class ModelledEngine:
         return sequence.computed, False
 
     def kv_accounting(self) -> KvAccounting:
-        """Where every block is. O(blocks held)."""
+        """Return the number of blocks by use. O(blocks held)."""
         return self.moves.accounting()
 
     def _sequence(self, source: EngineSequence) -> ModelledSequence:
@@ -246,7 +246,7 @@ class ModelledEngine:
         return outputs + self._tell_if_due(now_ns)
 
     def _tell_if_due(self, now_ns: int) -> list[StepOutput]:
-        """What was not told yet, where the last telling was long enough ago."""
+        """Return the output that is not reported yet; empty where the last report is too recent."""
         assert self._tell_interval_ns is not None
         if now_ns - self._told_ns < self._tell_interval_ns:
             return []

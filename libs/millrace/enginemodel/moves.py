@@ -19,7 +19,7 @@ from millrace.enginemodel.stream import ModelledSequence
 
 
 class KvAccounting(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the blocks of an engine are: ``total == free + held + reserved``. Leased ones are part of ``held``."""
+    """Number of an engine's blocks by use: ``total == free + held + reserved``. Leased ones are part of ``held``."""
 
     total: int
     free: int
@@ -51,7 +51,7 @@ class KvMoves:
         self._scheduler.contents = contents
 
     def look(self, blocks: list[int]) -> list[KvContent]:
-        """What is in these blocks now; empty where contents are not kept. O(blocks without a name)."""
+        """Return the current contents of these blocks; empty where they are not kept. O(blocks without a name)."""
         contents, scheduler = self._scheduler.contents, self._scheduler
         if contents is None:
             return []
@@ -73,8 +73,9 @@ class KvMoves:
         return self.arrivals.adopt(self.coming.pop(source.sequence), source.handover)
 
     def standing(self) -> list[SequenceStatus]:
-        """What a snapshot says of those that have a place and are in no step: the frozen, and those that come, of
-        which nothing waits to be computed.
+        """Return the statuses of sequences that have a place and are in no step: frozen ones and coming ones.
+
+        Nothing of a coming sequence waits to be computed.
         """
         if not self._scheduler.frozen and not self.coming:
             return []
@@ -86,7 +87,7 @@ class KvMoves:
         return statuses(self._scheduler.frozen) + coming
 
     def accounting(self) -> KvAccounting:
-        """Where every block is. O(blocks held)."""
+        """Return the number of blocks by use. O(blocks held)."""
         scheduler = self._scheduler
         here = (*scheduler.running, *scheduler.arrived, *scheduler.frozen)
         held = {block for sequence in here for block in sequence.blocks}

@@ -1,4 +1,4 @@
-"""How long modelled KV takes from one engine to another: the port, and a wire of constant speed.
+"""Transfer time of modelled KV between two engines: the port, and a wire of constant speed.
 
 The simulator's network (sim/kv_network.py) shares bandwidth among transfers and fails; this one stands behind live
 modelled engines, which have no way to look into each other.
@@ -52,7 +52,7 @@ class KvRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvReadEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """How a read ended.
+    """Outcome of a read.
 
     Attributes:
         refusal: None where it succeeded, checksums included.
@@ -109,7 +109,7 @@ class ConstantNetwork:
 def modelled_endpoint(
     parameters: EngineParameters, *, key: str, model: str, machine: str = "", token_bytes: int = TOKEN_BYTES
 ) -> KvEndpoint:
-    """Where a modelled engine's KV lies.
+    """Return the KV endpoint of a modelled engine.
 
     Args:
         key: Tells this engine, in this incarnation, from all others.

@@ -221,7 +221,7 @@ class PacedEngine:
             self._begin()
 
     def _span_ns(self) -> int:
-        """How long a run may last: until a snapshot is due."""
+        """Return the longest time that a run may take, ns: until a snapshot is due."""
         until_snapshot_ns = self._observed_ns + self._interval_ns - self._due_ns
         return max(1, min(self._run_ns_max, until_snapshot_ns))
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism adds to a step: all-reduces between the GPUs of a group."""
+"""Time that tensor parallelism adds to a step: all-reduces between the GPUs of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine is configured with, as far as its scheduling depends on it."""
+"""Configuration of an engine, as far as its scheduling depends on it."""
 
 from __future__ import annotations
 

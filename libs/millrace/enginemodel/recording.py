@@ -46,7 +46,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedStep(msgspec.Struct, frozen=True, array_like=True):
-    """What one call of the scheduler decided.
+    """Decision of one call of the scheduler.
 
     Attributes:
         batch: Triples (request, tokens, tokens computed before), in order. Empty where nothing was to do.
@@ -64,7 +64,7 @@ class RecordedStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Happening(StrEnum):
-    """What reached the scheduler."""
+    """Kind of event that reached the scheduler."""
 
     ADD = "add"
     CANCEL = "cancel"

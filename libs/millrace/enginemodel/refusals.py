@@ -8,7 +8,7 @@ LOGPROBS_MAX = 20  # vLLM's default
 
 
 def sampling_refusal(sampling: Sampling) -> str | None:
-    """What is wrong, naming the field and the value; None where nothing is."""
+    """Return the violated rule, naming the field and the value; None if there is none."""
     checks = {
         "max_tokens must be at least 1": sampling.max_tokens >= 1,
         "min_tokens must be in 0..max_tokens": 0 <= sampling.min_tokens <= sampling.max_tokens,

@@ -1,4 +1,4 @@
-"""What a forecast of a registered instance needs: its scheduler's parameters and the step-time sets that are here."""
+"""Inputs of a registered instance's forecast: its scheduler's parameters and the step-time sets that are here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_MAX = 1 << 31
 
 
 def scheduler_parameters(record: InstanceRecord) -> EngineParameters:
-    """How the instance's scheduler works, without its prefix cache.
+    """Return the parameters of the instance's scheduler, without its prefix cache.
 
     Raises:
         ValueError: no engine could run with what the record says; the message names the field.

@@ -46,7 +46,7 @@ class DecodeRun:
         return self._remainder_fs + self._cost.decode_run_fs(self.first, steps)
 
     def ends_ns(self, steps: int) -> int:
-        """When that many steps are over."""
+        """Return the time at which that many steps are over."""
         return self.begins_ns + self.elapsed_fs(steps) // FS_PER_NS
 
     def under_way(self, now_ns: int) -> int:

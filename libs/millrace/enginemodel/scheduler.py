@@ -96,7 +96,7 @@ class Scheduler(BlockTables):
     # Moving (leases.py, arrivals.py)
 
     def places(self) -> int:
-        """How many sequences may run beside those that do, or have a place already."""
+        """Return the number of sequences that may run besides those that run or already have a place."""
         return self._places_for_arrived() - len(self.arrived)
 
     def _places_for_arrived(self) -> int:

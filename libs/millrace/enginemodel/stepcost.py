@@ -1,7 +1,7 @@
-"""What a step costs, in integers: the one form into which every step-time model is compiled.
+"""Cost of a step, in integers: the one form into which every step-time model is compiled.
 
-Integers make sums exact: a run of equal-membership decode steps costs the same whether it is added step by step or in
-closed form, in Python or in C++ (native/enginemodel), so that forecasts can be held to exact agreement. The unit is the
+Integers make sums exact. A run of equal-membership decode steps costs the same whether it is added step by step or in
+closed form, in Python or in C++ (native/enginemodel), so forecasts can be held to exact agreement. The unit is the
 femtosecond: fine enough for one token of context on a large GPU, and a signed 64-bit integer still holds two hours.
 """
 

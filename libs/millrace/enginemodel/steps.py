@@ -61,7 +61,10 @@ class StepTotals:
 
 
 def statuses(sequences: Iterable[object]) -> list[SequenceStatus]:
-    """What a snapshot says of each: positional and without a call, as most of a snapshot's time is spent here."""
+    """Return the status of each sequence for a snapshot.
+
+    Arguments are positional and there is no helper call, as most of a snapshot's time is spent here.
+    """
     known: Iterable[ModelledSequence] = sequences  # type: ignore[assignment]
     return [
         SequenceStatus(

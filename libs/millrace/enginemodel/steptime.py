@@ -42,7 +42,7 @@ class StepTimeModel(Protocol):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where coefficients come from and how far to trust them.
+    """Origin and reliability of coefficients.
 
     Attributes:
         model: Language model.

@@ -152,7 +152,7 @@ class ModelledSequence(ScheduledSequence):
         return allowed[token % len(allowed)] if allowed else token
 
     def ended(self, token: int) -> FinishReason | None:
-        """Why the sequence ends with this token, just appended; None where it goes on."""
+        """Return the reason why the sequence ends with this token, just appended; None if it goes on."""
         index = self.total - self.prompt_tokens - 1
         if index == self._eos_index or (index >= self._stops_from and token in self._stops):
             return FinishReason.STOP

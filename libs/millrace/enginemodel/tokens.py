@@ -1,10 +1,10 @@
-"""What a modelled engine says: each token is a function of the KV before it, and of the seed.
+"""Output tokens of a modelled engine: each token is a function of the KV before it, and of the seed.
 
-KV is stood for by a digest, rolling over the tokens in the order in which their KV lies in the sequence's blocks: right
+A digest stands for the KV. It rolls over the tokens in the order in which their KV lies in the sequence's blocks. Right
 KV gives the digest of the right tokens, and with it the same tokens on any instance, from any position on, whatever
-else runs, as greedy decoding does on a real engine. Blocks that are stale, torn, missing or misplaced give another one
-(contents.py), and other tokens from there on. The output ends by itself at a length that prompt and seed decide,
-spread like a log-normal distribution, as lengths of real answers are.
+else runs, as greedy decoding does on a real engine. Blocks that are stale, torn, missing or misplaced give another
+digest (contents.py), and other tokens from there on. The output ends by itself at a length that prompt and seed
+decide. These lengths have a log-normal distribution, like those of real answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPREAD = NormalDist()
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
-    """Which token ids a modelled engine uses.
+    """Token ids that a modelled engine uses.
 
     Attributes:
         size: Number of ids of the tokenizer, a prompt with an id past it is refused; None where it is not known.
@@ -71,7 +71,7 @@ class OutputLengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_words(token_ids: Sequence[int]) -> bytes:
-    """What stands for the KV of these tokens: WORD_BYTES of each."""
+    """Return the bytes that stand for the KV of these tokens: WORD_BYTES of each."""
     return array("q", token_ids).tobytes()
 
 
@@ -88,12 +88,12 @@ def next_token(digest: int, salt: int, table: Sequence[int]) -> int:
 
 
 def seed_salt(seed: int | None) -> int:
-    """What tells sequences with a seed from those without, and seeds from each other."""
+    """Return a salt that tells sequences with a seed from those without, and seeds from each other."""
     return 0 if seed is None else crc32(b"seed" + seed.to_bytes(16, "big", signed=True))
 
 
 def tokens_after(token_ids: Sequence[int], count: int, *, salt: int = 0, table: Sequence[int]) -> list[int]:
-    """What an engine with the right KV says after ``token_ids``, were there neither end nor stop."""
+    """Return the tokens that an engine with the right KV generates after ``token_ids``, without any end or stop."""
     digest, tokens = kv_digest(token_ids), []
     for _ in range(count):
         tokens.append(next_token(digest, salt, table))
@@ -102,7 +102,7 @@ def tokens_after(token_ids: Sequence[int], count: int, *, salt: int = 0, table: 
 
 
 def stream_key(prompt_token_ids: Sequence[int], seed: int | None) -> bytes:
-    """What a sequence's length depends on: prompt and seed, nothing else."""
+    """Return the key that decides a sequence's length. It depends on prompt and seed, nothing else."""
     digest = hashlib.blake2b(array("q", prompt_token_ids).tobytes(), digest_size=16)
     if seed is not None:
         digest.update(b"seed" + seed.to_bytes(16, "big", signed=True))

@@ -36,7 +36,7 @@ class _JudgeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one model answered.
+    """Recorded answer of one model.
 
     Attributes:
         right: The truth.

@@ -41,7 +41,7 @@ class JudgeFigures(msgspec.Struct, frozen=True):
 
 
 class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What training led to.
+    """Result of training a judge.
 
     Attributes:
         judge: None where there was too little to learn from.

@@ -69,8 +69,8 @@ class BlockPool:
         return taken
 
     def generation(self, block: int) -> int:
-        """Which content a block has: rises whenever it is handed out anew, from the first question on. Equal numbers
-        mean that what was in the block is still there.
+        """Return the generation of a block's content. From the first call on, it rises whenever the block is handed out
+        anew. Equal numbers mean that what was in the block is still there.
         """
         return self._generations.setdefault(block, 0)
 
@@ -119,7 +119,7 @@ class BlockPool:
         return found
 
     def unreferenced(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are in the free queue: taking a reference on them uses free blocks up."""
+        """Count those of ``blocks`` that are in the free queue: taking a reference on them uses free blocks up."""
         references = self._references
         return sum(references[block] == 0 for block in blocks)
 

@@ -1,10 +1,10 @@
-"""What a pool of blocks is believed to hold, told from outside: a mirror of an engine's prefix cache, in hashes only.
+"""Mirror of an engine's prefix cache, kept outside the engine: hashes of the blocks that its pool is believed to hold.
 
-An engine keeps a block that was computed until its memory is needed for another: those that nobody uses are written
-over in the order in which they were left, of one sequence the last block first. The mirror follows from what a router
-knows without asking: which prompts were sent there, how far they are computed, when they ended, and how many blocks are
-free. Where it is wrong it says too much (blocks of unknown content lie between), so that whoever learns what was really
-found tells it (``disprove``).
+An engine keeps a computed block until its memory is needed for another. Blocks that nobody uses are overwritten in the
+order in which they were left; of one sequence, the last block goes first. The mirror follows from what a router knows
+without asking: which prompts were sent there, how far they are computed, when they ended, and how many blocks are free.
+Where the mirror is wrong, it claims too much, because blocks of unknown content lie between. Whoever learns what was
+really found therefore tells the mirror (``disprove``).
 """
 
 from __future__ import annotations

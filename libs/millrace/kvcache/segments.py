@@ -1,20 +1,20 @@
-"""Which free blocks to hand out, so that a sequence's blocks lie side by side in memory.
+"""Selection of free blocks, so that a sequence's blocks lie side by side in memory.
 
-A free queue in order of reuse says which blocks are cheapest to lose. Handing out its first ones scatters every
+A free queue in order of reuse says which blocks are cheapest to lose. Handing out its first blocks scatters every
 sequence over the whole cache, and a sequence that moves then travels in nearly as many pieces as it has blocks. Here
-the first few of the queue are *candidates*, and among them the best contiguous run is taken, beginning with the block
-right behind the sequence's last.
+the first few blocks of the queue are *candidates*. Among them the best contiguous run is taken, beginning with the
+block right behind the sequence's last.
 
-What that changes, and what not:
+Rules of the selection:
 
 - Candidates for ``count`` blocks are the first ``count + WINDOW`` of the queue. A block further back is never taken.
 - Of these, blocks whose content another request found while they lay in the queue (*hit* blocks) are candidates only
   among the first ``count + HIT_WINDOW``: a prefix that is used again and again keeps its place in the queue.
 - A single block that extends nothing comes out of the run that holds the first candidate, so that the head moves on.
-- What is not taken keeps its order.
+- Blocks that are not taken keep their order.
 
 So a cached block may be lost up to ``WINDOW`` places earlier than by strict order, and another may outlive its turn.
-Prefix hits are the same as long as none of those is asked for in between; docs/decisions/0012-segments.md has figures.
+Prefix hits are the same as long as no such block is asked for in between; docs/decisions/0012-segments.md has figures.
 
 Source: FlowKV, section 3.3, segment management; differs in keeping one queue in order of reuse, where FlowKV keeps
 heaps of segments by size and has no prefix cache.

@@ -1,7 +1,9 @@
-"""Which copier two engines use: what both ends offer and the path between them allows, best first; why not the others.
+"""Choice of the copier for two engines: those that both ends offer and the path between them allows, best first, and
+the reasons against the others.
 
-Best is what moves the bytes the fewest times: on a GPU peer copies before anything over host memory, on one host mapped
-memory before the kernel's copies, RDMA reads of our own before those through a library. A forced order replaces that.
+The best copier moves the bytes the fewest times. On a GPU, peer copies come before anything over host memory. On one
+host, mapped memory comes before the kernel's copies. RDMA reads of our own come before those through a library. A
+forced order replaces this one.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(own: KvEndpoint, peer: KvEndpoint, *, forced: Sequence[CopierKind] = ()) -> Choice:
-    """What may carry KV from ``peer`` to ``own``; only kinds of ``forced``, in its order, where it is not empty."""
+    """Choose what may carry KV from ``peer`` to ``own``: only kinds of ``forced``, in its order, if it is not empty."""
     order = [*dict.fromkeys(forced)] or [*BEST_FIRST]
     reasons = {kind: _why_not(kind, own, peer) for kind in BEST_FIRST}
     kinds = [kind for kind in order if not reasons[kind]]

@@ -38,7 +38,7 @@ else:
 
 
 def why_not() -> str:
-    """What is missing for CUDA copies here; empty where they can be tried. Starts no context on a GPU."""
+    """Return what is missing for CUDA copies here; empty where they can be tried. Starts no context on a GPU."""
     if not _BUILT:
         return "not built: native/ found no CUDA headers with a static runtime (12.8 or later)"
     try:
@@ -48,7 +48,7 @@ def why_not() -> str:
 
 
 class CudaHandle(msgspec.Struct, frozen=True, array_like=True):
-    """What travels in ``KvRank.handles``.
+    """Connection data of one rank for CUDA copies, as bytes in ``KvRank.handles``.
 
     Attributes:
         ipc: Of the allocation that the region lies in.

@@ -38,7 +38,7 @@ _PATH_BYTES_MAX = 107
 
 
 class PeerProcess(msgspec.Struct, frozen=True):
-    """Who asked for the region, by the kernel's word. ``pid`` is 0 where it lives in another pid namespace."""
+    """Process that asked for the region, as the kernel tells. ``pid`` is 0 where it lives in another pid namespace."""
 
     pid: int
     uid: int

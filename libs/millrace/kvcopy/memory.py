@@ -90,7 +90,7 @@ def map_sealed(fd: int, size: int) -> Bytes:
 
 
 def address_of(memory: Bytes) -> int:
-    """Where it begins in this process."""
+    """Return the start address of ``memory`` in this process."""
     return int(memory.__array_interface__["data"][0])
 
 

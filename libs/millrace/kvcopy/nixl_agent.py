@@ -27,7 +27,7 @@ TEND_S = 0.02
 
 
 def why_not() -> str:
-    """Why NIXL cannot be used in this Python; empty where it can."""
+    """Return the reason why NIXL cannot be used in this Python; empty where it can."""
     try:
         importlib.import_module("nixl._api")
     except ImportError as missing:
@@ -70,7 +70,7 @@ class NixlAgent:
             self._registered.append(self._agent.register_memory(row, _memory_type(device)))
 
     def metadata(self) -> bytes:
-        """What a peer needs to reach this agent and its registered memory."""
+        """Return the data that a peer needs to reach this agent and its registered memory."""
         with self._guarded("NIXL has no metadata of its own agent"):
             return bytes(self._agent.get_agent_metadata())
 

@@ -76,7 +76,7 @@ class NixlCopier:
 
     @property
     def scratch_address(self) -> int:
-        """Where wire-ups read to."""
+        """Address that wire-ups read to."""
         return int(self._scratch.ctypes.data)
 
     def offer(self, rank: KvRank) -> KvRank:

@@ -46,7 +46,7 @@ class VerbsHandle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VerbsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a copier uses RDMA.
+    """RDMA settings of a copier.
 
     Attributes:
         device: Name, such as ``mlx5_0``; empty for the first with an active port.

@@ -26,7 +26,7 @@ _MAPPED_IPV4 = bytes(10) + b"\xff\xff"
 
 
 class PairAddress(msgspec.Struct, frozen=True, array_like=True):
-    """What the other side must know of a queue pair: see native/kvcopy/verbs/include/queue_pair.hpp."""
+    """Address of a queue pair, for the other side: see native/kvcopy/verbs/include/queue_pair.hpp."""
 
     number: int
     sequence: int
@@ -37,7 +37,7 @@ class PairAddress(msgspec.Struct, frozen=True, array_like=True):
 
 
 def why_not() -> str:
-    """Why RDMA verbs cannot be used here; empty where they can."""
+    """Return the reason why RDMA verbs cannot be used here; empty where they can."""
     try:
         native = _native()
     except ImportError as missing:
@@ -115,7 +115,7 @@ class OpenDevice:
 
 
 def address_of(pair: QueuePair) -> PairAddress:
-    """What to tell the other side."""
+    """Return the address of a queue pair, to be sent to the other side."""
     with guarded("the queue pair has no address"):
         return PairAddress(*pair.address())
 

@@ -1,9 +1,10 @@
-"""Where readers introduce themselves: a reliable RDMA connection needs both sides' queue pair numbers, and the KvRank
-carries only what the source knows.
+"""Listener for introductions of readers. A reliable RDMA connection needs the queue pair numbers of both sides, and the
+KvRank carries only what the source knows.
 
-A reader connects by TCP and sends a Greeting; the source makes a queue pair that only answers READs, connects it to the
-reader's and sends its address. The TCP connection then stays, silent: either process's end closes it, and that ends the
-queue pair at the source and tells the reader at once, where RDMA by itself would retry for half a second.
+A reader connects by TCP and sends a Greeting. The source makes a queue pair that only answers READs, connects it to the
+reader's and sends its address. The TCP connection then stays open and silent. When either process ends, the connection
+closes. That ends the queue pair at the source and tells the reader at once; RDMA by itself would retry for half a
+second.
 
     greeting --Greeting with the token--> serving --closed, or any byte--> gone
         any other bytes, too many peers, or 2 s: gone

@@ -1,4 +1,4 @@
-"""How long an answer will be: features of a request, models that predict, caches of real lengths. No I/O but files.py.
+"""Output-length prediction: request features, prediction models, caches of real lengths. No I/O except in files.py.
 
 Import from the modules; README.md tells what is where.
 """

@@ -1,4 +1,4 @@
-"""What a length model says, and the interface behind which models are swapped."""
+"""Estimate of a length model, and the interface that makes models interchangeable."""
 
 from __future__ import annotations
 

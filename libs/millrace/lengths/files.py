@@ -1,4 +1,4 @@
-"""Where outcomes and models are kept: a folder of one sub-folder per served model. The only I/O of this package.
+"""Storage of outcomes and models: a folder with one sub-folder per served model. The only I/O of this package.
 
 | file | what | who writes |
 |---|---|---|
@@ -40,7 +40,7 @@ class OutcomesUnreadable(ValueError):
 
 
 def model_folder(root: Path, model: str) -> Path:
-    """Where a served model's files lie."""
+    """Return the folder of a served model's files."""
     return root / subject_token(model)
 
 
@@ -164,7 +164,7 @@ def load_warm(folder: Path, writer: str, limit: int) -> list[LengthSample]:
 
 
 def pretrained_path(model: str) -> Path:
-    """Where a model that ships would lie."""
+    """Return the path of the shipped model for ``model``; the file need not exist."""
     return PRETRAINED / f"{subject_token(model)}.lengths"
 
 

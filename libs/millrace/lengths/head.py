@@ -40,7 +40,7 @@ class HeadUnreadable(ValueError):
 
 
 class HeadInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says of itself.
+    """Metadata of a head's file.
 
     Attributes:
         model: Served model's name.

@@ -26,7 +26,7 @@ _LOG_9 = math.log(9.0)
 
 
 class MemoryRisk(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be expected of an instance's memory.
+    """Expected memory use of an instance, and the probability that its blocks do not suffice.
 
     Attributes:
         ahead: Tokens that each sequence generates until each point.

@@ -28,7 +28,7 @@ OPENING_WORDS = 3
 
 
 class PromptText(msgspec.Struct, frozen=True):
-    """What features are made of.
+    """Properties of a prompt's text from which features are computed.
 
     Attributes:
         turn: The last turn that has text, as far as the head of the prompt shows it.

@@ -26,7 +26,7 @@ class ModelUnreadable(ValueError):
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds.
+    """Contents of a model's file.
 
     Attributes:
         format: FORMAT.

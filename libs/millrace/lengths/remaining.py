@@ -29,7 +29,7 @@ WATCHED_MAX = 20
 
 
 class Coverage:
-    """How often lengths stayed within their p90, of the estimates judged lately.
+    """Share of recently judged estimates whose length stayed within their p90.
 
     Attributes:
         judged: Estimates judged so far.
@@ -54,7 +54,7 @@ class Coverage:
 
     @property
     def refusal(self) -> str:
-        """Why these estimates are not believed; empty where they are."""
+        """Reason why these estimates are not believed; empty if they are."""
         share = self.share
         if share is None or COVERED_MIN <= share <= COVERED_MAX:
             return ""
@@ -69,7 +69,7 @@ class _Watched(NamedTuple):
 
 
 class RemainingLengths:
-    """What one instance knows of the rest of its sequences. Learns from every sequence that leaves it.
+    """Remaining-length estimates of one instance's sequences. Learns from every sequence that leaves the instance.
 
     Attributes:
         survival: Learnt from outcomes here.
@@ -181,7 +181,7 @@ class RemainingStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(remaining: RemainingLengths) -> RemainingStatus:
-    """What is known, in numbers."""
+    """Return the counts, coverage and refusal of ``remaining``."""
     return RemainingStatus(
         outcomes=remaining.survival.outcomes,
         coverage=remaining.coverage.share,

@@ -71,7 +71,7 @@ class StateMatrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What training led to.
+    """Result of training a head.
 
     Attributes:
         head: None where there was too little to learn from.
@@ -111,7 +111,7 @@ def matrix(sequences: Sequence[SequenceStates]) -> StateMatrix:
 
 
 def survival_of(sequences: Sequence[SequenceStates]) -> Survival:
-    """What the baseline has learnt of these requests, cut ones included."""
+    """Return the baseline trained on these requests, cut ones included."""
     survival = Survival(half_life=1e9)
     for one in sequences:
         survival.learn(one.length, ended=one.ended)

@@ -17,7 +17,7 @@ LENGTHS_WANTED = 4
 
 
 class KnownLengths:
-    """What is known of one prompt.
+    """Known output lengths of one prompt.
 
     Attributes:
         ended: Lengths that ended by themselves.
@@ -45,7 +45,7 @@ class RepeatCache:
         return len(self._known)
 
     def answer(self, request: TagRequest) -> LengthEstimate | None:
-        """What earlier calls say; None where that is too little."""
+        """Return an estimate from earlier calls; None if they do not suffice."""
         known = self._known.get(request.repeat_key) if request.repeat_key else None
         if known is None:
             return None

@@ -1,4 +1,4 @@
-"""What is learnt from: a request's features with the length that its answer had."""
+"""Training samples: a request's features with the length that its answer had."""
 
 from __future__ import annotations
 

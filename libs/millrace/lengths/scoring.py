@@ -1,4 +1,4 @@
-"""How good predictions were: Block's table 1 and pinball losses, with confidence intervals. Lengths in tokens."""
+"""Scores of predictions: Block's table 1 and pinball losses, with confidence intervals. Lengths in tokens."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _HEADER_BYTES_MAX = 4_096
 
 
 class StatesHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose states a file holds.
+    """Header of a states file: the model whose states it holds.
 
     Attributes:
         model: Served model's name.
@@ -82,7 +82,7 @@ class StateReservoir:
             self._kept[place] = (generated, state)
 
     def taken(self) -> tuple[list[int], bytes]:
-        """What was kept, by length."""
+        """Return the kept samples sorted by length: the lengths, and the states joined."""
         kept = sorted(self._kept)
         return [generated for generated, _ in kept], b"".join(state for _, state in kept)
 
@@ -123,7 +123,7 @@ class StateWriter:
 
 
 def read_header(path: Path) -> StatesHeader:
-    """Whose states a file holds.
+    """Read the header of a states file.
 
     Raises:
         StatesUnreadable: it is none. OSError: it cannot be read.

@@ -63,7 +63,7 @@ def bin_of(length: int) -> int:
 
 
 class Rest(NamedTuple):
-    """What a sequence has still to generate, tokens; 1 <= p50 <= p90."""
+    """Tokens that a sequence has still to generate; 1 <= p50 <= p90."""
 
     p50: int
     p90: int

@@ -51,7 +51,7 @@ LEAF_SHARE = 0.005
 
 
 class TrainingResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What training led to.
+    """Result of training a length model.
 
     Attributes:
         model: The candidate's bytes; empty where there were too few outcomes.
@@ -154,7 +154,7 @@ def judge(candidate: Numbers, incumbent: Numbers, lengths: Numbers) -> tuple[boo
 
 
 def baseline_predictions(model: LearningModel, seen: tuple[Numbers, Numbers], rows: Numbers) -> Numbers:
-    """What a baseline says of ``rows`` after it has learnt ``seen``: (rows, 3)."""
+    """Return a baseline's predictions for ``rows`` after it has learnt ``seen``: (rows, 3)."""
     for row, length in zip(*seen, strict=True):
         model.learn(row, int(length))
     return np.array([_triple(model, row) for row in rows])

@@ -8,7 +8,7 @@ _MS = 1_000_000
 
 
 class MembershipConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When an instance or a service counts as silent. Times in milliseconds.
+    """Times after which an instance or a service counts as silent. In milliseconds.
 
     Attributes:
         instance_silence_ms: An instance without a summary for this long gets no new work. Summaries come at least

@@ -23,7 +23,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 
 class MemberState(StrEnum):
-    """What an observer may expect of an instance."""
+    """State of an instance as an observer sees it."""
 
     UNKNOWN = "unknown"  # named by a plan, never heard
     SERVING = "serving"  # takes new work
@@ -34,7 +34,7 @@ class MemberState(StrEnum):
 
 
 class MemberEvent(StrEnum):
-    """What happens to an instance."""
+    """Event in the life cycle of an instance."""
 
     STARTED = "started"
     REPORTED = "reported"

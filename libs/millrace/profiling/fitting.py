@@ -151,7 +151,7 @@ def _features(batch: BatchComposition, bends: tuple[int, ...]) -> list[float]:
 
 
 def _bent(bends: tuple[int, ...], steepness: list[float]) -> tuple[tuple[int, float], ...]:
-    """What a token costs more between bends, as changes at the bends."""
+    """Convert the extra cost of a token between bends to changes at the bends."""
     before = [0.0, *steepness]
     changes = [round(ns - less, 4) for ns, less in zip(steepness, before, strict=False)]
     return tuple((at, ns) for at, ns in zip(bends, changes, strict=True) if ns)

@@ -32,7 +32,7 @@ class ModelledProfile:
         self._rng = random.Random(seed)
 
     def profiled(self) -> Profiled:
-        """What it is."""
+        """Return the description of the engine."""
         return Profiled(
             model=f"modelled, {self._name}", hardware="none", engine="modelled", parameters=self._parameters
         )

@@ -1,8 +1,8 @@
-"""How much equal steps differ: what no step-time model can foretell, however good.
+"""Variation between equal steps: the error that no step-time model can avoid, however good.
 
-The same batch takes longer now and shorter then, for the machine's other work and its host's other guests. Passes over
-the same rounds tell by how much: each step of a pass is held against the median of the same step in the others, about
-the best that can be said of a step without knowing when it runs.
+The time of the same batch varies with the machine's other work and its host's other guests. Passes over the same
+rounds measure by how much: each step of a pass is compared with the median of the same step in the others. That median
+is about the best prediction of a step without knowing when it runs.
 """
 
 from __future__ import annotations

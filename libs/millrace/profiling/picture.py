@@ -30,7 +30,7 @@ def draw(profile: Profile, path: Path) -> None:
 
 
 def kind(step: Measured) -> str:
-    """What a step mostly is."""
+    """Return the kind of a step: ``decode``, ``prompt`` or ``mixed``."""
     if not step.batch.prefills:
         return "decode"
     return "mixed" if step.batch.decodes else "prompt"

@@ -1,4 +1,4 @@
-"""Which loads a profile runs: lengths in buckets of powers of two, batches of 1, 2, 4, … up to the memory's limit.
+"""Loads that a profile runs: lengths in buckets of powers of two, batches of 1, 2, 4, … up to the memory's limit.
 
 Source: CascadeInfer, section 4.1; differs in adding rounds of mixed lengths and rounds whose prompts come while others
 decode, since a step-time model needs both.
@@ -18,7 +18,7 @@ STAGGER = 3  # steps between arrivals in mixed rounds, at most
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured.
+    """Amount of measurement in a profile.
 
     Attributes:
         output_tokens: Of each sequence: so many decode steps a round has, about.

@@ -35,7 +35,7 @@ class ProcessProfile:
         self._profiled = msgspec.json.decode(self._line("start"), type=Profiled)
 
     def profiled(self) -> Profiled:
-        """What it is."""
+        """Return the description of the engine."""
         return self._profiled
 
     def run(self, load: Round) -> RoundRecord:

@@ -54,7 +54,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run it.
+    """Options of a profile run.
 
     Attributes:
         repeats: Runs of each round; the least time of each step counts.
@@ -139,7 +139,7 @@ def sample(step: Measured) -> Sample:
 
 
 def provenance(profiled: Profiled, errors: Errors, measured: list[Measured], options: Options) -> Provenance:
-    """Where the coefficients come from."""
+    """Return the provenance of the coefficients."""
     clock = "processor time" if profiled.steady_clock else "wall-clock time"
     fitted_on = sum(not step.held_out for step in measured)
     return Provenance(

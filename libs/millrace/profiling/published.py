@@ -42,7 +42,7 @@ NCCL = {H100.name: "H100-SXM-80GB_all_reduce.csv", H200.name: "H200-SXM-141GB_al
 
 
 class Kernels(NamedTuple):
-    """What one layer takes on one GPU."""
+    """Kernel times of one layer on one GPU."""
 
     linear: Profile
     decode: Surface

@@ -45,7 +45,7 @@ MEMORY_SHARE = 0.9
 
 
 class QualityEffort(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured.
+    """Amount of measurement in a quality profile.
 
     Attributes:
         output_tokens_max: Of one sequence; longer ones are cut, so that rounds of long sequences end.
@@ -108,7 +108,7 @@ class QualityProfile(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def file(self, *, model: str, command: str) -> QualityFile:
-        """What the coordinator reads."""
+        """Return the quality file that the coordinator reads."""
         clock = "processor time" if self.profiled.steady_clock else "wall-clock time"
         return QualityFile(
             model=model,

@@ -1,4 +1,4 @@
-"""What a profile asks of an engine and what it gets back: rounds of load, and what each step and sequence took."""
+"""Interface between a profile and an engine: rounds of load, and the records of each step and sequence."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ProfilePort(Protocol):
     """An engine that runs rounds."""
 
     def profiled(self) -> Profiled:
-        """What it is."""
+        """Return the description of the engine."""
         ...
 
     def run(self, load: Round) -> RoundRecord:
@@ -134,7 +134,7 @@ class SequenceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sequence_records(record: RoundRecord, *, cpu: bool = False) -> list[SequenceRecord]:
-    """What each sequence of a round saw; steps took processor time where ``cpu`` is set."""
+    """Return one record per sequence of a round; steps took processor time if ``cpu`` is set, else wall-clock time."""
     planned = record.round.sequences
     ends = _ends(record, cpu=cpu)
     found = []
@@ -161,7 +161,7 @@ def sequence_records(record: RoundRecord, *, cpu: bool = False) -> list[Sequence
 
 
 def _ends(record: RoundRecord, *, cpu: bool) -> list[int]:
-    """When each step ended, ns from the round's begin."""
+    """Return the end of each step, ns from the beginning of the round."""
     ends, total = [], 0
     for step in record.steps:
         total += step.cpu_ns if cpu else step.wall_ns

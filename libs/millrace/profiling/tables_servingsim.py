@@ -104,11 +104,11 @@ def attention(path: Path) -> tuple[Surface, Surface]:
 
 
 def mixed_attention(path: Path, *, kv_tokens: int) -> tuple[Surface, float]:
-    """What one layer's attention takes more when a prompt chunk and decodes are in one step than for both apart.
+    """Return the extra attention time of one layer for a prompt chunk and decodes in one step instead of apart.
 
-    Least squares of relative errors with costs of at least 0: a value for each measured (sequences, context), and a
-    cost of each pair of a decoding sequence and a prompt token. A step that is faster together than apart (few decodes
-    of short contexts, where a launch is saved) counts as equal.
+    The fit minimises the squares of relative errors with costs of at least 0. It has a value for each measured
+    (sequences, context), and a cost of each pair of a decoding sequence and a prompt token. A step that is faster
+    together than apart (few decodes of short contexts, where a launch is saved) counts as equal.
 
     Args:
         kv_tokens: Rows with more context than so much are left out: no engine on that GPU has room for them.

@@ -1,4 +1,4 @@
-"""What the simulated server lets an actor do: the permissions that nats-server gives its role."""
+"""Access checks of the simulated server: the permissions that nats-server gives an actor's role."""
 
 from __future__ import annotations
 

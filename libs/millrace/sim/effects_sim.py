@@ -25,7 +25,7 @@ WRITE_TIMEOUT_NS = 8_000_000_000
 
 
 class SimEffectExecutor:
-    """What the live runtime's effect table is, in virtual time. One per simulation."""
+    """Executor of effects in virtual time: the counterpart of the live runtime's effect table. One per simulation."""
 
     def __init__(self, simulation: Simulation, *, verify: bool, telemetry: TelemetrySink) -> None:
         self._sim = simulation
@@ -116,7 +116,7 @@ class SimEffectExecutor:
         return reply
 
     def asker(self, reply: str) -> SimProcess | None:
-        """Who waits for an answer on that subject; None where nobody does any more."""
+        """Return the process that waits for an answer on that subject; None if none waits any more."""
         asked = self._asked.get(reply)
         return None if asked is None else asked[0]
 

@@ -1,4 +1,4 @@
-"""How a simulation says that something is wrong."""
+"""Exception by which a simulation reports that something is wrong."""
 
 from __future__ import annotations
 

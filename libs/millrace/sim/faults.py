@@ -1,4 +1,4 @@
-"""What can go wrong, on purpose: killed actors, partitions, a server that is gone for a while."""
+"""Fault injection: killed actors, partitions, a server that is gone for a while."""
 
 from __future__ import annotations
 

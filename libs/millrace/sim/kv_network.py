@@ -31,7 +31,7 @@ ACCEPTED_MAX = 10_000
 
 
 class KvFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a read goes wrong: shares of all reads, each in [0, 1].
+    """Fault rates of reads: shares of all reads, each in [0, 1].
 
     Attributes:
         stall: It never ends.
@@ -292,7 +292,7 @@ _ENDLESS = float("inf")
 
 
 def _links(transfer: _Transfer) -> tuple[tuple[str, str], ...]:
-    """What a transfer shares: its source's way out and its target's way in, or the inside of one host."""
+    """Return the shared links of a transfer: out of its source and into its target, or the inside of one host."""
     source, target = transfer.source.host, transfer.target.host
     return (("inside", source),) if source == target else (("out", source), ("in", target))
 

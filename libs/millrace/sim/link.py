@@ -27,7 +27,7 @@ class SimLink:
         self.faulty = model.is_faulty
 
     def arrival(self, now_ns: int) -> int:
-        """When something that is never lost arrives: after everything sent before it."""
+        """Return the arrival time of something that is never lost: after everything sent before it."""
         model = self._model
         at_ns = now_ns + model.delay_ns
         if model.jitter_ns:
@@ -38,7 +38,7 @@ class SimLink:
         return at_ns
 
     def arrivals(self, now_ns: int) -> tuple[int, ...]:
-        """When copies of one message arrive: none where it is lost."""
+        """Return the arrival times of the copies of one message; empty if it is lost."""
         if not self.faulty:
             return (self.arrival(now_ns),)
         model, rng = self._model, self._rng

@@ -1,7 +1,8 @@
-"""How links between nodes and the bus behave: delay, loss, duplication and reordering (link.py draws them).
+"""Behaviour of links between nodes and the bus: delay, loss, duplication and reordering (link.py draws them).
 
-A healthy link is a TCP connection: it keeps order. Faults are what a sequence of broken connections, overrun buffers
-and retries can look like from above, and worse, since nothing above may rely on more than at-most-once delivery.
+A healthy link is a TCP connection: it keeps order. Faults model what a sequence of broken connections, overrun buffers
+and retries can look like to the layers above. They are also worse than that, since no layer above may rely on more
+than at-most-once delivery.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import msgspec
 
 
 class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
-    """How a link behaves, in each direction.
+    """Behaviour of a link, in each direction.
 
     Attributes:
         delay_ns: Least delay.

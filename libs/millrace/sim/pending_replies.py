@@ -1,4 +1,4 @@
-"""What a simulated actor waits for: one answer, several, or a write's acknowledgement."""
+"""Pending replies of a simulated actor: one answer, several, or a write's acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives on a simulated machine: nodes with their connection, actors, and each actor's incarnations."""
+"""Contents of a simulated machine: nodes with their connection, actors, and each actor's incarnations."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SimWatch:
         self.generation = 0
 
     def news(self, key: str, entry: Entry) -> list[Body]:
-        """What to tell of one key's state."""
+        """Return the notifications about one key's state."""
         if entry.value is None:
             if self.known.pop(key, None) is None:
                 return []
@@ -109,7 +109,7 @@ class SimWatch:
         return [KeyChanged(bucket=self.bucket, key=key, value=value, revision=entry.revision)]
 
     def news_of_all(self, entries: dict[str, Entry]) -> list[Body]:
-        """What to tell when the watch begins (anew): every key, keys that are gone, and that this is all."""
+        """Return the notifications for a watch that (re)starts: every key, keys that are gone, then BucketReady."""
         told: list[Body] = []
         for key, entry in entries.items():
             told += self.news(key, entry)

@@ -1,4 +1,4 @@
-"""Who hears a subject: NATS's matching of wildcards and its queue groups."""
+"""Receivers of a subject: NATS's matching of wildcards and its queue groups."""
 
 from __future__ import annotations
 

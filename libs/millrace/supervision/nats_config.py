@@ -18,7 +18,7 @@ PENDING_BYTES_MAX = 64 * 1024 * 1024
 
 
 class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs from server to server.
+    """Options that differ from server to server.
 
     Attributes:
         store_dir: Folder of JetStream's files.

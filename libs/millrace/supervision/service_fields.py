@@ -174,7 +174,7 @@ def migrator_shares(spec: ClusterSpec) -> list[list[str]]:
 
 
 def shape_of(group: GroupSpec) -> str:
-    """What instances of this group run on: ``cpu``, ``h100``, ``h100x2``."""
+    """Return the hardware that instances of this group run on: ``cpu``, ``h100``, ``h100x2``."""
     return group.device + (f"x{group.tensor_parallel}" if group.tensor_parallel > 1 else "")
 
 

@@ -20,7 +20,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 class LineLogger:
-    """What structlog calls last: every level is one line to ``write``."""
+    """Last logger in structlog's chain: every level writes one line to ``write``."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         """``write`` takes a line with its newline."""

@@ -1,4 +1,4 @@
-"""What all services' metrics share: the endpoint, and the telemetry's own figures.
+"""Metrics parts that all services share: the endpoint, and the telemetry's own figures.
 
 Names are ``millrace_<noun>_<unit>``; each service defines its own in ``services/<noun>/metrics.py`` on the registry
 of its Telemetry, so that two clusters in one process do not share a number.

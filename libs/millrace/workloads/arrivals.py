@@ -1,4 +1,4 @@
-"""When requests come: processes that give rising times. Randomness comes from the rng passed in."""
+"""Arrival processes of requests: they yield rising times. Randomness comes from the rng passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long requests are: distributions by a few figures, which ship, and draws from the rows of a trace.
+"""Request lengths: distributions described by a few figures, which ship, and draws from the rows of a trace.
 
 A fitted set (``fitted/*.toml``) holds quantiles of prompt and output lengths and how the two go together. Lengths are
 drawn by a Gaussian copula: two correlated normal numbers, each sent through its quantiles, linear in the logarithm

@@ -1,4 +1,4 @@
-"""What a workload is made of: requests by their lengths and times, without any text."""
+"""Elements of a workload: requests by their lengths and times, without any text."""
 
 from __future__ import annotations
 

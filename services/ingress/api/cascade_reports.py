@@ -1,4 +1,4 @@
-"""What a cascade did, as its responses and streams tell it."""
+"""Reports on a cascade's course, in the form that its responses and streams carry."""
 
 from __future__ import annotations
 

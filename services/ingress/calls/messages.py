@@ -211,7 +211,7 @@ class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweringTier(msgspec.Struct, frozen=True):
-    """Who answers a cascade's call; ``score`` is None where the answer is not complete, or nobody judged it."""
+    """Tier that answers a cascade's call; ``score`` is None where the answer is incomplete or was not judged."""
 
     tier: int
     model: str

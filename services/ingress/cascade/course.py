@@ -180,7 +180,7 @@ def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard:
 
 
 def _acceptance(parent: OpenCascade) -> DeliveryReason | None:
-    """Why the scored answer is delivered; None where it is not."""
+    """Reason to deliver the scored answer; None where it is not delivered."""
     attempt = parent.attempt
     if attempt.score is None:
         return DeliveryReason.NOT_JUDGED if parent.served.config.without_score == "accept" else None

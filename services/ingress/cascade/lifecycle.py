@@ -30,7 +30,7 @@ class CascadePhase(Enum):
 
 
 class DeliveryReason(StrEnum):
-    """Why an answer was delivered."""
+    """Reason for which an answer was delivered."""
 
     SCORE = "score"  # its score reaches the threshold
     LAST_TIER = "last_tier"  # no tier comes after it

@@ -26,7 +26,7 @@ _NOT_ACCEPTED = -1
 
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When an engine counts as hung; see ``ContinuationConfig``.
+    """Limits beyond which an engine counts as hung; see ``ContinuationConfig``.
 
     Attributes:
         silent_ns: Age of its process's last sign of life.

@@ -1,4 +1,4 @@
-"""What a kind of judge says."""
+"""Verdict that each kind of judge returns."""
 
 from __future__ import annotations
 

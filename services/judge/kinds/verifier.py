@@ -28,7 +28,7 @@ _TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def veto(question: JudgeAnswer) -> str:
-    """Why the answer cannot be right; empty where nothing says so."""
+    """Reason why the answer cannot be right; empty where none was found."""
     for index, answer in enumerate(question.answer):
         if len(answer) > ANSWER_MAX or len(question.constraint) > CONSTRAINT_MAX:
             continue
@@ -95,7 +95,7 @@ def _tool_fault(tools: list[str], answer: str) -> str:
 
 
 class _NotJson:
-    """What does not parse."""
+    """Marker for text that does not parse."""
 
 
 def _parsed(text: str) -> Any:

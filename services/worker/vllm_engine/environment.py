@@ -1,7 +1,7 @@
-"""What vLLM and OpenMP read from the environment. Call ``prepare`` before the first import of torch or vLLM.
+"""Environment variables that vLLM and OpenMP read. Call ``prepare`` before the first import of torch or vLLM.
 
-This module imports neither. OpenMP reads its thread count when it is loaded: later is too late, and two threads
-spinning on one core make a step a hundred times slower.
+This module imports neither. OpenMP reads its thread count only when it is loaded, and two threads that spin on one
+core make a step a hundred times slower.
 """
 
 from __future__ import annotations

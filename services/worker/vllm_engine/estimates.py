@@ -1,5 +1,5 @@
-"""What the engine core does with estimates from hidden states: they become a request's expected length, and where
-states are recorded, what became of the request is written beside them.
+"""Use of estimates from hidden states in the engine core: they become a request's expected length, and where states
+are recorded, what became of the request is written beside them.
 """
 
 from __future__ import annotations

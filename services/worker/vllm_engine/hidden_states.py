@@ -41,7 +41,7 @@ _Base: Any = CPUModelRunner if TYPE_CHECKING else object
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process must know to read states.
+    """Settings with which the engine process reads states.
 
     Attributes:
         head: File of the head; empty for none.
@@ -57,7 +57,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowEstimates(msgspec.Struct, frozen=True, array_like=True):
-    """What one step's rows gave, in one order.
+    """Results of one step's rows; all lists have the same order.
 
     Attributes:
         generated: Output tokens at each state.
@@ -72,13 +72,13 @@ class RowEstimates(msgspec.Struct, frozen=True, array_like=True):
 
 
 def rows_of(output: Any) -> RowEstimates | None:
-    """What came with a step's output; None where nothing did."""
+    """Estimates that came with a step's output; None where there are none."""
     rows: RowEstimates | None = getattr(output, ROWS, None)
     return rows
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the self-test: rows compared, and those that differed."""
+    """Result of the self-test: rows compared, and those that differed."""
 
     rows: int
     wrong: int
@@ -103,7 +103,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class HeadReader:
-    """What one rank makes of states.
+    """Reader of states on one rank, with estimates from them.
 
     Attributes:
         proving: Every row of every step is taken, and compared with what is sampled.
@@ -233,7 +233,7 @@ def _bounds(sampling: Any) -> tuple[int, int]:
 
 
 def unreadable(vllm_config: Any) -> str:
-    """Why states of an engine of this configuration are not read; empty where they can be."""
+    """Reasons why states of an engine of this configuration are not read; empty where they can be."""
     parallel = vllm_config.parallel_config
     found = {
         "it decodes speculatively": vllm_config.speculative_config is not None,

@@ -1,4 +1,4 @@
-"""How an engine's KV is told apart and found by others: the fingerprint of what it means, the machine it lies on."""
+"""Identity and location of an engine's KV: the fingerprint of what the KV means, and the machine that it lies on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def weights(model: str, config: WorkerConfig) -> str:
 
 
 def machine() -> str:
-    """What is equal for all processes of a host, containers included; empty where the kernel does not say."""
+    """Identifier that all processes of a host share, containers included; empty where the kernel does not say."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -63,7 +63,7 @@ def machine() -> str:
 
 
 def incompatible(own: KvEndpoint, peer: KvEndpoint) -> str:
-    """Why KV of ``peer`` means nothing here; empty where it does."""
+    """Reason why KV of ``peer`` means nothing here; empty where it can be used."""
     if own.fingerprint != peer.fingerprint:
         return "the two engines' models, layouts or versions differ"
     if len(own.ranks) != len(peer.ranks):

@@ -107,7 +107,7 @@ class Mover:
         self.reservations.take_over(request, kv_words.decode_arrival(arrival), self._ranks)
 
     def offer(self) -> Offer:
-        """Where the ranks' KV lies."""
+        """Location of the ranks' KV."""
         return self._ranks.offer()
 
     def _idle(self) -> bool:
@@ -152,10 +152,10 @@ class MovingMixin(_Base):
             limits.long_prefill_token_threshold = threshold
 
     def _chunk_beside_arrivals(self, threshold: int) -> int:
-        """How much of a prompt the next step may compute, so that arrivals have their token in it.
+        """Most tokens of a prompt that the next step may compute, so that arrivals have their token in it.
 
-        vLLM serves running sequences first, and one whose prompt is being computed takes all that the others leave:
-        who has come would wait until that prompt is done.
+        vLLM serves running sequences first, and one whose prompt is being computed takes all that the others leave. An
+        arrival would wait until that prompt is done.
         """
         wants = [request.num_tokens_with_spec - request.num_computed_tokens for request in self.running]
         prompts = sum(tokens > 1 for tokens in wants)
@@ -232,7 +232,7 @@ def _offer(core: Any) -> bytes:
 
 
 def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Why an engine of this configuration moves nothing; empty where it can."""
+    """Reasons why an engine of this configuration moves nothing; empty where it can."""
     parallel = vllm_config.parallel_config
     groups = kv_cache_config.kv_cache_groups
     found = {

@@ -1,6 +1,6 @@
-"""What each rank of an engine can be asked about its KV by the engine core (``collective_rpc``), and where it is put.
+"""Calls of the engine core to each rank about its KV (``collective_rpc``), and the placement of that KV.
 
-``attempt`` makes errors into values: (sentence, None), or ("", result).
+``attempt`` turns errors into values: (sentence, None), or ("", result).
 """
 
 from __future__ import annotations

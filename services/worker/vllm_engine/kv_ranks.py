@@ -108,7 +108,7 @@ def settle(answer: Future[bytes], said: KvAnswer) -> None:
 
 
 class Sample:
-    """Which blocks are summed: this share of them, evenly spread."""
+    """Choice of the blocks that are summed: this share of them, evenly spread."""
 
     def __init__(self, share: float) -> None:
         self._share, self._owed = share, 0.0

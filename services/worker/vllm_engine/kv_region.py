@@ -165,9 +165,9 @@ class KvRegion:
 
 
 def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
-    """What a rank answers to the engine core: an error's sentence, or nothing and the result.
+    """Run ``work`` and return a rank's answer to the engine core: an error's sentence, or "" and the result.
 
-    An exception would pass the border between processes as another type, where ranks are processes of their own.
+    Where ranks are processes of their own, an exception would cross the process boundary as another type.
     """
     try:
         return "", work()

@@ -43,7 +43,7 @@ _FIRST_ID = 6
 
 
 class Tested(Protocol):
-    """What of VllmEngine is used."""
+    """Part of VllmEngine that is used."""
 
     def add(self, sequence: EngineSequence) -> None:
         """See Engine."""

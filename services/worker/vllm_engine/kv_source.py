@@ -241,9 +241,9 @@ def settled_tokens(request: Request) -> int:
 
 
 def immovable(request: Request) -> str:
-    """What of a request cannot be carried to another engine; empty where all can.
+    """Parts of a request that cannot be carried to another engine; empty where all can.
 
-    The contract's own sampling can all be carried; the rest could only come from other front ends.
+    All sampling that the contract allows can be carried; the rest could only come from other front ends.
     """
     sampling = request.sampling_params
     if sampling is None:

@@ -267,7 +267,7 @@ class Reading:
         return self._comparing.advance(bytes_max)
 
     def _told(self) -> list[list[int]]:
-        """What the source summed of what is read."""
+        """Checksums by the source of the blocks that are read."""
         return [sums[self._skipped :] for sums in self._command.checksums]
 
     def _begin(self) -> None:

@@ -1,7 +1,7 @@
-"""What the worker and the engine core say to each other about KV: one utility call per command, one answer.
+"""Messages about KV between the worker and the engine core: one utility call per command, one answer.
 
-``EngineCore.millrace_move`` takes a Call and gives one of KvAnswer, both as MessagePack; an EndLeaseInEngine or
-UnreserveInEngine has no answer. ``EngineCore.millrace_kv`` gives an Offer.
+``EngineCore.millrace_move`` takes a Call and returns one of KvAnswer, both as MessagePack; an EndLeaseInEngine or
+UnreserveInEngine has no answer. ``EngineCore.millrace_kv`` returns an Offer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = "millrace_kv_settings"
 
 
 class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process must know to move KV.
+    """Settings with which the engine process moves KV.
 
     Attributes:
         socket: Path of the Unix socket that hands out the KV, ``{rank}`` in it stands for the tensor-parallel rank.
@@ -70,7 +70,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the KV lies and how it is laid out; or, in ``refusal``, why it moves nowhere.
+    """Location and layout of the KV; or, in ``refusal``, the reason why it moves nowhere.
 
     Attributes:
         layout: Everything about the layout that two engines must share, for the fingerprint.

@@ -1,8 +1,8 @@
-"""Which layout of the KV cache to ask vLLM for: one in which a block of all layers is one piece (FlowKV, section 3.3).
+"""Layout of the KV cache to ask vLLM for: one in which a block of all layers is one piece (FlowKV, section 3.3).
 
-vLLM asks every worker which layouts its attention backends can use, the preferred one first, and takes that. Naming
-our preference here, and not by ``VLLM_KV_CACHE_LAYOUT``, lets a backend that cannot use it keep its own, where the
-environment variable would make the engine refuse to start; the variable, set by hand, still wins.
+vLLM asks every worker which layouts its attention backends can use, the preferred one first, and takes that one. Our
+preference is named here, not by ``VLLM_KV_CACHE_LAYOUT``: a backend that cannot use it then keeps its own, where the
+environment variable would make the engine refuse to start. The variable, set by hand, still wins.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class LivenessJudge:
         self._suspected = False
 
     def judge(self, signs: tuple[int, int], monotonic_ns: int, unix_ns: int) -> EngineLiveness | None:
-        """What is to be told now; None where nothing changed.
+        """Liveness to report now; None where nothing changed.
 
         Args:
             signs: ``SnapshotReader.signs()``.

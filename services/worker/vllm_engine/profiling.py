@@ -85,7 +85,7 @@ class VllmProfile:
         self._vocabulary = self._engine.model_config.get_vocab_size()
 
     def profiled(self) -> Profiled:
-        """What it is."""
+        """Description of the engine that is profiled."""
         config = self._engine.vllm_config
         scheduler, cache = config.scheduler_config, config.cache_config
         return Profiled(

@@ -150,7 +150,7 @@ _WAITING = str(SequenceState.WAITING)
 
 
 def _fixed(request: Request) -> tuple[Any, ...]:
-    """What of an entry changes with no step, made once: a snapshot is taken every step. An estimate replaces it."""
+    """Fields of an entry that no step changes, built once: snapshots are taken every step. Estimates replace them."""
     arrival_ns = int(request.arrival_time * 1e9)
     return (
         sequence_of(request.request_id),
@@ -215,7 +215,7 @@ def decode_snapshot(payload: bytes) -> EngineSnapshot:
 
 
 def composition(output: SchedulerOutput, requests: dict[str, Request]) -> BatchComposition:
-    """What a batch will compute. Call right after it was scheduled."""
+    """Composition of a batch that will be computed. Call right after it was scheduled."""
     decodes = prefills = prefill_tokens = context = prefill_context = longest = 0
     work = 0.0
     scheduled = output.num_scheduled_tokens

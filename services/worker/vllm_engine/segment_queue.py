@@ -104,7 +104,7 @@ class CompiledSegmentQueue(FreeKVCacheBlockQueue):
 
     @property
     def num_free_blocks(self) -> int:
-        """How many are free."""
+        """Number of free blocks."""
         return self._free.count
 
     def popleft(self) -> KVCacheBlock:

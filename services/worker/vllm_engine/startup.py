@@ -90,7 +90,7 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
 
 
 def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
-    """What of ``additional_config`` lets an engine move KV; nothing where it shall not."""
+    """Part of ``additional_config`` that lets an engine move KV; empty where it shall not."""
     migration = config.migration
     if not migration.enabled:
         return {}
@@ -104,7 +104,7 @@ def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
 
 
 def state_settings(config: WorkerConfig) -> dict[str, Any]:
-    """What of ``additional_config`` lets an engine read hidden states; nothing where nobody wants them."""
+    """Part of ``additional_config`` that lets an engine read hidden states; empty where they are not wanted."""
     remaining = config.remaining
     beside = Path(config.model_path) / HEAD_FILE
     head = remaining.head or (str(beside) if beside.is_file() else "")
@@ -129,7 +129,7 @@ def _verified(migration: MigrationConfig) -> float:
 
 
 def socket_path(socket_folder: str = "") -> str:
-    """Where an engine's ranks hand out their KV, ``{rank}`` to be filled in."""
+    """Path of the sockets on which an engine's ranks hand out their KV, ``{rank}`` to be filled in."""
     folder = Path(socket_folder or tempfile.gettempdir())
     for left in folder.glob(f"{_SOCKET_PREFIX}*"):
         _remove_if_dead(left)

@@ -35,7 +35,7 @@ class Logged:
 
 
 class Harness(Protocol):
-    """What the suite needs of a bus."""
+    """Interface that the suite needs of a bus."""
 
     cluster: str
 

@@ -40,7 +40,7 @@ class Probe:
         return self._rule(message, now_ns) if self._rule is not None else []
 
     def bodies(self, *kinds: type) -> list[Any]:
-        """What it got, of these types (all where none is named)."""
+        """Return the bodies it got, of these types (all where none is named)."""
         return [message.body for message in self.got if not kinds or isinstance(message.body, kinds)]
 
     def snapshot(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What both buses promise: publish, request, queue groups, gather, malformed messages, timers, reconnects."""
+"""Contract of both buses: publish, request, queue groups, gather, malformed messages, timers, reconnects."""
 
 import pytest
 from millrace.actor.effects import (

@@ -1,4 +1,4 @@
-"""What both buses promise of the key-value store: watches, compare-and-set, deletion, expiry, restarts."""
+"""Contract of both buses' key-value store: watches, compare-and-set, deletion, expiry, restarts."""
 
 from millrace.actor.effects import DeleteKey, PutKey, WatchKeys
 from millrace.contracts.local import (

@@ -104,5 +104,5 @@ def make(kind: CopierKind, folder: Path, name: str, *, seed: int = 0) -> Side:
 
 
 def pattern(seed: int) -> Bytes:
-    """What a region of this seed holds."""
+    """Return the content of a region with this seed."""
     return np.random.default_rng(seed).integers(1, 256, REGION_BYTES, dtype=np.uint8)

@@ -51,7 +51,7 @@ WAIT_S = 60.0
 
 
 class Result:
-    """What an engine said of one sequence, put together."""
+    """Output of an engine for one sequence, put together."""
 
     def __init__(self) -> None:
         self.added = False

@@ -1,4 +1,4 @@
-"""What every Engine promises, modelled or real."""
+"""Contract of every Engine, modelled or real."""
 
 from __future__ import annotations
 

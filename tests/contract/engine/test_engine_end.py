@@ -1,4 +1,4 @@
-"""How an Engine ends: by itself when asked, or by force."""
+"""End of an Engine: by itself when asked, or by force."""
 
 from __future__ import annotations
 

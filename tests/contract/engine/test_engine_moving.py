@@ -1,4 +1,4 @@
-"""What every Engine promises about moving sequences: leases, freezes, reservations, pulls and arrivals."""
+"""Contract of every Engine about moving sequences: leases, freezes, reservations, pulls and arrivals."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def decoding(engine: Harness, length: int = 70, *, tokens: int = 3, **sampling: 
 
 
 def unmoved(engine: Harness, source: EngineSequence) -> list[int]:
-    """What the sequence gives where it stays."""
+    """Return the tokens that the sequence gives where it stays."""
     twin = engine.add(source.prompt_token_ids, **msgspec.structs.asdict(source.sampling))
     return engine.finish(twin).token_ids
 

@@ -1,4 +1,4 @@
-"""What would happen if an instance took a request: its future by the engine's own rules. See README.md."""
+"""Forecasts of an instance's future if it took a request, by the engine's own rules. See README.md."""
 
 from millrace.enginemodel.forecast.forecaster import Forecaster
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen, SurvivalMean, SurvivalMedian

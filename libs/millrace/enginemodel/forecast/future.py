@@ -118,7 +118,7 @@ class Future:
             self._admit_comer(self._comer)
 
     def _next_fs(self) -> int:
-        """When the next sequence comes."""
+        """Return the arrival time of the next sequence, fs."""
         coming = [sequence.arrives_fs for sequence in (*islice(self._arrivals, 1), self._comer) if sequence is not None]
         return min(coming)
 

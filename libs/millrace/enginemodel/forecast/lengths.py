@@ -1,4 +1,4 @@
-"""How long a sequence will be in the end, given what was predicted and what it has generated since."""
+"""Expected final length of a sequence, from the prediction and the tokens that it has generated since."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SurvivalMedian(msgspec.Struct, frozen=True):
 
 
 def _normalized(mean: int, length: int, sigma: float) -> float:
-    """How many standard deviations the logarithm of ``length`` lies above its mean."""
+    """Return the number of standard deviations by which the logarithm of ``length`` lies above its mean."""
     return (math.log(length / mean) + sigma**2 / 2) / sigma
 
 

@@ -38,7 +38,7 @@ class Rolled(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ends_fs(self) -> list[int]:
-        """When each sequence that is there or on its way ends; in the order of the snapshot, then of arrival."""
+        """End of each sequence that is present or on its way, fs; in the order of the snapshot, then of arrival."""
         return [each.token_fs[-1] for each in (*self.future.present.values(), *self.placed)]
 
     @property
@@ -77,7 +77,10 @@ def check_curve(horizon_ns: int, points: int) -> None:
 
 
 def leave(state: ForecastInput, sequence: str) -> LeaveForecast | None:
-    """What the others gain if a sequence of the snapshot goes; None where it is not there, or has ended before now."""
+    """Forecast the gain of the other sequences if one of the snapshot leaves.
+
+    Returns None if that sequence is not there, or has ended before now.
+    """
     stays, goes = _rolled(state), _rolled(state, leaver=sequence)
     leaver = stays.future.present.get(sequence)
     if leaver is None or leaver.token_fs[-1] < state.now_fs:
@@ -101,7 +104,7 @@ def _pairs(stays: list[int], goes: Rolled, own: int) -> list[tuple[int, int]]:
 
 
 def join(state: ForecastInput, candidate: Candidate, *, at_ns: int) -> JoinForecast:
-    """What the others lose if one comes with the KV of all but its last token.
+    """Forecast the loss of the other sequences if one comes with the KV of all but its last token.
 
     Args:
         candidate: ``refusal(parameters)`` must be None, and ``sequences`` 1; ``cached_tokens`` has no effect.

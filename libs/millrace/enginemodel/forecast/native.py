@@ -124,7 +124,10 @@ class NativeFuture:
         )
 
     def leave(self, status: SequenceStatus, position: int, *, now_ns: int) -> LeaveForecast | None:
-        """What the others gain if this one goes. ``position``: in the snapshot, running ones first."""
+        """Forecast the gain of the other sequences if this one leaves.
+
+        ``position``: in the snapshot, running ones first.
+        """
         answer = self._native.leave(now_ns - self._at_ns, position)
         if answer is None:
             return None
@@ -138,7 +141,7 @@ class NativeFuture:
         )
 
     def join(self, candidate: Candidate, *, now_ns: int, at_ns: int) -> JoinForecast:
-        """What the others lose if it comes with its KV."""
+        """Forecast the loss of the other sequences if the candidate comes with its KV."""
         final_tokens = self._lengths.of_candidate(candidate)
         delay, preemptions, others, blocks, start, e2e, pace = self._native.join(
             now_ns - self._at_ns, at_ns - self._at_ns, candidate.prompt_tokens, candidate.output_tokens, final_tokens
@@ -178,7 +181,7 @@ class NativeCost:
         return self._native.run_steps(batch.decodes, batch.context_tokens, batch.longest_context, steps)
 
     def steps_until(self, batch: BatchComposition, limit_fs: int) -> int:
-        """How many whole steps of that run pass within ``limit_fs``."""
+        """Return the number of whole steps within ``limit_fs`` of the decodes whose first step is ``batch``."""
         return self._native.steps_until(batch.decodes, batch.context_tokens, batch.longest_context, limit_fs)
 
 

@@ -1,4 +1,4 @@
-"""How long each sequence is assumed to become, and whether a snapshot is one at all."""
+"""Assumed output length of each sequence, and the validity check of a snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT_MAX = 1 << 40
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds and revises predicted output lengths.
+    """Bounds and revision of predicted output lengths.
 
     Attributes:
         default_output_tokens: Where nothing was predicted.

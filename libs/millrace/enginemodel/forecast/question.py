@@ -1,4 +1,4 @@
-"""What is asked of a forecast, and what it answers."""
+"""Question to a forecast, and its answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
     def refusal(self, parameters: EngineParameters) -> str | None:
-        """Why an engine would not take it; None where it would."""
+        """Return the reason why an engine would not take the candidate; None if it would."""
         present, limit = self.prompt_tokens + self.output_tokens, parameters.max_model_len
         if self.prompt_tokens < 1 or self.output_tokens < 0 or self.sequences < 1:
             return "a request has at least one prompt token and one sequence"
@@ -66,7 +66,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen if the instance took the candidate now. Times in ns, counted from now.
+    """Forecast for an instance that takes the candidate now. Times in ns, counted from now.
 
     Attributes:
         ttft_ns: Until the first new token of any of the candidate's sequences.
@@ -92,9 +92,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance will hold if nobody else comes, at evenly spaced moments from now on.
+    """Forecast load of an instance if no other sequence comes, at evenly spaced moments from now on.
 
-    Each entry is the state during the last step that began before its moment; of the snapshot where none has begun.
+    Each entry is the state during the last step that began before its moment, or that of the snapshot if none began.
 
     Attributes:
         spacing_ns: Between two moments; the first one is now.
@@ -118,7 +118,7 @@ class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaveForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes for the others if a sequence goes at the end of the step under way. Times in ns.
+    """Effect on the other sequences if one leaves at the end of the step under way. Times in ns.
 
     Attributes:
         relieved_ns: Sum over the others of how much sooner each ends; negative where it holds somebody up.
@@ -136,7 +136,7 @@ class LeaveForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes for the others if a sequence comes with its KV, and what it gets itself. Times in ns, from now.
+    """Effect on the other sequences if one comes with its KV, and its own forecast. Times in ns, from now.
 
     Attributes:
         others_delay_ns: Sum over the others of how much later each ends; may be negative.

@@ -23,7 +23,7 @@ from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 
 
 class ServedRequest(msgspec.Struct, frozen=True, gc=False):
-    """When a request got its first and its last token, ns on the clock of its arrival."""
+    """Times of a request's first and last token, ns on the clock of its arrival."""
 
     first_token_ns: int
     end_ns: int

@@ -47,7 +47,7 @@ class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Module(Protocol):
-    """What a policy's module has."""
+    """Interface of a policy's module."""
 
     @property
     def decide(self) -> Decide: ...

@@ -20,7 +20,7 @@ UNPREDICTED = "no prediction"
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How predictors are asked, the same for every policy that asks them.
+    """Parameters for asking predictors, the same for every policy that asks them.
 
     Attributes:
         deadline_ms: Then whoever has answered is decided among, milliseconds.

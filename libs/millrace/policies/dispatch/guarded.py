@@ -16,7 +16,7 @@ from millrace.policies.dispatch import Decision, DispatchPolicy, DispatchView
 
 
 class PolicyFault(msgspec.Struct, frozen=True):
-    """What a policy did that none may do.
+    """Fault of a policy: it raised an exception, or named an instance that is no candidate.
 
     Attributes:
         where: ``file:line`` of the innermost frame inside the policy's own file, else of the function's first line.

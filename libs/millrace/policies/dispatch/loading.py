@@ -44,7 +44,7 @@ def load_policy(name: str) -> DispatchPolicy:
 
 
 def policy_name(name: str) -> str:
-    """What the policy is called in decisions, metrics and tables."""
+    """Return the policy's name in decisions, metrics and tables."""
     return Path(name).stem if name.endswith(SUFFIX) else name
 
 

@@ -1,7 +1,7 @@
-"""What a dispatch policy sees and what it answers.
+"""Input and output of a dispatch policy.
 
-A view is a frozen snapshot. The owner of the state keeps one ``InstanceView`` per instance and replaces it when a
-summary comes or when it places something there itself, so that a decision copies nothing but a tuple of references.
+A view is a frozen snapshot. The owner of the state keeps one ``InstanceView`` per instance. It replaces that view when
+a summary comes or when it places something there itself, so a decision copies only a tuple of references.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a predictor said of one candidate. Times in ns from the decision; see contracts/predictor.py.
+    """Answer of a predictor for one candidate. Times in ns from the decision; see contracts/predictor.py.
 
     Attributes:
         placed_since: Sequences that the asker placed there after it had asked: the prediction does not know of them.

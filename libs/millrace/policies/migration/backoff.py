@@ -1,4 +1,4 @@
-"""When to retry moves that no target took: later each time, until there is room. Pure.
+"""Backoff for moves that no target took: each retry comes later, until there is room. Pure.
 
     a sequence   no target took it            it rests, twice as long each time, REST_NS_MAX at most
     an instance  no target took one of its    it pauses, twice as long each time, PAUSE_NS_MAX at most
@@ -7,8 +7,8 @@
     both         a sequence moved             the pause ends, and one more may be asked for at a time
                  room has grown enough        rest and pause end at once
 
-Room has grown enough when the largest target has as many blocks more than the fewest seen since the refusal as the
-sequence needs. The room that led to a refusal does not lead to a second one.
+Room has grown enough when the blocks of the largest target exceed the fewest seen since the refusal by at least as many
+as the sequence needs. The room that led to a refusal does not lead to a second one.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MoveBackoff:
     trouble: RefusalEpisode | None = None
 
     def free(self, out_max: int, now_ns: int) -> int:
-        """How many handoffs may be under way now."""
+        """Return the number of handoffs that may be under way now."""
         if self.pause is not None and now_ns < self.pause.until_ns:
             return 0
         return min(self.window, out_max)

@@ -1,4 +1,4 @@
-"""Who may take a sequence at all, before any policy chooses."""
+"""Filter of the instances that may take a sequence at all, before any policy chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace.policies.migration.view import TargetView
 
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
-    """What a migrator knows of another instance.
+    """Knowledge that a migrator has of another instance.
 
     Attributes:
         summary: The last one of its present incarnation; None where none was heard, or long ago.
@@ -28,7 +28,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a target.
+    """Requirements on a target.
 
     Attributes:
         blocks: Needed there; None to ask who could take a sequence however little room there is.
@@ -43,7 +43,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def obstacle(wish: Wish, neighbour: Neighbour) -> str:
-    """Why this instance cannot take it; empty where it can."""
+    """Return the reason why this instance cannot take the sequence; empty if it can."""
     record, summary, kv = neighbour.record, neighbour.summary, wish.source.kv
     if record.instance == wish.source.instance:
         return "the source"

@@ -1,4 +1,4 @@
-"""When the source shall stand still: after how many rounds of copying while it decodes on."""
+"""Decision to freeze the source: after how many rounds of copying, during which it decodes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sequences leave an instance now, where all of them may: the first that find room side by side. Pure."""
+"""Choice of sequences that leave an instance where all of them may: the first that find room side by side. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.contracts.status import SequenceState, SequenceStatus
 
 
 class LeavingQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What may leave, and the room for it.
+    """Sequences that may leave, and the room for them.
 
     Attributes:
         sequences: Of the instance, in the engine's running order.

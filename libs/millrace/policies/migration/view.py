@@ -1,4 +1,4 @@
-"""What a target policy sees and what it answers. Frozen; whoever owns the state makes one per question."""
+"""Input and output of a target policy. Frozen; the owner of the state makes one per question."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TargetQuestion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where shall this sequence go?
+    """Question to a target policy: the target of one sequence.
 
     Attributes:
         blocks: KV blocks that it needs there: its own, and some to grow.

@@ -17,7 +17,7 @@ DOUBLINGS_MAX = 4
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to scale, and how far. Ranges are checked; the defaults of the threshold and quantile are Block's.
+    """Conditions and limits of scaling. Ranges are checked; the defaults of the threshold and quantile are Block's.
 
     Attributes:
         threshold_s: A latency above it asks for more instances, seconds.
@@ -66,7 +66,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the rules remember. Times in unix ns.
+    """State of the rules between decisions. Times in unix ns.
 
     Attributes:
         changed_ns: Last decision; the beginning of the lease before the first one.
@@ -112,7 +112,7 @@ def quantile_ns(samples: Sequence[Sample], *, parameters: Parameters, now_ns: in
 
 
 def victims(serving: Sequence[InstanceLoad], count: int) -> tuple[str, ...]:
-    """Whom to stop: those with the fewest requests, of these the youngest; by name where that is equal too."""
+    """Choose the instances to stop: fewest requests first, of equal ones the youngest, then by name."""
     able = [instance for instance in serving if instance.stoppable]
     able.sort(key=lambda instance: (instance.requests, -instance.since_ns, instance.name))
     return tuple(instance.name for instance in able[:count])

@@ -1,4 +1,4 @@
-"""What a provisioning policy sees and what it answers."""
+"""Input and output of a provisioning policy."""
 
 from __future__ import annotations
 

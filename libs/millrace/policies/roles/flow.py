@@ -1,9 +1,9 @@
-"""What a mix of roles would do in the next seconds: a fluid approximation that ranks mixes. Pure.
+"""Fluid approximation of a mix of roles over the next seconds, to rank mixes. Pure.
 
-Requests are a flow of prompt tokens, decodes a number of sequences with a mean context. Time advances in ticks; in each
-one arrivals go to the prefill-capable instance that is done first, instances compute by their linear step costs, and
-sequences whose prompt is done go to the decode-capable instance with the most room. It tells mixes apart; latencies of
-single requests are forecast by `enginemodel.forecast`.
+Requests are a flow of prompt tokens. Decodes are a number of sequences with a mean context. Time advances in ticks. In
+each tick arrivals go to the prefill-capable instance that is done first, instances compute by their linear step costs,
+and sequences whose prompt is done go to the decode-capable instance with the most room. The approximation tells mixes
+apart; latencies of single requests are forecast by `enginemodel.forecast`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FlowInstance:
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """What loads are compared with.
+    """Objectives and limits that loads are compared with.
 
     Attributes:
         ttft_s, tpot_s: Objectives.

@@ -31,7 +31,7 @@ class LoadSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What indicators are shares of."""
+    """Limits of an instance, of which indicators are shares."""
 
     max_sequences: int
     token_budget: int

@@ -1,4 +1,4 @@
-"""What a policy on roles sees of a stage, and what it decides."""
+"""Input and output of a role policy, for one stage."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Flip(msgspec.Struct, frozen=True):
 
 
 class RoleDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy wants of a stage.
+    """Decision of a role policy for a stage.
 
     Attributes:
         flips: At most one for most policies; the coordinator carries them out one after the other.

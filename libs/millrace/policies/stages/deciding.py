@@ -1,4 +1,4 @@
-"""What the policies that search have in common: when they search, what they compare, what they expect."""
+"""Common parts of the policies that search: when they search, what they compare, what they expect."""
 
 from __future__ import annotations
 

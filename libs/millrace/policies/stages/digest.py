@@ -16,7 +16,7 @@ STARTS = (0, *(round(SHORTEST * (LONGEST / SHORTEST) ** (k / (BINS - 2))) for k 
 
 
 class LengthDigest(msgspec.Struct, frozen=True, array_like=True):
-    """How many sequences have which length.
+    """Histogram of sequence lengths.
 
     Attributes:
         counts: Sequences per bin of STARTS; bins behind the last one given are empty.

@@ -1,8 +1,8 @@
-"""Which instance serves in which stage: a join or a leave moves nobody else.
+"""Assignment of instances to stages: a join or a leave moves no other instance.
 
-A stage that changes its range would make running sequences move, and an instance that changes its stage drains by
-growth of its sequences for minutes. So instances keep their stages as long as the cuts stay, and the stage that
-overlaps most with their old one when the cuts change.
+If a stage changed its range, running sequences would have to move. An instance that changes its stage drains by growth
+of its sequences, which takes minutes. Instances therefore keep their stages as long as the cuts stay. When the cuts
+change, each takes the stage that overlaps most with its old one.
 """
 
 from __future__ import annotations

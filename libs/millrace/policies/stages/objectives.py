@@ -1,4 +1,4 @@
-"""What a stage costs: tables over (first bin, last bin, instances) that planners minimise.
+"""Cost of a stage: tables over (first bin, last bin, instances) that planners minimise.
 
 Two objectives. ``open`` models the running system: the number of sequences in a stage follows from their arrivals and
 from the stage's pace (Little's law), and a stage must hold its sequences and its transfers. ``quality`` is the paper's:
@@ -30,7 +30,7 @@ _UTILISATION_MAX = 0.95
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stage must keep.
+    """Limits that a stage must keep.
 
     Attributes:
         kv_used_max: Mean share of the KV cache in use, 0 to 1.

@@ -1,9 +1,9 @@
-"""Where the boundary between two neighbouring stages moves to, from the lengths that both hold now.
+"""Refinement of the boundary between two neighbouring stages, from the lengths that both hold now.
 
-One boundary per cut, not one per instance: with as many boundaries as instances the stage of a length is undefined.
-Both sides are weighted by their numbers of instances; the paper sets one upstream instance against one average
-downstream instance, so that with four upstream and two downstream each step of the boundary loads the downstream ones
-twice as much as the formula says.
+There is one boundary per cut, not one per instance: with as many boundaries as instances the stage of a length is
+undefined. Both sides are weighted by their numbers of instances. The paper sets one upstream instance against one
+average downstream instance. With four upstream and two downstream, each step of the boundary then loads the downstream
+ones twice as much as the formula says.
 
 Source: CascadeInfer, section 4.3; differs in the above, in smoothing the logarithm of the length, and in the bounds on
 each step. The paper's formula and its two naive refinements (section 6.5) are methods here, for comparison.
@@ -27,7 +27,7 @@ CANDIDATES_PER_BIN = 4
 
 
 class RefinementMethod(StrEnum):
-    """What the best boundary is.
+    """Definition of the best boundary.
 
     Attributes:
         WEIGHTED: Least total quality (equation 1), both sides weighted by their numbers of instances.
@@ -43,7 +43,7 @@ class RefinementMethod(StrEnum):
 
 
 class RefinementParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast boundaries move.
+    """Method, speed and limits of boundary refinement.
 
     Attributes:
         method: What the best boundary is.
@@ -146,7 +146,10 @@ def _best(view: BoundaryView, method: RefinementMethod, quality: QualityModel, *
 
 
 def _cost(lower: _Side, upper: _Side, method: RefinementMethod, quality: QualityModel, cut: int) -> float:
-    """What the method minimises, if all sequences below ``cut`` were in the lower stage and all others in the upper."""
+    """Return the cost that the method minimises, with all sequences below ``cut`` in the lower stage.
+
+    All others are in the upper stage.
+    """
     (n_a, s_a), (n_b, s_b) = lower.below(cut), upper.below(cut)
     e_lower, e_upper = lower.instances, upper.instances
     if method is RefinementMethod.PAPER:

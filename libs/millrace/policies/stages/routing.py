@@ -1,4 +1,4 @@
-"""Which stage serves a length: the one whose range covers it, else its neighbours by distance.
+"""Choice of the stage that serves a length: the one whose range covers it, else its neighbours by distance.
 
 A stage that is full spills to the next longer one, never to a shorter one: a long sequence in a stage of short ones
 slows all of them. A stage that has lost every instance is covered by the next longer, else by the nearest shorter one.

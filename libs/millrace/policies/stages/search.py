@@ -164,7 +164,7 @@ def _repairable(costs: StageCosts) -> StageCosts:
 
 
 def _gain(costs: StageCosts, a: Part, b: Part) -> float:
-    """What merging two neighbours saves."""
+    """Return the cost that merging two neighbours saves."""
     merged = float(costs.cost[a[0], b[1], a[2] + b[2]])
     apart = float(costs.cost[a] + costs.cost[b] + costs.cut[b[0]])
     return apart - merged if math.isfinite(merged) else -math.inf

@@ -1,4 +1,4 @@
-"""What a stage policy sees and what it decides."""
+"""Input and output of a stage policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StageDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectiveName(StrEnum):
-    """What is minimised: see `objectives.py`."""
+    """Objective that is minimised; see `objectives.py`."""
 
     OPEN = "open"
     QUALITY = "quality"

@@ -1,7 +1,7 @@
-"""What a trading policy sees and what it answers. Frozen; the broker makes one view per question.
+"""Input and output of a trading policy. Frozen; the broker makes one view per question.
 
-A move is traded in three steps. ``trigger`` and ``pick`` run at the source, ``burden`` at each bidder, which knows
-itself best. Lengths are in tokens, times in nanoseconds.
+A move is traded in three steps. ``trigger`` and ``pick`` run at the source. ``burden`` runs at each bidder, which knows
+its own state best. Lengths are in tokens, times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class JoinView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class BurdenView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What would the sequence cost here?
+    """Input of ``burden``: the cost of a sequence at a bidder.
 
     Attributes:
         own: The bidder, with what it has agreed to take.
@@ -130,7 +130,7 @@ class BidView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PickView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Which bid, if any?
+    """Input of ``pick``: the bids for a sequence, of which one or none is chosen.
 
     Attributes:
         bids: In order of arrival; each has room.

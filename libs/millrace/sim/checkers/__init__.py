@@ -1,4 +1,4 @@
-"""What must hold in every simulation. A checker raises AssertionError; the simulation then fails with its seed."""
+"""Invariants of every simulation. A checker raises AssertionError; the simulation then fails with its seed."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ class Checker:
         """Now and then, for what is dear to compute."""
 
     def on_end(self, simulation: Simulation) -> None:
-        """When the scenario is over, for what must hold in the end."""
+        """Check what must hold in the end. Called when the scenario is over."""

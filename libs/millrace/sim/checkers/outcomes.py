@@ -1,4 +1,4 @@
-"""What is published about requests agrees with what became of them: at most one outcome each, never two."""
+"""Checker of published request outcomes: at most one outcome each, never two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who decodes what: at most one instance owns a sequence in each epoch, and only the owner sends its tokens."""
+"""Checker of ownership: at most one instance owns a sequence in each epoch, and only the owner sends its tokens."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ JITTERS = 20
 
 
 class PauseBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What pauses are measured against. Nanoseconds, unless named otherwise.
+    """Quantities from which the bounds on pauses follow. Nanoseconds, unless named otherwise.
 
     Attributes:
         message: One message at the longest, over both links.
@@ -170,7 +170,7 @@ class BoundedPauses(Checker):
     # Now and then
 
     def on_interval(self, simulation: Simulation) -> None:
-        """Who never goes on is never judged above."""
+        """Check pauses of sequences that never go on, which are never judged above, and sequences that stay frozen."""
         now_ns, here = simulation.now_ns, self._ingresses().values()
         for pause in list(self._open.values()):
             if not any(pause.sequence in state.sequences for state in here):

@@ -15,7 +15,7 @@ INSTANCES_MAX = 4096
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far back it looks.
+    """Length of the window that is counted.
 
     Attributes:
         window_s: Seconds, 1 to 600.

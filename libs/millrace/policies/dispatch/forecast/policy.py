@@ -15,7 +15,7 @@ _MS = 1e6
 
 
 class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the best future is, and how many are looked at.
+    """Criterion for the best forecast, and number of candidates that are asked.
 
     Attributes:
         metric: ``e2e`` and ``ttft``: the least predicted time; ``slo``: the most headroom, which is the smaller of

@@ -14,7 +14,7 @@ _FULL = 1e12
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much a running token weighs.
+    """Weight of a running token.
 
     Attributes:
         running_weight: Weight of a context token of the running batch against a token that waits for its prefill,

@@ -12,7 +12,7 @@ from millrace.policies.dispatch.view import Decision, DispatchView
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How memory is judged.
+    """Memory measure by which candidates are compared.
 
     Attributes:
         memory: ``used``: least used and queued memory per running sequence, as Block's text prints it. ``free``: most

@@ -16,7 +16,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class State(msgspec.Struct, frozen=True):
-    """Whose turn it was.
+    """Position in the rotation.
 
     Attributes:
         last: Name that was chosen last; empty before the first. A name, no count: the circle stays fair when

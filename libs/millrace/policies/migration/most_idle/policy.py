@@ -11,7 +11,7 @@ from millrace.policies.migration.view import TargetDecision, TargetQuestion, Tar
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How alike two candidates must be for the nearer one to win.
+    """Resolution of the comparison: of two candidates in the same band, the nearer one wins.
 
     Attributes:
         bands: Idle shares are compared in so many steps; 1 to 1,000. With 10, a tenth of the memory is no difference.

@@ -17,7 +17,7 @@ Numbers = NDArray[np.float64]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the paper names and gives no values of.
+    """Parameters that the paper names without giving their values.
 
     Attributes:
         theta: Share above the mean from which an instance is overloaded; at least 0.

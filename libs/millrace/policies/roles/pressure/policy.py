@@ -12,7 +12,7 @@ from millrace.policies.roles.view import Flip, RoleDecision, RoleInstance, Roles
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to flip. Ranges are checked.
+    """Conditions for a flip. Ranges are checked.
 
     Attributes:
         ttft_s, tpot_s: Objectives of a stage's requests, seconds.
@@ -48,7 +48,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def targets(self) -> Targets:
-        """What pressures are relative to."""
+        """Targets that pressures are relative to."""
         return Targets(ttft_s=self.ttft_s, tpot_s=self.tpot_s, chunk_tokens=float(self.chunk_tokens))
 
 
@@ -127,6 +127,6 @@ def candidates(view: RolesView, side: str) -> list[Flip]:
 
 
 def _work(instance: RoleInstance) -> tuple[float, str]:
-    """What a flip disturbs: tokens held here and prompts to compute."""
+    """Return the work that a flip disturbs: tokens held here and prompts to compute."""
     told = instance.indicators
     return told.context_tokens + told.prefill_tokens_left, instance.name

@@ -33,7 +33,7 @@ _PRESENT = 1
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the paper names and gives no values of.
+    """Parameters that the paper names without giving their values.
 
     Attributes:
         theta: An instance is overloaded where its weighted load exceeds the mean of its set by this share; at least 0.
@@ -186,7 +186,10 @@ def _used_blocks(load: LoadView, points: int, tokens_a_block: float) -> Curve:
 
 
 def _stay_ns(view: PickView) -> float:
-    """How long the sequence would still run at the source: forecast, or its predicted rest at the present rate."""
+    """Return the time that the sequence would still run at the source, ns.
+
+    Forecast, or its predicted rest at the present rate.
+    """
     if view.stay_ns or view.sequence.rest_p50 is None:
         return view.stay_ns
     own = view.own

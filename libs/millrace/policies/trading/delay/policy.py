@@ -17,7 +17,7 @@ _MS = 1_000_000
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to offer, and for which gain to move.
+    """Conditions for an offer, and the gain that a move needs.
 
     Attributes:
         excess: An instance offers where its forecast load exceeds the mean of its set by this share; at least 0.

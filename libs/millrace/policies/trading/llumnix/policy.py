@@ -31,7 +31,7 @@ _BLOCK_TOKENS = 16
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who gives and who takes.
+    """Threshold between sources and targets, and the number of offers.
 
     Attributes:
         freeness: Blocks per running sequence: instances below it are sources, those above it targets; at least 0. The

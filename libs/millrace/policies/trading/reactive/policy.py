@@ -27,7 +27,7 @@ from millrace.policies.trading.view import (
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to offer.
+    """Conditions for an offer.
 
     Attributes:
         theta: An instance is overloaded where its demand exceeds the mean of its set by this share; at least 0.
