@@ -44,12 +44,12 @@ async def serve(cluster: LocalCluster) -> None:
         assert answer.status_code == 200, answer.text
 
 
-async def decided(cluster: LocalCluster, client: Client, count: int) -> list[DecisionMade]:
-    """Decisions about so many requests, as the bus shows them."""
-    heard: list[Any] = []
+async def decided(cluster: LocalCluster, client: Client, count: int) -> list[tuple[str, DecisionMade]]:
+    """Decisions about so many requests, as the bus shows them, each with the name of its ingress."""
+    heard: list[tuple[str, Any]] = []
 
     async def hear(message: Any) -> None:
-        heard.append(decode(message.data))
+        heard.append((message.headers["Mr-Sender"], decode(message.data)))
 
     subscription = await client.subscribe("mr.bench.decision.>", cb=hear)
     await client.flush()
@@ -63,11 +63,18 @@ async def decided(cluster: LocalCluster, client: Client, count: int) -> list[Dec
     return heard
 
 
+def _missing(decision: DecisionMade) -> bool:
+    """Whether an instance was not forecast."""
+    return bool(decision.fallback) or len(decision.forecasts) < 2 or any(each.note for each in decision.forecasts)
+
+
 async def test_every_placement_is_decided_by_forecasts_that_the_bus_shows(cluster: LocalCluster, client: Client):
     until_s = time.monotonic() + PATIENCE_S
-    while (await decided(cluster, client, 2))[-1].fallback:
-        assert time.monotonic() < until_s, "no snapshot has come"
-    decisions = await decided(cluster, client, 40)
+    forecasting: set[str] = set()
+    while len(forecasting) < cluster.options.ingresses:  # each hears snapshots by itself
+        assert time.monotonic() < until_s, f"only {forecasting} have heard snapshots"
+        forecasting |= {sender for sender, d in await decided(cluster, client, 2) if not _missing(d)}
+    decisions = [decision for _, decision in await decided(cluster, client, 40)]
     assert not [d for d in decisions if d.fallback]
     assert all({f.name for f in d.forecasts} == {"worker-0", "worker-1"} for d in decisions)
     assert not [f for d in decisions for f in d.forecasts if f.note]
