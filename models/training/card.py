@@ -60,7 +60,7 @@ Three Llamas trained from nothing on one family of tasks with checkable answers,
 something to serve where nothing can be downloaded. All share a tokenizer (a token per byte and per word of the tasks)
 and a chat template. How accuracy depends on size, which a cascade lives on, is in the table below; output length
 depends on the prompt and, at temperature 1, on chance, which a length predictor learns from. Each folder holds weights,
-tokenizer, card (`README.md`) and figures (`evaluation.json`).
+tokenizer, card (`README.md`), figures (`evaluation.json`), and a judge of its answers (`judge/`).
 
     python -m models.training.all                # trains, evaluates, writes the cards: {hours}
     python -m models.training.random_weights     # 100 M parameters drawn from a seed, into .millrace/models
