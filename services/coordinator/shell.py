@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from millrace.actor.child_process import run_in_child
 from millrace.actor.effects import Effect
 from millrace.actor.runtime_nats import ActorHandle
 from millrace.cascade.jobs import PlanningJob, PlanningResult
 
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
 from services.coordinator.config import CoordinatorConfig
-
-#: Of a child's complaint so much is kept, characters.
-DETAIL_MAX = 500
 
 
 class CoordinatorShell:
@@ -60,25 +56,10 @@ class CoordinatorShell:
 
 
 async def run_planner(job: PlanningJob) -> PlanningResult:
-    """Plans in a child process; it is killed where this is cancelled.
+    """Plan in a child process.
 
     Raises:
         ChildProcessError: it failed; the text is the end of its complaint.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "millrace.cascade.child",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    try:
-        output, complaint = await child.communicate(msgspec.msgpack.encode(job))
-    finally:
-        if child.returncode is None:
-            child.kill()
-    if child.returncode != 0:
-        raise ChildProcessError(complaint.decode(errors="replace").strip()[-DETAIL_MAX:])
+    output = await run_in_child("millrace.cascade.child", msgspec.msgpack.encode(job))
     return msgspec.msgpack.decode(output, type=PlanningResult)

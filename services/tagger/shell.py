@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from millrace.actor.child_process import run_in_child
 from millrace.actor.effects import Effect
 from millrace.actor.runtime_nats import ActorHandle
 from millrace.contracts.message import Body
@@ -33,8 +32,6 @@ from services.tagger.state import SAMPLES_MAX
 
 #: A training takes seconds; one that takes longer than this is killed.
 TRAINING_LIMIT_S = 300.0
-#: Of a child's complaint so much is kept, characters.
-DETAIL_MAX = 500
 
 
 def load(name: str, learning: LearningConfig) -> LengthsLoaded:
@@ -120,25 +117,10 @@ class TaggerShell:
 
 
 async def run_child(job: TrainingJob) -> TrainingResult:
-    """Trains in a child process; it is killed where this is cancelled.
+    """Train in a child process.
 
     Raises:
         ChildProcessError: it failed; the text is the end of its complaint.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "millrace.lengths.child",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    try:
-        output, complaint = await child.communicate(msgspec.msgpack.encode(job))
-    finally:
-        if child.returncode is None:
-            child.kill()
-    if child.returncode != 0:
-        raise ChildProcessError(complaint.decode(errors="replace")[-DETAIL_MAX:])
+    output = await run_in_child("millrace.lengths.child", msgspec.msgpack.encode(job))
     return msgspec.msgpack.decode(output, type=TrainingResult)
