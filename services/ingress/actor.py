@@ -13,6 +13,7 @@
     KeyChanged           plan, registration, plan of a cascade         the same
     ServicePresence      DEAD: everything it had fails over            SubmitSequence (failover)
     SequencesReturned    these fail over                               SubmitSequence (failover)
+    FindRequests         nothing                                      RequestsFound
     AllotEpoch           a migration's target may decode in it        EpochAllotted, EpochRefused; CancelSequence
     SequenceMoved        the target owns it, or the source went on    CancelSequence, ResendTokens
     BusDisconnected,     detectors freeze, then ask what was missed    ResendTokens
@@ -45,7 +46,7 @@ from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Sub
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog import Role
-from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokensGenerated
+from millrace.contracts.ingress import FindRequests, ReturnReason, SequencesReturned, TokensGenerated
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
@@ -71,6 +72,8 @@ from services.ingress.calls.completion import (
     refuse_or_fail,
     send_acknowledgements,
 )
+from services.ingress.calls.deadlines import end_late_calls
+from services.ingress.calls.finding import answer_find
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.cascade.course import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.cascade.ending import keep_alive
@@ -98,6 +101,7 @@ ACCEPTS: tuple[type[Body], ...] = (
     ServicePresence,
     BoundaryMoved,
     AllotEpoch,
+    FindRequests,
     SequenceMoved,
 )
 
@@ -107,9 +111,6 @@ TICK_NS = 250 * MILLISECOND_NS
 TICKS_PER_LOOK = 4
 #: Heartbeat of this ingress; workers give an ingress up after five missing ones.
 PRESENCE_NS = 1 * SECOND_NS
-
-#: Later than any deadline.
-NO_DEADLINE_NS = 1 << 63
 
 _TICK = "tick"
 _PRESENCE = "presence"
@@ -180,6 +181,7 @@ class IngressActor:
             Subscribe(subject=subjects.returned(state.name)),
             Subscribe(subject=subjects.epoch(state.name)),
             Subscribe(subject=subjects.moved(state.name)),
+            Subscribe(subject=subjects.find()),
             Subscribe(subject=subjects.summaries()),
             Subscribe(subject=subjects.presences(Role.WORKER.value)),
             Subscribe(subject=subjects.boundaries()),
@@ -218,6 +220,8 @@ class IngressActor:
                 self._on_returned(body, out)
             case AllotEpoch():
                 grant_epoch(self._state, body, message.reply_to, out)
+            case FindRequests():
+                answer_find(self._state, body, message.reply_to, out)
             case SequenceMoved():
                 take_move(self._state, body, out)
             case KeyChanged():
@@ -330,7 +334,7 @@ class IngressActor:
         self._ticks += 1
         out.append(StartTimer(name=_TICK, at_ns=state.now_ns + TICK_NS))
         if state.now_ns >= state.deadline_ns:
-            self._end_late(out)
+            end_late_calls(state, out)
         if state.detecting(state.now_ns):
             for instance in state.cluster.silent(state.now_ns, state.times.silence):
                 state.cluster.lose(instance)
@@ -340,15 +344,6 @@ class IngressActor:
                 look_at_sequences(state, out)
         keep_alive(state, out)
         state.metrics.sequences_waiting = len(state.waiting)
-
-    def _end_late(self, out: list[Effect]) -> None:
-        """End calls past their deadlines, and note the next deadline: a scan per tick would cost more than the rest."""
-        state = self._state
-        for call in [c for c in state.calls.values() if c.deadline_ns <= state.now_ns]:
-            waited_s = (state.now_ns - call.arrival_ns) / SECOND_NS
-            detail = f"The request was not done within its time limit of {waited_s:.0f} s."
-            refuse_or_fail(state, call, RefusalKind.TIMEOUT, detail, out)
-        state.deadline_ns = min((c.deadline_ns for c in state.calls.values()), default=NO_DEADLINE_NS)
 
     def _on_reconnected(self, out: list[Effect]) -> None:
         state = self._state

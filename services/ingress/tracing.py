@@ -182,6 +182,7 @@ def end_call(call: OpenCall, outcome: str, error: str, now_ns: int, out: list[Ef
             end_ns=now_ns,
             attributes={
                 "request": call.request,
+                "client_id": call.call.client_id,
                 "model": call.call.model,
                 "key": call.call.key,
                 "outcome": outcome,

@@ -47,17 +47,19 @@ async def expect_empty(rig: UpRig) -> None:
     await told(rig, running=0, waiting=0, blocks_used=0)
 
 
-async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRig) -> None:
+@pytest.mark.parametrize("client_id", ["", "a-clients-own.id"])
+async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRig, client_id: str) -> None:
     expected = await undisturbed(rig, **LONG)
-    async with httpx.AsyncClient(timeout=60) as client, Mover(rig, modes=()) as onlooker:
+    headers = {"x-request-id": client_id} if client_id else {}
+    async with httpx.AsyncClient(timeout=60, headers=headers) as client, Mover(rig, modes=()) as onlooker:
         reading = asyncio.create_task(stream(client, rig, prompt_text(3), **LONG))
         place, sequence = await onlooker.place()
         request = sequence.rpartition(".")[0]
         to = "worker-0" if place != "worker-0" else "worker-1"
-        said = await asyncio.to_thread(rig.cli, "migrate", f"cmpl-{request}", "--to", to)
+        said = await asyncio.to_thread(rig.cli, "migrate", client_id or f"cmpl-{request}", "--to", to)
         assert f"{place} → {to}  moved in epoch 1" in said
         expect_identical([(3, await reading)], expected)
-        trace = await asyncio.to_thread(rig.cli, "trace", request)
+        trace = await asyncio.to_thread(rig.cli, "trace", client_id or request)
     assert "migration.target" in trace
     assert f"source={place} target={to}" in trace
     await expect_empty(rig)

@@ -163,6 +163,14 @@ def test_spans_are_found_in_every_file_by_request_sequence_and_trace(tmp_path: P
         assert [each.span[0] for each in spans_of(tmp_path, name)] == ["1", "2", "3", "4", "5"]
 
 
+def test_spans_are_found_by_the_clients_own_request_id(tmp_path: Path) -> None:
+    root = span(
+        "9", "ingress", 0, 1, attributes={"millrace.request": "r7", "millrace.client_id": "mine"}, trace="b" * 32
+    )
+    write(tmp_path, "a.jsonl", [*request_spans(), root])
+    assert [each.trace for each in spans_of(tmp_path, "mine")] == ["b" * 32]
+
+
 def test_another_request_with_the_same_beginning_is_not_taken_for_it(tmp_path: Path) -> None:
     other = span("9", "ingress", 0, 1, attributes={"millrace.request": "r12"}, trace="b" * 32)
     write(tmp_path, "a.jsonl", [*request_spans(), other])

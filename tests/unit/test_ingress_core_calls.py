@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from millrace.actor.effects import Log, RecordSpan, Reply, Stop, Subscribe, WatchKeys
 from millrace.actor.errors import ConfigError
-from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.ingress import FindRequests, FinishReason, RequestsFound, TokenLogprobs
 from millrace.contracts.local import RequestFailure, StopRequested
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
@@ -54,6 +54,7 @@ def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
         "mr.local.returned.ingress-0",
         "mr.local.epoch.ingress-0",
         "mr.local.moved.ingress-0",
+        "mr.local.find",
         "mr.local.summary.*.*",
         "mr.local.presence.worker.*",
         "mr.local.boundary.*.*",
@@ -769,3 +770,19 @@ def test_an_engines_refusal_names_the_field_and_no_source_file(constraint, detai
     refused = SequenceRefused(sequence="r.0", epoch=0, reason=RefusalReason.INVALID, detail=detail)
     [refusal] = [e for e in bench.reply(submission, refused) if isinstance(e, RefuseCall)]
     assert (refusal.kind, refusal.detail, refusal.param) == (RefusalKind.INVALID, shown, param)
+
+
+def test_open_requests_are_found_by_their_clients_id():
+    bench = Bench()
+    bench.run_call("a", client_id="mine")
+    bench.run_call("b", client_id="theirs")
+    bench.run_call("c", client_id="mine")
+    [reply] = bench.send(FindRequests(client_id="mine"), reply_to="inbox")
+    assert reply == Reply(to="inbox", body=RequestsFound(ingress="ingress-0", requests=["a", "c"]))
+
+
+@pytest.mark.parametrize("client_id", ["nobody's", ""])
+def test_an_ingress_without_such_a_request_says_nothing(client_id):
+    bench = Bench()
+    bench.run_call("a")
+    assert bench.send(FindRequests(client_id=client_id), reply_to="inbox") == []

@@ -1,7 +1,8 @@
 """Explains where one request went: who was considered, what was predicted, who was chosen and why, what happened.
 
-REQUEST is a request id (the `id` of the API's answer), a sequence id or a trace id. Reads `.millrace/traces/`, or with
---read a recording of `millrace tap --record FILE`, which has the decision of requests that were not traced.
+REQUEST is a request id (the `id` of the API's answer, or the client's own `x-request-id`), a sequence id or a trace id.
+Reads `.millrace/traces/`, or with --read a recording of `millrace tap --record FILE`, which has the decision of
+requests that were not traced.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ from millrace.cli.bus import open_bus
 from millrace.cli.cluster import resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cli.message_summaries import duration
-from millrace.cli.operating import asked
+from millrace.cli.operating import asked, headers_of
 from millrace.cli.trace_reading import request_of
-from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.codec import MalformedMessage, decode, encode
+from millrace.contracts.ingress import FindRequests, RequestsFound
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
@@ -39,6 +40,8 @@ async def migrate(arguments: argparse.Namespace) -> int:
     subjects = Subjects(connection.cluster)
     async with open_bus(connection) as bus:
         places = await find(bus, subjects, request_of(arguments.request))
+        for request in () if places else await of_client(bus, subjects, arguments.request):
+            places |= await find(bus, subjects, request)
         if not places:
             raise CliError(f"{arguments.request} runs nowhere; has it ended? `millrace status` shows what runs")
         moves = [_move(bus, subjects, arguments, sequence, place) for sequence, place in sorted(places.items())]
@@ -63,6 +66,26 @@ async def find(bus: Client, subjects: Subjects, wanted: str) -> dict[str, str]:
     await asyncio.sleep(LISTEN_S)
     await subscription.unsubscribe()
     return places
+
+
+async def of_client(bus: Client, subjects: Subjects, client_id: str) -> list[str]:
+    """Ids of the open requests whose client sent this ``x-request-id``."""
+    found: list[str] = []
+
+    async def on_message(raw: Msg) -> None:
+        try:
+            body = decode(raw.data)
+        except MalformedMessage:
+            return
+        if isinstance(body, RequestsFound):
+            found.extend(body.requests)
+
+    inbox, question = bus.new_inbox(), FindRequests(client_id=client_id)
+    subscription = await bus.subscribe(inbox, cb=on_message)
+    await bus.publish(subjects.find(), encode(question), reply=inbox, headers=headers_of(question, ""))
+    await asyncio.sleep(LISTEN_S)
+    await subscription.unsubscribe()
+    return found
 
 
 def is_of(sequence: str, wanted: str) -> bool:

@@ -102,7 +102,7 @@ def _traces_naming(files: Iterable[Path], request: str) -> set[str]:
 
 
 def _names(span: SpanLine, request: str) -> bool:
-    if attribute(span, "request") == request:
+    if request in (attribute(span, "request"), attribute(span, "client_id")):
         return True
     sequence = str(attribute(span, "sequence") or "")
     return sequence == request or sequence.startswith(request + ".")

@@ -9,7 +9,13 @@ from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
 from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
 from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetRole
-from millrace.contracts.ingress import SequencesReturned, TokensGenerated, TokensResent
+from millrace.contracts.ingress import (
+    FindRequests,
+    RequestsFound,
+    SequencesReturned,
+    TokensGenerated,
+    TokensResent,
+)
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
@@ -46,6 +52,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     DecisionMade,
     DrainWorker,
     ErrorReply,
+    FindRequests,
     InstanceRecord,
     InstanceStarting,
     InstanceStopping,
@@ -63,6 +70,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     ProvisionRefused,
     ProvisioningDecided,
     RequestFinished,
+    RequestsFound,
     ResendTokens,
     ReturnSequences,
     SequenceAccepted,
@@ -190,6 +198,16 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.WORKER,),
         receivers=(Role.INGRESS,),
         summary="Sequences that a worker hands back for continuation elsewhere.",
+    ),
+    Channel(
+        name="find",
+        subject="find",
+        pattern=Pattern.GATHER,
+        messages=(FindRequests,),
+        replies=(RequestsFound,),
+        senders=(Role.OPERATOR,),
+        receivers=(Role.INGRESS,),
+        summary="Open requests of a client's own request id.",
     ),
     Channel(
         name="status",

@@ -77,6 +77,27 @@ class TokensResent(Body, frozen=True, kw_only=True, tag="TokensResent/1"):
     chunk: TokenChunk
 
 
+class FindRequests(Body, frozen=True, kw_only=True, tag="FindRequests/1"):
+    """Asks every ingress for the open requests of a client's own request id. Only an ingress that has some answers.
+
+    Attributes:
+        client_id: Value of the header ``x-request-id``.
+    """
+
+    client_id: str
+
+
+class RequestsFound(Body, frozen=True, kw_only=True, tag="RequestsFound/1"):
+    """Answers FindRequests.
+
+    Attributes:
+        requests: Ids of the open requests; of a cascade those of its attempts.
+    """
+
+    ingress: str
+    requests: list[str]
+
+
 class ReturnReason(StrEnum):
     """Reason why a worker hands sequences back."""
 

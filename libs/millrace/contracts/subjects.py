@@ -68,6 +68,10 @@ class Subjects:
         """Sequences handed back to an ingress."""
         return f"{self.prefix}.returned.{subject_token(ingress)}"
 
+    def find(self) -> str:
+        """Questions to all ingresses for the requests of a client's id."""
+        return f"{self.prefix}.find"
+
     def epoch(self, ingress: str) -> str:
         """Requests to an ingress to allot epochs to migrations."""
         return f"{self.prefix}.epoch.{subject_token(ingress)}"

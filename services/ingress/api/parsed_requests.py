@@ -34,6 +34,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     limits: KeyLimits = KeyLimits()
     traceparent: str = ""
     parent_span_id: str = ""
+    client_id: str = ""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -197,6 +198,7 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         skip_special_tokens=request.skip_special_tokens is not False,
         traceparent=caller.traceparent,
         parent_span_id=caller.parent_span_id,
+        client_id=caller.client_id,
         constraint_param=_constraint_param(parsed, structured),
     )
 

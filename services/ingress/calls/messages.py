@@ -93,6 +93,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         members: Of a cascade's call: the request for each model that can take it, in the order of its tiers. ``model``
             is then the cascade, ``prompts`` and ``sampling`` are those of the first member.
         cascade: What the client wants of the cascade.
+        client_id: The client's own request id; empty where it sent none.
         parent: Request id of the cascade's call that this is an attempt of; empty for a client's own call.
     """
 
@@ -117,6 +118,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     judged: bool = False
     members: list[MemberCall] = []
     cascade: CascadeOptions = CascadeOptions()
+    client_id: str = ""
     parent: str = ""
 
 

@@ -203,7 +203,7 @@ def _end_span(
             parent_span_id=parent.call.parent_span_id,
             start_ns=parent.arrival_ns,
             end_ns=state.now_ns,
-            attributes=attributes,
+            attributes=attributes | {"client_id": parent.call.client_id},
             events=[("first_token", parent.first_ns, {})] if parent.first_ns else [],
             error="" if outcome == "completed" else detail,
         )

@@ -199,6 +199,7 @@ class OpenCalls:
             limits=holder.limits,
             traceparent=format_traceparent(trace),
             parent_span_id=parent,
+            client_id=client_id(exchange).decode(),
         )
         call = build_any_call(parsed, prompts, caller, self._models.limit)
         view = ResponseView(exchange, path, [(b"x-request-id", client_id(exchange) or request.encode())])
