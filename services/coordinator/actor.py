@@ -344,7 +344,7 @@ class CoordinatorActor:
         state = self._models.get(body.model)
         if state is None or not self._leads(state, now_ns):
             return []
-        return answer(reply_to, self.rungs.on_order(body, state.plan))
+        return answer(reply_to, self.rungs.on_order(body, state.plan, now_ns))
 
     # small things
 

@@ -8,7 +8,7 @@ flip under way in each stage, when somebody was flipped or scaled last, and the 
 | a tick | the policy is asked per stage; a flip begins, goes on, or is given up |
 | SetRole | the role that an operator wants, as soon as fences let it |
 | a stage has no prefill-capable or decode-capable instance | one does both, at once |
-| the lease is taken | roles are those of the plan in force |
+| the lease is taken | roles and orders are those of the plan in force; the flip under way for an order goes on |
 
 A flip: the instance does BOTH first, which every message under way allows: it takes new requests and keeps what it has.
 The last hop waits until nothing moves from or to it, and until its decodes are few or ``drain_s`` is over; its broker,
@@ -20,22 +20,20 @@ instances or more keeps a prefill-capable and a decode-capable one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
 from millrace.actor.effects import Effect, Log
-from millrace.contracts.coordinator import OrderRefusal
+from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetRole
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord
-from millrace.policies.roles import ROLE_POLICIES, Flip, RoleDecision, RoleInstance, RolesView, may_take_role
+from millrace.policies.roles import ROLE_POLICIES, Flip, RoleInstance, RolesView, may_take_role
 from millrace.policies.stages.instance import InstanceModel
 
 from services.coordinator.config import RolePolicyConfig, role_parameters
-from services.coordinator.ladder import LadderView, Rung, acting, flips_held
+from services.coordinator.ladder import LadderView, acting, flips_held
+from services.coordinator.role_state import ModelRoles, OpenFlip, role_of
 from services.coordinator.role_windows import RoleWindows
 
 NO_ROLES: Mapping[str, InstanceRole] = MappingProxyType({})
@@ -45,56 +43,6 @@ HOP_NS = 30_000_000_000
 
 #: Instances of a model whose roles are remembered; those that come back have the role that they had.
 ROLES_MAX = 10_000
-
-
-@dataclass(kw_only=True)
-class OpenFlip:
-    """A flip under way: the instance does BOTH.
-
-    Attributes:
-        since_ns: When it began.
-        shown_ns: When the plan in force first said that it does both; 0 before.
-    """
-
-    instance: str
-    target: InstanceRole
-    since_ns: int
-    shown_ns: int = 0
-
-
-@dataclass(kw_only=True)
-class ModelRoles:
-    """One model.
-
-    Attributes:
-        roles: Of each instance that was ever planned here.
-        homes: Roles that an operator set; they replace the configured ones.
-        open: Flip under way, by stage.
-        ordered: Flips that an operator asked for and that wait.
-        states: The policy's, by stage.
-        decisions: The last ones, by stage.
-        flipped_ns: Last change, by instance; by stage under the stage's name with a slash before it.
-        last_ns: Last change of any.
-        scaled_ns: When the number of instances changed last.
-        rung: Acts now.
-        counts: Flips begun, done, given up; repairs.
-        standing_in: Instances that do both because a phase would have nobody.
-        last: The last flip and its reason.
-    """
-
-    roles: dict[str, InstanceRole] = field(default_factory=dict)
-    homes: dict[str, InstanceRole] = field(default_factory=dict)
-    open: dict[str, OpenFlip] = field(default_factory=dict)
-    ordered: dict[str, InstanceRole] = field(default_factory=dict)
-    states: dict[str, Any] = field(default_factory=dict)
-    decisions: dict[str, RoleDecision] = field(default_factory=dict)
-    flipped_ns: dict[str, int] = field(default_factory=dict)
-    last_ns: int = 0
-    scaled_ns: int = 0
-    rung: Rung = Rung.DISPATCH
-    counts: Counter[str] = field(default_factory=Counter)
-    standing_in: set[str] = field(default_factory=set)
-    last: str = ""
 
 
 class Roles:
@@ -147,17 +95,19 @@ class Roles:
 
     # roles
 
-    def of_stage(self, model: str, plan: Plan | None, names: Sequence[str]) -> dict[str, InstanceRole]:
+    def of_stage(self, model: str, plan: Plan | None, names: Sequence[str], now_ns: int) -> dict[str, InstanceRole]:
         """Roles of a stage's instances, such that it can prefill and decode.
 
         Args:
             model: Its name.
             plan: In force: a new leader takes its roles over.
             names: Instances of the stage.
+            now_ns: Unix ns.
         """
         known = self.of_model(model)
-        if plan is not None and not known.roles and self.observes:
-            known.roles = {n: s.roles.get(n, InstanceRole.BOTH) for s in plan.stages for n in s.instances}
+        if plan is not None and not known.roles and not known.leads:
+            known.take_over(plan, every=self.observes, now_ns=now_ns)
+        known.leads = known.leads or bool(names)
         for name in names:
             if name not in known.roles and len(known.roles) < ROLES_MAX:
                 known.roles[name] = self._home(known, name)
@@ -227,12 +177,16 @@ class Roles:
         state = known.states.get(stage.name, self._policy.initial_state)
         decision, known.states[stage.name] = self._policy.decide(view, self._parameters, state, now_ns)
         known.decisions[stage.name] = decision
-        if stage.name in known.open or flips_held(self.ladder(model, scaling), now_ns):
+        ordered = self._ordered(known, view)
+        ladder = self.ladder(model, scaling)
+        if ordered:
+            known.held = self._fence(known, stage.name, ordered[0].instance, ladder, now_ns)[1]
+        if stage.name in known.open or flips_held(ladder, now_ns):
             return effects
-        wanted = self._ordered(known, view) or list(decision.flips)
-        for flip in wanted:
+        for flip in ordered or decision.flips:
             if not self._refusal(known, view, flip, now_ns):
-                return effects + self._begin(known, stage.name, flip, decision.reason, now_ns)
+                reason = "ordered by an operator" if ordered else decision.reason
+                return effects + self._begin(known, stage.name, flip, reason, now_ns)
         return effects
 
     def _view(self, model: str, stage: Stage, records: Sequence[InstanceRecord], now_ns: int) -> RolesView:
@@ -266,14 +220,33 @@ class Roles:
         return before_ns is None or now_ns - before_ns >= _ns(self._config.gap_s)
 
     def _ordered(self, known: ModelRoles, view: RolesView) -> list[Flip]:
+        """Orders that wait. One whose flip was given up is among them again."""
+        under_way = {flip.instance for flip in known.open.values()}
         wanted = []
         for each in view.instances:
             role = known.ordered.get(each.name)
-            if role is not None and role is each.role:
+            if role is None or each.name in under_way:
+                continue
+            if role is each.role:
                 del known.ordered[each.name]
-            elif role is not None:
+            else:
                 wanted.append(Flip(each.name, role))
         return wanted
+
+    def _fence(
+        self, known: ModelRoles, stage: str, instance: str, ladder: LadderView, now_ns: int
+    ) -> tuple[OrderRefusal | None, str]:
+        """Reason that holds a flip of an instance back now, and its words; None and empty where nothing does."""
+        if (flip := known.open.get(stage)) is not None:
+            return OrderRefusal.FLIP_OPEN, f"{flip.instance} is on its way to {flip.target}"
+        if held := flips_held(ladder, now_ns):
+            return OrderRefusal.SCALED_LATELY, held
+        for key, who in ((instance, instance), (f"/{stage}", "another one of its stage")):
+            if not self._rested(known, key, now_ns):
+                ago_s = (now_ns - known.flipped_ns[key]) / 1e9
+                left_s = self._config.gap_s - ago_s
+                return OrderRefusal.FLIPPED_LATELY, f"{who} was flipped {ago_s:.0f} s ago; {left_s:.0f} s to wait"
+        return None, ""
 
     def _refusal(self, known: ModelRoles, view: RolesView, flip: Flip, now_ns: int) -> str:
         """Reason why a flip may not begin; empty where it may."""
@@ -337,21 +310,39 @@ class Roles:
 
     # orders
 
-    def order(self, model: str, plan: Plan | None, instance: str, role: InstanceRole) -> OrderRefusal | None:
-        """Takes an operator's order, or says why not. It is carried out as soon as fences let it."""
-        stage = next((s for s in plan.stages if instance in s.instances), None) if plan is not None else None
+    def order(self, body: SetRole, plan: Plan | None, ladder: LadderView, now_ns: int) -> OrderAccepted | OrderRefused:
+        """Takes an operator's order, or says why not. It is carried out as soon as fences let it.
+
+        Args:
+            body: The order.
+            plan: In force.
+            ladder: With flips, as `ladder` gives it.
+            now_ns: Unix ns.
+        """
+        stage = next((s for s in plan.stages if body.instance in s.instances), None) if plan is not None else None
         if stage is None:
-            return OrderRefusal.UNKNOWN_INSTANCE
-        known = self.of_model(model)
-        roles = {name: known.ordered.get(name, known.roles.get(name, InstanceRole.BOTH)) for name in stage.instances}
-        roles[instance] = role
-        view = RolesView(
-            model=model, stage=stage.name, instances=tuple(RoleInstance(name=n, role=r) for n, r in roles.items())
-        )
-        if not may_take_role(view, instance, role):
-            return OrderRefusal.NOT_CAPABLE
-        known.ordered[instance] = known.homes[instance] = role
-        return None
+            detail = f"no {body.instance} in the plan of {body.model}"
+            return OrderRefused(reason=OrderRefusal.UNKNOWN_INSTANCE, detail=detail)
+        known = self.of_model(body.model)
+        if not self._keeps_capable(known, stage, body):
+            detail = f"with {body.instance} as {body.role} its stage could not prefill, or not decode"
+            return OrderRefused(reason=OrderRefusal.NOT_CAPABLE, detail=detail)
+        fence, held = self._fence(known, stage.name, body.instance, ladder, now_ns)
+        moves = self.windows.open_moves(body.instance, now_ns)
+        if fence is None and moves and not body.wait:
+            fence, held = OrderRefusal.MOVES_OPEN, f"{moves} moves from or to {body.instance} are under way"
+        if fence is not None and not body.wait:
+            return OrderRefused(reason=fence, detail=held)
+        known.ordered[body.instance] = known.homes[body.instance] = body.role
+        return OrderAccepted(detail=f"{body.instance} will be {body.role}" + (f", not yet: {held}" if held else ""))
+
+    def _keeps_capable(self, known: ModelRoles, stage: Stage, body: SetRole) -> bool:
+        """Whether the stage can prefill and decode once this order and those that wait are carried out."""
+        targets = {flip.instance: flip.target for flip in known.open.values()}
+        roles = {n: known.roles.get(n, InstanceRole.BOTH) for n in stage.instances} | targets | known.ordered
+        instances = tuple(RoleInstance(name=n, role=roles[n]) for n in stage.instances)
+        view = RolesView(model=body.model, stage=stage.name, instances=instances)
+        return may_take_role(view, body.instance, body.role)
 
     # for people and checkers
 
@@ -361,6 +352,7 @@ class Roles:
             model: {
                 "rung": str(known.rung),
                 "flipping": {stage: f"{flip.instance} to {flip.target}" for stage, flip in known.open.items()},
+                "ordered": {name: str(role) for name, role in known.ordered.items()},
                 "counts": dict(sorted(known.counts.items())),
                 "last": known.last,
             }
@@ -374,13 +366,6 @@ class Roles:
             assert len(known.roles) <= ROLES_MAX
             for flip in known.open.values():
                 assert known.roles.get(flip.instance) is InstanceRole.BOTH, f"{flip.instance} is flipped past BOTH"
-
-
-def role_of(name: str, roles: Mapping[str, InstanceRole]) -> InstanceRole:
-    """The role that stands under the instance's name; else under the first pattern that fits; else BOTH."""
-    if name in roles:
-        return roles[name]
-    return next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), InstanceRole.BOTH)
 
 
 def _ns(seconds: float) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from millrace.actor.effects import Effect, Publish, Reply, Subscribe
 from millrace.contracts.broker import LoadReported
 from millrace.contracts.catalog import Role
@@ -100,9 +101,16 @@ class Rungs:
 
     def next_plan(self, model: str, plan: Plan | None, records: Sequence[InstanceRecord], now_ns: int) -> Plan | None:
         """The plan to be written, with the roles in force; None where the one in force says the same."""
-        return self.planning.next_plan(
-            model, plan, records, now_ns, roles=lambda names: self.roles.of_stage(model, plan, names)
+        written = self.planning.next_plan(
+            model, plan, records, now_ns, roles=lambda names: self.roles.of_stage(model, plan, names, now_ns)
         )
+        orders = dict(self.roles.of_model(model).homes)
+        if written is not None:
+            return msgspec.structs.replace(written, role_orders=orders)
+        if plan is None or plan.role_orders == orders:
+            return None
+        told = {"epoch": plan.epoch + 1, "coordinator": self._name, "role_orders": orders}
+        return msgspec.structs.replace(plan, reason="an operator ordered roles", **told)
 
     def decide(
         self,
@@ -155,20 +163,22 @@ class Rungs:
             flips=known.counts["begun"],
             reason=worst.reason if worst is not None else "",
             last=known.last,
+            flips_done=known.counts["done"],
+            flips_given_up=known.counts["given_up"],
+            ordered=dict(known.ordered),
+            held=known.held if known.ordered else "",
         )
         return Publish(subject=self._subjects.ladder(model), body=body)
 
     # orders
 
-    def on_order(self, body: SetRole, plan: Plan | None) -> OrderAccepted | OrderRefused:
+    def on_order(self, body: SetRole, plan: Plan | None, now_ns: int) -> OrderAccepted | OrderRefused:
         """An operator's order to a model that is led here."""
         if plan is not None and body.plan_epoch and body.plan_epoch < plan.epoch:
             detail = f"made on plan {body.plan_epoch}; {plan.epoch} is in force"
             return OrderRefused(reason=OrderRefusal.OLD_PLAN, detail=detail)
-        refusal = self.roles.order(body.model, plan, body.instance, body.role)
-        if refusal is not None:
-            return OrderRefused(reason=refusal, detail=_why(refusal, body))
-        return OrderAccepted(detail=f"{body.instance} will be {body.role}")
+        ladder = self.roles.ladder(body.model, self.provisioning.ladder_view(body.model))
+        return self.roles.order(body, plan, ladder, now_ns)
 
     def snapshot(self) -> dict[str, Any]:
         """For people and checkers."""
@@ -183,12 +193,6 @@ class Rungs:
         self.roles.check()
         self.provisioning.check()
         self.planning.check()
-
-
-def _why(refusal: OrderRefusal, body: SetRole) -> str:
-    if refusal is OrderRefusal.UNKNOWN_INSTANCE:
-        return f"no {body.instance} in the plan of {body.model}"
-    return f"with {body.instance} as {body.role} its stage could not prefill, or not decode"
 
 
 def answer(reply_to: str, body: OrderAccepted | OrderRefused) -> list[Effect]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from io import StringIO
 
 import msgspec
+import pytest
 from millrace.cli.cluster_view import SILENT_NS, ClusterView
+from millrace.cli.errors import CliError
+from millrace.cli.flipping import progress, taken
 from millrace.cli.status_table import cluster_tables, ladder_line
-from millrace.contracts.coordinator import LadderReported
+from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefusal, OrderRefused, SetRole
 from millrace.contracts.plan import InstanceRole
 from rich.console import Console
 
@@ -35,6 +38,42 @@ def test_fixed_roles_without_flips_need_no_line() -> None:
     fixed = msgspec.structs.replace(TOLD, policy="fixed", flips=0, flipping={}, last="")
     assert ladder_line(fixed) == ""
     assert ladder_line(msgspec.structs.replace(fixed, flips=1))
+
+
+def test_orders_that_wait_are_told_with_what_holds_them() -> None:
+    waits = msgspec.structs.replace(
+        TOLD,
+        policy="fixed",
+        flips=2,
+        flips_given_up=1,
+        flipping={},
+        ordered={"w0": InstanceRole.PREFILL},
+        held="w0 was flipped 4 s ago; 6 s to wait",
+        last="",
+    )
+    assert ladder_line(waits) == (
+        "tiny: flip acts; roles fixed; 2 flips (1 given up); w0 ordered to prefill, waits: "
+        "w0 was flipped 4 s ago; 6 s to wait"
+    )
+
+
+def test_the_answer_to_an_order_is_told_or_refused() -> None:
+    order = SetRole(model="tiny", instance="w1", role=InstanceRole.DECODE)
+    assert taken(OrderAccepted(detail="w1 will be decode")) == "w1 will be decode"
+    for answer, words in (
+        (
+            OrderRefused(reason=OrderRefusal.OLD_PLAN, detail="made on plan 3; 4 is in force"),
+            "old_plan.*made on plan 3",
+        ),
+        ("nobody listens", "no coordinator takes the order: nobody listens"),
+        (TOLD, "LadderReported/1 is no answer"),
+    ):
+        with pytest.raises(CliError, match=words):
+            taken(answer)
+    assert progress(TOLD, order, "both") == "w1 does both, on its way to decode"
+    ordered = msgspec.structs.replace(TOLD, flipping={}, ordered={"w1": InstanceRole.DECODE}, held="scaled 3 s ago")
+    assert progress(ordered, order, "prefill") == "w1 does prefill; the order waits: scaled 3 s ago"
+    assert progress(msgspec.structs.replace(TOLD, flipping={}), order, "decode") == "w1 does decode"
 
 
 def test_the_status_shows_it_until_the_coordinator_is_silent() -> None:

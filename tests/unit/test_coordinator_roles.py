@@ -68,8 +68,10 @@ class Story(Bench):
         assert self.plan is not None
         return {n: s.roles.get(n, BOTH) for s in self.plan.stages for n in s.instances}
 
-    def order(self, instance: str, role: InstanceRole, epoch: int = 0) -> OrderAccepted | OrderRefused:
-        body = SetRole(model=MODEL, instance=instance, role=role, plan_epoch=epoch)
+    def order(
+        self, instance: str, role: InstanceRole, epoch: int = 0, *, wait: bool = True
+    ) -> OrderAccepted | OrderRefused:
+        body = SetRole(model=MODEL, instance=instance, role=role, plan_epoch=epoch, wait=wait)
         effects = self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns)
         answers = [effect.body for effect in effects if isinstance(effect, Reply)]
         assert len(answers) == 1
@@ -238,6 +240,104 @@ def test_two_orders_may_not_take_a_phase_away_together() -> None:
     answer = story.order("d1", PREFILL)
     assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.NOT_CAPABLE
+
+
+def successor_of(story: Story, config: RolePolicyConfig) -> Story:
+    """Another coordinator that finds what the first one wrote."""
+    other = Story.__new__(Story)
+    other.moving, other.loads, other.heard, other.logs = {}, {}, [], []
+    Bench.__init__(other, incarnation=2, roles=Roles(config, configured=ROLES))
+    other.keys, other.revision, other.now_ns = story.keys, story.revision, story.now_ns
+    for (bucket, key), (value, revision) in list(story.keys.items()):
+        other.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
+    for name in ("p0", "p1", "d0", "d1"):
+        other.register(name)
+    return other
+
+
+def test_an_order_that_need_not_wait_is_refused_for_what_holds_it_back() -> None:
+    story = Story(config=ORDERED)
+    story.moving = {"p0": 2}
+    story.tick()
+    answer = story.order("p0", DECODE, wait=False)
+    assert isinstance(answer, OrderRefused)
+    assert (answer.reason, answer.detail) == (OrderRefusal.MOVES_OPEN, "2 moves from or to p0 are under way")
+    story.moving = {}
+    story.tick()
+    assert isinstance(story.order("d0", PREFILL, wait=False), OrderAccepted)
+    story.tick()
+    answer = story.order("d1", BOTH, wait=False)
+    assert isinstance(answer, OrderRefused)
+    assert (answer.reason, answer.detail) == (OrderRefusal.FLIP_OPEN, "d0 is on its way to prefill")
+    story.until(3)
+    assert story.roles["d0"] is PREFILL
+    answer = story.order("d1", BOTH, wait=False)
+    assert isinstance(answer, OrderRefused)
+    assert answer.reason is OrderRefusal.FLIPPED_LATELY
+    assert "another one of its stage was flipped" in answer.detail
+
+
+def test_an_order_that_waits_says_for_what() -> None:
+    story = Story(config=ORDERED)
+    story.order("d0", PREFILL)
+    story.tick()
+    answer = story.order("d1", BOTH)
+    assert isinstance(answer, OrderAccepted)
+    assert answer.detail == "d1 will be both, not yet: d0 is on its way to prefill"
+    story.tick()
+    told = [body for body in story.heard if isinstance(body, LadderReported)][-1]
+    assert told.ordered == {"d0": PREFILL, "d1": BOTH}
+    assert told.held == "d0 is on its way to prefill"
+    story.until(8)
+    told = [body for body in story.heard if isinstance(body, LadderReported)][-1]
+    assert (told.ordered, told.held, told.flips_done) == ({}, "", 2)
+    assert "ordered by an operator" in told.last
+
+
+def test_an_order_whose_flip_was_given_up_is_tried_again() -> None:
+    story = Story(config=ORDERED)
+    story.moving = {"p0": 1}
+    story.order("p0", DECODE)
+    story.until(HOP_NS // S + 2)
+    assert story.counts()["given_up"] == 1
+    story.moving = {}
+    story.until(8)
+    assert story.roles["p0"] is DECODE
+
+
+def test_orders_stand_in_the_plan_and_outlive_their_coordinator() -> None:
+    story = Story(config=ORDERED)
+    story.order("d0", PREFILL)
+    story.until(5)
+    assert story.plan is not None
+    assert story.plan.role_orders == {"d0": PREFILL}
+    other = successor_of(story, ORDERED)
+    other.until(3)
+    assert other.roles == {"p0": PREFILL, "p1": PREFILL, "d0": PREFILL, "d1": DECODE}
+    assert "begun" not in other.counts()
+
+
+def test_a_flip_goes_on_where_its_coordinator_died() -> None:
+    story = Story(config=ORDERED)
+    story.order("d0", PREFILL)
+    story.tick()
+    assert story.roles["d0"] is BOTH
+    other = successor_of(story, ORDERED)
+    assert other.roles["d0"] is BOTH
+    other.until(3)
+    assert other.roles["d0"] is PREFILL
+    assert other.counts()["done"] == 1
+    assert "begun" not in other.counts()
+
+
+def test_a_new_leader_begins_no_flip_at_once() -> None:
+    story = Story(config=ORDERED)
+    story.order("d0", BOTH)
+    story.tick()
+    other = successor_of(story, ORDERED)
+    answer = other.order("d1", BOTH, wait=False)
+    assert isinstance(answer, OrderRefused)
+    assert answer.reason is OrderRefusal.FLIPPED_LATELY
 
 
 def test_absurd_indicators_are_counted_and_ignored() -> None:

@@ -102,6 +102,11 @@ class ClusterView:
         """Return the last ladder report of each model, by model name, without those older than ``SILENT_NS``."""
         return [body for _, (at_ns, body) in sorted(self._ladders.items()) if now_ns - at_ns <= SILENT_NS]
 
+    def epoch(self, model: str) -> int:
+        """Epoch of the model's plan; 0 where none was seen."""
+        plan = self._plans.get(model)
+        return plan.epoch if plan is not None else 0
+
     def _drained(self, now_ns: int) -> dict[str, str]:
         """Model of each instance that an operator has drained, as supervisors say."""
         return {

@@ -96,10 +96,13 @@ def cluster_tables(
 
 def ladder_line(body: LadderReported) -> str:
     """Rung that acts on a model's load, and its flips; empty where roles are fixed and nobody was flipped."""
-    if body.policy == "fixed" and not body.flips:
+    if body.policy == "fixed" and not (body.flips or body.ordered):
         return ""
-    parts = [f"{body.model}: {body.rung} acts", f"roles {body.policy}", f"{body.flips} flips"]
+    given_up = f" ({body.flips_given_up} given up)" if body.flips_given_up else ""
+    parts = [f"{body.model}: {body.rung} acts", f"roles {body.policy}", f"{body.flips} flips{given_up}"]
     parts += [f"{name} on its way to {role}" for name, role in sorted(body.flipping.items())]
+    waiting = [f"{n} ordered to {role}" for n, role in sorted(body.ordered.items()) if n not in body.flipping]
+    parts += [", ".join(waiting) + (f", waits: {body.held}" if body.held else "")] if waiting else []
     parts += [f"last: {body.last}"] if body.last else []
     return "; ".join(parts)
 

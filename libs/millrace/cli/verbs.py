@@ -32,6 +32,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("tap", "print messages of a subject as they pass", "millrace.cli.tap"),
     Verb("migrate", "move a running request to another instance", "millrace.cli.migrate"),
     Verb("drain", "move everything away from an instance and take it out of service", "millrace.cli.drain"),
+    Verb("role", "give an instance another role: prefill, decode or both", "millrace.cli.role"),
     Verb("replay", "feed a recorded inbox to its actor and show differences", program="simulator"),
     Verb("trace", "draw what happened to one request", "millrace.cli.trace"),
     Verb("explain", "tell why a request went where it went", "millrace.cli.explain"),

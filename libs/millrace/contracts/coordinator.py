@@ -13,12 +13,15 @@ class SetRole(Body, frozen=True, kw_only=True, tag="SetRole/1"):
 
     Attributes:
         plan_epoch: Of the plan that the order was made on; an older one than the plan in force is refused. 0 for any.
+        wait: Whether the order may wait for what holds it back now (an earlier flip, scaling, moves under way); else
+            it is refused for it.
     """
 
     model: str
     instance: str
     role: InstanceRole
     plan_epoch: int = 0
+    wait: bool = True
 
 
 class OrderAccepted(Body, frozen=True, kw_only=True, tag="OrderAccepted/1"):
@@ -37,6 +40,10 @@ class OrderRefusal(StrEnum):
     UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force
     NOT_CAPABLE = "not_capable"  # a stage would have nobody to prefill, or nobody to decode
     OLD_PLAN = "old_plan"  # the plan has changed since
+    FLIP_OPEN = "flip_open"  # another flip is under way in the stage
+    FLIPPED_LATELY = "flipped_lately"  # the instance, or another one of its stage, has just been flipped
+    SCALED_LATELY = "scaled_lately"  # instances are being started or stopped, or were a short time ago
+    MOVES_OPEN = "moves_open"  # sequences are on their way from or to the instance
 
 
 class OrderRefused(Body, frozen=True, kw_only=True, tag="OrderRefused/1"):
@@ -56,6 +63,9 @@ class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
         prefill, decode: Its loads as the policy compares them.
         flipping: Instances on their way to another role, and to which.
         flips: Flips begun since this coordinator leads the model.
+        flips_done, flips_given_up: Those of them that have ended.
+        ordered: Roles that an operator asked for and that instances do not have yet.
+        held: Why the first of those has not begun; empty where nothing holds it.
         reason: The policy's, one sentence.
         last: The last flip and its reason; empty for none.
     """
@@ -72,3 +82,7 @@ class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
     flips: int = 0
     reason: str = ""
     last: str = ""
+    flips_done: int = 0
+    flips_given_up: int = 0
+    ordered: dict[str, InstanceRole] = {}
+    held: str = ""

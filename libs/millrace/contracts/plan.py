@@ -91,6 +91,8 @@ class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
         policy: Name of the stage policy.
         reason: One sentence: why this plan and not the one before.
         expects: None where the policy expects nothing.
+        role_orders: Roles that an operator ordered, by instance. They replace the configured ones, and the next
+            coordinator takes them over.
     """
 
     model: str
@@ -101,6 +103,7 @@ class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
     policy: str = ""
     reason: str = ""
     expects: PlanExpectation | None = None
+    role_orders: dict[str, InstanceRole] = {}
 
     def __post_init__(self) -> None:
         """Raises ValueError where an invariant does not hold."""

@@ -1,0 +1,102 @@
+"""Roles flip by order on a live cluster with modelled engines: under load, and while whoever takes part is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
+from millrace.contracts.migration import MigrationOutcome, MigrationReason
+from millrace.contracts.plan import InstanceRole
+
+from bench.live.role_orders import RoleOperator
+from bench.up_cluster import UpRig, offer
+from tests.live.faults import expect_identical, kill, told, undisturbed
+from tests.live.ingress_rig import write_model_folder
+from tests.live.mover import Mover
+
+BOTH, PREFILL, DECODE = InstanceRole
+INSTANCES = 3
+WORKER = {"modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.5}}
+FLIPS = {"flips": {"gap_s": 2.0, "settle_s": 2.0, "drain_s": 3.0}}
+LENGTH = {"max_tokens": 120, "ignore_eos": True}
+
+Outcomes = dict[int, tuple[str, str, int]]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    options = ["--processes", str(INSTANCES), "--trading", "none", "--roles", "worker-0=prefill,worker-1=decode"]
+    options += ["--worker-set", json.dumps(WORKER), "--coordinator-set", json.dumps(FLIPS)]
+    model = write_model_folder(folder / "model")
+    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(rig: UpRig) -> Outcomes:
+    return asyncio.run(undisturbed(rig, **LENGTH))
+
+
+async def roles(rig: UpRig) -> dict[str, str]:
+    status = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))
+    return {row["instance"]: row["role"] for row in status["instances"]}
+
+
+async def test_a_person_flips_an_instance_to_and_fro_under_load(rig: UpRig, expected: Outcomes) -> None:
+    async with Mover(rig, modes=()) as onlooker:
+        load = asyncio.create_task(offer(rig, rate=4, count=100, prompts=8, **LENGTH))
+        said = await asyncio.to_thread(rig.cli, "role", "worker-1", "prefill")
+        assert "worker-1 does decode; worker-1 will be prefill" in said
+        assert "worker-1 does both, on its way to prefill" in said
+        assert said.splitlines()[-1].endswith("worker-1 does prefill"), said
+        assert (await roles(rig))["worker-1"] == "prefill"
+        refused = await asyncio.to_thread(rig.cli, "role", "worker-2", "prefill")
+        assert "refused (not_capable): with worker-2 as prefill its stage could not prefill, or not decode" in refused
+        said = await asyncio.to_thread(rig.cli, "role", "worker-1", "decode")
+        assert said.splitlines()[-1].endswith("worker-1 does decode"), said
+        assert "no instance worker-9" in await asyncio.to_thread(rig.cli, "role", "worker-9", "both")
+        expect_identical(await load, expected)
+    moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
+    assert {body.source for body in moved if body.reason is MigrationReason.HANDOFF} >= {"worker-0"}
+    assert "2 flips" in rig.cli("status")
+    await told(rig, running=0, waiting=0, blocks_used=0)
+
+
+async def test_orders_are_refused_for_what_holds_them_back(rig: UpRig) -> None:
+    async with RoleOperator(rig) as operator:
+        await operator.flip("worker-2", DECODE)
+        answer = await operator.order("worker-2", BOTH, wait=False)
+        assert isinstance(answer, OrderRefused)
+        assert answer.reason is OrderRefusal.FLIPPED_LATELY
+        answer = await operator.order("worker-2", BOTH, epoch=1)
+        assert isinstance(answer, OrderRefused)
+        assert answer.reason is OrderRefusal.OLD_PLAN
+        await operator.flip("worker-2", BOTH)
+
+
+VICTIMS = ["coordinator-0.json", "worker-1.json", "migrator-1.json", "broker-0.json"]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_whoever_dies_in_mid_flip_costs_no_request_and_the_flip_ends(
+    rig: UpRig, expected: Outcomes, victim: str
+) -> None:
+    async with RoleOperator(rig) as operator:
+        load = asyncio.create_task(offer(rig, rate=6, count=60, prompts=8, **LENGTH))
+        assert isinstance(await operator.order("worker-1", PREFILL), OrderAccepted)
+        await operator.under_way("worker-1")
+        before = operator.told
+        kill(rig.pids(victim)[0])
+        expect_identical(await load, expected)
+        await rig.well(INSTANCES)
+        await operator.settled("worker-1", since=before)
+        assert (await roles(rig))["worker-1"] == "prefill"
+        await operator.flip("worker-1", DECODE)
+        assert (await roles(rig))["worker-1"] == "decode"
+    await told(rig, running=0, waiting=0, blocks_used=0)
