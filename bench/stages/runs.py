@@ -26,7 +26,7 @@ from simulator.scenarios.statistics import last_samples, tpot_ns, within
 #: Exit status where --stop-after ended a figure before all its runs were made.
 OUT_OF_TIME = 75
 
-#: Left out of each run: while the cluster fills, and while it empties.
+#: Left out of the arrivals of each run: while the cluster fills, and while it empties.
 FIRST, LAST = 0.35, 0.15
 
 
@@ -167,8 +167,9 @@ def run_one(job: Job) -> StageRow:
 
 def row_of(label: str, outcome: ScenarioOutcome, cpu_s: float) -> StageRow:
     """The row of a run."""
-    spec, count = outcome.spec, outcome.spec.workload.count
-    low, high = round(FIRST * count), round((1 - LAST) * count)
+    spec, residents = outcome.spec, outcome.spec.workload.residents
+    count = spec.workload.count - residents
+    low, high = residents + round(FIRST * count), residents + round((1 - LAST) * count)
     middle = [record for record in outcome.finished if low <= record.number < high]
     done = [record for record in middle if record.outcome == "completed" and record.output_tokens > 0]
     norm = np.array([record.e2e_ns / 1e9 / record.output_tokens for record in done])

@@ -14,9 +14,9 @@ from millrace.policies.stages import search
 from millrace.policies.stages.deciding import Search, decide_by
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.membership import StageShape
-from millrace.policies.stages.objectives import UNCONSTRAINED
+from millrace.policies.stages.objectives import UNCONSTRAINED, Constraints, open_costs
 from millrace.policies.stages.quality import QualityModel
-from millrace.policies.stages.statistics import LengthStatistics, statistics_of
+from millrace.policies.stages.statistics import BINS, LengthStatistics, statistics_of
 from millrace.policies.stages.view import ObjectiveName, PlanningParameters, PlanningView
 from millrace.workloads.shape import RequestShape
 
@@ -68,6 +68,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         load: Share of the fluid bound at kappa 0.
         requests: 0 for the trace's own number, in proportion to the instances.
+        steady: The cluster begins with the sequences that one stage would hold at this load, instead of empty.
         changes: Tables laid over the scenario.
     """
 
@@ -76,12 +77,22 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     instances: int = 8
     load: float = 0.8
     requests: int = 0
+    steady: bool = True
     changes: Mapping[str, Any] = {}
 
     @property
     def count(self) -> int:
         """Requests of one run."""
         return self.requests or max(200, TRACES[self.trace].requests * self.instances // 8)
+
+    def residents(self) -> int:
+        """Sequences of the steady state of one stage, by the planner's model; those that memory holds where none is."""
+        if not self.steady:
+            return 0
+        costs = open_costs(self.statistics(), self.model(), (0, BINS), self.instances, Constraints())
+        each, context = float(costs.sequences[0, 1, self.instances]), float(costs.context[0, 1])
+        held = Constraints().kv_used_max * self.model().kv_tokens / context
+        return round(self.instances * min(each, held, ENGINE["max_sequences"]))
 
     def spec(self, *layers: Mapping[str, Any], seed: int = 0) -> ScenarioSpec:
         """The scenario with a variant's tables over it."""
@@ -100,9 +111,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "cluster": {"groups": [group]},
             "dispatch": {"policy": "join_shortest_queue"},
-            "migration": {"bandwidth_gbps": 400.0},
+            "migration": {"bandwidth_gbps": 400.0, "instances_each": 8},
             "workload": {
-                "count": self.count,
+                "count": self.residents() + self.count,
+                "residents": self.residents(),
                 "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
                 "lengths": {"kind": "fitted", "name": trace.lengths, "total_max": ENGINE["max_model_len"] - 1},
             },

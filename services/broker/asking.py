@@ -13,7 +13,7 @@ from millrace.policies.trading import LoadView, MovableSequence, TriggerView
 
 from services.broker.deals import DealState, OutgoingDeal
 from services.broker.fences import NEVER_MOVED, longest_rest_of, rest_of
-from services.broker.intents import Intent, IntentView, movable, standing_intents
+from services.broker.intents import Intent, IntentView, SequencesOnDemand, movable, standing_intents
 from services.broker.loads import present_load
 from services.broker.shortage import shortage_risk
 from services.broker.state import MS, BrokerContext, OwnInstance
@@ -127,9 +127,9 @@ class Asking:
         """Ask for a move that the policy offers; one at a time, and not before loads show the last one."""
         if MoveReason.BALANCE not in view.reasons:
             return []
-        able = self._able(own, view, MoveReason.BALANCE, now_ns)
+        able = SequencesOnDemand(lambda: self._able(own, view, MoveReason.BALANCE, now_ns))
         peers = self._ctx.view.peers(own.instance, now_ns)
-        question = TriggerView(own=present_load(own), peers=peers, sequences=tuple(able))
+        question = TriggerView(own=present_load(own), peers=peers, sequences=able)
         policy = self._ctx.policy
         answer, own.trading = policy.trigger(question, self._ctx.parameters, own.trading, now_ns)
         paused = now_ns - own.balanced_ns < self._ctx.limits.balance_pause_ms * MS

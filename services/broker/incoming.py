@@ -255,8 +255,10 @@ class IncomingDeals:
                     self._finish_silently(own, deal, now_ns)
                 case _:
                     pass
-        own.bids = {name: bid for name, bid in own.bids.items() if now_ns < bid.until_ns}
-        own.ended = {name: at_ns for name, at_ns in own.ended.items() if now_ns - at_ns < ENDED_NS}
+        if own.bids:
+            own.bids = {name: bid for name, bid in own.bids.items() if now_ns < bid.until_ns}
+        while own.ended and now_ns - own.ended[oldest := next(iter(own.ended))] >= ENDED_NS:
+            del own.ended[oldest]
         return effects + self.hand_out(own, now_ns)
 
     def _confirm(self, deal: IncomingDeal, now_ns: int) -> list[Effect]:

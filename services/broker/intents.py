@@ -6,7 +6,9 @@ to leave in any case.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import overload
 
 import msgspec
 from millrace.contracts.broker import MoveReason
@@ -65,10 +67,16 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
 
 def standing_intents(view: IntentView, fences: FenceConfig) -> list[Intent]:
     """Drains, hand-offs and boundaries, in order of precedence; within a reason the longest first."""
+    all_leave = view.draining or view.role is InstanceRole.PREFILL
+    least = 0 if all_leave else view.boundary
+    if least is None:
+        return []
     found = [
         Intent(status, reason)
         for status in view.sequences
-        if can_move(status) and (reason := _standing(status, view, fences)) is not None
+        if status.prompt_tokens + status.output_tokens >= least
+        and can_move(status)
+        and (reason := _standing(status, view, fences)) is not None
     ]
     order = list(MoveReason)
     return sorted(found, key=lambda each: (order.index(each.reason), -length_of(each.status), each.status.sequence))
@@ -115,3 +123,26 @@ def movable_of(status: SequenceStatus) -> MovableSequence:
         rest_p50=rest_of(status),
         rest_p90=longest_rest_of(status),
     )
+
+
+class SequencesOnDemand(Sequence[MovableSequence]):
+    """Sequences that are found when they are first looked at: most triggers look at the loads alone."""
+
+    def __init__(self, find: Callable[[], Sequence[MovableSequence]]) -> None:
+        self._find = find
+
+    @cached_property
+    def _found(self) -> Sequence[MovableSequence]:
+        return self._find()
+
+    @overload
+    def __getitem__(self, index: int) -> MovableSequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[MovableSequence]: ...
+
+    def __getitem__(self, index: int | slice) -> MovableSequence | Sequence[MovableSequence]:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)

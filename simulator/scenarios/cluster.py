@@ -44,7 +44,6 @@ from simulator.scenarios.central_ares import CentralAres
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.head_estimates import HeadEstimates
 from simulator.scenarios.lengths_known import KnowingTagger
-from simulator.scenarios.migration_spec import PREFIX
 from simulator.scenarios.observer import EngineSample, Observer
 from simulator.scenarios.spec import Group, ScenarioSpec
 from simulator.services import SimInstance, SimService
@@ -115,6 +114,7 @@ class ScenarioCluster(SimulatedCluster):
         self._head = HeadEstimates(prediction.head, spec.seed) if prediction.remaining == "head" else None
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
+        self._unserved: list[str] = []  # instances without a migrator
         self._ingress_actors: list[IngressActor] = []
         self._broker_actors: list[BrokerActor] = []
         self._choose_services()
@@ -153,6 +153,7 @@ class ScenarioCluster(SimulatedCluster):
         for group in cluster.groups:
             for name in group.names():
                 self._add_instance(name, group)
+        self._add_movers()
         for index in range(cluster.ingresses):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
         if self.spec.trading.central.on:
@@ -171,11 +172,18 @@ class ScenarioCluster(SimulatedCluster):
         self._groups[name] = group
         worker = self.add(Role.WORKER, self._instance(name, group))
         self.simulation.faults.change_link(name, self._worker_link)
-        if self.spec.migration.on:
-            self.add(Role.MIGRATOR, self.spec.migration.migrator(PREFIX + name, BUS))
-        if self.spec.migration.on and self.spec.trading.on:
-            self.add(Role.BROKER, self.spec.trading.broker(name, BUS))
+        self._unserved.append(name)
+        if len(self._unserved) >= self.spec.migration.instances_each:
+            self._add_movers()
         return worker
+
+    def _add_movers(self) -> None:
+        """Adds a migrator, and a broker where sequences are traded, for the instances that have none."""
+        names, self._unserved = self._unserved, []
+        if self.spec.migration.on and names:
+            self.add(Role.MIGRATOR, self.spec.migration.migrator(names, BUS))
+            if self.spec.trading.on:
+                self.add(Role.BROKER, self.spec.trading.broker(names, BUS))
 
     # Configurations
 
@@ -339,7 +347,9 @@ class ScenarioCluster(SimulatedCluster):
         return SimulatedHost(self.simulation, shape, workers=workers, add_worker=self._add_worker)
 
     def _add_worker(self, name: str) -> SimActor:
-        return self._add_instance(name, self.spec.cluster.groups[0])
+        worker = self._add_instance(name, self.spec.cluster.groups[0])
+        self._add_movers()
+        return worker
 
 
 def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> EngineSample:

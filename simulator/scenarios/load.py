@@ -19,6 +19,9 @@ from simulator.scenarios.spec import Fitted, LogNormal, ModelLoad, Phase, Scenar
 #: Token ids of prompts begin here. Requests that share nothing have each an id of their own, repeated.
 _FIRST_TOKEN = 1_000
 
+#: Requests drawn for each resident, of which it is chosen by output length.
+RESIDENT_DRAWS = 4
+
 
 def arrivals(spec: WorkloadSpec, *, seed: int, folders: Sequence[Path]) -> list[Arrival]:
     """All requests of a workload in order of time.
@@ -38,7 +41,25 @@ def _arrivals(spec: WorkloadSpec, *, seed: int, folders: Sequence[Path]) -> list
         return _timed(spec, spec.arrivals.speed, rng, folders)
     lengths = _lengths(spec, rng, folders)
     times = spec.arrivals.times_ns(Random(f"{seed}/arrivals"))
-    return [Arrival(next(times), cut(lengths.draw(rng), spec.lengths)) for _ in range(spec.count)]
+    found = _residents(spec, lengths, seed)
+    return found + [Arrival(next(times), cut(lengths.draw(rng), spec.lengths)) for _ in range(spec.count - len(found))]
+
+
+def _residents(spec: WorkloadSpec, lengths: Lengths, seed: int) -> list[Arrival]:
+    """Sequences as a cluster holds them that has run for long: each output token that is to come is as likely as any
+    other to be the next, so a request is drawn by its output length, and how far it is evenly. What it has generated is
+    part of its prompt.
+    """
+    if not spec.residents:
+        return []
+    rng = Random(f"{seed}/residents")
+    shapes = [cut(lengths.draw(rng), spec.lengths) for _ in range(RESIDENT_DRAWS * spec.residents)]
+    drawn = rng.choices(shapes, [shape.output_tokens for shape in shapes], k=spec.residents)
+    return [Arrival(0, _resident(shape, rng.randrange(shape.output_tokens))) for shape in drawn]
+
+
+def _resident(shape: RequestShape, generated: int) -> RequestShape:
+    return RequestShape(shape.prompt_tokens + generated, shape.output_tokens - generated)
 
 
 def in_phases(found: list[Arrival], phases: Sequence[Phase]) -> list[Arrival]:

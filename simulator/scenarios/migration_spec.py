@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from millrace.actor.config import BusConfig
@@ -19,7 +19,7 @@ from millrace.sim.runtime_sim import MICROSECOND, Simulation
 from services.migrator.config import MigratorConfig, MigratorLimits, TargetConfig, target_policy
 from services.worker.config import MigrationConfig
 
-#: A migrator is called so, with its instance behind it.
+#: A migrator is called so, with the first of its instances behind it.
 PREFIX = "migrator-"
 
 
@@ -38,6 +38,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         mode: How KV travels.
         target: How a migrator chooses where to.
         limits: Of each migrator.
+        instances_each: Instances that share a migrator, and a broker where there are any: 1, or those of a host.
     """
 
     on: bool = False
@@ -50,6 +51,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mode: MigrationMode = MigrationMode.LIVE
     target: TargetConfig = TargetConfig()
     limits: MigratorLimits = MigratorLimits()
+    instances_each: int = 1
 
     def complaint(self, instances: Mapping[str, tuple[str, ...]]) -> str:
         """Return the first error, with the field's name; empty if there is none. ``instances``: names by group."""
@@ -60,6 +62,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if min(self.copy.copy_bytes_per_s, self.copy.checksum_bytes_per_s) < 0 or self.copy.bytes_per_step < 1:
             return "migration.copy: rates must not be negative, bytes_per_step at least 1"
+        if self.instances_each < 1:
+            return f"migration.instances_each: must be at least 1, is {self.instances_each}"
         known = {*instances, *(name for names in instances.values() for name in names)}
         for name in self.roles:
             if name not in known:
@@ -108,11 +112,11 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             reserve_ms_max=max(bounds.reserve_ms_max, limits.reserve_ms),
         )
 
-    def migrator(self, name: str, bus: BusConfig) -> MigratorConfig:
-        """The migrator of the instance that its name ends with."""
+    def migrator(self, instances: Sequence[str], bus: BusConfig) -> MigratorConfig:
+        """The migrator of one or several instances."""
         return MigratorConfig(
-            name=name,
-            instances=[name.removeprefix(PREFIX)],
+            name=PREFIX + instances[0],
+            instances=list(instances),
             mode=self.mode,
             target=self.target,
             limits=self.limits,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
+from millrace.workloads.arrivals import FromTrace
 
 from simulator.scenarios.spec import ScenarioSpec
 
@@ -125,6 +126,10 @@ def _complaint(spec: ScenarioSpec) -> str:
         "cluster.coordinators: must be at least 1": spec.cluster.coordinators >= 1,
         "cluster.predictors: must be at least 1": spec.cluster.predictors >= 1,
         "workload.count: must be at least 1": spec.workload.count >= 1,
+        "workload.residents: must be 0 to less than workload.count, and 0 with a trace's own times": (
+            0 <= spec.workload.residents < spec.workload.count
+            and not (spec.workload.residents and isinstance(spec.workload.arrivals, FromTrace))
+        ),
         "workload.warm_up: must be 0 to less than workload.count": 0 <= spec.workload.warm_up < spec.workload.count,
         "prediction.sigma: must not be negative": spec.prediction.sigma >= 0,
         "network: delays must not be negative": min(msgspec.structs.astuple(spec.network)) >= 0,

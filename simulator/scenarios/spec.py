@@ -185,6 +185,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         warm_up: The first ones are served and left out of the statistics.
         output_limit: ``max_tokens`` of each request; 0 for what the model takes. The engine ends a request at the
             length that the workload says, which nobody knows before.
+        residents: The first so many arrive at once, as sequences that have run for a while: the cluster begins near
+            its steady state, which one that begins empty takes the life of its longest sequences to reach.
         stated: Each request states its length instead (``ignore_eos`` with ``max_tokens``); no tagger is asked.
         phases: Parts of the load, one after the other; empty for one as the source says.
         models: Load by model. Empty: equal shares for all models of the cluster.
@@ -194,6 +196,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lengths: LengthSource = LogNormal(prompt_mean=200.0, output_mean=200.0, prompt_sigma=1.0, output_sigma=0.8)
     count: int = 1000
     warm_up: int = 0
+    residents: int = 0
     output_limit: int = 0
     stated: bool = False
     phases: tuple[Phase, ...] = ()

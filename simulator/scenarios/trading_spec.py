@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from millrace.policies.stages.refinement import RefinementParameters
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig, trading_policy
 from simulator.scenarios.central_spec import CentralSpec
 
-#: A broker is called so, with its instance behind it.
+#: A broker is called so, with the first of its instances behind it.
 BROKER_PREFIX = "broker-"
 
 
@@ -45,13 +46,13 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return f"trading.central: excludes balance between brokers; trading.policy is {self.policy!r}, not 'none'"
         return ""
 
-    def broker(self, instance: str, bus: BusConfig) -> BrokerConfig:
-        """Configuration of an instance's broker. Raises ConfigError where the policy or a parameter is wrong."""
+    def broker(self, instances: Sequence[str], bus: BusConfig) -> BrokerConfig:
+        """The broker of these instances. Raises ConfigError where the policy or a parameter is wrong."""
         trading = TradingConfig(policy=self.policy, parameters=self.parameters, reasons=self.reasons)
         trading_policy(trading)
         return BrokerConfig(
-            name=BROKER_PREFIX + instance,
-            instances=[instance],
+            name=BROKER_PREFIX + instances[0],
+            instances=list(instances),
             bus=bus,
             trading=trading,
             fences=self.fences,

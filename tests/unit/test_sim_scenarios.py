@@ -38,6 +38,8 @@ def test_an_empty_scenario_has_a_default_for_everything() -> None:
         ({"sede": 1}, "sede"),
         ({"cluster": {"groups": [{"instancez": 3}]}}, "instancez"),
         ({"cluster": {"groups": []}}, "cluster.groups: at least one"),
+        ({"workload": {"count": 5, "residents": 5}}, "workload.residents"),
+        ({"migration": {"instances_each": 0}}, "migration.instances_each"),
         ({"cluster": {"groups": [{"name": "a"}, {"name": "a"}]}}, "a name of its own"),
         ({"cluster": {"groups": [{"name": "a b"}]}}, "a name of its own"),
         ({"cluster": {"groups": [{"instances": 0}]}}, "instances: must be at least 1"),
@@ -124,6 +126,25 @@ def test_equal_seeds_give_equal_loads_and_a_warm_up_changes_none() -> None:
     spec = WorkloadSpec(lengths=Fitted(name="sharegpt", total_max=4096), count=50)
     assert arrivals(spec, seed=1, folders=()) == arrivals(spec, seed=1, folders=())
     assert arrivals(spec, seed=1, folders=()) != arrivals(spec, seed=2, folders=())
+
+
+def test_residents_arrive_at_once_and_are_on_their_way() -> None:
+    spec = WorkloadSpec(count=900, residents=400)
+    load = arrivals(spec, seed=1, folders=())
+    residents, others = load[:400], load[400:]
+    assert len(load) == 900
+    assert {each.at_ns for each in residents} == {0}
+    assert others[0].at_ns > 0
+    prompts = sum(each.shape.prompt_tokens for each in residents) / len(residents)
+    rests = sum(each.shape.output_tokens for each in residents) / len(residents)
+    # Half of the mean of lengths drawn by length: 200 exp(0.8 ** 2) / 2.
+    assert rests == pytest.approx(190, rel=0.2)
+    assert prompts > sum(each.shape.prompt_tokens for each in others) / len(others)
+
+
+def test_residents_leave_the_requests_that_come_later_as_they_are() -> None:
+    without = arrivals(WorkloadSpec(count=100), seed=1, folders=())
+    assert arrivals(WorkloadSpec(count=120, residents=20), seed=1, folders=())[20:] == without
 
 
 def test_prompts_share_exactly_the_prefixes_of_their_shapes() -> None:

@@ -7,7 +7,6 @@ no lease can leak one.
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -175,8 +174,7 @@ class Leases:
 
     def checksum(self, block: int) -> int:
         """Stands for the checksum of a block's bytes: differs with the engine, the block and what is in it."""
-        generation = self._scheduler.pool.generation(block)
-        return zlib.crc32(f"{self._salt}/{block}/{generation}".encode())
+        return _checksum(self._salt, block, self._scheduler.pool.generation(block))
 
     def unchanged(self, migration: str, block: int) -> bool:
         """Whether a block that was leased under this name still has the same content."""
@@ -184,13 +182,15 @@ class Leases:
         return leased is not None and leased == self._scheduler.pool.generation(block)
 
     def _checksums(self, blocks: list[int]) -> list[list[int]]:
-        return [[self.checksum(block) for block in blocks]] if self.verify else []
+        if not self.verify:
+            return []
+        generations = self._scheduler.pool.generations(blocks)
+        return [[_checksum(self._salt, *each) for each in zip(blocks, generations, strict=True)]]
 
     def _note(self, migration: str, blocks: list[int]) -> None:
         noted = self.log.setdefault(migration, {})
         self.log.move_to_end(migration)
-        for block in blocks:
-            noted[block] = self._scheduler.pool.generation(block)
+        noted.update(zip(blocks, self._scheduler.pool.generations(blocks), strict=True))
         if len(self.log) > LOG_MAX:
             self.log.popitem(last=False)
 
@@ -201,3 +201,8 @@ class Leases:
         for lease in self._leases.values():
             if lease.holds:
                 assert set(self.log[lease.migration]) <= set(lease.sequence.blocks), "leased, but not held"
+
+
+def _checksum(salt: int, block: int, generation: int) -> int:
+    """32 bits. The factors are odd: two generations of one block differ, and two blocks of one generation."""
+    return (salt ^ block * 0x9E37_79B1 ^ generation * 0x85EB_CA77) & 0xFFFF_FFFF

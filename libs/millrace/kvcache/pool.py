@@ -74,6 +74,11 @@ class BlockPool:
         """
         return self._generations.setdefault(block, 0)
 
+    def generations(self, blocks: Iterable[int]) -> list[int]:
+        """Return the generations of several blocks; see ``generation``."""
+        known = self._generations.setdefault
+        return [known(block, 0) for block in blocks]
+
     def _count_reuse(self, blocks: list[int]) -> None:
         generations = self._generations
         for block in blocks:

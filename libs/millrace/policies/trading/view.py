@@ -6,6 +6,8 @@ its own state best. Lengths are in tokens, times in nanoseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from millrace.contracts.broker import LoadCurve, MoveReason
@@ -63,12 +65,13 @@ class TriggerView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         peers: The other instances of its set (same stage, a role that decodes), in order of name.
-        sequences: Those that no fence holds back, in the engine's running order.
+        sequences: Those that no fence holds back, in the engine's running order. They may be found only when they are
+            first looked at: a policy looks at the loads before.
     """
 
     own: LoadView
     peers: tuple[LoadView, ...]
-    sequences: tuple[MovableSequence, ...]
+    sequences: Sequence[MovableSequence]
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
