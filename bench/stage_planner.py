@@ -4,6 +4,10 @@ Lengths are log-normal; rates are in proportion to E. Times are processor time o
 repeats. Regret is under the objective itself (what the planner minimises), without margins; brute force takes every
 layout where that is possible. Aims: exact at most 60 ms (16), 0.5 s (256), 1 s (1,000).
 
+    python -m bench stage_planner --regret --plans 50 --rows FILE
+
+runs the planners' layouts and layouts drawn at random instead (R1 lengths, modelled H200, hand-over, cuts as planned).
+
 Source: CascadeInfer, section 6.5 (0.06 s at 16 instances and 128K tokens).
 """
 
@@ -34,6 +38,10 @@ from millrace.policies.stages.objectives import (
 from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.statistics import LengthStatistics, statistics_of
 
+from bench.stages.regret import regret
+from bench.stages.runs import add_options, options
+from bench.stages.setups import Setup
+
 SET = "h200-llama-3-8b"
 KV_TOKENS = 900_000
 #: Requests per second and instance, of 500 prompt and about 1,700 output tokens: light, medium, high.
@@ -54,8 +62,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=int, nargs="+", default=[16, 256, 1000])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--regret", action="store_true", help="simulate layouts instead")
+    parser.add_argument("--plans", type=int, default=50, help="drawn layouts (default %(default)s)")
+    parser.add_argument("--requests", type=int, default=800, help="of each simulated run (default %(default)s)")
+    add_options(parser, seeds=5)
     arguments = parser.parse_args()
+    if arguments.regret:
+        print(regret(Setup(requests=arguments.requests), options(arguments), plans=arguments.plans))
+        return 0
     model = linear_instance(load_step_time(SET).cost(EngineParameters()), kv_tokens=KV_TOKENS, max_sequences=1024)
     print(f"seeds 0 to {arguments.seeds - 1}; {SET}")
     _times(model, arguments.instances, arguments.repeats)

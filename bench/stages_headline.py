@@ -70,7 +70,8 @@ def _light(chosen: RunOptions, arguments: argparse.Namespace) -> None:
         trace="ShareGPT",
         kappa=arguments.kappa,
         load=0.3,
-        requests=3_000,
+        requests=1_500,
+        steady=False,
         changes={"workload": {"lengths": UNIFORM, "arrivals": {"kind": "poisson", "rate_per_s": 60.0}}},
     )
     print("\nequal lengths, 500 + 1,000 tokens, 60 requests/s")

@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seeds=3)
     parser.add_argument("--kappa", type=float, default=0.2)
-    parser.add_argument("--requests", type=int, default=3_200)
+    parser.add_argument("--requests", type=int, default=800)
     arguments = parser.parse_args()
     chosen = options(arguments)
     setup = Setup(kappa=arguments.kappa, instances=16, load=0.7, requests=arguments.requests)

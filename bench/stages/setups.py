@@ -44,7 +44,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Lengths of a trace, as the distribution that ships has them.
 
     Attributes:
-        requests: Of a run of eight instances at most loads, with warm-up and tail.
+        requests: Of a run of eight instances, besides residents.
         ttft_s, tpot_s: SLO: about five times an idle engine's.
     """
 
@@ -55,10 +55,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TRACES: Mapping[str, Trace] = {
-    "R1": Trace(lengths="servegen-deepseek-r1", requests=2_400),
-    "Mooncake": Trace(lengths="mooncake-conversation", requests=2_400, ttft_s=5.0),
-    "ShareGPT": Trace(lengths="sharegpt", requests=8_000),
-    "Azure": Trace(lengths="azure-conversation", requests=6_000),
+    "R1": Trace(lengths="servegen-deepseek-r1", requests=800),
+    "Mooncake": Trace(lengths="mooncake-conversation", requests=800, ttft_s=5.0),
+    "ShareGPT": Trace(lengths="sharegpt", requests=3_000),
+    "Azure": Trace(lengths="azure-conversation", requests=2_400),
 }
 
 

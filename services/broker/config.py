@@ -44,7 +44,8 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         balance_moves_max: Balance moves in a sequence's life.
         payback_factor: It must be expected to run for so many times as long as a move takes.
         hysteresis: A sequence leaves at the stage's boundary if it is predicted to exceed it by this factor, and
-            without a prediction when it does; at least 1.
+            without a prediction when it does; at least 1. Above 1 it saves moves and keeps more in the lower stage than
+            planners and refinement, which know nothing of it, reckon with.
         decoded_min: Without a prediction a sequence moves for balance only after so many output tokens: who has run
             for long goes on for long.
         plan_pause_ms: No balance for so long after a new plan.
@@ -55,7 +56,7 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cooldown_factor: int = 10
     balance_moves_max: int = 3
     payback_factor: int = 10
-    hysteresis: float = 1.5
+    hysteresis: float = 1.0
     decoded_min: int = 64
     plan_pause_ms: int = 2_000
 

@@ -44,7 +44,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slots_used_max: float = 0.7
     slowdown_max: float = 0.5
     move_gap_s: float = 0.02
-    move_hysteresis: float = 1.5
+    move_hysteresis: float = 1.0
 
 
 #: A layout in force may exceed the constraints by this share before it must change: figures of two periods differ.

@@ -1,0 +1,73 @@
+"""Regret of planners: their layouts against simulated layouts that are drawn at random, on the same requests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from random import Random
+
+from millrace.policies.stages.membership import StageShape
+from millrace.policies.stages.objectives import candidate_edges
+from millrace.policies.stages.statistics import EDGES
+
+from bench.block.tables import figure, table
+from bench.stages.runs import RunOptions, StageRow, run_all
+from bench.stages.setups import Setup, told
+from bench.stages.tables import paired
+from bench.stages.variants import hand_over
+
+#: Stages of a drawn layout, at most: planners rarely take more.
+STAGES_MAX = 4
+
+PLANNERS = ("exact", "two_phase", "chain")
+
+
+def drawn_layouts(setup: Setup, count: int, *, seed: int = 0) -> list[tuple[StageShape, ...]]:
+    """One stage, and different layouts with random cuts and random numbers of instances."""
+    rng = Random(f"{seed}/layouts")
+    edges = [edge for edge in candidate_edges(setup.statistics()) if 0 < edge < len(EDGES)]
+    found = {(): layout_of((), (setup.instances,))}
+    while len(found) < count:
+        stages = rng.randint(2, min(STAGES_MAX, setup.instances))
+        cuts = tuple(EDGES[edge] for edge in sorted(rng.sample(edges, stages - 1)))
+        marks = [0, *sorted(rng.sample(range(1, setup.instances), stages - 1)), setup.instances]
+        found.setdefault(cuts, layout_of(cuts, [b - a for a, b in itertools.pairwise(marks)]))
+    return list(found.values())
+
+
+def layout_of(cuts: Sequence[int], instances: Sequence[int]) -> tuple[StageShape, ...]:
+    """Stages between cuts."""
+    bounds: list[int | None] = [0, *cuts, None]
+    ranges = itertools.pairwise(bounds)
+    return tuple(
+        StageShape(length_min=low or 0, length_max=high, instances=each)
+        for (low, high), each in zip(ranges, instances, strict=True)
+    )
+
+
+def regret(setup: Setup, chosen: RunOptions, *, plans: int) -> str:
+    """Runs everything; cuts stay where the plan has them, so that the plan alone is compared."""
+    layouts = {f"drawn {index}": shapes for index, shapes in enumerate(drawn_layouts(setup, plans))}
+    layouts |= {planner: setup.planned(planner) for planner in PLANNERS}
+    rows = run_all(chosen.jobs({label: setup.spec(hand_over(shapes)) for label, shapes in layouts.items()}), chosen)
+    drawn = [label for label in layouts if label.startswith("drawn") and any(row.label == label for row in rows)]
+    if not drawn:
+        return "no run was made"
+    best = min(drawn, key=lambda label: _mean(rows, label))
+    lines = [_line(rows, label, layouts[label], best) for label in (*PLANNERS, "drawn 0", best)]
+    head = ["", "layout", "ms/token", "% of the best drawn"]
+    return f"{len(drawn)} drawn layouts; the best is {best}\n" + table(head, [line for line in lines if line])
+
+
+def _mean(rows: Sequence[StageRow], label: str) -> float:
+    values = [row.norm for row in rows if row.label == label]
+    return sum(values) / len(values)
+
+
+def _line(rows: Sequence[StageRow], label: str, shapes: Sequence[StageShape], best: str) -> list[str]:
+    own = [1e3 * row.norm for row in rows if row.label == label]
+    pairs = paired(rows, label, best)
+    if not own or not pairs:
+        return []
+    name = "one stage" if len(shapes) == 1 and label.startswith("drawn") else label
+    return [name, told(shapes), figure(own), figure([100 * (a / b - 1) for a, b in pairs], places=1)]
