@@ -26,7 +26,7 @@ def drawn_layouts(setup: Setup, count: int, *, seed: int = 0) -> list[tuple[Stag
     """One stage, and different layouts with random cuts and random numbers of instances."""
     rng = Random(f"{seed}/layouts")
     edges = [edge for edge in candidate_edges(setup.statistics()) if 0 < edge < len(EDGES)]
-    found = {(): layout_of((), (setup.instances,))}
+    found: dict[tuple[int, ...], tuple[StageShape, ...]] = {(): layout_of((), (setup.instances,))}
     while len(found) < count:
         stages = rng.randint(2, min(STAGES_MAX, setup.instances))
         cuts = tuple(EDGES[edge] for edge in sorted(rng.sample(edges, stages - 1)))

@@ -44,9 +44,10 @@ INSTANCE_MODELS_MAX = 256
 
 
 class LengthSample(msgspec.Struct, frozen=True, array_like=True):
-    """One finished sequence: when it arrived (unix ns), and its lengths in tokens."""
+    """One finished sequence: when it arrived and ended (unix ns), and its lengths in tokens."""
 
     arrival_ns: int
+    ended_ns: int
     prompt: int
     cached: int
     output: int
@@ -110,10 +111,11 @@ class Planning:
         known = self._models.get(body.model)
         if known is None or not self.learns or body.prompt_tokens <= 0:
             return
+        ended_ns = body.arrival_ns + max(0, body.e2e_ns)
         for index, output in enumerate(body.output_tokens):
             if output > 0:  # further choices find the prompt in the cache
                 cached = body.cached_tokens if index == 0 else body.prompt_tokens
-                known.samples.append(LengthSample(body.arrival_ns, body.prompt_tokens, cached, output))
+                known.samples.append(LengthSample(body.arrival_ns, ended_ns, body.prompt_tokens, cached, output))
 
     def forget(self, model: str) -> None:
         """Drops what is known of a model whose lease is somebody else's."""
@@ -230,12 +232,14 @@ class Planning:
         return pins
 
     def _statistics(self, known: ModelPlanning, now_ns: int) -> LengthStatistics | None:
-        """Of the sequences that arrived within the window and have ended."""
+        """Of the sequences that ended within the window, whenever they arrived: of those that arrived in it the longest
+        have not ended yet.
+        """
         since_ns = now_ns - round(self._config.window_s * 1e9)
-        kept = [sample for sample in known.samples if sample.arrival_ns >= since_ns]
+        kept = [sample for sample in known.samples if sample.ended_ns >= since_ns]
         if not kept:
             return None
-        first_ns = min(sample.arrival_ns for sample in kept)
+        first_ns = max(since_ns, min(sample.arrival_ns for sample in kept))
         return statistics_of(
             [sample.prompt for sample in kept],
             [sample.output for sample in kept],

@@ -100,14 +100,24 @@ def test_a_sequence_that_outgrows_its_stage_goes_to_the_next_one():
     world.run(15_000)
     (at_ns, _, source, target) = world.moves[0]
     assert (source, target) == ("a", "c")
+    # 290 tokens more at 100 a second.
+    assert 2 * SECOND < at_ns - START_NS < 4 * SECOND
+
+
+def test_with_a_hysteresis_it_goes_when_it_is_well_past_the_boundary():
+    fences = {"hysteresis": 1.5}
+    world = BrokerWorld(filled("a", 1, 700), FakeInstance("c"), reasons=STANDING, fences=fences)
+    world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
+    world.run(15_000)
     # Without a prediction it goes when it is half as long again: 790 tokens more at 100 a second.
-    assert 7 * SECOND < at_ns - START_NS < 9 * SECOND
+    assert 7 * SECOND < world.moves[0][0] - START_NS < 9 * SECOND
 
 
-def test_a_prediction_lets_it_go_at_the_boundary_or_keeps_it():
+def test_with_a_hysteresis_a_prediction_lets_it_go_at_the_boundary_or_keeps_it():
     going = FakeSequence(prompt=995, expected=2_000)
     ending = FakeSequence(prompt=995, expected=300)
-    world = BrokerWorld(FakeInstance("a", sequences={"g.0": going, "e.0": ending}), FakeInstance("c"), reasons=STANDING)
+    source = FakeInstance("a", sequences={"g.0": going, "e.0": ending})
+    world = BrokerWorld(source, FakeInstance("c"), reasons=STANDING, fences={"hysteresis": 1.5})
     world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
     world.run(1_500)
     assert [sequence for _, sequence, _, _ in world.moves] == ["g.0"]

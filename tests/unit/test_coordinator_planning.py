@@ -132,6 +132,29 @@ def test_uniform_lengths_and_light_load_stay_one_stage() -> None:
         assert len(story.tick().stages) == 1
 
 
+def test_lengths_of_requests_count_by_when_they_ended() -> None:
+    """Of those that arrived within the window the longest have not ended: alone they would hide their lengths."""
+    story = Story(window_s=60.0)
+    story.tick()
+    for index in range(300):
+        story.planning.on_outcome(
+            RequestFinished(
+                request=f"r{index}",
+                model=MODEL,
+                outcome="completed",
+                ingress="i",
+                prompt_tokens=300,
+                output_tokens=[20_000],
+                arrival_ns=story.now_ns - 200 * S,
+                e2e_ns=round((150 + index / 6) * S),
+            )
+        )
+    assert "requests known" in story.logs[0]
+    story.tick()
+    assert len(story.logs) == 2
+    assert "requests known" not in story.logs[1]
+
+
 def test_two_equal_engines_stay_one_stage() -> None:
     story = Story(2)
     story.tick()
