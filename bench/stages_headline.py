@@ -18,7 +18,7 @@ from collections.abc import Callable
 from bench.stages.runs import RunOptions, add_options, options, run_all
 from bench.stages.setups import TRACES, Setup, told
 from bench.stages.tables import comparison
-from bench.stages.variants import BASE, BASELINES, Layer, full, refined, steps, trading
+from bench.stages.variants import BASE, BASELINES, Layer, full, steps, trading
 
 KAPPAS = (0.0, 0.2, 0.76)
 
@@ -82,7 +82,7 @@ def _compare_few(setup: Setup, chosen: RunOptions) -> None:
     shapes = setup.planned("exact")
     layers: dict[str, Layer] = {BASE: BASELINES[BASE], "balance": trading("delay")}
     if len(shapes) > 1:
-        layers |= {"+ refinement": refined(shapes), "+ trade": full(shapes, refinement={})}
+        layers["+ trade"] = full(shapes, refinement={})
     _compare(setup, layers, chosen)
 
 
