@@ -75,6 +75,22 @@ def run_seed(
         return text if text.startswith(f"seed {seed}") else f"seed {seed}: {text}"  # what fails at the start names none
 
 
+def replay_command(
+    seed: int,
+    policy: str = POLICY,
+    *,
+    migrations: bool = False,
+    trading: bool = False,
+    choice: TradingChoice = DRAWN,
+    cascades: bool = False,
+) -> str:
+    """The command that runs a seed again as ``run_seed`` runs it with the same arguments."""
+    words = [f"python -m simulator.soak --first {seed} --seeds 1 --verbose --policy {policy}"]
+    words += ["--migrations"] * migrations + ["--trading"] * trading + ["--cascades"] * cascades
+    words += [f"--trading-policy {choice.policy}"] * bool(choice.policy)
+    return " ".join([*words, *["--wrong-estimates"] * choice.wrong_estimates])
+
+
 def _run(work: tuple[int, argparse.Namespace]) -> tuple[int, SoakReport | str]:
     seed, options = work
     choice = TradingChoice(policy=options.trading_policy, wrong_estimates=options.wrong_estimates)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import pytest
+from millrace.sim.failure import SimulationFailed
 
 from simulator.soak.run import SoakReport
-from simulator.soak.seeds import POLICY, run_seed
+from simulator.soak.seeds import POLICY, replay_command, run_seed
 
 #: Drawn seeds lie below this.
 SEED_MAX = 1_000_000
@@ -54,10 +58,27 @@ def _drawn(of: str, index: int) -> int:
     return int.from_bytes(blake2b(f"{of}/{index}".encode(), digest_size=8).digest(), "big") % SEED_MAX
 
 
-def passed(seed: int, policy: str = POLICY, *, migrations: bool = False) -> SoakReport:
-    """The report of a seed. One that fails fails the test, with the command that runs it again."""
-    result = run_seed(seed, policy, migrations=migrations)
+def passed(seed: int, policy: str = POLICY, **kind: Any) -> SoakReport:
+    """The report of a seed. One that fails fails the test, with the command that runs it again.
+
+    Args:
+        kind: Further arguments of ``run_seed``.
+    """
+    result = run_seed(seed, policy, **kind)
     if isinstance(result, SoakReport):
         return result
-    options = f"--policy {policy}" + " --migrations" * migrations
-    return pytest.fail(f"{result}\nagain: python -m simulator.soak --first {seed} --seeds 1 --verbose {options}")
+    return pytest.fail(f"{result}\nagain: {replay_command(seed, policy, **kind)}")
+
+
+@contextmanager
+def replayed_by(command: str) -> Iterator[None]:
+    """For runs that ``run_seed`` does not build: one that fails fails the test, with the command that runs it again."""
+    try:
+        yield
+    except SimulationFailed as failure:
+        pytest.fail(f"{failure}\nagain: {command}")
+
+
+def pytest_command(request: pytest.FixtureRequest) -> str:
+    """The command that runs the test again with the seeds of this commit."""
+    return f"MILLRACE_SIM_COMMIT={commit()} python -m pytest '{request.node.nodeid}'"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from simulator.soak.cascading import CascadeSoakRun
-from tests.sim.soak_seeds import soak_seeds
+from simulator.soak.seeds import replay_command
+from tests.sim.soak_seeds import replayed_by, soak_seeds
 
 
 @pytest.mark.parametrize("seed", soak_seeds(8))
 def test_cascades_survive_random_faults(seed: int) -> None:
     run = CascadeSoakRun(seed)
-    report = run.run()
+    with replayed_by(replay_command(seed, cascades=True)):
+        report = run.run()
     assert report.outcomes.get("completed", 0) > 0
     assert sum(run.watch.reasons.values()) > 0
 

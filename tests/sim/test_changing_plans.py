@@ -10,6 +10,7 @@ from services.coordinator.config import StagesConfig
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.run import SoakRun
 from simulator.soak.shape import SoakShape
+from tests.sim.soak_seeds import pytest_command, replayed_by, soak_seeds
 
 #: The best layout of the last few seconds, however little it gains.
 CHANGING = StagesConfig(
@@ -47,11 +48,12 @@ class PlanLog:
         self._cluster.simulation.after(100 * MILLISECOND, self.look)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", soak_seeds(4))
 @pytest.mark.parametrize("faults", [False, True])
-def test_changing_plans_break_no_promise(seed: int, faults: bool) -> None:
+def test_changing_plans_break_no_promise(seed: int, faults: bool, request: pytest.FixtureRequest) -> None:
     run = SoakRun(seed, shape=SHAPE, faults=faults, rate=30.0)
     log = PlanLog(run.cluster)
-    assert run.run().outcomes["completed"] > 50
+    with replayed_by(pytest_command(request)):
+        assert run.run().outcomes["completed"] > 50
     assert len(log.cuts) > 2, log.cuts
     assert max(len(cuts) for cuts in log.cuts) >= 1

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import argparse
 
+import pytest
+from millrace.sim.failure import SimulationFailed
+
+from simulator.soak import seeds as soak
+from simulator.soak.seeds import TradingChoice, replay_command
 from tests.sim import soak_seeds as drawn
-from tests.sim.soak_seeds import commit, passed, soak_seeds
+from tests.sim.soak_seeds import commit, passed, pytest_command, replayed_by, soak_seeds
 
 
 def test_half_of_the_seeds_are_the_first_ones_and_half_depend_on_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +40,22 @@ def test_a_seed_that_fails_says_how_to_run_it_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(drawn, "run_seed", lambda *_args, **_options: "seed 17: what went wrong")
     with pytest.raises(pytest.fail.Exception, match=r"what went wrong\nagain: .* --first 17 --seeds 1 .*--migrations"):
         passed(17, "forecast", migrations=True)
+
+
+def test_the_replay_command_names_every_choice_and_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"trading": True, "choice": TradingChoice(policy="ares", wrong_estimates=True)}
+    command = replay_command(23, "round_robin", **kinds)
+    ran: list[object] = []
+    monkeypatch.setattr(soak, "run_seed", lambda *args, **kind: ran.append((args, kind)) or "failed")
+    parser = argparse.ArgumentParser()
+    soak.add_arguments(parser)
+    options = parser.parse_args(command.split()[3:])
+    assert (options.seeds, soak._run((options.first, options))) == (1, (23, "failed"))
+    assert ran == [((23, "round_robin"), {**kinds, "migrations": False, "cascades": False})]
+
+
+def test_a_run_of_another_shape_that_fails_says_how_to_run_it_again(request: pytest.FixtureRequest) -> None:
+    command = pytest_command(request)
+    assert command.startswith(f"MILLRACE_SIM_COMMIT={commit()} python -m pytest 'tests/sim/test_soak_seeds.py::")
+    with pytest.raises(pytest.fail.Exception, match="seed 3: lost\nagain: MILLRACE_SIM_COMMIT="), replayed_by(command):
+        raise SimulationFailed("seed 3: lost")

@@ -19,9 +19,9 @@ from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import SECOND
 
 from simulator.soak.run import SoakReport, SoakRun
-from simulator.soak.seeds import TradingChoice, run_seed
+from simulator.soak.seeds import TradingChoice
 from simulator.soak.trading import trading_shape
-from tests.sim.soak_seeds import soak_seeds
+from tests.sim.soak_seeds import passed, soak_seeds
 
 SEEDS = soak_seeds(20)
 #: Seeds that failed once. In 128815 a sequence moved back before the deal that brought it had ended; in 634580 the
@@ -54,10 +54,7 @@ class Evacuations(Checker):
 
 @functools.cache
 def report_of(seed: int) -> SoakReport:
-    report = run_seed(seed, trading=True)
-    again = f"python -m simulator.soak --trading --first {seed} --seeds 1 --verbose"
-    assert isinstance(report, SoakReport), f"{again}\n{report}"
-    return report
+    return passed(seed, trading=True)
 
 
 def undisturbed(seed: int, **changes) -> SoakRun:
@@ -139,7 +136,6 @@ def test_moves_for_memory_avoid_preemptions():
 
 @pytest.mark.parametrize("seed", SEEDS[:6])
 def test_estimates_that_are_wrong_or_no_numbers_are_ignored_and_break_no_promise(seed: int):
-    report = run_seed(seed, trading=True, choice=TradingChoice(policy="ares", wrong_estimates=True))
-    assert isinstance(report, SoakReport), report
+    report = passed(seed, trading=True, choice=TradingChoice(policy="ares", wrong_estimates=True))
     assert report.outcomes
     assert report.estimates_ignored > 0
