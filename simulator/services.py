@@ -16,6 +16,7 @@ from millrace.actor.deps import ActorDeps
 from millrace.actor.engine import EngineInfo
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.judging.confidence import ConfidenceModel
@@ -162,13 +163,11 @@ def worker(
 
 def _info(instance: SimInstance, kv: KvEndpoint | None) -> EngineInfo:
     """Return the engine information of an instance's modelled engine."""
-    engine = instance.engine
-    shared = {name: getattr(engine, name) for name in EngineInfo.__struct_fields__ if hasattr(engine, name)}
-    told = {
-        "engine": "modelled",
-        "engine_version": "1",
-        "model": instance.model,
-        "queue_policy": engine.policy.value,
-        "step_time": instance.step_time,
-    }
-    return msgspec.structs.replace(msgspec.convert({**shared, **told}, EngineInfo), kv=kv)
+    return EngineInfo(
+        engine="modelled",
+        engine_version="1",
+        model=instance.model,
+        step_time=instance.step_time,
+        kv=kv,
+        **scheduler_fields(instance.engine),
+    )

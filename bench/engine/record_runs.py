@@ -86,7 +86,7 @@ def engine_args(parameters: EngineParameters) -> dict[str, Any]:
         "enable_prefix_caching": parameters.prefix_caching,
         "watermark": parameters.watermark,
         "scheduler_reserve_full_isl": parameters.reserve_full_prompt,
-        "scheduling_policy": parameters.policy.value,
+        "scheduling_policy": parameters.queue_policy.value,
         "async_scheduling": parameters.async_scheduling,
     }
 

@@ -208,19 +208,21 @@ def _order_runs() -> list[PlannedRun]:
         crowd(31, 16, prompt=(10, 120), output=(10, 70), within=30), lambda index, _: {"priority": index % 3}
     )
     return [
-        plan("priorities", "Three priorities, enough blocks", mixed, policy=QueuePolicy.PRIORITY, max_sequences=4),
+        plan(
+            "priorities", "Three priorities, enough blocks", mixed, queue_policy=QueuePolicy.PRIORITY, max_sequences=4
+        ),
         plan(
             "priorities-preempted",
             "The lowest priority loses its blocks, even within one step",
             changed(mixed, lambda *_: {"max_tokens": 110}),
-            policy=QueuePolicy.PRIORITY,
+            queue_policy=QueuePolicy.PRIORITY,
             blocks_total=20,
         ),
         plan(
             "priorities-small-budget",
             "Priorities, few blocks and a small budget",
             changed(mixed, lambda *_: {"max_tokens": 90}),
-            policy=QueuePolicy.PRIORITY,
+            queue_policy=QueuePolicy.PRIORITY,
             blocks_total=22,
             token_budget=40,
         ),
@@ -289,7 +291,7 @@ def _async_runs() -> list[PlannedRun]:
                 crowd(54, 14, prompt=(10, 120), output=(60, 130), within=20), lambda index, _: {"priority": index % 3}
             ),
             async_scheduling=True,
-            policy=QueuePolicy.PRIORITY,
+            queue_policy=QueuePolicy.PRIORITY,
             blocks_total=20,
         ),
         plan(

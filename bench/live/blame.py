@@ -16,12 +16,12 @@ from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.forecast import Candidate, Forecaster
+from millrace.enginemodel.registered import scheduler_parameters
 
 from bench.live.recording import Recording
 from bench.live.reforecast import Asked, reforecasts
 from bench.live.replay import engine_windows
 from bench.live.step_fit import matrix, values
-from services.predictor.state import parameters_of
 
 #: Fewest windows between snapshots that tell a pace.
 PACE_WINDOWS_MIN = 3
@@ -51,7 +51,7 @@ class _Engine:
 
     def __init__(self, recording: Recording, name: str) -> None:
         record = next(each for each in recording.instances if each.instance == name)
-        self._parameters = parameters_of(record)
+        self._parameters = scheduler_parameters(record, prefix_caching=True)
         self._set = load_step_time(record.step_time)
         self._snapshots = sorted((s for s in recording.snapshots if s.instance == name), key=lambda s: s.at_ns)
         self._taken = [each.at_ns for each in self._snapshots]

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
+from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.steptime import LinearStepTime
 
 from bench.live.halves import fitted_on
@@ -21,7 +22,6 @@ from bench.live.neighbours import alone, slowdown, with_neighbours
 from bench.live.recording import Figures, Recording
 from bench.live.step_fit import WINDOWS_MIN, Window, bias, fit, matrix, windows
 from bench.live.transit import Transit
-from services.predictor.state import parameters_of
 from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
@@ -136,7 +136,7 @@ def _group(recording: Recording, fitted: EngineFit) -> dict[str, Any]:
         "name": fitted.instance,
         "instances": 1,
         "step_time": fitted.instance,
-        "engine": msgspec.to_builtins(parameters_of(record)),
+        "engine": msgspec.to_builtins(scheduler_parameters(record, prefix_caching=True)),
         "host": record.host,
         "neighbour_slowdown": fitted.slowdown,
     }

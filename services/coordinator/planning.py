@@ -19,7 +19,7 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord
 from millrace.contracts.subjects import subject_token
-from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, StageShape, assign, stages_of
 from millrace.policies.stages.fixed import policy as fixed
@@ -262,7 +262,7 @@ class Planning:
         )
 
     def instance_model(self, record: InstanceRecord) -> InstanceModel | None:
-        """Step costs and memory of an instance; None where its step time is unknown."""
+        """Step costs and memory of an instance; None where its step time is unknown, or no engine has such limits."""
         key = (record.step_time, record.blocks_total, record.block_size, record.max_sequences, record.token_budget)
         if key not in self._instance_models and len(self._instance_models) < INSTANCE_MODELS_MAX:
             self._instance_models[key] = _instance_model(record, self._step_times.get(record.step_time))
@@ -285,13 +285,10 @@ class Planning:
 def _instance_model(record: InstanceRecord, step_time: StepTimeModel | None) -> InstanceModel | None:
     if step_time is None:
         return None
-    parameters = EngineParameters(
-        max_model_len=record.max_model_len,
-        max_sequences=record.max_sequences,
-        token_budget=record.token_budget,
-        block_size=record.block_size,
-        blocks_total=record.blocks_total,
-    )
+    try:
+        parameters = scheduler_parameters(record)
+    except ValueError:
+        return None  # no engine could run with what the record says
     made = linear_instance(
         step_time.cost(parameters),
         kv_tokens=record.block_size * record.blocks_total,

@@ -43,6 +43,7 @@ from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPred
 from millrace.contracts.sequences import SequenceId
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
+from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.membership import Heartbeat, Member, Membership, MemberState
 from msgspec.structs import replace
@@ -55,7 +56,7 @@ from services.predictor.metrics import PredictorMetrics
 from services.predictor.neighbours import Hosts
 from services.predictor.placements import PLACEMENTS_MAX, Placements
 from services.predictor.prefixes import Prefixes, end_request
-from services.predictor.state import LENGTH_MAX, Instance, Placement, parameters_of
+from services.predictor.state import LENGTH_MAX, Instance, Placement
 
 #: Predictors of the same instance share its questions.
 QUEUE_GROUP = "predictor"
@@ -175,7 +176,7 @@ class PredictorActor:
     def _register(self, member: Member, record: InstanceRecord, known: Instance | None) -> list[Effect]:
         token = member.token
         try:
-            parameters = parameters_of(record, prefixes=self._config.prefixes)
+            parameters = scheduler_parameters(record, prefix_caching=self._config.prefixes)
             kin = self._kins.of(record, parameters)
         except ValueError as error:
             self._instances.pop(token, None)

@@ -206,7 +206,7 @@ def _left_ns(snapshot: StatusSnapshot) -> int:
 
 def prefixes_of(parameters: EngineParameters) -> Prefixes:
     """An engine's prefix cache as it is when it starts."""
-    in_order = parameters.policy is QueuePolicy.FCFS and not parameters.long_prefill_token_threshold
+    in_order = parameters.queue_policy is QueuePolicy.FCFS and not parameters.long_prefill_token_threshold
     return Prefixes(parameters.block_size, caching=parameters.prefix_caching, in_order=in_order)
 
 
@@ -234,29 +234,3 @@ def plausible(snapshot: StatusSnapshot) -> bool:
             return False
         held += entry.blocks
     return held < LENGTH_MAX
-
-
-def parameters_of(record: InstanceRecord, *, prefixes: bool = True) -> EngineParameters:
-    """Parameters of the instance's scheduler; ``prefixes``: whether its prefix cache is followed.
-
-    Raises:
-        ValueError: no engine could run with what the record says; the message names the field.
-    """
-    for field_ in ("max_model_len", "block_size", "blocks_total", "max_sequences", "token_budget"):
-        if getattr(record, field_) >= LENGTH_MAX:
-            raise ValueError(f"{field_} must be below {LENGTH_MAX}, is {getattr(record, field_)}")
-    room = record.blocks_total * record.block_size
-    return EngineParameters(
-        max_model_len=min(record.max_model_len, room),  # vLLM counts its null block in when it checks this
-        block_size=record.block_size,
-        blocks_total=record.blocks_total,
-        max_sequences=record.max_sequences,
-        token_budget=record.token_budget,
-        long_prefill_token_threshold=record.long_prefill_token_threshold,
-        chunked_prefill=record.chunked_prefill,
-        prefix_caching=record.prefix_caching and prefixes,
-        watermark=record.watermark,
-        reserve_full_prompt=record.reserve_full_prompt,
-        policy=QueuePolicy(record.queue_policy),
-        async_scheduling=record.async_scheduling,
-    )

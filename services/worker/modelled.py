@@ -16,6 +16,7 @@ import msgspec
 from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, KvCommand
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import TOKEN_BYTES, ConstantNetwork, modelled_endpoint
@@ -108,26 +109,14 @@ class ModelledLiveEngine:
         )
 
     def _info(self, kv: KvEndpoint | None) -> EngineInfo:
-        parameters = self._config.parameters
         return EngineInfo(
             engine="modelled",
             engine_version=MODEL_VERSION,
             model=self._model,
-            max_model_len=parameters.max_model_len,
-            max_sequences=parameters.max_sequences,
-            token_budget=parameters.token_budget,
-            block_size=parameters.block_size,
-            blocks_total=parameters.blocks_total,
-            long_prefill_token_threshold=parameters.long_prefill_token_threshold,
-            chunked_prefill=parameters.chunked_prefill,
-            prefix_caching=parameters.prefix_caching,
-            watermark=parameters.watermark,
-            reserve_full_prompt=parameters.reserve_full_prompt,
-            queue_policy=parameters.policy,
-            async_scheduling=parameters.async_scheduling,
             step_time=self._config.coefficients,
             kv=kv,
             kv_refusal="" if kv is not None else "migration is off",
+            **scheduler_fields(self._config.parameters),
         )
 
     def add(self, sequence: EngineSequence) -> None:

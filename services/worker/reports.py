@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 from millrace.actor.engine import EngineInfo, EngineSnapshot
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import (
     BatchComposition,
     InstanceRecord,
@@ -40,24 +41,13 @@ def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
         model=identity.model,
         engine=info.engine,
         engine_version=info.engine_version,
-        max_model_len=info.max_model_len,
-        max_sequences=info.max_sequences,
-        token_budget=info.token_budget,
-        block_size=info.block_size,
-        blocks_total=info.blocks_total,
         host=identity.host,
         pid=identity.pid,
         engine_pid=info.engine_pid,
-        long_prefill_token_threshold=info.long_prefill_token_threshold,
-        chunked_prefill=info.chunked_prefill,
-        prefix_caching=info.prefix_caching,
-        watermark=info.watermark,
-        reserve_full_prompt=info.reserve_full_prompt,
-        queue_policy=info.queue_policy,
-        async_scheduling=info.async_scheduling,
         step_time=info.step_time,
         kv=info.kv,
         kv_refusal=info.kv_refusal,
+        **scheduler_fields(info),
     )
 
 

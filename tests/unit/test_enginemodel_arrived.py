@@ -161,7 +161,7 @@ def test_who_came_and_is_cancelled_before_its_first_step_gives_all_back() -> Non
 
 @pytest.mark.parametrize(("policy", "first"), [(QueuePolicy.FCFS, "low"), (QueuePolicy.PRIORITY, "high")])
 def test_those_that_came_are_in_the_order_of_the_queue(policy: QueuePolicy, first: str) -> None:
-    engine = scheduler(policy=policy, token_budget=1)
+    engine = scheduler(queue_policy=policy, token_budget=1)
     arrive(engine, "low", priority=2)
     arrive(engine, "high", priority=1)
     assert step(engine) == {first: 1}

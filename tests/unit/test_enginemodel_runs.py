@@ -107,7 +107,7 @@ def draw(rng: Random) -> tuple[EngineParameters, LinearStepTime, list[tuple[int,
         watermark=rng.choice((0.0, 0.05)),
         reserve_full_prompt=rng.random() < 0.5,
         segments=rng.random() < 0.3,
-        policy=rng.choice(list(QueuePolicy)),
+        queue_policy=rng.choice(list(QueuePolicy)),
     )
     step_time = LinearStepTime(
         fixed=rng.uniform(1e6, 9e6),

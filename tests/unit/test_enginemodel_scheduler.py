@@ -122,7 +122,7 @@ def test_the_newest_is_preempted_and_comes_back_first_with_all_it_had() -> None:
 
 
 def test_with_priorities_the_largest_number_is_preempted_and_the_smallest_admitted_first() -> None:
-    model = engine(blocks_total=32, policy=QueuePolicy.PRIORITY, prefix_caching=False, token_budget=64)
+    model = engine(blocks_total=32, queue_policy=QueuePolicy.PRIORITY, prefix_caching=False, token_budget=64)
     add(
         model,
         sequence("low", 40, output=60, priority=9, arrival_ns=1),
@@ -199,7 +199,7 @@ def test_under_random_load_every_sequence_gets_the_tokens_it_gets_alone(seed: in
         "long_prefill_token_threshold": rng.choice([0, 9]),
         "prefix_caching": rng.random() < 0.7,
         "watermark": rng.choice([0.0, 0.05]),
-        "policy": rng.choice(list(QueuePolicy)),
+        "queue_policy": rng.choice(list(QueuePolicy)),
         "reserve_full_prompt": rng.random() < 0.7,
     }
     model = engine(**changes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.steptime import LinearStepTime
 
 from bench.live import unequal
@@ -20,7 +21,6 @@ from bench.live.replay import EngineFit, replay, scenario
 from bench.live.rig import worker_words
 from bench.live.transit import Transit
 from bench.live_policies import add_options, campaign_of
-from services.predictor.state import parameters_of
 from services.worker.config import WorkerConfig
 from services.worker.modelled import ModelledConfig
 
@@ -144,7 +144,7 @@ def test_settings_of_an_engine_are_ones_that_workers_know(limits: unequal.Limits
 
     assert config("vllm").max_num_seqs == limits.sequences
     modelled = msgspec.convert(config("modelled").modelled, ModelledConfig)
-    assert modelled.parameters == parameters_of(limits.record("w"))
+    assert modelled.parameters == scheduler_parameters(limits.record("w"), prefix_caching=True)
 
 
 def test_each_worker_is_told_its_own_and_one_without_settings_nothing() -> None:
@@ -160,7 +160,9 @@ def test_a_replay_has_the_limits_and_step_times_of_each_engine(tmp_path: Path) -
     }
     way = Transit(hop_least=1.0, hop_mean=2.0, worker_least=0.0, worker_mean=0.0)
     spec = scenario(recording, fitted=fitted, way=way, folder=tmp_path)
-    assert [group.engine for group in spec.cluster.groups] == [parameters_of(record) for record in RECORDS]
+    assert [group.engine for group in spec.cluster.groups] == [
+        scheduler_parameters(record, prefix_caching=True) for record in RECORDS
+    ]
     assert spec.cluster.groups[0].engine != spec.cluster.groups[1].engine
     done = replay(spec, tmp_path, fitted=fitted)
     paces = {name: min(f.tpot_s for f in done if f.instance.startswith(name)) for name in fitted}

@@ -19,6 +19,7 @@ from millrace.actor.effects import Effect
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
 from millrace.contracts.message import Body
+from millrace.contracts.scheduler import SchedulerConfig
 from millrace.contracts.status import BatchComposition, EngineTotals, SequenceStatus
 from millrace.contracts.worker import Sampling
 
@@ -278,7 +279,7 @@ EngineEvent = (
 KvCommand = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine | PullIntoEngine | UnreserveInEngine
 
 
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+class EngineInfo(SchedulerConfig, frozen=True, kw_only=True):
     """Properties of an engine, known once it has started; see InstanceRecord for the fields.
 
     Attributes:
@@ -288,19 +289,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     engine_version: str
     model: str
-    max_model_len: int
-    max_sequences: int
-    token_budget: int
-    block_size: int
-    blocks_total: int
     engine_pid: int = 0
-    long_prefill_token_threshold: int = 0
-    chunked_prefill: bool = True
-    prefix_caching: bool = True
-    watermark: float = 0.0
-    reserve_full_prompt: bool = True
-    queue_policy: str = "fcfs"
-    async_scheduling: bool = False
     step_time: str = ""
     kv: KvEndpoint | None = None
     kv_refusal: str = ""

@@ -81,7 +81,8 @@ def _inner_types(info: Any) -> Iterator[Any]:
 
 
 def _describe(schema: Schema, kind: type[msgspec.Struct]) -> Schema:
-    summary, notes = split_docstring(kind.__doc__ or "")
+    summary, own = split_docstring(kind.__doc__ or "")
+    notes = _inherited_notes(kind) | own
     fields = msgspec.structs.fields(kind)
     described = {key: value for key, value in schema.items() if key != "description"}
     described = {"title": described.pop("title", kind.__name__), "description": summary, **described}
@@ -93,6 +94,14 @@ def _describe(schema: Schema, kind: type[msgspec.Struct]) -> Schema:
     elif "properties" in schema:
         described["properties"] = {name: _noted(item, notes.get(name)) for name, item in schema["properties"].items()}
     return described
+
+
+def _inherited_notes(kind: type) -> dict[str, str]:
+    """Notes of the fields that a message has from the structs that it extends."""
+    notes: dict[str, str] = {}
+    for base in reversed(kind.__mro__[1:]):
+        notes |= split_docstring(vars(base).get("__doc__") or "")[1]
+    return notes
 
 
 def _noted(item: Schema, note: str | None) -> Schema:

@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
+from millrace.contracts.scheduler import SchedulerConfig
 
 
 class SequenceState(StrEnum):
@@ -192,19 +193,15 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
     indicators: LoadIndicators | None = None
 
 
-class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
-    """Registration of an instance in the KV bucket ``instance`` (key: its name; re-put within the bucket's TTL).
+class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="InstanceRecord/1"):
+    """Registration of an instance in the KV bucket ``instance`` (key: its name; re-put within the bucket's TTL), with
+    the configuration of its scheduler.
 
     Attributes:
         incarnation: Start time of the worker process, unix ns. A new one means that all earlier sequences there
             are lost.
         engine: ``vllm`` or ``modelled``.
         engine_version: For example ``0.32.0``.
-        max_model_len: Prompt plus output bound, tokens.
-        max_sequences: Bound of the running batch.
-        token_budget: Tokens per step (``max_num_batched_tokens``).
-        long_prefill_token_threshold, chunked_prefill, prefix_caching, watermark, reserve_full_prompt, queue_policy,
-            async_scheduling: As in ``enginemodel.EngineParameters``: what a forecast must know of the scheduler.
         step_time: Which step-time parameters fit this engine: a set that ships, or a path; empty where unknown.
         kv: Where its KV lies and how it can be read; None for an engine that moves nothing.
         kv_refusal: Why it moves nothing; empty where it does.
@@ -215,21 +212,9 @@ class InstanceRecord(Body, frozen=True, kw_only=True, tag="InstanceRecord/1"):
     model: str
     engine: str
     engine_version: str
-    max_model_len: int
-    max_sequences: int
-    token_budget: int
-    block_size: int
-    blocks_total: int
     host: str = ""
     pid: int = 0
     engine_pid: int = 0
-    long_prefill_token_threshold: int = 0
-    chunked_prefill: bool = True
-    prefix_caching: bool = True
-    watermark: float = 0.0
-    reserve_full_prompt: bool = True
-    queue_policy: str = "fcfs"
-    async_scheduling: bool = False
     step_time: str = ""
     kv: KvEndpoint | None = None
     kv_refusal: str = ""

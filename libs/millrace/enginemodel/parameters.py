@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from millrace.contracts.scheduler import SchedulerConfig
+
 
 class QueuePolicy(StrEnum):
     """Order of the waiting queue, and who is preempted."""
@@ -14,39 +16,21 @@ class QueuePolicy(StrEnum):
     PRIORITY = "priority"  # smallest (priority, arrival) first; the largest one running is preempted
 
 
-class EngineParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits and switches of the scheduler. Names in brackets are vLLM's.
+class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Configuration of a modelled engine: its scheduler's, checked and with defaults.
 
     Attributes:
-        max_model_len: Bound of prompt plus output, tokens.
-        block_size: Tokens per KV block.
-        blocks_total: Usable KV blocks: vLLM's ``num_gpu_blocks`` less its null block.
-        max_sequences: Bound of the running batch (``max_num_seqs``).
-        token_budget: Tokens computed per step (``max_num_batched_tokens``).
-        long_prefill_token_threshold: Longest prompt chunk while others wait or run; 0 for no bound.
-        chunked_prefill: Whether a prompt may be cut where the budget ends (``enable_chunked_prefill``).
-        prefix_caching: Whether full blocks are found by content (``enable_prefix_caching``).
-        watermark: Share of all blocks kept free when a waiting sequence is admitted beside running ones.
-        reserve_full_prompt: Admit a sequence only if its whole prompt fits now, not only its first chunk
-            (``scheduler_reserve_full_isl``).
+        queue_policy: Named ``policy`` in files, as vLLM does.
         segments: Free blocks are handed out in contiguous runs (kvcache/segments.py), as our engines do.
-        async_scheduling: The next step is scheduled before the outputs of the one before are known, as vLLM does
-            by default where it can.
     """
 
     max_model_len: int = 8192
-    block_size: int = 16
-    blocks_total: int = 4096
     max_sequences: int = 256
     token_budget: int = 2048
-    long_prefill_token_threshold: int = 0
-    chunked_prefill: bool = True
-    prefix_caching: bool = True
-    watermark: float = 0.0
-    reserve_full_prompt: bool = True
+    block_size: int = 16
+    blocks_total: int = 4096
+    queue_policy: QueuePolicy = msgspec.field(default=QueuePolicy.FCFS, name="policy")
     segments: bool = False
-    policy: QueuePolicy = QueuePolicy.FCFS
-    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what no engine could run. Raises ValueError naming the field."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
@@ -13,8 +14,11 @@ from millrace.enginemodel.steptime import StepTimeModel
 LIMIT_MAX = 1 << 31
 
 
-def scheduler_parameters(record: InstanceRecord) -> EngineParameters:
-    """Return the parameters of the instance's scheduler, without its prefix cache.
+def scheduler_parameters(record: InstanceRecord, *, prefix_caching: bool = False) -> EngineParameters:
+    """Return the parameters of the instance's scheduler.
+
+    Args:
+        prefix_caching: Whether its prefix cache counts, if it has one.
 
     Raises:
         ValueError: no engine could run with what the record says; the message names the field.
@@ -23,20 +27,12 @@ def scheduler_parameters(record: InstanceRecord) -> EngineParameters:
         if getattr(record, field) >= LIMIT_MAX:
             raise ValueError(f"{field} must be below {LIMIT_MAX}, is {getattr(record, field)}")
     room = record.blocks_total * record.block_size
-    return EngineParameters(
-        max_model_len=min(record.max_model_len, room),  # vLLM counts its null block in when it checks this
-        block_size=record.block_size,
-        blocks_total=record.blocks_total,
-        max_sequences=record.max_sequences,
-        token_budget=record.token_budget,
-        long_prefill_token_threshold=record.long_prefill_token_threshold,
-        chunked_prefill=record.chunked_prefill,
-        prefix_caching=False,
-        watermark=record.watermark,
-        reserve_full_prompt=record.reserve_full_prompt,
-        policy=QueuePolicy(record.queue_policy),
-        async_scheduling=record.async_scheduling,
-    )
+    changes = {
+        "max_model_len": min(record.max_model_len, room),  # vLLM counts its null block in when it checks this
+        "prefix_caching": record.prefix_caching and prefix_caching,
+        "queue_policy": QueuePolicy(record.queue_policy),
+    }
+    return EngineParameters(**scheduler_fields(record) | changes)
 
 
 def load_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel], dict[str, str]]:

@@ -36,9 +36,9 @@ class Scheduler(BlockTables):
     def __init__(self, parameters: EngineParameters) -> None:
         super().__init__(parameters)
         self.running: list[ScheduledSequence] = []
-        self.waiting: WaitingQueue = waiting_queue(parameters.policy)
+        self.waiting: WaitingQueue = waiting_queue(parameters.queue_policy)
         self.preemptions = 0
-        self.arrived: WaitingQueue = waiting_queue(parameters.policy)
+        self.arrived: WaitingQueue = waiting_queue(parameters.queue_policy)
         self.frozen: dict[ScheduledSequence, int] = {}
         self.aside: dict[str, list[int]] = {}
 
@@ -250,7 +250,7 @@ class Scheduler(BlockTables):
         Returns: it; whether it stood before ``index``; and the tokens that its removal gives back to the budget.
         """
         restored, before = 0, False
-        if self.parameters.policy is QueuePolicy.PRIORITY:
+        if self.parameters.queue_policy is QueuePolicy.PRIORITY:
             victim = max(self.running, key=lambda sequence: (sequence.priority, sequence.arrival_ns))
             position = self.running.index(victim)
             del self.running[position]

@@ -31,6 +31,7 @@ from millrace.actor.engine import (
 )
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint, KvRefusal
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.kvcopy.choice import choose
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
@@ -45,6 +46,7 @@ from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.liveness import LivenessJudge
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
 from services.worker.vllm_engine.scheduler import decode_snapshot
+from services.worker.vllm_engine.scheduler_config import scheduler_config
 from services.worker.vllm_engine.states_selftest import read_states
 
 #: How long the engine process has for ending by itself before it is killed. It owns nothing that outlives it; a GPU's
@@ -137,29 +139,15 @@ class VllmEngine:
         return offer.refusal
 
     def _info(self, llm: AsyncLLM, kv_refusal: str) -> EngineInfo:
-        config = llm.vllm_config
-        blocks = config.cache_config.num_gpu_blocks or 0
-        scheduler = config.scheduler_config
         return EngineInfo(
             engine="vllm",
             engine_version=vllm.__version__,
             model=self._config.model,
-            max_model_len=config.model_config.max_model_len,
-            max_sequences=scheduler.max_num_seqs,
-            token_budget=scheduler.max_num_batched_tokens,
-            block_size=config.cache_config.block_size,
-            blocks_total=blocks - 1,  # less vLLM's null block, as in the snapshots
             engine_pid=llm.engine_core.resources.engine_manager.processes[0].pid,
-            long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
-            chunked_prefill=scheduler.enable_chunked_prefill,
-            prefix_caching=bool(config.cache_config.enable_prefix_caching),
-            watermark=scheduler.watermark,
-            reserve_full_prompt=scheduler.scheduler_reserve_full_isl,
-            queue_policy=scheduler.policy,
-            async_scheduling=bool(scheduler.async_scheduling),
             step_time=self._config.step_time,
             kv=self._endpoint,
             kv_refusal=kv_refusal,
+            **scheduler_fields(scheduler_config(llm.vllm_config)),
         )
 
     # --- in

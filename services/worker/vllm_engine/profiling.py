@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import vllm
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.profiling.records import Profiled, Round, RoundRecord, StepRecord
@@ -24,6 +25,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine.scheduler import composition
+from services.worker.vllm_engine.scheduler_config import scheduler_config
 from services.worker.vllm_engine.startup import engine_args
 
 #: Ids of prompts start here: below lie special tokens.
@@ -87,20 +89,12 @@ class VllmProfile:
     def profiled(self) -> Profiled:
         """Description of the engine that is profiled."""
         config = self._engine.vllm_config
-        scheduler, cache = config.scheduler_config, config.cache_config
+        fields = scheduler_fields(scheduler_config(config))
         return Profiled(
             model=f"{self._config.model}, {str(config.model_config.dtype).removeprefix('torch.')}",
             hardware=self._hardware,
             engine=f"vllm {vllm.__version__} on {current_platform.device_type}",
-            parameters=EngineParameters(
-                max_model_len=config.model_config.max_model_len,
-                block_size=cache.block_size,
-                blocks_total=(cache.num_gpu_blocks or 1) - 1,
-                max_sequences=scheduler.max_num_seqs,
-                token_budget=scheduler.max_num_batched_tokens,
-                prefix_caching=False,
-                async_scheduling=bool(scheduler.async_scheduling),
-            ),
+            parameters=EngineParameters(**fields | {"prefix_caching": False}),
             steady_clock=current_platform.is_cpu(),
         )
 

@@ -12,7 +12,7 @@ from millrace.enginemodel.forecast.future import counting
 from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.moving import curve, join, leave
-from millrace.enginemodel.forecast.native import NATIVE, NativeFuture
+from millrace.enginemodel.forecast.native import NATIVE, NativeFuture, compiled_for
 from millrace.enginemodel.forecast.present import Lengths, check_snapshot
 from millrace.enginemodel.forecast.question import (
     Candidate,
@@ -53,7 +53,7 @@ class Forecaster:
         self._lengths = Lengths(
             rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
         )
-        self._native = NativeFuture(cost, parameters, self._lengths) if native else None
+        self._native = NativeFuture(cost, parameters, self._lengths) if native and compiled_for(parameters) else None
         self._snapshot: StatusSnapshot | None = None
         self._cached = NOTHING_CACHED
         self._placements: dict[str, Placement] = {}

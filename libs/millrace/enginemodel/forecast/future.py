@@ -202,7 +202,7 @@ def counting(parameters: EngineParameters, snapshot: StatusSnapshot) -> EnginePa
         parameters,
         blocks_total=max(blocks, -(-parameters.max_model_len // parameters.block_size)),
         prefix_caching=False,
-        policy=QueuePolicy.FCFS,
+        queue_policy=QueuePolicy.FCFS,
         async_scheduling=False,
     )
 

@@ -32,11 +32,28 @@ else:
     NATIVE = getattr(_module, "INTERFACE", 1) == INTERFACE
 
 
+#: Parameters that the compiled module computes with, or need not know: its engine is first come first served, without a
+#: prefix index, and counts blocks.
+COMPILED = frozenset(
+    """
+    max_model_len max_sequences token_budget block_size blocks_total long_prefill_token_threshold chunked_prefill
+    prefix_caching watermark reserve_full_prompt queue_policy async_scheduling segments
+    """.split()
+)
+
+
+def compiled_for(parameters: EngineParameters) -> bool:
+    """Whether the compiled module knows every parameter that is not at its default; else the reference answers."""
+    default = EngineParameters()
+    others = set(EngineParameters.__struct_fields__) - COMPILED
+    return all(getattr(parameters, name) == getattr(default, name) for name in others)
+
+
 def simulate_natively(
     requests: Sequence[ReplicaRequest], cost: StepCost, parameters: EngineParameters
 ) -> list[tuple[int, int]] | None:
     """First and last token of each request on one idle engine, ns; None where the compiled module cannot tell."""
-    if not NATIVE or not hasattr(_module, "simulate"):
+    if not NATIVE or not hasattr(_module, "simulate") or not compiled_for(parameters):
         return None
     rows = [(request.at_ns, request.prompt_tokens, request.output_tokens) for request in requests]
     return _module.simulate(_native_limits(parameters), _native_cost(cost), parameters.blocks_total, rows)

@@ -1,0 +1,52 @@
+"""Configuration of an engine's scheduler: the one list of the limits and switches that a forecast must know.
+
+An engine tells it (``actor.engine.EngineInfo``), its worker registers it (``status.InstanceRecord``), modelled engines
+and forecasts compute with it (``enginemodel.EngineParameters``). A parameter that is added here reaches all of them;
+what else it needs is the line that reads it from vLLM (services/worker/vllm_engine/scheduler_config.py) and its effect
+in enginemodel/scheduler.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and switches of a scheduler. Names in brackets are vLLM's.
+
+    Attributes:
+        max_model_len: Bound of prompt plus output, tokens.
+        max_sequences: Bound of the running batch (``max_num_seqs``).
+        token_budget: Tokens computed per step (``max_num_batched_tokens``).
+        block_size: Tokens per KV block.
+        blocks_total: Usable KV blocks: vLLM's ``num_gpu_blocks`` less its null block.
+        long_prefill_token_threshold: Longest prompt chunk while others wait or run; 0 for no bound.
+        chunked_prefill: Whether a prompt may be cut where the budget ends (``enable_chunked_prefill``).
+        prefix_caching: Whether full blocks are found by content (``enable_prefix_caching``).
+        watermark: Share of all blocks kept free when a waiting sequence is admitted beside running ones.
+        reserve_full_prompt: Admit a sequence only if its whole prompt fits now, not only its first chunk
+            (``scheduler_reserve_full_isl``).
+        queue_policy: Order of the waiting queue, and who is preempted: ``fcfs`` or ``priority`` (``policy``).
+        async_scheduling: The next step is scheduled before the outputs of the one before are known, as vLLM does
+            by default where it can.
+    """
+
+    max_model_len: int
+    max_sequences: int
+    token_budget: int
+    block_size: int
+    blocks_total: int
+    long_prefill_token_threshold: int = 0
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    watermark: float = 0.0
+    reserve_full_prompt: bool = True
+    queue_policy: str = "fcfs"
+    async_scheduling: bool = False
+
+
+def scheduler_fields(source: SchedulerConfig) -> dict[str, Any]:
+    """The fields of SchedulerConfig by name, of a struct that extends it."""
+    return {name: getattr(source, name) for name in SchedulerConfig.__struct_fields__}

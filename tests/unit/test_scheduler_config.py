@@ -1,0 +1,77 @@
+"""A parameter of an engine's scheduler is named in one struct, and reaches all who need it from there.
+
+What a new one takes by hand is at most four files: contracts/scheduler.py, the line that reads it from vLLM
+(services/worker/vllm_engine/scheduler_config.py), and its effect in enginemodel/scheduler.py and forecast/future.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from millrace.contracts import scheduler
+from millrace.contracts.scheduler import SchedulerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: A call that passes on so many parameters under their own names copies the list by hand.
+COPIED_MAX = 5
+
+#: Where the list is read from another world: vLLM's configuration, and the arguments of the compiled module.
+BORDERS = ("services/worker/vllm_engine/scheduler_config.py", "libs/millrace/enginemodel/forecast/native.py")
+
+#: Adds a parameter to contracts/scheduler.py, and nothing anywhere else.
+WITH_ONE_MORE = """
+import sys, types
+path = {path!r}
+last = "    async_scheduling: bool = False\\n"
+source = open(path).read().replace(last, last + "    spare: int = 0\\n")
+module = types.ModuleType("millrace.contracts.scheduler")
+module.__file__ = path
+import millrace.contracts
+sys.modules[module.__name__] = module
+exec(compile(source, path, "exec"), module.__dict__)
+
+from millrace.contracts.codec import decode, encode
+from millrace.enginemodel.forecast.native import compiled_for
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.registered import scheduler_parameters
+from simulator.scenarios.reading import scenario_of
+from simulator.services import _info
+from services.worker.reports import Identity, record
+
+(group,) = scenario_of({{"cluster": {{"groups": [{{"engine": {{"spare": 7}}}}]}}}}).cluster.groups
+assert group.engine.spare == 7, "a scenario file takes it"
+instance = types.SimpleNamespace(engine=group.engine, model="m", step_time="")
+info = _info(instance, None)
+assert info.spare == 7, "a modelled engine tells it"
+registered = decode(encode(record(Identity(instance="w0", incarnation=1, model="m"), info)))
+assert registered.spare == 7, "its worker registers it"
+parameters = scheduler_parameters(registered)
+assert parameters.spare == 7, "forecasts compute with it"
+assert not compiled_for(parameters), "the compiled module, which does not know it, is not asked"
+assert compiled_for(EngineParameters())
+print("reached all")
+"""
+
+
+def test_a_new_parameter_reaches_engines_records_forecasts_and_scenario_files_from_one_struct() -> None:
+    script = WITH_ONE_MORE.format(path=scheduler.__file__)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "reached all\n", done.stderr
+
+
+def test_nobody_copies_the_list_by_hand() -> None:
+    names = set(SchedulerConfig.__struct_fields__)
+    copies = []
+    for folder in ("libs", "services", "simulator", "deployment"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            where = str(path.relative_to(ROOT))
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and where not in BORDERS:
+                    own = {k.arg for k in node.keywords if isinstance(k.value, ast.Attribute) and k.arg == k.value.attr}
+                    if len(own & names) >= COPIED_MAX:
+                        copies.append(f"{where}:{node.lineno}")
+    assert not copies, copies
