@@ -189,6 +189,9 @@ def _not_for_containers(spec: ClusterSpec) -> str:
     for name, count in msgspec.structs.asdict(spec.services).items():
         if count != 1 and name not in ("brokers", "hosted_instances_max"):
             return f"services.{name}: {count}; a compose deployment has one of each service, migrators and brokers"
+    if spec.extra_services:
+        name = spec.extra_services[0].name
+        return f"extra_services: {name}; the images hold the services of this repository only"
     if len({group.device == "cpu" for model in spec.models for group in model.groups}) > 1:
         return "models[].groups[].device: GPUs and CPUs in one deployment; the worker's image is built for one of them"
     if spec.cascade is not None and spec.cascade.sample:

@@ -67,6 +67,7 @@ class Layout:
             *self._migrators(),
             *self._brokers(),
             *self._judges(),
+            *self._extra_services(),
             *self._ingresses(),
         ]
         config = SupervisorConfig(
@@ -157,12 +158,15 @@ class Layout:
             "trace_first_per_s": telemetry.trace_first_per_s,
         }
 
-    def _config_file(self, role: Role, name: str, fields: dict[str, Any]) -> Path:
+    def _config_file(self, role: Role, name: str, fields: dict[str, Any], *, checked_as: str = "") -> Path:
+        """Args:
+        checked_as: Whose configuration it is, where that is not the role.
+        """
         path = self.run_dir / f"{name}.json"
         telemetry = self._telemetry() | {"metrics_port": next(self._metrics_ports)}
         config = {"name": name, "bus": self._bus(role), "telemetry": telemetry} | fields
         self._files[path] = msgspec.json.encode(config)
-        self._configurations.append((str(role), path))
+        self._configurations.append((checked_as or str(role), path))
         return path
 
     def configurations(self) -> list[tuple[str, Path]]:
@@ -175,8 +179,16 @@ class Layout:
     def _service(self, noun: str, index: int, fields: dict[str, Any], *, stop_order: int) -> ChildSpec:
         name = f"{noun}-{index}"
         path = self._config_file(Role(noun), name, fields)
-        command = [sys.executable, "-m", f"services.{noun}", "--config", str(path)]
-        return ChildSpec(name=name, role=noun, command=command, presences=[name], stop_order=stop_order)
+        return _child(noun, name, f"services.{noun}", path, stop_order=stop_order)
+
+    def _extra_services(self) -> list[ChildSpec]:
+        """Services of the user's own. They end with the services that follow others."""
+        children = []
+        for service in self.spec.extra_services:
+            for name in (f"{service.name}-{index}" for index in range(service.count)):
+                path = self._config_file(service.role, name, service.settings, checked_as=service.name)
+                children.append(_child(service.name, name, service.module, path, stop_order=3))
+        return children
 
     def _ingresses(self) -> list[ChildSpec]:
         """With the actors that each of them hosts."""
@@ -284,6 +296,11 @@ class Layout:
             command = [sys.executable, "-m", "services.worker", "--config", str(path)]
             return msgspec.structs.replace(child, command=command)
         return msgspec.structs.replace(child, fork_config=str(path), core=core, after="zygote", stop_limit_ms=15_000)
+
+
+def _child(noun: str, name: str, module: str, config: Path, *, stop_order: int) -> ChildSpec:
+    command = [sys.executable, "-m", module, "--config", str(config)]
+    return ChildSpec(name=name, role=noun, command=command, presences=[name], stop_order=stop_order)
 
 
 def _reachable(host: str) -> str:

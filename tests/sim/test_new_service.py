@@ -1,23 +1,11 @@
-"""Parts of a new service in simulated clusters: a configuration, an actor, ``build``, and one SimService.
-
-The service here counts decisions by instance. In the repository it is ``services/census`` with config.py, actor.py,
-build.py, __main__.py, __init__.py and README.md, a role in contracts/channels.py and a function in
-simulator/services.py: eight files.
-"""
+"""A new service (tests/census.py) in simulated clusters: one SimService. tests/live/test_new_service.py runs it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
-from millrace.actor.config import BusConfig
-from millrace.actor.deps import ActorDeps
-from millrace.actor.effects import Effect, Subscribe
 from millrace.contracts.catalog import Role
-from millrace.contracts.message import Message
-from millrace.contracts.observers import DecisionMade
-from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.failure import SimulationFailed
@@ -30,49 +18,10 @@ from simulator.scenarios.reading import scenario_of
 from simulator.services import SimService
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.shape import MODEL, SoakShape
+from tests.census import ACCEPTS, CensusActor, CensusConfig, build
 
-# services/census/config.py
-
-
-class CensusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str = "census-0"
-    bus: BusConfig = BusConfig()
-
-
-# services/census/actor.py
-
-ACCEPTS = (DecisionMade,)
-
-
-class CensusActor:
-    def __init__(self, *, name: str, cluster: str, incarnation: int) -> None:
-        self.name = name
-        self.incarnation = incarnation
-        self.decisions: dict[str, int] = {}
-        self._subjects = Subjects(cluster)
-
-    def start(self, now_ns: int) -> list[Effect]:
-        return [Subscribe(subject=self._subjects.decisions())]
-
-    def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        if isinstance(message.body, DecisionMade):
-            chosen = message.body.chosen
-            self.decisions[chosen] = self.decisions.get(chosen, 0) + 1
-        return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"name": self.name, "decisions": dict(self.decisions)}
-
-    def check_invariants(self) -> None:
-        assert "" not in self.decisions
-
-
-# services/census/build.py
-
-
-def build(config: CensusConfig, deps: ActorDeps) -> CensusActor:
-    return CensusActor(name=config.name, cluster=config.bus.cluster, incarnation=deps.incarnation)
-
+#: Has the rights that it needs: to hear decisions, and to say that it is there.
+ROLE = Role.SUPERVISOR
 
 # simulator/services.py
 
@@ -81,7 +30,7 @@ def census() -> SimService:
     return SimService(ACCEPTS, build)
 
 
-def with_census(cluster: SimulatedCluster, role: Role = Role.OBSERVER) -> None:
+def with_census(cluster: SimulatedCluster, role: Role = ROLE) -> None:
     cluster.services[role] = census()
     cluster.add(role, CensusConfig(bus=BUS))
 
@@ -109,7 +58,7 @@ def test_a_new_service_runs_beside_the_others(cluster_of: Any) -> None:
     cluster.simulation.run_for(3 * SECOND)
     submitted(cluster, 6)
     cluster.simulation.run_for(5 * SECOND)
-    (actor,) = cluster.of_role(Role.OBSERVER)
+    (actor,) = cluster.of_role(ROLE)
     counted = actor.actor.snapshot()["decisions"]
     assert sum(counted.values()) == 6
     assert set(counted) <= {worker.name for worker in cluster.workers}
@@ -119,7 +68,7 @@ def test_it_is_restarted_like_the_others() -> None:
     cluster = SoakCluster(1, SoakShape(ingresses=1))
     with_census(cluster)
     cluster.simulation.run_for(3 * SECOND)
-    (actor,) = cluster.of_role(Role.OBSERVER)
+    (actor,) = cluster.of_role(ROLE)
     before = actor.actor
     cluster.simulation.faults.kill(actor)
     cluster.simulation.run_for(3 * SECOND)

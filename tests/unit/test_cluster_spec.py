@@ -85,7 +85,7 @@ def test_a_small_file_is_one_stage_of_vllm_engines_with_one_of_each_service() ->
 
 
 def test_a_file_is_the_same_after_it_was_written_and_read() -> None:
-    for text in (SMALL, STAGED):
+    for text in (SMALL, STAGED, extra("census", "count = 2", "settings = { a = { b = 1 } }")):
         spec = parse_cluster(text)
         assert parse_cluster(cluster_toml(spec)) == spec
 
@@ -95,6 +95,11 @@ def test_any_settings_survive_being_written(fields: dict[str, object]) -> None:
     settings = ServiceSettings(worker={"engine_args": fields, "engine_cores": [1, 2]})
     spec = ClusterSpec(models=[ModelSpec(name="m", path="p")], settings=settings)
     assert msgspec.toml.decode(cluster_toml(spec), type=ClusterSpec) == spec
+
+
+def extra(name: str, *lines: str, module: str = "my.census", role: str = "observer", small: str = SMALL) -> str:
+    given = [f'name = "{name}"', f'module = "{module}"', f'role = "{role}"']
+    return "\n".join([small, "[[extra_services]]", *given, *lines, ""])
 
 
 def with_stages(stages: str) -> str:
@@ -173,6 +178,16 @@ def stage(name: str, *lines: str) -> str:
             "settings.workers: no such worker 'worker-9'; there are worker-0, wo",
         ),
         (SMALL + "[services]\ningresses = 0", "services.ingresses: 0, must be between 1 and 64"),
+        (extra("worker"), "extra_services[0].name: worker is a service of every cluster"),
+        (extra("census", module="a b"), "extra_services[0].module: 'a b' is no Python module"),
+        (extra("census", role="king"), "extra_services[0].role: Invalid enum value 'king'"),
+        (extra("census", "settings = { bus = {} }"), "extra_services[0].settings.bus: follows from the rest"),
+        (extra("census", "count = 0"), "extra_services[0].count: 0, must be between 1 and 64"),
+        (extra("census") + extra("census", small=""), "extra_services[].name 'census' is given twice"),
+        (
+            extra("gpu", small=SMALL.replace("count = 2", 'names = ["gpu-0"]')),
+            "extra_services[0].name: gpu-0 is an instance",
+        ),
         (SMALL + "[api]\nport = 0", "api.port: 0, must be between 1 and 65535"),
         (SMALL + "[telemetry]\ntrace_sample = 2.0", "telemetry.trace_sample: 2.0, must be between 0 and 1"),
     ],

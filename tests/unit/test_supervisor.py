@@ -195,6 +195,23 @@ def files_of(layout: Layout) -> dict[str, Any]:
 MODELLED = 'engine = "modelled"'
 
 
+def test_a_service_of_ones_own_is_run_with_its_role_s_rights_and_its_settings() -> None:
+    layout = layout_of(
+        cluster(
+            MODELLED,
+            '[[extra_services]]\nname = "census"\nmodule = "my.census"\nrole = "observer"\ncount = 2',
+            "settings = { instance = 'worker-0' }",
+        )
+    )
+    children = [child for child in layout.plan().children if child.role == "census"]
+    assert [child.name for child in children] == ["census-0", "census-1"]
+    assert [child.presences for child in children] == [["census-0"], ["census-1"]]
+    assert children[0].command[1:4] == ["-m", "my.census", "--config"]
+    config = files_of(layout)["census-0"]
+    assert (config["bus"]["user"], config["instance"]) == ("observer", "worker-0")
+    assert [role for role, path in layout.configurations() if path.stem == "census-0"] == ["census"]
+
+
 @pytest.mark.parametrize(
     ("lines", "workers", "presences"),
     [

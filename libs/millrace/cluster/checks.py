@@ -11,8 +11,9 @@ import msgspec
 
 from millrace.actor.errors import ConfigError
 from millrace.cluster.cascade_checks import check_cascade
-from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec, PolicyChoice, StageSpec
+from millrace.cluster.spec import ClusterSpec, EngineName, ExtraService, GroupSpec, ModelSpec, PolicyChoice, StageSpec
 from millrace.cluster.workers import instances_of, workers_of
+from millrace.contracts.channels import Role
 from millrace.policies.dispatch.loading import PolicyError, load_policy
 from millrace.policies.migration import TARGET_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
@@ -48,6 +49,7 @@ def check_spec(spec: ClusterSpec) -> None:
         _check_model(f"models[{index}]", model, instances_of(spec, model))
     _check_settings(spec, [slot.name for slot in workers])
     _check_services(spec)
+    _check_extra_services(spec.extra_services, {name for slot in workers for name in {slot.name, *slot.instances}})
     _check_policies(spec)
     if spec.cascade is not None:
         check_cascade(spec.cascade, [model.name for model in spec.models])
@@ -157,6 +159,22 @@ def _check_services(spec: ClusterSpec) -> None:
     for where, port in (("api.port", spec.api.port), ("nats.port", spec.nats.port)):
         if not 1 <= port <= 65_535:
             raise ConfigError(f"{where}: {port}, must be between 1 and 65535")
+
+
+def _check_extra_services(services: list[ExtraService], instances: set[str]) -> None:
+    _check_names("extra_services[].name", [service.name for service in services])
+    for index, service in enumerate(services):
+        where = f"extra_services[{index}]"
+        if service.name in (*Role, "nats", "zygote"):
+            raise ConfigError(f"{where}.name: {service.name} is a service of every cluster")
+        if not service.module.replace(".", "_").isidentifier():
+            raise ConfigError(f"{where}.module: {service.module!r} is no Python module")
+        if not 1 <= service.count <= PROCESSES_MAX:
+            raise ConfigError(f"{where}.count: {service.count}, must be between 1 and {PROCESSES_MAX}")
+        if taken := sorted(instances & {f"{service.name}-{number}" for number in range(service.count)}):
+            raise ConfigError(f"{where}.name: {taken[0]} is an instance")
+        if fixed := sorted({"name", "bus", "telemetry"} & service.settings.keys()):
+            raise ConfigError(f"{where}.settings.{fixed[0]}: follows from the rest of the file")
 
 
 def _check_policies(spec: ClusterSpec) -> None:

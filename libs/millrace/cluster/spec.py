@@ -20,6 +20,7 @@ import msgspec
 from msgspec import field
 
 from millrace.cluster.cascade_spec import CascadeSpec
+from millrace.contracts.channels import Role
 from millrace.contracts.plan import InstanceRole
 
 
@@ -159,6 +160,27 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hosted_instances_max: int = 64
 
 
+class ExtraService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A service of your own beside those that every cluster has: ``python -m MODULE --config FILE``.
+
+    Its processes are started, watched and restarted like the others: each says once a second that it is there
+    (millrace.membership.Heartbeat). ``millrace.actor.hosting.host`` is such a module's ``main``.
+
+    Attributes:
+        name: Prefix of its processes' names: ``census-0``, ``census-1``, ...
+        module: Python module that runs it.
+        role: Whose rights it has on the bus: one of ``millrace.contracts.channels.Role``.
+        count: Processes.
+        settings: Fields of its configuration besides ``name``, ``bus`` and ``telemetry``.
+    """
+
+    name: str
+    module: str
+    role: Role
+    count: int = 1
+    settings: dict[str, Any] = {}
+
+
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Further fields of the services' configurations, laid over what follows from the rest of the file.
 
@@ -224,6 +246,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         name: Second token of every subject.
         cascade: Several of the models behind one name; none by default.
+        extra_services: Services of your own, on this machine.
     """
 
     name: str = "local"
@@ -231,6 +254,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cascade: CascadeSpec | None = None
     policies: ClusterPolicies = ClusterPolicies()
     services: ServiceCounts = ServiceCounts()
+    extra_services: list[ExtraService] = []
     settings: ServiceSettings = ServiceSettings()
     api: ApiSpec = ApiSpec()
     nats: NatsSpec = NatsSpec()
