@@ -5,27 +5,44 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+from millrace.cli.cluster import Connection
+from millrace.cli.cluster_rows import Totals
+from millrace.cli.cluster_view import ClusterView
+from millrace.cli.errors import CliError
+from millrace.cli.listening import LISTEN_S, listen
 
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0
 
+#: Ports that systems leave to servers.
+PORTS = (20_000, 32_000)
+
+#: Pause between two looks at what a listener has heard, seconds.
+LOOK_S = 0.02
+
 
 def free_port() -> int:
-    """A TCP port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on, outside the range that the system gives to connections by itself: nobody
+    takes it before it is used.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class UpRig:
@@ -144,18 +161,41 @@ class UpRig:
 
     async def well(self, instances: int, limit_s: float = 120.0) -> None:
         """Waits until every instance is ready again: what follows must not meet an earlier fault's wounds."""
-        deadline = time.monotonic() + limit_s
-        while self.totals().get("instances_ready") != instances:
-            assert time.monotonic() < deadline, self.cli("status") + self.logs()
-            await asyncio.sleep(0.3)
+        await self.until(lambda totals: totals.instances_ready == instances, limit_s)
 
-    def totals(self) -> dict[str, Any]:
-        """Return the totals of `status --json`; empty while the bus is away."""
+    async def until(self, holds: Callable[[Totals], bool], limit_s: float = 120.0) -> None:
+        """Waits until the totals are such, as `status` shows them: one listener, no process per look."""
+        await self.until_seen(lambda view: holds(_totals(view)), limit_s)
+
+    async def until_seen(self, holds: Callable[[ClusterView], bool], limit_s: float = 120.0) -> None:
+        """Waits until an observer sees the cluster so, every registered instance heard."""
+        deadline = time.monotonic() + limit_s
+        while not await self._comes_true(holds, deadline):  # noqa: ASYNC110 - the bus is away
+            await asyncio.sleep(LOOK_S)
+
+    async def _comes_true(self, holds: Callable[[ClusterView], bool], deadline: float) -> bool:
+        """False where no bus answers."""
         try:
-            totals: dict[str, Any] = json.loads(self.cli("status", "--json"))["totals"]
-        except json.JSONDecodeError:
-            return {}
-        return totals
+            async with listen(self.connection()) as view:
+                began = time.monotonic()
+                while not (_all_heard(view, began) and holds(view)):
+                    assert time.monotonic() < deadline, self.cli("status") + self.logs()
+                    await asyncio.sleep(LOOK_S)
+        except CliError:
+            assert time.monotonic() < deadline, self.logs()
+            return False
+        return True
+
+    def connection(self) -> Connection:
+        """The bus with an observer's rights."""
+        known = self.cluster_file()
+        return Connection(
+            cluster=known["cluster"],
+            url=known["nats_url"],
+            user=known["observer_user"],
+            password=known["observer_password"],
+            origin=str(self.folder),
+        )
 
     async def metric(self, name: str) -> float:
         """Sum over all samples of a metric that ingress shows."""
@@ -163,6 +203,16 @@ class UpRig:
             text = (await client.get(f"{self.url}/metrics")).text
         lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _totals(view: ClusterView) -> Totals:
+    return view.totals(view.instances(time.time_ns()))
+
+
+def _all_heard(view: ClusterView, began: float) -> bool:
+    """Whether every registered instance has been heard, or has had the time for it."""
+    rows = view.instances(time.time_ns()) if view.connected else []
+    return bool(rows) and (time.monotonic() - began > LISTEN_S or all(row.state != "starting" for row in rows))
 
 
 class Streamed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,13 +39,7 @@ async def under_fire(
 
 async def told(rig: UpRig, **totals: int) -> None:
     """Waits until `status` sums up to these."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        seen = await asyncio.to_thread(rig.totals)
-        if all(seen.get(name) == count for name, count in totals.items()):
-            return
-        assert time.monotonic() < deadline, rig.cli("status")
-        await asyncio.sleep(0.05)
+    await rig.until(lambda seen: all(getattr(seen, name) == count for name, count in totals.items()), PATIENCE_S)
 
 
 def expect_identical(results: list[tuple[int, Streamed]], expected: dict[int, tuple[str, str, int]]) -> None:

@@ -135,7 +135,7 @@ async def test_an_instance_is_emptied_and_stays_in_service(rig: UpRig) -> None:
     said = await asyncio.to_thread(rig.cli, "drain", "worker-1", "--keep")
     assert re.search(r"worker-1: [3-9] moved, \d+ attempts failed, 0 left", said), said
     expect_identical(await load, expected)
-    assert rig.totals()["instances_ready"] == INSTANCES
+    await rig.well(INSTANCES)
     await expect_empty(rig)
 
 

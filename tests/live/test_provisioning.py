@@ -93,7 +93,7 @@ async def test_instances_are_added_under_load_used_and_drained_after_it_without_
     expected = await undisturbed(rig, **LENGTH)
     watch = await Watch().start(rig)
     load = asyncio.create_task(offer(rig, rate=4, count=80, prompts=8, **LENGTH))
-    await until(rig, lambda: rig.totals().get("instances_ready", 0) >= 2)
+    await rig.until(lambda totals: totals.instances_ready >= 2, WAIT_S)
     expect_identical(await offer(rig, rate=4, count=24, prompts=8, **LENGTH), expected)
     expect_identical(await load, expected)
     starts = [decision for decision in watch.decisions if decision.action == "start"]
@@ -104,7 +104,7 @@ async def test_instances_are_added_under_load_used_and_drained_after_it_without_
     assert {name for outcome in watch.outcomes for name in outcome.instances} >= {"worker-0", "worker-1"}
 
     trickle = asyncio.create_task(_trickle(rig, expected))
-    await until(rig, lambda: rig.totals().get("instances_ready") == 1)
+    await rig.until(lambda totals: totals.instances_ready == 1, WAIT_S)
     trickle.cancel()
     with pytest.raises(asyncio.CancelledError):
         await trickle
