@@ -4,22 +4,26 @@
     python setup/run_tests.py --fast          # what needs no engine and no process
     python setup/run_tests.py tests/unit -k broker
 
-Tests without I/O share all cores. Tests that start processes run one after the other: engines use whole cores, and what
-they are tested for (pauses, time-outs, recovery) does not hold beside others. Words for pytest are passed on as they
-are, in one run.
+Everything runs in three lanes side by side. Tests that start processes run one after the other in two of them, each on
+cores of its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its
+turn takes more than half of both. Tests without I/O fill what the two leave idle (they wait a good part of their time),
+at the lowest priority. On one core, and where arguments for pytest are given, there is one run.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Folders without sockets, clocks or sleeps; tests/conftest.py holds them to it (tidy only reads files).
 PURE = ("tests/tidy", "tests/unit", "tests/sim")
-#: Folders whose tests start processes.
-PROCESSES = ("tests/contract", "tests/live", "tests/engine")
+#: Folders whose tests start processes, by lane.
+PROCESSES = {"engines": ("tests/contract", "tests/engine"), "clusters": ("tests/live",)}
 #: Suites that are quick and touch every layer.
 FAST = (
     "tests/tidy",
@@ -30,25 +34,87 @@ FAST = (
     "tests/sim/test_permissions.py",
 )
 
+#: Tests without I/O may take long beside the others: their results depend on no clock, so neither may their time limit.
+PURE_LIMIT_S = 1800
+
 
 def main(words: list[str]) -> int:
     """Runs what the words ask for; returns the first status that is not 0."""
+    cores = _cores()
     if words == ["--fast"]:
-        return _told(_pytest(*_parallel(), *FAST))
+        return _told(_pytest(*_parallel(len(cores)), *FAST))
     if words:
         return _told(_pytest(*words))
-    statuses = [_pytest(*_parallel(), *PURE), _pytest(*PROCESSES)]
-    return _told(next((status for status in statuses if status), 0))
+    if len(cores) < 2:
+        return _told(_pytest(*PURE, *(folder for lane in PROCESSES.values() for folder in lane)))
+    return _told(_lanes(cores))
 
 
-def _parallel() -> list[str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _parallel(cores: int) -> list[str]:
     return ["-n", str(cores), "--dist", "worksteal"] if cores > 1 else []
 
 
 def _pytest(*words: str) -> int:
     # Colours and progress as pytest chooses: its streams are this process's own.
     return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, check=False).returncode
+
+
+def _lanes(cores: list[int]) -> int:
+    """Runs all lanes at once, the cores divided between those that start processes."""
+    half = len(cores) // 2
+    shares = dict(zip(PROCESSES, (cores[:half], cores[half:]), strict=True))
+    lanes = [Lane(name, [*_pinned(shares[name]), *_command(name, *folders)]) for name, folders in PROCESSES.items()]
+    limit = f"--timeout={PURE_LIMIT_S}"
+    lanes.append(Lane("pure", ["nice", "-n", "19", *_command("pure", *_parallel(len(cores)), limit, *PURE)]))
+    statuses = [lane.wait() for lane in lanes]
+    for lane in lanes:
+        print(lane.closing, flush=True)
+    return next((status for status in statuses if status), 0)
+
+
+def _pinned(cores: list[int]) -> list[str]:
+    """Words that keep a command on these cores, where the system can do it."""
+    return ["taskset", "-c", ",".join(map(str, cores))] if shutil.which("taskset") else []
+
+
+def _command(lane: str, *words: str) -> list[str]:
+    colour = ["--color=yes"] if sys.stdout.isatty() and "NO_COLOR" not in os.environ else []
+    return [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{lane}", *colour, *words]
+
+
+class Lane:
+    """One run of pytest beside others; its lines are printed with its name before them.
+
+    Attributes:
+        closing: Its last line, with its name and how long it took.
+    """
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.closing = ""
+        self._name = name
+        self._began = time.monotonic()
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._reader = threading.Thread(target=self._print)
+        self._reader.start()
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended."""
+        self._reader.join()
+        return self._process.wait()
+
+    def _print(self) -> None:
+        assert self._process.stdout is not None
+        last = ""
+        for line in self._process.stdout:
+            last = line.rstrip("\n") or last
+            print(f"{self._name:<8} | {line}", end="", flush=True)
+        self.closing = f"{self._name:<8} | {last} after {time.monotonic() - self._began:.0f} s"
 
 
 def _told(status: int) -> int:
