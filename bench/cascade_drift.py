@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
 from millrace.cascade.replanning import MoveCost, outdated, ready_ns, replan
@@ -178,7 +178,7 @@ def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: 
     return Controlled(_timeline(tiers, thresholds), changes, moves, alarms)
 
 
-def _moved(old: Sequence[PlacedReplica], then: Deployment, now_ns: int) -> list[PlacedReplica]:
+def _moved(old: Sequence[PlacedReplica], then: TierDeployment, now_ns: int) -> list[PlacedReplica]:
     """The tier's replicas with those retired now that the new deployment has not, and new ones when they are ready."""
     left, wanted = Counter(dict(then.replicas)), []
     for replica in old:

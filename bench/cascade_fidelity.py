@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.planner import CascadeDesign
 from millrace.cascade.replicas import NS, ReplicaShape
 from millrace.cascade.sample import JudgedSample
@@ -213,7 +213,7 @@ def _simulated_p95_s(plan: CascadeDesign, sample: JudgedSample, rate: float, pol
     return float(np.percentile(np.array(ready) - np.array(arrivals), 95)) / NS
 
 
-def _actors(requests: Sequence[tuple[int, int, int]], deployment: Deployment, name: str, policy: str) -> list[int]:
+def _actors(requests: Sequence[tuple[int, int, int]], deployment: TierDeployment, name: str, policy: str) -> list[int]:
     """End-to-end time of each request, ns, with the real actors on simulated engines."""
     groups = tuple(
         Group(name=shape.name, instances=count, step_time=name.format(shape.tensor), engine=shape.parameters)

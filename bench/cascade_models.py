@@ -15,7 +15,7 @@ import msgspec
 from millrace.cascade.replicas import ReplicaShape, pipelined
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.kernel_table import KernelTableStepTime
-from millrace.enginemodel.measured import Profile
+from millrace.enginemodel.measured import MeasuredCurve
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.profiling.published import composed, scaled
 from millrace.profiling.shapes import H100_BYTES, H200_BYTES, LLAMA_3_8B, LLAMA_3_70B, QWEN_3_32B, Shape
@@ -86,7 +86,7 @@ def _step_time(shape: Shape, hardware: Hardware, ways: int) -> KernelTableStepTi
     factor = CALIBRATED["kernels"]
     return msgspec.structs.replace(
         tables,
-        linear=Profile(tables.linear.sizes, tuple(ns * factor for ns in tables.linear.ns)),
+        linear=MeasuredCurve(tables.linear.sizes, tuple(ns * factor for ns in tables.linear.ns)),
         decode=scaled(tables.decode, factor),
         prefill=scaled(tables.prefill, factor),
         host_fixed=CALIBRATED["host"],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from millrace.cascade.baselines import rate_only, stand_alone
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem, plan_as_published
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape
@@ -155,7 +155,7 @@ def _judged(design: CascadeDesign, sample: JudgedSample, rate: float, seed: int,
 
 def _latency(design: CascadeDesign, sample: JudgedSample, rate: float, seed: int) -> float:
     load = ChainLoad(rate=rate, judge_s=(JUDGE_S,) * (sample.tiers - 1), requests=REQUESTS, seed=seed + 100)
-    deployments: tuple[Deployment, ...] = design.deployments
+    deployments: tuple[TierDeployment, ...] = design.deployments
     routed = _routed(design, sample)
     if any(share > 0 and not each.replicas for share, each in zip(routed.shares, deployments, strict=True)):
         return math.inf  # a share that no planned request had

@@ -35,7 +35,7 @@ from services.ingress.actor import IngressActor
 from services.ingress.calls.messages import Call, CallKind, CallSubmitted
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.metrics import IngressMetrics
-from services.ingress.tokens.detokenizer import TextModel, TextStream, Vocabulary
+from services.ingress.tokens.detokenizer import TextModel, TextStream, TokenizerVocabulary
 
 MODEL = "m"
 STREAMS = 64
@@ -244,13 +244,13 @@ def summary(name: str, at_ns: int) -> InstanceSummary:
     )
 
 
-def letters() -> Vocabulary:
+def letters() -> TokenizerVocabulary:
     """A byte-level vocabulary of letters."""
     vocab = {chr(ord("a") + i): i for i in range(26)} | {"</s>": EOS}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
-    return Vocabulary(tokenizer)
+    return TokenizerVocabulary(tokenizer)
 
 
 def _profiled() -> int:

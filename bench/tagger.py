@@ -26,7 +26,7 @@ from millrace.lengths.baselines import ConstantMean, HistoryHistogram, HistoryMo
 from millrace.lengths.estimate import LearningModel
 from millrace.lengths.features import MAX_TOKENS
 from millrace.lengths.files import read_requests
-from millrace.lengths.samples import LengthSample, RecordedRequest, matrix, samples_of
+from millrace.lengths.samples import LengthRecord, LengthSample, matrix, samples_of
 from millrace.lengths.scoring import Numbers, interval, score
 from millrace.lengths.training import baseline_predictions, train, train_candidate
 
@@ -60,22 +60,22 @@ class Split(NamedTuple):
     held: tuple[Numbers, Numbers]
 
 
-def recorded(model: str) -> list[RecordedRequest]:
+def recorded(model: str) -> list[LengthRecord]:
     """The recording of a shipped model, in the order in which requests were drawn."""
     with gzip.open(RECORDINGS / f"{model}.jsonl.gz") as lines:
         return list(read_requests(iter(lines), model))
 
 
-def lengths_only(path: str, prompt: str, output: str) -> list[RecordedRequest]:
+def lengths_only(path: str, prompt: str, output: str) -> list[LengthRecord]:
     """Rows of a public data set; empty where it is not here."""
     place = DATA / path
     files = sorted(place.glob("*.csv")) if place.is_dir() else [place] if place.exists() else []
     rows = [row for file in files for row in csv.DictReader(file.open())]
     pairs = [(int(row[prompt]), int(row[output])) for row in rows]
-    return [RecordedRequest(prompt_tokens=asked, output_tokens=[said]) for asked, said in pairs if said > 0]
+    return [LengthRecord(prompt_tokens=asked, output_tokens=[said]) for asked, said in pairs if said > 0]
 
 
-def split(requests: list[RecordedRequest]) -> Split:
+def split(requests: list[LengthRecord]) -> Split:
     """Older and newer part, features with the history of their time."""
     samples = list(samples_of(requests))
     cut = int(len(samples) * TRAINED)
@@ -113,7 +113,7 @@ def table(title: str, parts: Split) -> None:
               f"{found.acc_100:>9.1%}{found.relative_error:>7.2f}{found.covered_90:>8.1%}")  # fmt: skip
 
 
-def online(requests: list[RecordedRequest], *, step: int) -> None:
+def online(requests: list[LengthRecord], *, step: int) -> None:
     """Feeds the actor requests and outcomes in order; trainings take no time here. Prints the error as it learns."""
     learning = LearningConfig(pretrained=False, retrain_outcomes=500, outcomes_min=300, retrain_pause_s=0.0)
     actor = TaggerActor(name="tagger-0", cluster="bench", incarnation=1, learning=learning)
@@ -139,7 +139,7 @@ def _tag(actor: TaggerActor, asked: TagRequest, now_ns: int) -> LengthTag:
     return reply.body
 
 
-def _finished(one: RecordedRequest, asked: TagRequest) -> RequestFinished:
+def _finished(one: LengthRecord, asked: TagRequest) -> RequestFinished:
     return RequestFinished(
         request=asked.request,
         model="m",
@@ -150,7 +150,7 @@ def _finished(one: RecordedRequest, asked: TagRequest) -> RequestFinished:
     )
 
 
-def answer_time(requests: list[RecordedRequest], samples: list[LengthSample]) -> None:
+def answer_time(requests: list[LengthRecord], samples: list[LengthSample]) -> None:
     """Time of the whole handler, with a model in force: short prompts as recorded, and 2,048 characters of text."""
     payload = train(*matrix(samples), model="m").encode()
     actor = TaggerActor(name="tagger-0", cluster="bench", incarnation=1)
@@ -178,7 +178,7 @@ def _with_prompt(asked: TagRequest, prompt: str) -> TagRequest:
     )
 
 
-def new_prompts(requests: list[RecordedRequest]) -> list[RecordedRequest]:
+def new_prompts(requests: list[LengthRecord]) -> list[LengthRecord]:
     """Each prompt once, where it came first."""
     return list({one.prompt: one for one in reversed(requests)}.values())[::-1]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import psutil
-from millrace.cli.cluster import Connection
+from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.cluster_rows import Totals
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
@@ -186,10 +186,10 @@ class UpRig:
             return False
         return True
 
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionSettings:
         """The bus with an observer's rights."""
         known = self.cluster_file()
-        return Connection(
+        return ConnectionSettings(
             cluster=known["cluster"],
             url=known["nats_url"],
             user=known["observer_user"],

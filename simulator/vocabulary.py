@@ -7,7 +7,7 @@ from string import ascii_lowercase
 from millrace.enginemodel.tokens import Vocabulary
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.ingress.tokens.detokenizer import Vocabulary as TextVocabulary
+from services.ingress.tokens.detokenizer import TokenizerVocabulary as TextVocabulary
 
 #: Token id of the end of sequence: behind the 256 bytes.
 EOS = 256

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from millrace.actor.bucket_reading import read_bucket
 from millrace.cli.bus import open_bus
-from millrace.cli.cluster import CLUSTER_FILE, Connection, read_cluster_file
+from millrace.cli.cluster import CLUSTER_FILE, ConnectionSettings, read_cluster_file
 from millrace.contracts.codec import decode
 from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, RequestFinished
@@ -74,7 +74,7 @@ def _of(bodies: list[Body], kind: type[T]) -> list[T]:
 async def listening(folder: Path) -> AsyncIterator[Listener]:
     """Listens to the cluster whose files are in ``folder``."""
     file = read_cluster_file(folder / CLUSTER_FILE)
-    connection = Connection(
+    connection = ConnectionSettings(
         cluster=file.cluster,
         url=file.nats_url,
         user=file.observer_user,

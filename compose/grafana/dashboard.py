@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 TARGET = Path(__file__).parent / "dashboards" / "millrace.json"
 
 
-class Panel(NamedTuple):
+class GraphPanel(NamedTuple):
     """One panel: title, Grafana unit, and (legend, PromQL) pairs."""
 
     title: str
@@ -35,19 +35,21 @@ def _quotient(part: str, whole: str) -> str:
     return f"({part} / ({whole} > 0)) or vector(0)"
 
 
-ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
+ROWS: tuple[tuple[str, tuple[GraphPanel, ...]], ...] = (
     (
         "What clients see",
         (
-            Panel(
+            GraphPanel(
                 "Requests by outcome", "reqps", (("{{outcome}}", _rate("millrace_ingress_requests_total", "outcome")),)
             ),
-            Panel("Time to first token", "s", _quantiles("millrace_ingress_ttft_seconds")),
-            Panel("Time between tokens", "s", _quantiles("millrace_ingress_itl_seconds")),
-            Panel("End to end", "s", _quantiles("millrace_ingress_e2e_seconds")),
-            Panel("Output tokens", "short", (("tok/s", _rate("millrace_ingress_output_tokens_total")),)),
-            Panel("Responses by status", "reqps", (("{{status}}", _rate("millrace_http_responses_total", "status")),)),
-            Panel(
+            GraphPanel("Time to first token", "s", _quantiles("millrace_ingress_ttft_seconds")),
+            GraphPanel("Time between tokens", "s", _quantiles("millrace_ingress_itl_seconds")),
+            GraphPanel("End to end", "s", _quantiles("millrace_ingress_e2e_seconds")),
+            GraphPanel("Output tokens", "short", (("tok/s", _rate("millrace_ingress_output_tokens_total")),)),
+            GraphPanel(
+                "Responses by status", "reqps", (("{{status}}", _rate("millrace_http_responses_total", "status")),)
+            ),
+            GraphPanel(
                 "Calls refused or failed", "reqps", (("{{kind}}", _rate("millrace_ingress_refusals_total", "kind")),)
             ),
         ),
@@ -55,18 +57,18 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Placement",
         (
-            Panel(
+            GraphPanel(
                 "Dispatches by instance",
                 "ops",
                 (("{{instance}}", _rate("millrace_ingress_dispatches_total", "instance")),),
             ),
-            Panel(
+            GraphPanel(
                 "Continuations by reason",
                 "ops",
                 (("{{reason}}", _rate("millrace_ingress_continuations_total", "reason")),),
             ),
-            Panel("Gap around a continuation", "s", _quantiles("millrace_ingress_continuation_gap_seconds")),
-            Panel(
+            GraphPanel("Gap around a continuation", "s", _quantiles("millrace_ingress_continuation_gap_seconds")),
+            GraphPanel(
                 "Open",
                 "short",
                 (
@@ -80,36 +82,38 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Engines",
         (
-            Panel("Running", "short", (("{{instance}}", "millrace_worker_running"),)),
-            Panel("Waiting", "short", (("{{instance}}", "millrace_worker_waiting"),)),
-            Panel(
+            GraphPanel("Running", "short", (("{{instance}}", "millrace_worker_running"),)),
+            GraphPanel("Waiting", "short", (("{{instance}}", "millrace_worker_waiting"),)),
+            GraphPanel(
                 "KV blocks in use",
                 "percentunit",
                 (("{{instance}}", "1 - millrace_worker_blocks_free / millrace_worker_blocks_total"),),
             ),
-            Panel("Preemptions", "ops", (("{{instance}}", _rate("millrace_worker_preemptions_total", "instance")),)),
-            Panel("Queue time in the engine", "s", _quantiles("millrace_worker_queue_seconds")),
-            Panel("Step duration", "s", _quantiles("millrace_worker_step_seconds")),
+            GraphPanel(
+                "Preemptions", "ops", (("{{instance}}", _rate("millrace_worker_preemptions_total", "instance")),)
+            ),
+            GraphPanel("Queue time in the engine", "s", _quantiles("millrace_worker_queue_seconds")),
+            GraphPanel("Step duration", "s", _quantiles("millrace_worker_step_seconds")),
         ),
     ),
     (
         "Migrations",
         (
-            Panel(
+            GraphPanel(
                 "Migrations by outcome",
                 "ops",
                 (("{{outcome}}", _rate("millrace_migrator_migrations_total", "outcome")),),
             ),
-            Panel("Gap: no token while moving", "s", _quantiles("millrace_migrator_gap_seconds")),
-            Panel("Gap that clients see", "s", _quantiles("millrace_ingress_migration_gap_seconds")),
-            Panel("Whole migration", "s", _quantiles("millrace_migrator_duration_seconds")),
-            Panel("Copied, by copier", "Bps", (("{{copier}}", _rate("millrace_migrator_bytes_total", "copier")),)),
-            Panel(
+            GraphPanel("Gap: no token while moving", "s", _quantiles("millrace_migrator_gap_seconds")),
+            GraphPanel("Gap that clients see", "s", _quantiles("millrace_ingress_migration_gap_seconds")),
+            GraphPanel("Whole migration", "s", _quantiles("millrace_migrator_duration_seconds")),
+            GraphPanel("Copied, by copier", "Bps", (("{{copier}}", _rate("millrace_migrator_bytes_total", "copier")),)),
+            GraphPanel(
                 "Descriptors, by copier",
                 "ops",
                 (("{{copier}}", _rate("millrace_migrator_descriptors_total", "copier")),),
             ),
-            Panel(
+            GraphPanel(
                 "Rounds of a migration that moved",
                 "short",
                 (
@@ -122,7 +126,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ),
                 ),
             ),
-            Panel(
+            GraphPanel(
                 "Not moved, by reason",
                 "ops",
                 (
@@ -132,7 +136,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ),
                 ),
             ),
-            Panel(
+            GraphPanel(
                 "Under way now",
                 "short",
                 (
@@ -140,8 +144,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("{{instance}} frozen", "millrace_migrator_frozen"),
                 ),
             ),
-            Panel("Evacuated", "ops", (("{{result}}", _rate("millrace_migrator_evacuated_total", "result")),)),
-            Panel(
+            GraphPanel("Evacuated", "ops", (("{{result}}", _rate("millrace_migrator_evacuated_total", "result")),)),
+            GraphPanel(
                 "Handoffs that nobody takes",
                 "short",
                 (
@@ -154,14 +158,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Trading",
         (
-            Panel("Asks, by reason", "ops", (("{{reason}}", _rate("millrace_broker_asks_total", "reason")),)),
-            Panel("Answers to asks", "ops", (("{{answer}}", _rate("millrace_broker_bids_total", "answer")),)),
-            Panel(
+            GraphPanel("Asks, by reason", "ops", (("{{reason}}", _rate("millrace_broker_asks_total", "reason")),)),
+            GraphPanel("Answers to asks", "ops", (("{{answer}}", _rate("millrace_broker_bids_total", "answer")),)),
+            GraphPanel(
                 "Deals that moved, by reason",
                 "ops",
                 (("{{reason}}", _rate('millrace_broker_deals_total{result="moved"}', "reason")),),
             ),
-            Panel(
+            GraphPanel(
                 "Deals that came to nothing",
                 "ops",
                 (
@@ -171,9 +175,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ),
                 ),
             ),
-            Panel("Open deals", "short", (("{{instance}} {{direction}}", "millrace_broker_open_deals"),)),
-            Panel("Risk that memory runs short", "percentunit", (("{{instance}}", "millrace_broker_memory_risk"),)),
-            Panel(
+            GraphPanel("Open deals", "short", (("{{instance}} {{direction}}", "millrace_broker_open_deals"),)),
+            GraphPanel(
+                "Risk that memory runs short", "percentunit", (("{{instance}}", "millrace_broker_memory_risk"),)
+            ),
+            GraphPanel(
                 "Slots kept, queues returned, ends unheard",
                 "ops",
                 (
@@ -182,24 +188,26 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("unheard", _rate("millrace_broker_unheard_ends_total")),
                 ),
             ),
-            Panel("Messages of trades refused", "ops", (("{{why}}", _rate("millrace_broker_refused_total", "why")),)),
+            GraphPanel(
+                "Messages of trades refused", "ops", (("{{why}}", _rate("millrace_broker_refused_total", "why")),)
+            ),
         ),
     ),
     (
         "The bus and the processes",
         (
-            Panel("Messages handled", "ops", (("{{actor}}", _rate("millrace_actor_handled_total", "actor")),)),
-            Panel(
+            GraphPanel("Messages handled", "ops", (("{{actor}}", _rate("millrace_actor_handled_total", "actor")),)),
+            GraphPanel(
                 "Messages refused",
                 "ops",
                 (("{{actor}} {{kind}}", _rate("millrace_actor_refused_total", "actor, kind")),),
             ),
-            Panel("Time to handle a message", "s", _quantiles("millrace_actor_handle_seconds")),
-            Panel("Connected to NATS", "bool", (("{{role}} {{instance}}", "millrace_bus_connected"),)),
-            Panel(
+            GraphPanel("Time to handle a message", "s", _quantiles("millrace_actor_handle_seconds")),
+            GraphPanel("Connected to NATS", "bool", (("{{role}} {{instance}}", "millrace_bus_connected"),)),
+            GraphPanel(
                 "CPU", "percentunit", (("{{role}} {{instance}}", "rate(process_cpu_seconds_total[$__rate_interval])"),)
             ),
-            Panel("Memory", "bytes", (("{{role}} {{instance}}", "process_resident_memory_bytes"),)),
+            GraphPanel("Memory", "bytes", (("{{role}} {{instance}}", "process_resident_memory_bytes"),)),
         ),
     ),
 )
@@ -233,7 +241,7 @@ def dashboard() -> dict[str, Any]:
     }
 
 
-def _panel(panel: Panel, *, x: int, y: int) -> dict[str, Any]:
+def _panel(panel: GraphPanel, *, x: int, y: int) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "prometheus"}
     return {
         "type": "timeseries",

@@ -10,12 +10,12 @@ from random import Random
 from typing import Annotated
 
 import msgspec
-from millrace.policies.dispatch import Asking, Decision, DispatchView, Prediction
+from millrace.policies.dispatch import Decision, DispatchView, Prediction, QueryParameters
 from millrace.policies.dispatch.asking import answered, draw
 from millrace.policies.dispatch.pick import nothing, pick_lowest
 
 
-class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Beside those of every policy that asks: deadline, fallback and so on.
 
     Attributes:

@@ -67,10 +67,10 @@ from millrace.enginemodel.steptime import StepTimeModel
 from millrace.membership import Heartbeat
 
 from services.broker.addressing import forged, trade_peer, unexpected
-from services.broker.asking import ASK, Asking
+from services.broker.asking import ASK, DealOpener
 from services.broker.bidding import Bidding
 from services.broker.boundaries import UNPLANNED, Boundaries
-from services.broker.cluster_view import ClusterView
+from services.broker.cluster_view import BrokerView
 from services.broker.config import BrokerConfig, trading_policy
 from services.broker.incoming import GRANT, IncomingDeals
 from services.broker.loads import renew_load
@@ -124,12 +124,12 @@ class BrokerActor:
         self.metrics = metrics
         policy, parameters = trading_policy(config.trading)
         subjects = Subjects(config.bus.cluster)
-        view = ClusterView(load_age_ns=config.limits.load_age_ms * MS)
+        view = BrokerView(load_age_ns=config.limits.load_age_ms * MS)
         self._ctx = BrokerContext(config, subjects, rng, view, metrics, policy, parameters)
         self._owns = {
             subject_token(name): OwnInstance(instance=name, trading=policy.initial_state) for name in config.instances
         }
-        self._asking = Asking(self._ctx)
+        self._asking = DealOpener(self._ctx)
         self._outgoing = OutgoingDeals(self._ctx)
         self._returning = Returning(self._ctx)
         self._bidding = Bidding(self._ctx)

@@ -28,7 +28,7 @@ MEMORY_OFFERS_MAX = 8
 ASK = "ask"
 
 
-class Asking:
+class DealOpener:
     """Opens deals for the intents of our instances."""
 
     def __init__(self, ctx: BrokerContext) -> None:

@@ -24,7 +24,7 @@ MODELS_MAX = 256
 BROKER_SILENCE_NS = 1_500 * _MS
 
 
-class ClusterView:
+class BrokerView:
     """One broker process's view of the cluster."""
 
     def __init__(self, *, load_age_ns: int) -> None:

@@ -28,7 +28,7 @@ from services.broker.asking import ASK
 from services.broker.deals import DealEvent, DealState, OutgoingDeal
 from services.broker.intents import movable_of
 from services.broker.loads import present_load
-from services.broker.state import MS, BrokerContext, OwnInstance, Rest
+from services.broker.state import MS, BrokerContext, OfferPause, OwnInstance
 
 #: First parts of correlations.
 OFFER, MOVE = "offer", "move"
@@ -333,7 +333,9 @@ class OutgoingDeals:
         limits = self._ctx.limits
         doublings = 0 if deal.reason is MoveReason.DRAIN else min(refusals - 1, 20)
         span_ms = min(limits.rest_ms_max, limits.rest_ms << doublings)
-        own.rests[deal.sequence] = Rest(now_ns + int(span_ms * MS * (1 - 0.25 * self._ctx.rng.random())), refusals)
+        own.rests[deal.sequence] = OfferPause(
+            now_ns + int(span_ms * MS * (1 - 0.25 * self._ctx.rng.random())), refusals
+        )
 
     def _withdraw(self, deal: OutgoingDeal, why: str) -> list[Effect]:
         """Tells the target, where there is one."""

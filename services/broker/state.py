@@ -12,7 +12,7 @@ from millrace.contracts.status import InstanceSummary, SequenceStatus, StatusSna
 from millrace.contracts.subjects import Subjects
 from millrace.policies.trading import TradingPolicy
 
-from services.broker.cluster_view import ClusterView
+from services.broker.cluster_view import BrokerView
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig
 from services.broker.deals import DealState, IncomingDeal, OpenBid, OutgoingDeal
 from services.broker.fences import MoveHistory
@@ -53,7 +53,7 @@ class MoveCosts:
 
 
 @dataclass
-class Rest:
+class OfferPause:
     """A sequence that nobody took is offered again after ``until_ns``; ``refusals`` in a row."""
 
     until_ns: int
@@ -98,7 +98,7 @@ class OwnInstance:
     incoming: dict[str, IncomingDeal] = field(default_factory=dict)
     bids: dict[str, OpenBid] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
-    rests: dict[str, Rest] = field(default_factory=dict)
+    rests: dict[str, OfferPause] = field(default_factory=dict)
     returned: dict[str, int] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     costs: MoveCosts = field(default_factory=MoveCosts)
@@ -180,7 +180,7 @@ class BrokerContext:
     config: BrokerConfig
     subjects: Subjects
     rng: Random
-    view: ClusterView
+    view: BrokerView
     metrics: BrokerMetrics
     policy: TradingPolicy
     parameters: msgspec.Struct

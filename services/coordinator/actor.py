@@ -58,7 +58,7 @@ from services.coordinator.planning import Planning, nobody_prefills, put_plan
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
 from services.coordinator.rungs import Rungs, answer
-from services.coordinator.state import Held, InstanceView, ModelState
+from services.coordinator.state import KeyState, ModelState, RegisteredInstance
 
 #: How often liveness and leases are looked at, and presence is published.
 TICK_NS = 1_000_000_000
@@ -106,7 +106,7 @@ class CoordinatorActor:
         self._subjects = Subjects(cluster)
         self._incarnation = incarnation
         self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.COORDINATOR, name=name, incarnation=incarnation)
-        self._instances: dict[str, InstanceView] = {}
+        self._instances: dict[str, RegisteredInstance] = {}
         self._models: dict[str, ModelState] = {}
         self._ready: set[str] = set()
         self._bound_reached = False
@@ -183,7 +183,7 @@ class CoordinatorActor:
         if view is None:
             if len(self._instances) >= INSTANCES_MAX:
                 return self._say_bound_reached("instances")
-            self._instances[body.key] = InstanceView(record=record, seen_ns=now_ns)
+            self._instances[body.key] = RegisteredInstance(record=record, seen_ns=now_ns)
         else:
             served = view.serves(now_ns, SILENCE_NS_MAX)
             same = view.record == record
@@ -356,7 +356,7 @@ class CoordinatorActor:
             return None
         return self._models.setdefault(model, ModelState())
 
-    def _held(self, correlation: str) -> Held | None:
+    def _held(self, correlation: str) -> KeyState | None:
         kind, _, model = correlation.partition("/")
         state = self._models.get(model)
         if state is None:

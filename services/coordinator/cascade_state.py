@@ -12,7 +12,7 @@ from millrace.contracts.plan import Lease
 from millrace.contracts.status import InstanceRecord
 
 from services.coordinator.cascade_config import CoordinatedCascade
-from services.coordinator.state import Held
+from services.coordinator.state import KeyState
 
 #: Finished requests kept of one cascade. At 10 a second the usual window of 10 minutes is nearly whole.
 SAMPLES_MAX = 4_096
@@ -49,9 +49,9 @@ class CascadeState:
 
     config: CoordinatedCascade
     lease: Lease | None = None
-    lease_key: Held = field(default_factory=Held)
+    lease_key: KeyState = field(default_factory=KeyState)
     plan: CascadePlan | None = None
-    plan_key: Held = field(default_factory=Held)
+    plan_key: KeyState = field(default_factory=KeyState)
     finished: deque[CascadeTraffic] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     records: dict[str, InstanceRecord] = field(default_factory=dict)
     baseline: list[CascadeTraffic] = field(default_factory=list)

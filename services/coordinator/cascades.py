@@ -22,7 +22,7 @@ from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedT
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
 from services.coordinator.cascade_planning import job_of, planned, take_outcome, why_plan
 from services.coordinator.cascade_state import CascadeState, Serving
-from services.coordinator.state import Held
+from services.coordinator.state import KeyState
 
 #: Author of plans that a person put.
 OPERATOR = "operator"
@@ -193,7 +193,7 @@ class Cascades:
             if self.leads(state, now_ns)
         ]
 
-    def _held(self, correlation: str) -> Held | None:
+    def _held(self, correlation: str) -> KeyState | None:
         bucket, _, key = correlation.partition("/")
         state = self.states.get(key)
         if state is None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.policies.provisioning import InstanceLoad, ProvisioningView, Sample
+from millrace.policies.provisioning import InstanceLoad, LatencySample, ProvisioningView
 
-from services.coordinator.state import InstanceView
+from services.coordinator.state import RegisteredInstance
 
 #: Latencies kept per model and kind. At 400 requests a second the usual window of 10 s is whole; beyond, it is shorter.
 SAMPLES_MAX = 4096
@@ -40,7 +40,7 @@ class Order:
     deadline_ns: int = 0
 
 
-def _samples() -> deque[Sample]:
+def _samples() -> deque[LatencySample]:
     return deque(maxlen=SAMPLES_MAX)
 
 
@@ -60,8 +60,8 @@ class Fleet:
     """
 
     state: Any
-    predicted: deque[Sample] = field(default_factory=_samples)
-    measured: deque[Sample] = field(default_factory=_samples)
+    predicted: deque[LatencySample] = field(default_factory=_samples)
+    measured: deque[LatencySample] = field(default_factory=_samples)
     asked: dict[str, Order] = field(default_factory=dict)
     starting: dict[str, Order] = field(default_factory=dict)
     stopping: dict[str, Order] = field(default_factory=dict)
@@ -76,14 +76,14 @@ class Fleet:
             return
         for forecast in body.forecasts:
             if forecast.name == body.chosen and not forecast.note:
-                self.predicted.append(Sample(now_ns, forecast.e2e_ns))
+                self.predicted.append(LatencySample(now_ns, forecast.e2e_ns))
 
     def hear_outcome(self, body: RequestFinished, now_ns: int) -> None:
         """An end: how long it really took."""
         if body.outcome == "completed":
-            self.measured.append(Sample(now_ns, body.e2e_ns))
+            self.measured.append(LatencySample(now_ns, body.e2e_ns))
 
-    def view(self, model: str, known: Mapping[str, InstanceView], serving: set[str]) -> ProvisioningView:
+    def view(self, model: str, known: Mapping[str, RegisteredInstance], serving: set[str]) -> ProvisioningView:
         """The policy's view of the model: each known instance is in exactly one state."""
         leaving = {
             order.instance for order in [*self.stopping.values(), *self.asked.values()] if order.action == "stop"
@@ -101,7 +101,7 @@ class Fleet:
             measured=tuple(self.measured),
         )
 
-    def take_done(self, known: Mapping[str, InstanceView], serving: set[str]) -> list[Order]:
+    def take_done(self, known: Mapping[str, RegisteredInstance], serving: set[str]) -> list[Order]:
         """Orders that are done, which are open no longer: started ones serve, stopped ones are gone."""
         started = [self.starting.pop(name) for name in sorted(serving & set(self.starting))]
         stopped = [self.stopping.pop(name) for name in sorted(set(self.stopping) - set(known))]
@@ -120,7 +120,7 @@ class Fleet:
                 late.append(held.pop(name))
         return late
 
-    def _load(self, view: InstanceView) -> InstanceLoad:
+    def _load(self, view: RegisteredInstance) -> InstanceLoad:
         record, summary = view.record, view.summary
         requests, utilisation = 0, 0.0
         if summary is not None and summary.incarnation == record.incarnation:

@@ -43,7 +43,7 @@ HOMES_MAX = 10_000
 INSTANCE_MODELS_MAX = 256
 
 
-class LengthSample(msgspec.Struct, frozen=True, array_like=True):
+class SequenceLengths(msgspec.Struct, frozen=True, array_like=True):
     """One finished sequence: when it arrived and ended (unix ns), and its lengths in tokens."""
 
     arrival_ns: int
@@ -64,7 +64,7 @@ class ModelPlanning:
         homes: Instance -> index of its stage in the present layout.
     """
 
-    samples: deque[LengthSample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    samples: deque[SequenceLengths] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     decision: StageDecision | None = None
     due_ns: int = 0
     homes: dict[str, int] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Planning:
         for index, output in enumerate(body.output_tokens):
             if output > 0:  # further choices find the prompt in the cache
                 cached = body.cached_tokens if index == 0 else body.prompt_tokens
-                known.samples.append(LengthSample(body.arrival_ns, ended_ns, body.prompt_tokens, cached, output))
+                known.samples.append(SequenceLengths(body.arrival_ns, ended_ns, body.prompt_tokens, cached, output))
 
     def forget(self, model: str) -> None:
         """Drops what is known of a model whose lease is somebody else's."""

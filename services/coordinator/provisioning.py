@@ -36,13 +36,13 @@ from millrace.contracts.provisioner import (
     StopInstance,
 )
 from millrace.contracts.subjects import Subjects
-from millrace.policies.provisioning import PROVISIONING_POLICIES, Decision, ProvisioningView
+from millrace.policies.provisioning import PROVISIONING_POLICIES, ProvisioningDecision, ProvisioningView
 
 from services.coordinator.config import ProvisioningConfig, strategy_parameters
 from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order
 from services.coordinator.ladder import LadderView
 from services.coordinator.metrics import ModelFigures, ProvisioningFigures
-from services.coordinator.state import InstanceView
+from services.coordinator.state import RegisteredInstance
 
 #: An instance that drains may take this much longer than its limit: the worker lingers, the process ends.
 STOP_GRACE_NS = 30_000_000_000
@@ -103,7 +103,7 @@ class Provisioning:
     # decisions
 
     def tick(
-        self, model: str, instances: Iterable[InstanceView], now_ns: int, *, silence_ns: int, held: str = ""
+        self, model: str, instances: Iterable[RegisteredInstance], now_ns: int, *, silence_ns: int, held: str = ""
     ) -> list[Effect]:
         """Looks at one led model and its instances.
 
@@ -129,7 +129,9 @@ class Provisioning:
         incarnations = {name: known[name].record.incarnation for name in decision.stop}
         return effects + self._carry_out(fleet, view, decision, incarnations, now_ns)
 
-    def _settle(self, fleet: Fleet, known: dict[str, InstanceView], serving: set[str], now_ns: int) -> list[Effect]:
+    def _settle(
+        self, fleet: Fleet, known: dict[str, RegisteredInstance], serving: set[str], now_ns: int
+    ) -> list[Effect]:
         effects: list[Effect] = []
         for order in fleet.take_done(known, serving):
             effects.append(self._end(order, "done", level="info"))
@@ -143,7 +145,12 @@ class Provisioning:
         return effects
 
     def _carry_out(
-        self, fleet: Fleet, view: ProvisioningView, decision: Decision, incarnations: dict[str, int], now_ns: int
+        self,
+        fleet: Fleet,
+        view: ProvisioningView,
+        decision: ProvisioningDecision,
+        incarnations: dict[str, int],
+        now_ns: int,
     ) -> list[Effect]:
         model, action = view.model, "start" if decision.start else "stop"
         count = decision.start or len(decision.stop)
@@ -286,7 +293,7 @@ class Provisioning:
 
     # for people and checkers
 
-    def _show(self, model: str, view: ProvisioningView, decision: Decision) -> None:
+    def _show(self, model: str, view: ProvisioningView, decision: ProvisioningDecision) -> None:
         states = {
             "serving": len(view.serving),
             "absent": view.absent,

@@ -36,7 +36,7 @@ OUTPUT_TOKENS = 200.0
 MOVES_NS = 2_500_000_000
 
 
-class Arrival(msgspec.Struct, frozen=True, array_like=True):
+class PlacedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """One request when it was placed: unix ns, instance, prompt tokens."""
 
     at_ns: int
@@ -75,7 +75,7 @@ class RoleWindows:
         self._demand_ns = demand_ns
         self._instances: dict[str, InstanceWindow] = {}
         self._moves: dict[tuple[str, str], tuple[int, int]] = {}  # (teller, instance): (heard, sequences)
-        self._arrivals: dict[str, deque[Arrival]] = {}
+        self._arrivals: dict[str, deque[PlacedPrompt]] = {}
         self._ended: dict[str, deque[tuple[int, int, int]]] = {}  # (prompt, cached, output) per request
 
     # inputs
@@ -113,7 +113,7 @@ class RoleWindows:
         """A request was placed."""
         if body.kind == "dispatch" and body.chosen and body.prompt_tokens > 0:
             arrivals = self._arrivals.setdefault(body.model, deque(maxlen=REQUESTS_MAX))
-            arrivals.append(Arrival(now_ns, body.chosen, body.prompt_tokens))
+            arrivals.append(PlacedPrompt(now_ns, body.chosen, body.prompt_tokens))
 
     def on_outcome(self, body: RequestFinished) -> None:
         """A request ended: its lengths."""

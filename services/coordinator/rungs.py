@@ -30,7 +30,7 @@ from services.coordinator.ladder import LadderView, scaling_held
 from services.coordinator.planning import Planning
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
-from services.coordinator.state import InstanceView
+from services.coordinator.state import RegisteredInstance
 
 #: Worst scenario first.
 _WORST = (Scenario.EXTREME, Scenario.IMBALANCED, Scenario.NORMAL, Scenario.UNKNOWN)
@@ -116,7 +116,7 @@ class Rungs:
         self,
         model: str,
         plan: Plan | None,
-        instances: Sequence[InstanceView],
+        instances: Sequence[RegisteredInstance],
         now_ns: int,
         *,
         silence_ns: int,

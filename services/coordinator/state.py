@@ -10,7 +10,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 
 @dataclass
-class InstanceView:
+class RegisteredInstance:
     """One registered instance.
 
     Attributes:
@@ -32,7 +32,7 @@ class InstanceView:
 
 
 @dataclass
-class Held:
+class KeyState:
     """A key in a bucket as this coordinator last saw it.
 
     Attributes:
@@ -60,7 +60,7 @@ class ModelState:
     """
 
     lease: Lease | None = None
-    lease_key: Held = field(default_factory=Held)
+    lease_key: KeyState = field(default_factory=KeyState)
     plan: Plan | None = None
-    plan_key: Held = field(default_factory=Held)
+    plan_key: KeyState = field(default_factory=KeyState)
     only_decode: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
-from millrace.policies.dispatch import DISPATCH_POLICIES, Asking, DispatchPolicy
+from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy, QueryParameters
 from millrace.policies.dispatch.loading import PolicyError, load_policy
 
 
@@ -250,7 +250,7 @@ def policy_parameters(config: DispatchConfig, policy: DispatchPolicy) -> msgspec
         parameters = msgspec.convert(config.parameters, policy.parameters)
     except msgspec.ValidationError as error:
         raise ConfigError(f"dispatch.parameters of {policy.name}: {error}") from None
-    if isinstance(parameters, Asking):
+    if isinstance(parameters, QueryParameters):
         _check_fallback(policy.name, parameters.fallback)
     return parameters
 

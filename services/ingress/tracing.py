@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, RecordSpan
-from millrace.contracts.observers import Forecast
+from millrace.contracts.observers import CandidateForecast
 from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
 from services.ingress.calls.open_call import OpenCall
@@ -54,7 +54,7 @@ def end_tag(call: OpenCall, pending: PendingTag, result: str, now_ns: int, out: 
 
 
 def end_forecast(
-    call: OpenCall, pending: PendingForecast, forecasts: list[Forecast], now_ns: int, out: list[Effect]
+    call: OpenCall, pending: PendingForecast, forecasts: list[CandidateForecast], now_ns: int, out: list[Effect]
 ) -> None:
     """Record the question to predictors."""
     if call.trace is None:
@@ -81,7 +81,7 @@ def end_forecast(
     )
 
 
-def _forecast_text(forecast: Forecast) -> str:
+def _forecast_text(forecast: CandidateForecast) -> str:
     cached = f", {forecast.cached_tokens} tokens cached" if forecast.cached_tokens else ""
     return f"{forecast.e2e_ns / 1e6:.1f} ms, first token {forecast.ttft_ns / 1e6:.1f} ms{cached}"
 

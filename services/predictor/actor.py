@@ -56,7 +56,7 @@ from services.predictor.metrics import PredictorMetrics
 from services.predictor.neighbours import Hosts
 from services.predictor.placements import PLACEMENTS_MAX, Placements
 from services.predictor.prefixes import Prefixes, end_request
-from services.predictor.state import LENGTH_MAX, Instance, Placement
+from services.predictor.state import LENGTH_MAX, Instance, PlacedSequence
 
 #: Predictors of the same instance share its questions.
 QUEUE_GROUP = "predictor"
@@ -263,7 +263,7 @@ class PredictorActor:
                 self.metrics.placements.add("full")
                 return self._say("error", "bound_reached", what="placements", max=PLACEMENTS_MAX)
             hits = instance.prefixes.place(sequence, body, at_ns=at_ns)
-            placement = Placement(body.request, replace(placed, cached_tokens=hits), at_ns)
+            placement = PlacedSequence(body.request, replace(placed, cached_tokens=hits), at_ns)
             self._placements.add(instance, sequence, placement)
         return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from services.predictor.state import Instance, Placement
+from services.predictor.state import Instance, PlacedSequence
 
 #: A placement that no snapshot showed for so long is forgotten: a submission that is lost is known within 1.5 s.
 PLACEMENT_NS_MAX = 5_000_000_000
@@ -21,7 +21,7 @@ class Placements:
         self._count = count
         self._instance_of: dict[str, Instance] = {}
 
-    def add(self, instance: Instance, sequence: str, placement: Placement) -> None:
+    def add(self, instance: Instance, sequence: str, placement: PlacedSequence) -> None:
         """A decision put a sequence at an instance."""
         instance.place(sequence, placement)
         self._instance_of[sequence] = instance

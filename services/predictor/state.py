@@ -34,7 +34,7 @@ SHOWN_WITHIN_NS = 100_000_000
 
 
 @dataclass(slots=True)
-class Placement:
+class PlacedSequence:
     """A sequence that was placed and that no snapshot shows yet.
 
     Attributes:
@@ -83,7 +83,7 @@ class Instance:
     prefixes: Prefixes = field(init=False)
     told_ns: int = 0
     snapshot: StatusSnapshot | None = None
-    placements: dict[str, Placement] = field(default_factory=dict)
+    placements: dict[str, PlacedSequence] = field(default_factory=dict)
     forecaster: Forecaster | None = None
     rolled: StatusSnapshot | None = None
     rolled_ns: int = 0
@@ -150,7 +150,7 @@ class Instance:
             self.prefixes.see(self.snapshot)
         return self.prefixes.cached_tokens(packed, block_size, tokens)
 
-    def place(self, sequence: str, placement: Placement) -> None:
+    def place(self, sequence: str, placement: PlacedSequence) -> None:
         """A decision put a sequence here."""
         self.placements[sequence] = placement
         self.answers.clear()

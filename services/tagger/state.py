@@ -23,7 +23,7 @@ SAMPLES_MAX = 8_192
 PENDING_MAX = 16_384
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AnsweredTag(msgspec.Struct, frozen=True):
     """A request that was answered.
 
     Attributes:
@@ -54,7 +54,7 @@ class ServedLengths:
         self.trained_ns = 0
         self.training = False
 
-    def answer(self, request: TagRequest) -> Asked:
+    def answer(self, request: TagRequest) -> AnsweredTag:
         """Answer to a request: from the cache, else the model, else history."""
         text = read_prompt(request.prompt)
         row = np.array(extract(request, text, self.history))
@@ -62,7 +62,7 @@ class ServedLengths:
         if said is not None:
             said = said.within(request.min_tokens, request.max_tokens)
         bare = msgspec.structs.replace(request, prompt="")  # its features are kept instead: 2 KB less a request
-        return Asked(bare, pack(row), text.opening, text.template, said, source)
+        return AnsweredTag(bare, pack(row), text.opening, text.template, said, source)
 
     def _say(self, request: TagRequest, row: Row) -> tuple[LengthEstimate | None, str]:
         known = self.repeats.answer(request)
@@ -75,7 +75,7 @@ class ServedLengths:
                 return said, source
         return None, "unknown"
 
-    def learn(self, asked: Asked, finished: RequestFinished) -> LengthSample | None:
+    def learn(self, asked: AnsweredTag, finished: RequestFinished) -> LengthSample | None:
         """Takes an outcome; None where nothing can be learnt from it."""
         lengths, _ = usable_lengths(finished.output_tokens, finished.finish_reasons)
         if finished.outcome != "completed" or not lengths:
@@ -118,18 +118,18 @@ class PendingRequests:
 
     def __init__(self, size_max: int = PENDING_MAX) -> None:
         self._size_max = size_max
-        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._asked: OrderedDict[str, AnsweredTag] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._asked)
 
-    def add(self, asked: Asked) -> None:
+    def add(self, asked: AnsweredTag) -> None:
         """Remembers one; asked twice, the later answer counts."""
         self._asked.pop(asked.request.request, None)
         if len(self._asked) >= self._size_max:
             self._asked.popitem(last=False)
         self._asked[asked.request.request] = asked
 
-    def pop(self, request: str) -> Asked | None:
+    def pop(self, request: str) -> AnsweredTag | None:
         """Takes one out; None where it was not asked here, or too long ago."""
         return self._asked.pop(request, None)

@@ -16,7 +16,7 @@ from millrace.contracts.worker import RefusalReason, SequenceRefused
 from services.worker import spans
 from services.worker.config import WorkerLimits
 from services.worker.metrics import WorkerFigures
-from services.worker.outbox import Outbox
+from services.worker.outbox import TokenOutbox
 from services.worker.reporter import Reporter
 from services.worker.reports import Identity
 from services.worker.state import Held, Ledger
@@ -41,7 +41,7 @@ class Desk:
         self.ledger = Ledger()
         self.figures = WorkerFigures()
         self.reporter = Reporter(identity=identity, info=info, subjects=subjects, limits=limits)
-        self._outbox = Outbox(identity=identity, subjects=subjects, figures=self.figures)
+        self._outbox = TokenOutbox(identity=identity, subjects=subjects, figures=self.figures)
         self._subjects = subjects
         self._rng = rng
         self._interval_ns = limits.token_interval_ms * 1_000_000

@@ -42,7 +42,7 @@ from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
 from services.worker.desk import Desk, answer
-from services.worker.questions import Asked, Ended, Questions, refused
+from services.worker.questions import Ended, PendingQuestion, Questions, refused
 from services.worker.state import Held
 
 _MS = 1_000_000
@@ -50,7 +50,7 @@ TIMER = "lease/"
 
 
 @dataclass(slots=True, kw_only=True)
-class Lease:
+class SequenceLease:
     """One leased sequence.
 
     Attributes:
@@ -83,7 +83,7 @@ class Leasing:
         self._desk = desk
         self._info = info
         self._config = config
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, SequenceLease] = {}
         self._ended = Ended()
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Leasing:
         lease = self._leases.get(body.migration)
         until_ns = now_ns + min(max(0, body.lease_ms), self._config.lease_ms_max) * _MS
         if lease is None:
-            lease = Lease(migration=body.migration, held=held, until_ns=until_ns)
+            lease = SequenceLease(migration=body.migration, held=held, until_ns=until_ns)
             self._leases[body.migration] = lease
         lease.until_ns = max(lease.until_ns, until_ns)
         return [self._timer(lease), *self._ask(lease, body, reply_to, now_ns)]
@@ -168,16 +168,16 @@ class Leasing:
             self._ended.put(body.migration, held=False)  # a lease that comes after its end was overtaken by it
         return answer(reply_to, body.sequence, LeaseEnded(migration=body.migration, held=held))
 
-    def _ask(self, lease: Lease, body: LeaseKv | FreezeSequence, reply_to: str, now_ns: int) -> list[Effect]:
+    def _ask(self, lease: SequenceLease, body: LeaseKv | FreezeSequence, reply_to: str, now_ns: int) -> list[Effect]:
         return self._next(lease) if lease.questions.put(body, reply_to, now_ns) else []
 
-    def _next(self, lease: Lease) -> list[Effect]:
+    def _next(self, lease: SequenceLease) -> list[Effect]:
         """The engine is asked what comes first."""
         first = lease.questions.first
         match first:
-            case Asked(body=LeaseKv() as body):
+            case PendingQuestion(body=LeaseKv() as body):
                 return [LeaseInEngine(migration=body.migration, sequence=body.sequence, from_block=body.from_block)]
-            case Asked(body=FreezeSequence() as body):
+            case PendingQuestion(body=FreezeSequence() as body):
                 return [FreezeInEngine(migration=body.migration, sequence=body.sequence, from_block=body.from_block)]
             case _:
                 return []
@@ -245,7 +245,7 @@ class Leasing:
         told = self._desk.flush(held)
         return told + lease.questions.answer(body.sequence, lease.frozen) + self._next(lease)
 
-    def _contradicted(self, lease: Lease, engine: int, here: int, now_ns: int) -> list[Effect]:
+    def _contradicted(self, lease: SequenceLease, engine: int, here: int, now_ns: int) -> list[Effect]:
         """The engine's tokens are not those that went out: nothing may go on from them elsewhere."""
         line = Log(
             level="error",
@@ -273,7 +273,7 @@ class Leasing:
             lease.frozen_until_ns = None
         return [*told, self._timer(lease), *self._next(lease)]
 
-    def _refuse_rest(self, lease: Lease, reason: KvRefusal) -> list[Effect]:
+    def _refuse_rest(self, lease: SequenceLease, reason: KvRefusal) -> list[Effect]:
         return lease.questions.refuse_all(lease.held.sequence, refused(lease.migration, reason))
 
     # The end
@@ -302,11 +302,11 @@ class Leasing:
             effects += self._close(lease, now_ns, KvRefusal.LEASE_LOST)
         return effects
 
-    def _gone(self, lease: Lease) -> bool:
+    def _gone(self, lease: SequenceLease) -> bool:
         return not lease.held.live or self._desk.ledger.get(lease.held.sequence) is not lease.held
 
     def _close(
-        self, lease: Lease, now_ns: int, reason: KvRefusal, *, held: bool = False, moved: bool = False
+        self, lease: SequenceLease, now_ns: int, reason: KvRefusal, *, held: bool = False, moved: bool = False
     ) -> list[Effect]:
         """Ends a lease here and in the engine; what still waits for an answer is refused."""
         del self._leases[lease.migration]
@@ -319,7 +319,7 @@ class Leasing:
             *self._refuse_rest(lease, reason),
         ]
 
-    def _timer(self, lease: Lease) -> Effect:
+    def _timer(self, lease: SequenceLease) -> Effect:
         return StartTimer(name=TIMER + lease.migration, at_ns=lease.due_ns)
 
     # For people and checkers
@@ -341,6 +341,6 @@ class Leasing:
             assert lease.frozen is None or lease.frozen_until_ns is not None, "frozen without a deadline"
 
 
-def _asks(lease: Lease, kind: type[msgspec.Struct]) -> bool:
+def _asks(lease: SequenceLease, kind: type[msgspec.Struct]) -> bool:
     first = lease.questions.first
     return first is not None and isinstance(first.body, kind)

@@ -16,7 +16,7 @@ from services.worker.state import Held, by_ingress
 REPEAT_CHUNKS_MAX = 32
 
 
-class Outbox:
+class TokenOutbox:
     """Builds messages to ingresses and marks what has been sent. Holds no sequence itself."""
 
     def __init__(self, *, identity: Identity, subjects: Subjects, figures: WorkerFigures) -> None:

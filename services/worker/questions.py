@@ -23,7 +23,7 @@ ENDED_MAX = 4_096
 
 
 @dataclass(slots=True)
-class Asked:
+class PendingQuestion:
     """One question and who wants its answer."""
 
     body: Question
@@ -35,10 +35,10 @@ class Questions:
     """In order of arrival; the first one is with the engine. A repeated question joins the one that waits."""
 
     def __init__(self) -> None:
-        self._asked: deque[Asked] = deque()
+        self._asked: deque[PendingQuestion] = deque()
 
     @property
-    def first(self) -> Asked | None:
+    def first(self) -> PendingQuestion | None:
         """Question that the engine is asked now; None where there is none."""
         return self._asked[0] if self._asked else None
 
@@ -51,7 +51,7 @@ class Questions:
                 return False
         if len(self._asked) >= WAITING_MAX:
             return False  # its asker has given up long ago; this one will, too
-        self._asked.append(Asked(body, now_ns, [reply_to] if reply_to else []))
+        self._asked.append(PendingQuestion(body, now_ns, [reply_to] if reply_to else []))
         return len(self._asked) == 1
 
     def answer(self, sequence: str, body: Body, traceparent: str = "") -> list[Effect]:

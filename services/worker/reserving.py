@@ -30,14 +30,14 @@ from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
 from services.worker.desk import Desk, answer
-from services.worker.questions import Asked, Ended, Questions, is_repeat, refused
+from services.worker.questions import Ended, PendingQuestion, Questions, is_repeat, refused
 
 _MS = 1_000_000
 TIMER = "reserve/"
 
 
 @dataclass(slots=True, kw_only=True)
-class Reservation:
+class SequenceReservation:
     """Room for one sequence.
 
     Attributes:
@@ -64,7 +64,7 @@ class Reserving:
         self._info = info
         self._config = config
         self._live_max = live_max
-        self._reservations: dict[str, Reservation] = {}
+        self._reservations: dict[str, SequenceReservation] = {}
         self._ended = Ended()
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Reserving:
             if no is not None:
                 return self._refuse(body.sequence, reply_to, no)
             reserve_ns = min(max(0, body.reserve_ms), self._config.reserve_ms_max) * _MS
-            reservation = Reservation(
+            reservation = SequenceReservation(
                 migration=body.migration,
                 sequence=body.sequence,
                 epoch=body.epoch,
@@ -158,15 +158,17 @@ class Reserving:
         timer = CancelTimer(name=TIMER + reservation.migration)
         return handover, [timer, *self._refuse_rest(reservation, KvRefusal.CANCELLED)]
 
-    def _ask(self, reservation: Reservation, body: ReserveKv | PullKv, reply_to: str, now_ns: int) -> list[Effect]:
+    def _ask(
+        self, reservation: SequenceReservation, body: ReserveKv | PullKv, reply_to: str, now_ns: int
+    ) -> list[Effect]:
         return self._next(reservation) if reservation.questions.put(body, reply_to, now_ns) else []
 
-    def _next(self, reservation: Reservation) -> list[Effect]:
+    def _next(self, reservation: SequenceReservation) -> list[Effect]:
         match reservation.questions.first:
-            case Asked(body=ReserveKv() as body):
+            case PendingQuestion(body=ReserveKv() as body):
                 fields = {name: getattr(body, name) for name in ReserveInEngine.__struct_fields__}
                 return [ReserveInEngine(**fields)]
-            case Asked(body=PullKv() as body) as asked:
+            case PendingQuestion(body=PullKv() as body) as asked:
                 return [
                     PullIntoEngine(
                         migration=body.migration,
@@ -179,7 +181,7 @@ class Reserving:
             case _:
                 return []
 
-    def _read_until_ns(self, body: PullKv, asked: Asked) -> int:
+    def _read_until_ns(self, body: PullKv, asked: PendingQuestion) -> int:
         read_ms = min(body.read_ms, self._config.lease_ms_max)
         return read_until_ns(asked.at_ns, read_ms=read_ms, until_ns=body.until_ns)
 
@@ -247,7 +249,7 @@ class Reserving:
         line = Log(level="warning", event="reservation_expired", fields=fields)
         return [line, *self._close(reservation, KvRefusal.CANCELLED)]
 
-    def _close(self, reservation: Reservation, reason: KvRefusal) -> list[Effect]:
+    def _close(self, reservation: SequenceReservation, reason: KvRefusal) -> list[Effect]:
         self._forget(reservation)
         return [
             UnreserveInEngine(migration=reservation.migration),
@@ -255,14 +257,14 @@ class Reserving:
             *self._refuse_rest(reservation, reason),
         ]
 
-    def _forget(self, reservation: Reservation) -> None:
+    def _forget(self, reservation: SequenceReservation) -> None:
         del self._reservations[reservation.migration]
         self._ended.put(reservation.migration, held=False)
 
-    def _refuse_rest(self, reservation: Reservation, reason: KvRefusal) -> list[Effect]:
+    def _refuse_rest(self, reservation: SequenceReservation, reason: KvRefusal) -> list[Effect]:
         return reservation.questions.refuse_all(reservation.sequence, refused(reservation.migration, reason))
 
-    def _renew(self, reservation: Reservation, now_ns: int) -> Effect:
+    def _renew(self, reservation: SequenceReservation, now_ns: int) -> Effect:
         reservation.until_ns = max(reservation.until_ns, now_ns + reservation.reserve_ns)
         return StartTimer(name=TIMER + reservation.migration, at_ns=reservation.until_ns)
 
@@ -280,7 +282,7 @@ class Reserving:
         assert len(self._reservations) <= self._config.reservations_max
 
 
-def _asks(reservation: Reservation, kind: type[msgspec.Struct]) -> bool:
+def _asks(reservation: SequenceReservation, kind: type[msgspec.Struct]) -> bool:
     first = reservation.questions.first
     return first is not None and isinstance(first.body, kind)
 

@@ -19,7 +19,7 @@ from millrace.enginemodel.tokens import Vocabulary as EngineVocabulary
 from millrace.enginemodel.tokens import kv_digest, next_token
 
 from services.ingress.calls.messages import Call
-from services.ingress.tokens.detokenizer import TextStream, Vocabulary
+from services.ingress.tokens.detokenizer import TextStream, TokenizerVocabulary
 
 
 class ExpectedChoice(msgspec.Struct, frozen=True):
@@ -62,7 +62,9 @@ class Oracle:
         noises: Of all engines of the cluster so far.
     """
 
-    def __init__(self, build: Callable[[], ModelledEngine], vocabulary: Vocabulary, words: EngineVocabulary) -> None:
+    def __init__(
+        self, build: Callable[[], ModelledEngine], vocabulary: TokenizerVocabulary, words: EngineVocabulary
+    ) -> None:
         """Args: words: of the engines; each of them is one character."""
         self.noises: list[int] = []
         self._build = build

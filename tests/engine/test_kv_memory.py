@@ -7,7 +7,7 @@ import torch
 from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy.checksum import checksums
 
-from services.worker.vllm_engine.kv_memory import KvMemory, Placement, on_device
+from services.worker.vllm_engine.kv_memory import KvAllocation, KvMemory, on_device
 
 
 def test_checksums_by_way_of_the_host_are_those_of_the_host() -> None:
@@ -29,7 +29,7 @@ def test_layers_that_are_views_of_one_storage_are_one_memory() -> None:
 
 
 def test_a_placement_takes_one_allocation_of_bytes_and_no_other() -> None:
-    with Placement() as placement:
+    with KvAllocation() as placement:
         other = torch.zeros(8, dtype=torch.float32)
         taken = torch.zeros(5000, dtype=torch.int8)
         second = torch.zeros(8, dtype=torch.int8)

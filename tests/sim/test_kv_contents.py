@@ -23,7 +23,7 @@ from millrace.contracts.migration import SequenceMoved
 from millrace.enginemodel.arrivals import Arrivals
 from millrace.enginemodel.contents import KvContent, KvContents
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.leases import Leases
+from millrace.enginemodel.leases import ModelledLeases
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.kv_network import KvFaults
@@ -61,7 +61,7 @@ class Unchained(Unwatched):
         super().put(blocks, contents[::-1])
 
 
-class OneTooEarly(Leases):
+class OneTooEarly(ModelledLeases):
     """A freeze tells the blocks from one before the first one on, and so leaves out the last, half-full one."""
 
     def _stopped(self, lease: Any, now_ns: int) -> SequenceStopped | KvDenied | None:
@@ -72,7 +72,7 @@ class OneTooEarly(Leases):
         return answer
 
 
-class HalfFull(Leases):
+class HalfFull(ModelledLeases):
     """A lease tells the half-full block as well, which is then never read again."""
 
     def lease(self, command: Any, sequence: Any) -> KvLeaseTaken | KvDenied:
@@ -85,7 +85,7 @@ class HalfFull(Leases):
         return answer
 
 
-class GoesOn(Leases):
+class GoesOn(ModelledLeases):
     """A source that says that it stands still, and does not."""
 
     def _stopped(self, lease: Any, now_ns: int) -> SequenceStopped | KvDenied | None:
@@ -120,7 +120,7 @@ def keeps(kind: type[KvContents]) -> Callable[[ModelledEngine], None]:
     return lambda engine: engine.moves.keep_contents(kind(engine.parameters.block_size))
 
 
-def leases(kind: type[Leases]) -> Callable[[ModelledEngine], None]:
+def leases(kind: type[ModelledLeases]) -> Callable[[ModelledEngine], None]:
     def change(engine: ModelledEngine) -> None:
         keeps(Unwatched)(engine)
         engine.moves.leases = kind(engine.scheduler, engine._progress)

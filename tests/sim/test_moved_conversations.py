@@ -6,7 +6,7 @@ import pytest
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
-from millrace.contracts.observers import DecisionMade, Forecast, RequestFinished
+from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
 from millrace.contracts.worker import Sampling
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
@@ -40,7 +40,7 @@ class Heard(Checker):
                 case Publish(body=MigrationFinished() as body):
                     self.moves.append(body)
 
-    def forecast(self, request: str, instance: str) -> Forecast:
+    def forecast(self, request: str, instance: str) -> CandidateForecast:
         return next(each for each in self.decisions[request].forecasts if each.name == instance)
 
 

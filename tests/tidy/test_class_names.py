@@ -5,19 +5,10 @@ from collections import defaultdict
 
 from tests.tidy.tree import parsed, python_files
 
-FOLDERS = ("libs", "services", "simulator", "setup", "compose")
+FOLDERS = ("libs", "services", "simulator", "deployment", "setup", "compose")
 
 #: Every policy module names its own so: the slot demands it (millrace/policies).
 OF_THE_SLOT = frozenset({"Parameters", "State"})
-
-#: Names that still have more than one class. Remove a name when its classes are renamed; add none.
-KNOWN = frozenset(
-    """
-    Arrival Asked Asking Bucket Call Channel ClusterView Connection Decision Deployment EngineError Failed Forecast Held
-    InstanceView Lease Leases LengthSample Lengths Outbox Outlook Panel Placement Profile Reading RecordedRequest
-    Reservation Rest Sample Vocabulary
-    """.split()
-)
 
 
 def test_a_class_name_is_unique():
@@ -26,5 +17,5 @@ def test_a_class_name_is_unique():
         for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path}:{node.lineno}")
-    twice = {name: where for name, where in places.items() if len(where) > 1 and name not in OF_THE_SLOT | KNOWN}
+    twice = {name: where for name, where in places.items() if len(where) > 1 and name not in OF_THE_SLOT}
     assert not twice, "\n".join(f"{name}: {', '.join(where)}" for name, where in sorted(twice.items()))

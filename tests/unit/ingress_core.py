@@ -24,7 +24,7 @@ from services.ingress.metrics import IngressMetrics
 from services.ingress.reactions import react
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
-from services.ingress.tokens.detokenizer import TextModel, Vocabulary
+from services.ingress.tokens.detokenizer import TextModel, TokenizerVocabulary
 
 SECOND = 1_000_000_000
 MILLISECOND = 1_000_000
@@ -37,11 +37,11 @@ _VOCAB = {chr(ord("a") + i): i for i in range(26)} | {"</s>": EOS}
 E = TypeVar("E", bound=Effect)
 
 
-def letters_vocabulary() -> Vocabulary:
+def letters_vocabulary() -> TokenizerVocabulary:
     tokenizer = Tokenizer(models.BPE(vocab=_VOCAB, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
-    return Vocabulary(tokenizer)
+    return TokenizerVocabulary(tokenizer)
 
 
 VOCABULARY = letters_vocabulary()

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.planner import CascadePlanner, CascadeProblem, plan_as_published
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload, pipelined, serve
@@ -125,7 +125,7 @@ def test_a_workload_that_does_not_fit_the_engine_has_no_curve() -> None:
 
 def test_an_escalated_request_pays_every_tier_and_the_judge() -> None:
     sample = judged()
-    deployments = tuple(Deployment(((engine(factor), 4),), (100.0,)) for factor in (1.0, 2.0, 4.0))
+    deployments = tuple(TierDeployment(((engine(factor), 4),), (100.0,)) for factor in (1.0, 2.0, 4.0))
     load = ChainLoad(rate=0.5, judge_s=(1.0, 2.0), requests=50)
     costs = {}
     for name, thresholds in (("first", (0, 0)), ("second", (REJECT_ALL, 0)), ("third", (REJECT_ALL, REJECT_ALL))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.planner import CascadePlanner
 from millrace.cascade.replanning import (
     MoveCost,
@@ -79,7 +79,7 @@ def test_a_request_that_no_replica_can_ever_answer_is_an_error():
 
 
 def test_a_move_keeps_what_both_plans_have_and_starts_the_rest_cold():
-    now, then = [Deployment(((SMALL, 3),), (2.0,))], [Deployment(((SMALL, 1), (LARGE, 1)), (2.0, 1.0))]
+    now, then = [TierDeployment(((SMALL, 3),), (2.0,))], [TierDeployment(((SMALL, 1), (LARGE, 1)), (2.0, 1.0))]
     [replicas] = moved(now, then, at_ns=5, cost=MoveCost(drain_s=1, cold_start_s=2))
     assert sorted((each.shape.cost.fixed, each.from_ns, each.until_ns == FOREVER_NS) for each in replicas) == [
         (SMALL.cost.fixed, 0, False),
@@ -101,7 +101,7 @@ def test_thresholds_on_the_planned_replicas_are_as_good_as_the_plan():
 
 def test_thresholds_avoid_tiers_without_replicas():
     planner = CascadePlanner(problem(quality_min=10.0))
-    deployments = (Deployment(((SMALL, 4),), (1.0,)), Deployment((), ()), Deployment((), ()))
+    deployments = (TierDeployment(((SMALL, 4),), (1.0,)), TierDeployment((), ()), TierDeployment((), ()))
     found = thresholds_for(planner, deployments)
     assert found is not None
     assert found.routed.shares == (1.0, 0.0, 0.0)
@@ -123,9 +123,9 @@ def test_the_present_plan_is_kept_while_traffic_stays_and_outdated_when_it_doubl
 def test_replicas_move_only_where_the_horizon_pays_for_the_cold_start():
     planner = CascadePlanner(problem(rate=30.0, quality_min=80.0))
     poor = (
-        Deployment(((engine(1.0), 1),), (1.0,)),
-        Deployment(((engine(3.0), 3),), (1.0,)),
-        Deployment(((engine(8.0, 4), 2),), (1.0,)),
+        TierDeployment(((engine(1.0), 1),), (1.0,)),
+        TierDeployment(((engine(3.0), 3),), (1.0,)),
+        TierDeployment(((engine(8.0, 4), 2),), (1.0,)),
     )
     long = replan(planner, poor, MoveCost(drain_s=1, cold_start_s=1, horizon_s=200))
     assert long.move is not None
@@ -143,7 +143,7 @@ def test_a_move_that_starves_a_tier_meanwhile_does_not_pay():
     ((shape, count),) = plan.deployments[tier].replicas
     other = msgspec.structs.replace(shape, cost=shape.cost, pipeline=1, tensor=shape.tensor * 2)
     present = list(plan.deployments)
-    present[tier] = Deployment(((other, count),), plan.deployments[tier].rates)  # as fast, but all must restart
+    present[tier] = TierDeployment(((other, count),), plan.deployments[tier].rates)  # as fast, but all must restart
     found = replan(planner, present, MoveCost(drain_s=30, cold_start_s=90, horizon_s=600))
     assert found.at_once is not None
     assert found.move is None
@@ -153,9 +153,9 @@ def test_a_move_that_starves_a_tier_meanwhile_does_not_pay():
 def test_with_a_latency_bound_replicas_move_for_quality():
     planner = CascadePlanner(problem(quality_min=None, latency_max_s=4.0))
     small = (
-        Deployment(((engine(1.0), 10),), (1.0,)),
-        Deployment(((engine(3.0), 1),), (1.0,)),
-        Deployment(((engine(8.0, 2), 1),), (1.0,)),
+        TierDeployment(((engine(1.0), 10),), (1.0,)),
+        TierDeployment(((engine(3.0), 1),), (1.0,)),
+        TierDeployment(((engine(8.0, 2), 1),), (1.0,)),
     )
     found = replan(planner, small, MoveCost(drain_s=0, cold_start_s=1, horizon_s=300))
     assert found.at_once is not None
@@ -165,7 +165,7 @@ def test_with_a_latency_bound_replicas_move_for_quality():
 
 def test_an_unmet_quality_is_reason_enough_to_move():
     planner = CascadePlanner(problem(sample=judged(seed=3)))
-    only_small = (Deployment(((SMALL, 12),), (1.0,)), Deployment((), ()), Deployment((), ()))
+    only_small = (TierDeployment(((SMALL, 12),), (1.0,)), TierDeployment((), ()), TierDeployment((), ()))
     found = replan(planner, only_small, MoveCost())
     assert found.move is not None
     assert found.move.meets

@@ -10,13 +10,13 @@ from millrace.cli.errors import CliError
 from millrace.cli.explain_recording import explained_by_recording
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import PLACEMENTS_MAX, told
-from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.explained import Ending, Explained, ExplainedPlacement
 from millrace.cli.trace_tree import draw
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
-from millrace.contracts.observers import CandidateScore, DecisionMade, Forecast, RequestFinished
+from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.telemetry.spans import SpanLine, span_line
 
@@ -155,7 +155,7 @@ def test_a_policy_that_asks_nobody_is_told_by_its_scores():
     assert re.search(r"first token +- +10ms  -", text)
 
 
-def placement(**fields) -> Placement:
+def placement(**fields) -> ExplainedPlacement:
     values = {
         "kind": "dispatch",
         "sequences": ["r.0"],
@@ -165,7 +165,7 @@ def placement(**fields) -> Placement:
         "chosen": "w0",
         "reason": "why",
     }
-    return Placement(**(values | fields))
+    return ExplainedPlacement(**(values | fields))
 
 
 def test_a_fallback_a_refusal_and_a_running_request_are_said_to_be_that():
@@ -175,7 +175,10 @@ def test_a_fallback_a_refusal_and_a_running_request_are_said_to_be_that():
         placements=[
             placement(
                 fallback="join_shortest_queue",
-                forecasts=[Forecast("w0", note="stale_snapshot"), Forecast("w1", note="no answer in time")],
+                forecasts=[
+                    CandidateForecast("w0", note="stale_snapshot"),
+                    CandidateForecast("w1", note="no answer in time"),
+                ],
                 trouble="full",
             ),
             placement(chosen="", scores=[CandidateScore("w0", 0.0, "draining")]),
@@ -252,7 +255,7 @@ def test_nothing_is_compared_where_there_was_no_token():
         instances=[],
         trouble="gone",
     )
-    forecasts = [Forecast("w0", 2 * MS, 4 * MS)]
+    forecasts = [CandidateForecast("w0", 2 * MS, 4 * MS)]
     text = "\n".join(
         told(Explained(request="r", model="m", placements=[placement(forecasts=forecasts)], ending=ending))
     )

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from millrace.actor.bucket_reading import BucketUnreadable, read_bucket
 from millrace.cli import listening
-from millrace.cli.cluster import Connection
+from millrace.cli.cluster import ConnectionSettings
 from nats.aio.client import Client
 
 END = ({"Status": "204"}, b"")
@@ -99,7 +99,7 @@ async def test_the_watch_of_the_store_ends_while_the_bus_is_still_open(monkeypat
 
     monkeypatch.setattr(listening, "open_bus", open_bus)
     monkeypatch.setattr(listening, "_follow_store", follow)
-    connection = Connection(cluster="c", url="nats://nowhere", user="", password="", origin="test")
+    connection = ConnectionSettings(cluster="c", url="nats://nowhere", user="", password="", origin="test")
     async with listening.listen(connection):
         await asyncio.sleep(0)
     assert events == ["watch ended", "bus closed"]

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from millrace.cli.message_lines import Reading, message_line, message_object, read_message
+from millrace.cli.message_lines import DecodedMessage, message_line, message_object, read_message
 from millrace.cli.message_summaries import bounded_list, duration
 from millrace.cli.migrating import is_of, told
 from millrace.cli.migrating import line as migration_line
@@ -46,7 +46,7 @@ SUBMIT = SubmitSequence(
 )
 
 
-def reading(payload: bytes, headers: dict[str, str] | None = None) -> Reading:
+def reading(payload: bytes, headers: dict[str, str] | None = None) -> DecodedMessage:
     return read_message(
         at_ns=AT_NS,
         subject="mr.local.engine.w0.submit",

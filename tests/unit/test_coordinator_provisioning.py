@@ -16,7 +16,7 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.contracts.observers import DecisionMade, Forecast, ProvisioningDecided, RequestFinished
+from millrace.contracts.observers import CandidateForecast, DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease
 from millrace.contracts.provisioner import (
     InstanceStarting,
@@ -111,7 +111,10 @@ class Bench:
         return self.send(TimerFired(name="tick"))
 
     def placed(self, e2e_s: float, *, note: str = "", kind: str = "dispatch") -> None:
-        forecasts = [Forecast("other", e2e_ns=99 * S), Forecast("a", e2e_ns=int(e2e_s * S), note=note)]
+        forecasts = [
+            CandidateForecast("other", e2e_ns=99 * S),
+            CandidateForecast("a", e2e_ns=int(e2e_s * S), note=note),
+        ]
         self.send(
             DecisionMade(
                 request="r",

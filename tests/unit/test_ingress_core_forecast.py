@@ -7,7 +7,7 @@ from millrace.actor.errors import ConfigError
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure, StopRequested
 from millrace.contracts.message import ErrorReply
-from millrace.contracts.observers import DecisionMade, Forecast, RequestFinished
+from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
 from millrace.contracts.predictor import NoPrediction, NoPredictionReason
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.tagger import LengthTag, TagRequest
@@ -91,9 +91,9 @@ def test_the_sequence_goes_to_the_one_that_ends_soonest_and_the_decision_tells_w
     assert (made.policy, made.chosen, made.fallback, made.kind) == ("forecast", "w2", "", "dispatch")
     assert made.reason == "lowest of 3: 300 ms predicted end to end"
     assert made.forecasts == [
-        Forecast("w2", 90 * MILLISECOND, 300 * MILLISECOND, 5, 2, 7, 8),
-        Forecast("w1", 10 * MILLISECOND, 350 * MILLISECOND),
-        Forecast("w0", 20 * MILLISECOND, 400 * MILLISECOND),
+        CandidateForecast("w2", 90 * MILLISECOND, 300 * MILLISECOND, 5, 2, 7, 8),
+        CandidateForecast("w1", 10 * MILLISECOND, 350 * MILLISECOND),
+        CandidateForecast("w0", 20 * MILLISECOND, 400 * MILLISECOND),
     ]
     assert (made.prompt_tokens, made.output_tokens, made.max_tokens) == (3, 0, 50)
     assert (made.wall_us, made.at_ns) == (2000.0, START + 2 * MILLISECOND)
@@ -513,7 +513,7 @@ def test_spans_show_the_question_and_the_placement_keeps_what_was_predicted():
     assert (asked.start_ns, asked.end_ns) == (START, START + MILLISECOND)
     assert asked.attributes["answers"] == "w0: 120.0 ms, first token 8.0 ms, w1: no answer in time"
     assert bench.made(Gather)[0].traceparent == asked.traceparent
-    kept = msgspec.json.decode(placed.attributes["forecasts"], type=list[Forecast])
+    kept = msgspec.json.decode(placed.attributes["forecasts"], type=list[CandidateForecast])
     assert kept == decision(bench).forecasts
 
 

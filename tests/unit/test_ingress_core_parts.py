@@ -8,7 +8,7 @@ from millrace.contracts.status import InstanceSummary
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.ingress.calls import limits
-from services.ingress.calls.limits import AdmissionLimits, Bucket
+from services.ingress.calls.limits import AdmissionLimits, TokenBucket
 from services.ingress.calls.messages import KeyLimits, RefusalKind
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import LimitsConfig
@@ -49,7 +49,7 @@ def stage(name: str, low: int, high: int | None, *instances: str) -> Stage:
     takes=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 20 * SECOND)), max_size=50),
 )
 def test_a_bucket_never_lets_more_through_than_its_size_and_its_refill(per_minute, takes):
-    bucket = Bucket(per_minute, START)
+    bucket = TokenBucket(per_minute, START)
     now_ns, taken = START, 0
     for amount, pause_ns in takes:
         now_ns += pause_ns
@@ -61,7 +61,7 @@ def test_a_bucket_never_lets_more_through_than_its_size_and_its_refill(per_minut
 
 @given(per_minute=st.integers(1, 10_000), amount=st.integers(1, 20_000), spent=st.integers(0, 30_000))
 def test_the_time_a_bucket_tells_is_enough_and_no_more(per_minute, amount, spent):
-    bucket = Bucket(per_minute, START)
+    bucket = TokenBucket(per_minute, START)
     bucket.take(spent, START)
     wait_ns = bucket.wait_ns(amount, START)
     if wait_ns > 1_000_000:

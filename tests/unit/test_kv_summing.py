@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from millrace.contracts.kv import UNSUMMED
 
-from services.worker.vllm_engine.kv_ranks import Ranks, Sample, Summing
+from services.worker.vllm_engine.kv_ranks import BlockSampler, Ranks, Summing
 
 
 class TwoRanks:
@@ -52,5 +52,5 @@ def test_where_no_block_is_wanted_nobody_is_asked(wanted: list[bool]) -> None:
 
 @pytest.mark.parametrize(("share", "taken"), [(0.0, 0), (1 / 16, 2), (0.25, 8), (1.0, 32)])
 def test_a_sample_takes_its_share_however_few_blocks_come_at_a_time(share: float, taken: int) -> None:
-    sample: Any = Sample(share)
+    sample: Any = BlockSampler(share)
     assert sum(sum(sample.take(count)) for count in (1, 2, 3, 4, 5, 6, 7, 4)) == taken

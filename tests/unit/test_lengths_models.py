@@ -15,7 +15,7 @@ from millrace.lengths.estimate import LengthEstimate
 from millrace.lengths.features import FEATURES, PROMPT_TOKENS, without_history
 from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, read_models, read_outcomes, write_model
 from millrace.lengths.quantile import ModelUnreadable, QuantileModel, decode_model
-from millrace.lengths.samples import LengthSample, RecordedRequest, matrix, pack, samples_of, usable_lengths
+from millrace.lengths.samples import LengthRecord, LengthSample, matrix, pack, samples_of, usable_lengths
 from millrace.lengths.scoring import interval, pinball, score
 from millrace.lengths.training import judge, train, train_candidate
 from millrace.lengths.trees import FlatTrees, Forest, flatten
@@ -286,7 +286,7 @@ def test_only_believable_lengths_are_learnt(lengths: list[int], reasons: list[st
 
 def test_a_recording_becomes_samples_with_the_history_of_their_time() -> None:
     prompt = "Count from 1 to 5."
-    recorded = [RecordedRequest(prompt=prompt, prompt_tokens=9, output_tokens=[10 * n]) for n in (1, 2, 3)]
+    recorded = [LengthRecord(prompt=prompt, prompt_tokens=9, output_tokens=[10 * n]) for n in (1, 2, 3)]
     rows, lengths = matrix(list(samples_of(recorded)))
     assert lengths.tolist() == [10, 20, 30]
     assert rows[:, FEATURES.index("template_count")].tolist() == [0, 1, 2]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence
-from millrace.contracts.observers import DecisionMade, Forecast, RequestFinished
+from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
 from millrace.contracts.status import BatchComposition, InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.parameters import EngineParameters
@@ -197,7 +197,7 @@ def test_a_spread_leaves_out_what_is_no_number_and_knows_its_interval() -> None:
 
 def test_ranks_tell_how_often_the_best_predicted_was_chosen_and_whether_it_kept_its_word() -> None:
     def decision(request: str, own_ms: int, other_ms: int) -> DecisionMade:
-        told = [Forecast("w0", e2e_ns=own_ms * MS), Forecast("w1", e2e_ns=other_ms * MS)]
+        told = [CandidateForecast("w0", e2e_ns=own_ms * MS), CandidateForecast("w1", e2e_ns=other_ms * MS)]
         return DecisionMade(
             request=request,
             sequences=[],

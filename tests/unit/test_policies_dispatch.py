@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from millrace.policies.dispatch import DISPATCH_POLICIES, Asking, DispatchView, InstanceView, Prediction
+from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction, QueryParameters
 from millrace.policies.dispatch.asking import UNPREDICTED, draw, rank
 from millrace.policies.dispatch.pick import SCORES_MAX
 
@@ -337,7 +337,7 @@ def test_a_rank_is_one_for_the_best_and_shared_by_equals():
 
 def test_a_policy_that_asks_has_the_parameters_of_asking():
     for policy in DISPATCH_POLICIES.values():
-        assert (policy.ask is not None) == issubclass(policy.parameters, Asking)
+        assert (policy.ask is not None) == issubclass(policy.parameters, QueryParameters)
 
 
 COUNTS = st.integers(0, 5000)

@@ -6,7 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from millrace.policies.provisioning import PROVISIONING_POLICIES, Decision, InstanceLoad, ProvisioningView, Sample
+from millrace.policies.provisioning import (
+    PROVISIONING_POLICIES,
+    InstanceLoad,
+    LatencySample,
+    ProvisioningDecision,
+    ProvisioningView,
+)
 from millrace.policies.provisioning.thresholds import Parameters, State, quantile_ns, victims
 
 S = 1_000_000_000
@@ -25,8 +31,8 @@ def view(count: int = 2, *, utilisation: float = 0.5, predicted_s: float = 0.0, 
     return ProvisioningView(
         model="m",
         serving=tuple(load(f"w{i}", utilisation=utilisation) for i in range(count)),
-        predicted=(Sample(NOW - S, round(predicted_s * S)),) if predicted_s else (),
-        measured=(Sample(NOW - S, round(measured_s * S)),) if measured_s else (),
+        predicted=(LatencySample(NOW - S, round(predicted_s * S)),) if predicted_s else (),
+        measured=(LatencySample(NOW - S, round(measured_s * S)),) if measured_s else (),
         **fields,
     )
 
@@ -38,7 +44,7 @@ def decide(
     policy: str = "preempt",
     rules: Parameters = RULES,
     now_ns: int = NOW,
-) -> tuple[Decision, State]:
+) -> tuple[ProvisioningDecision, State]:
     decision, state = PROVISIONING_POLICIES[policy].decide(seen, rules, state, now_ns)
     return decision, state
 
@@ -108,7 +114,7 @@ def test_after_a_decision_the_cool_down_begins_and_failed_starts_stretch_it() ->
     due = {failures: 20 << min(failures, 4) for failures in range(7)}
     for failures, seconds in due.items():
         later = NOW + seconds * S
-        late = msgspec.structs.replace(seen, failures=failures, predicted=(Sample(later, 99 * S),))
+        late = msgspec.structs.replace(seen, failures=failures, predicted=(LatencySample(later, 99 * S),))
         assert decide(late, state, now_ns=later - 1)[0].start == 0
         assert decide(late, state, now_ns=later)[0].start == 1
 
@@ -160,7 +166,7 @@ def test_a_lasting_gap_below_the_minimum_is_filled_and_a_restart_is_not() -> Non
 
 
 def test_the_quantile_is_that_of_the_window() -> None:
-    samples = [Sample(NOW - 6 * S, 99 * S), *(Sample(NOW - S, n * S) for n in range(1, 11))]
+    samples = [LatencySample(NOW - 6 * S, 99 * S), *(LatencySample(NOW - S, n * S) for n in range(1, 11))]
 
     def at(quantile: float, samples_min: int = 1) -> int | None:
         rules = msgspec.structs.replace(RULES, quantile=quantile, samples_min=samples_min)

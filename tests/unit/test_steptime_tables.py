@@ -9,7 +9,7 @@ import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.kernel_table import KernelTableStepTime
-from millrace.enginemodel.measured import Profile, Surface
+from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
@@ -17,15 +17,15 @@ from millrace.profiling.published import open_step_time, published, published_na
 from millrace.profiling.shapes import H100_BYTES, LLAMA_3_70B
 
 LAYERS = 3
-LINEAR = Profile((1, 8, 64), (1000.0, 1200.0, 5000.0))
-DECODE = Surface((1, 4), (Profile((1, 100), (10.0, 60.0)), Profile((1, 100), (12.0, 212.0))))
-PREFILL = Surface((16, 64), (Profile((0, 64), (5.0, 15.0)), Profile((0, 64), (30.0, 90.0))))
+LINEAR = MeasuredCurve((1, 8, 64), (1000.0, 1200.0, 5000.0))
+DECODE = Surface((1, 4), (MeasuredCurve((1, 100), (10.0, 60.0)), MeasuredCurve((1, 100), (12.0, 212.0))))
+PREFILL = Surface((16, 64), (MeasuredCurve((0, 64), (5.0, 15.0)), MeasuredCurve((0, 64), (30.0, 90.0))))
 TABLE = KernelTableStepTime(
     layers=LAYERS,
     linear=LINEAR,
     decode=DECODE,
     prefill=PREFILL,
-    head=Profile((1, 8), (100.0, 170.0)),
+    head=MeasuredCurve((1, 8), (100.0, 170.0)),
     host_fixed=50.0,
     host_per_sequence=2.0,
 )
@@ -186,7 +186,7 @@ def test_rows_with_a_prompt_chunk_and_decodes_say_what_both_at_once_cost_more(tm
 
 
 def test_a_step_with_prompt_and_decodes_has_what_both_at_once_cost_more() -> None:
-    extra = Surface((1, 4), (Profile((1, 100), (3.0, 9.0)), Profile((1, 100), (5.0, 40.0))))
+    extra = Surface((1, 4), (MeasuredCurve((1, 100), (3.0, 9.0)), MeasuredCurve((1, 100), (5.0, 40.0))))
     table = msgspec.structs.replace(TABLE, mixed=extra, mixed_work=0.5, tail_token=2.0, tail_decodes=4)
     mixed = BatchComposition(
         decodes=4, prefills=1, prefill_tokens=64, context_tokens=464, prefill_context_tokens=64, prefill_work=2048.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.ingress.tokens.detokenizer import TextStream, Vocabulary
+from services.ingress.tokens.detokenizer import TextStream, TokenizerVocabulary
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -45,9 +45,9 @@ def byte_fallback() -> Tokenizer:
 
 
 LEVEL = byte_level()
-LEVEL_VOCABULARY = Vocabulary(LEVEL)
+LEVEL_VOCABULARY = TokenizerVocabulary(LEVEL)
 FALLBACK = byte_fallback()
-FALLBACK_VOCABULARY = Vocabulary(FALLBACK)
+FALLBACK_VOCABULARY = TokenizerVocabulary(FALLBACK)
 LEVEL_IDS = st.lists(st.integers(0, LEVEL.get_vocab_size() - 1), max_size=60)
 
 
@@ -202,7 +202,7 @@ def test_an_id_beyond_the_vocabulary_gives_no_text():
 def test_a_tokenizer_of_another_family_is_decoded_by_its_own_stream():
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2, "now": 3}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
-    vocabulary = Vocabulary(tokenizer)
+    vocabulary = TokenizerVocabulary(tokenizer)
     assert vocabulary.table(True) is None
     text, _, _ = stream_text(TextStream(vocabulary), [[1], [2], [3]])
     assert text == tokenizer.decode([1, 2, 3])

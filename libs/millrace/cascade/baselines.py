@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from millrace.cascade.capacity import Deployment, TierCapacity
+from millrace.cascade.capacity import TierCapacity, TierDeployment
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
 from millrace.cascade.replanning import thresholds_for
 from millrace.cascade.routing import REJECT_ALL, Routed, route
@@ -50,14 +50,14 @@ class UniformWidth(TierCapacity):
             found.append(max(found[-1], count // width * rates.get(width, 0.0)))
         return found
 
-    def deployment(self, latency_s: float, gpus: int) -> Deployment:
+    def deployment(self, latency_s: float, gpus: int) -> TierDeployment:
         """The replicas behind ``capacities(latency_s, gpus)[gpus]``."""
         capacities = self.capacities(latency_s, gpus)
         count = next(count for count, rate in enumerate(capacities) if rate == capacities[gpus])
         for shape, curve in self.curves:
             if count and shape.gpus == _width(count) and shape.pipeline == 1:
-                return Deployment(((shape, count // shape.gpus),), (curve.highest_rate(latency_s),))
-        return Deployment((), ())
+                return TierDeployment(((shape, count // shape.gpus),), (curve.highest_rate(latency_s),))
+        return TierDeployment((), ())
 
 
 def _width(gpus: int) -> int:

@@ -18,7 +18,7 @@ from millrace.cascade.replicas import RateCurve, ReplicaShape
 HALVINGS = 30
 
 
-class Deployment(msgspec.Struct, frozen=True):
+class TierDeployment(msgspec.Struct, frozen=True):
     """Replicas of one tier: (shape, count), and each shape's rate at the latency planned for, requests/s."""
 
     replicas: tuple[tuple[ReplicaShape, int], ...]
@@ -57,7 +57,7 @@ class TierCapacity:
         capacities = self.capacities(latency_s, gpus)
         return next((count for count, rate in enumerate(capacities) if rate >= self.rate), None)
 
-    def deployment(self, latency_s: float, gpus: int) -> Deployment:
+    def deployment(self, latency_s: float, gpus: int) -> TierDeployment:
         """The replicas behind ``capacities(latency_s, gpus)[gpus]``; shapes that serve nothing are left out."""
         capacities = self.capacities(latency_s, gpus)
         counts = [0] * len(self.curves)
@@ -81,7 +81,7 @@ class TierCapacity:
                 counts[taken] += 1
                 left -= self.curves[taken][0].gpus
         used = [(shape, curve, count) for (shape, curve), count in zip(self.curves, counts, strict=True) if count]
-        return Deployment(
+        return TierDeployment(
             tuple((shape, count) for shape, _, count in used),
             tuple(curve.highest_rate(latency_s) for _, curve, _ in used),
         )

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.replicas import NS, PERCENTILE
 from millrace.cascade.routing import Routed
 from millrace.cascade.sample import Floats, JudgedSample
@@ -37,7 +37,7 @@ class ChainLoad:
 
 
 def chain_latencies(
-    sample: JudgedSample, routed: Routed, deployments: Sequence[Deployment], load: ChainLoad, *, native: bool = True
+    sample: JudgedSample, routed: Routed, deployments: Sequence[TierDeployment], load: ChainLoad, *, native: bool = True
 ) -> Floats:
     """End-to-end latency of each request, seconds.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.recorded import recorded_sample
 from millrace.cascade.replanning import MoveCost, Replan, outdated, replan, simulated_under
@@ -166,12 +166,12 @@ def _shape(tier: PlannedTier, step_times: Mapping[str, StepTimeModel]) -> Replic
     return ReplicaShape(tensor=tier.tensor_parallel, cost=model.cost(tier.parameters), parameters=tier.parameters)
 
 
-def _deployment(shape: ReplicaShape, count: int) -> Deployment:
+def _deployment(shape: ReplicaShape, count: int) -> TierDeployment:
     """So many equal replicas, which take turns."""
-    return Deployment(((shape, count),), (1.0,)) if count else Deployment((), ())
+    return TierDeployment(((shape, count),), (1.0,)) if count else TierDeployment((), ())
 
 
-def _still_fits(job: PlanningJob, planner: CascadePlanner, present: Sequence[Deployment]) -> PlanningResult | None:
+def _still_fits(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDeployment]) -> PlanningResult | None:
     """The answer where the thresholds in force fit the traffic as it is."""
     if not job.thresholds:
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from millrace.cascade.capacity import Deployment, TierCapacity, allocate
+from millrace.cascade.capacity import TierCapacity, TierDeployment, allocate
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.objective import latency_quality_score
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
@@ -89,7 +89,7 @@ class CascadeDesign:
     """
 
     routed: Routed
-    deployments: tuple[Deployment, ...]
+    deployments: tuple[TierDeployment, ...]
     tier_latency_s: float
     p95_s: float = math.nan
     meets: bool = True

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import NS, PERCENTILE
@@ -64,7 +64,7 @@ class Replan:
 
 
 def simulated_under(
-    planner: CascadePlanner, thresholds: Thresholds, deployments: Sequence[Deployment]
+    planner: CascadePlanner, thresholds: Thresholds, deployments: Sequence[TierDeployment]
 ) -> CascadeDesign | None:
     """A plan in force under the planner's sample and rate; None where a tier that is reached has no replica."""
     return _under(planner, route(planner.problem.sample, thresholds), deployments)
@@ -88,7 +88,7 @@ def outdated(planner: CascadePlanner, planned: CascadeDesign, *, worse: float = 
     return ""
 
 
-def thresholds_for(planner: CascadePlanner, deployments: Sequence[Deployment]) -> CascadeDesign | None:
+def thresholds_for(planner: CascadePlanner, deployments: Sequence[TierDeployment]) -> CascadeDesign | None:
     """The best thresholds on replicas as they are; None where no routing can be served on them.
 
     Routings that another one beats in quality and in the share of every tier are left out; the rest are simulated.
@@ -109,7 +109,7 @@ def _not_dominated(candidates: Sequence[Routed], planner: CascadePlanner) -> lis
     return kept
 
 
-def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[Deployment]) -> CascadeDesign | None:
+def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[TierDeployment]) -> CascadeDesign | None:
     used = [tier for tier, share in enumerate(routed.shares) if share > 0]
     if any(not deployments[tier].replicas for tier in used):
         return None
@@ -126,7 +126,7 @@ def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[Deploy
     )
 
 
-def replan(planner: CascadePlanner, present: Sequence[Deployment], cost: MoveCost) -> Replan:
+def replan(planner: CascadePlanner, present: Sequence[TierDeployment], cost: MoveCost) -> Replan:
     """Thresholds for now, and whether to move to the best plan."""
     at_once, best = thresholds_for(planner, present), planner.plan()
     if best is None:
@@ -188,7 +188,7 @@ def ready_ns(at_ns: int, cost: MoveCost) -> int:
 
 
 def moved(
-    now: Sequence[Deployment], then: Sequence[Deployment], *, at_ns: int, cost: MoveCost
+    now: Sequence[TierDeployment], then: Sequence[TierDeployment], *, at_ns: int, cost: MoveCost
 ) -> list[list[PlacedReplica]]:
     """By tier: replicas that stay, those that are retired at once, and new ones from ``ready_ns`` on."""
     return [_moved_tier(placed(old), placed(new), at_ns, cost) for old, new in zip(now, then, strict=True)]
@@ -212,5 +212,5 @@ def _moved_tier(
     return found
 
 
-def _counts(deployments: Sequence[Deployment]) -> list[Counter[str]]:
+def _counts(deployments: Sequence[TierDeployment]) -> list[Counter[str]]:
     return [Counter({shape.name: count for shape, count in each.replicas}) for each in deployments]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.cascade.capacity import Deployment
+from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.replicas import NS, ReplicaShape, serve
 from millrace.cascade.routing import Thresholds
 from millrace.cascade.sample import Floats, Integers, JudgedSample
@@ -69,7 +69,7 @@ class Outcomes:
     busy_until_ns: tuple[tuple[int, ...], ...]
 
 
-def placed(deployment: Deployment, *, from_ns: int = 0, until_ns: int = FOREVER_NS) -> list[PlacedReplica]:
+def placed(deployment: TierDeployment, *, from_ns: int = 0, until_ns: int = FOREVER_NS) -> list[PlacedReplica]:
     """The replicas of a deployment, weighted by their planned rates."""
     return [
         PlacedReplica(shape=shape, weight=rate, from_ns=from_ns, until_ns=until_ns)

@@ -9,7 +9,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
-from millrace.cli.cluster import Connection
+from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.errors import CliError
 from millrace.contracts.subjects import subject_token
 
@@ -22,7 +22,7 @@ RECONNECT_S = 0.25
 
 @asynccontextmanager
 async def open_bus(
-    connection: Connection,
+    connection: ConnectionSettings,
     *,
     on_state: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Client]:
@@ -86,7 +86,7 @@ def _state(tell: Callable[[str], None], state: str) -> Callable[[], Awaitable[No
     return on_change
 
 
-def _explain(connection: Connection, errors: list[Exception]) -> str:
+def _explain(connection: ConnectionSettings, errors: list[Exception]) -> str:
     text = " ".join(str(error) for error in errors).lower()
     if "authorization" in text or "authentication" in text:
         who = connection.user or "(no user given)"

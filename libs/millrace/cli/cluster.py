@@ -37,7 +37,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     ingress_url: str = ""
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Cluster, bus address and credentials to connect with.
 
     Attributes:
@@ -61,7 +61,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--password", help="its password")
 
 
-def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False) -> Connection:
+def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False) -> ConnectionSettings:
     """Options over the cluster file over the defaults.
 
     Args:
@@ -84,7 +84,7 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
     user, password = (
         (known.operator_user, known.operator_password) if operator else (known.observer_user, known.observer_password)
     )
-    return Connection(
+    return ConnectionSettings(
         cluster=arguments.cluster or known.cluster,
         url=arguments.nats or known.nats_url,
         user=arguments.user or (user if own else ""),

@@ -10,7 +10,7 @@ import time
 from nats.aio.client import Client
 
 from millrace.cli.bus import open_bus
-from millrace.cli.cluster import Connection, resolve_connection
+from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.cluster_rows import InstanceRow
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
@@ -134,7 +134,7 @@ async def _until_gone(view: ClusterView, arguments: argparse.Namespace) -> int:
 
 
 async def _bring_back(
-    connection: Connection, subjects: Subjects, view: ClusterView, arguments: argparse.Namespace
+    connection: ConnectionSettings, subjects: Subjects, view: ClusterView, arguments: argparse.Namespace
 ) -> int:
     order = StartInstance(order=f"operator-{time.time_ns()}", model="", instance=arguments.instance)
     async with open_bus(connection) as bus:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millrace.actor.recording import Handled, RecordingReader, Tapped
 from millrace.cli.errors import CliError
-from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.explained import Ending, Explained, ExplainedPlacement
 from millrace.cli.message_summaries import duration
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body
@@ -67,8 +67,8 @@ def _told(reader: RecordingReader) -> Iterator[tuple[int, _Told]]:
             yield frame.at_ns, body
 
 
-def _placement(decision: DecisionMade) -> Placement:
-    return Placement(
+def _placement(decision: DecisionMade) -> ExplainedPlacement:
+    return ExplainedPlacement(
         kind=decision.kind,
         sequences=decision.sequences,
         epoch=decision.epoch,
@@ -85,10 +85,10 @@ def _placement(decision: DecisionMade) -> Placement:
     )
 
 
-def _move(body: MigrationFinished, at_ns: int) -> Placement:
+def _move(body: MigrationFinished, at_ns: int) -> ExplainedPlacement:
     moved = body.outcome is MigrationOutcome.MOVED
     trouble = f"{body.outcome}, {body.refusal or 'no reason told'} {body.detail}".rstrip()
-    return Placement(
+    return ExplainedPlacement(
         kind="migration",
         sequences=[body.sequence],
         epoch=body.epoch,

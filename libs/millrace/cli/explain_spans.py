@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from millrace.cli.errors import CliError
-from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.explained import Ending, Explained, ExplainedPlacement
 from millrace.cli.trace_reading import attribute
-from millrace.contracts.observers import CandidateScore, CascadeAttempt, Forecast
+from millrace.contracts.observers import CandidateForecast, CandidateScore, CascadeAttempt
 from millrace.telemetry.spans import SpanLine
 
-_forecasts = msgspec.json.Decoder(list[Forecast])
+_forecasts = msgspec.json.Decoder(list[CandidateForecast])
 _attempts = msgspec.json.Decoder(list[CascadeAttempt])
 
 
@@ -55,9 +55,9 @@ def _delivered(root: SpanLine | None) -> str:
     return "" if root is None else str(attribute(root, "reason") or "")
 
 
-def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> Placement:
+def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> ExplainedPlacement:
     first = spans[0]
-    return Placement(
+    return ExplainedPlacement(
         kind="migration" if first.name == "move" else first.name,
         sequences=[str(attribute(span, "sequence") or "?") for span in spans],
         epoch=int(attribute(first, "epoch") or 0),
@@ -81,7 +81,7 @@ def _reason(span: SpanLine) -> str:
     return f"{cause}; {reason}" if cause else reason
 
 
-def _read_forecasts(text: Any) -> list[Forecast]:
+def _read_forecasts(text: Any) -> list[CandidateForecast]:
     try:
         return _forecasts.decode(text) if text else []
     except (msgspec.DecodeError, TypeError):  # an earlier version's, or not ours

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.cli.explained import Ending, Explained, Placement
+from millrace.cli.explained import Ending, Explained, ExplainedPlacement
 from millrace.cli.message_summaries import duration
-from millrace.contracts.observers import CascadeAttempt, Forecast
+from millrace.contracts.observers import CandidateForecast, CascadeAttempt
 
 #: Placements that are told. A request that found no instance for long has one per try.
 PLACEMENTS_MAX = 12
@@ -68,7 +68,7 @@ def _scored(attempt: CascadeAttempt) -> str:
     return f"{by}, {side} the threshold {attempt.threshold:.4g} of plan {attempt.epoch}"
 
 
-def _placement(placement: Placement, ending: Ending | None) -> Iterator[str]:
+def _placement(placement: ExplainedPlacement, ending: Ending | None) -> Iterator[str]:
     more = f" and {len(placement.sequences) - 1} more" if len(placement.sequences) > 1 else ""
     after = "" if ending is None else f", {duration(placement.at_ns - ending.arrival_ns)} after arrival"
     goes = f"to {placement.chosen}" if placement.chosen else "to nobody"
@@ -88,7 +88,7 @@ def _placement(placement: Placement, ending: Ending | None) -> Iterator[str]:
         yield f"  it came to nothing: {placement.trouble}"
 
 
-def _migration(placement: Placement) -> Iterator[str]:
+def _migration(placement: ExplainedPlacement) -> Iterator[str]:
     tokens = f", {placement.output_tokens} output tokens in" if placement.output_tokens else ""
     yield f"  with its KV from {placement.source}{tokens}"
     if placement.reason:
@@ -97,7 +97,7 @@ def _migration(placement: Placement) -> Iterator[str]:
         yield f"  it came to nothing: {placement.trouble}"
 
 
-def _considered(placement: Placement) -> Iterator[str]:
+def _considered(placement: ExplainedPlacement) -> Iterator[str]:
     if placement.forecasts:
         answered = sum(not f.note for f in placement.forecasts)
         took = f" in {duration(placement.asked_ns)}" if placement.asked_ns else ""
@@ -114,7 +114,7 @@ def _considered(placement: Placement) -> Iterator[str]:
         yield "  nobody was asked for a prediction, and no score is recorded"
 
 
-def _row(forecast: Forecast, chosen: str) -> tuple[str, ...]:
+def _row(forecast: CandidateForecast, chosen: str) -> tuple[str, ...]:
     mark = "→ " if forecast.name == chosen else "  "
     name = mark + forecast.name[:_NAME_MAX]
     if forecast.note:
@@ -170,7 +170,7 @@ def _happened(explained: Explained) -> Iterator[str]:
         yield "  (counted from, and predicted for, the last first placement of several)"
 
 
-def _errors(placement: Placement, ending: Ending) -> list[tuple[str, ...]]:
+def _errors(placement: ExplainedPlacement, ending: Ending) -> list[tuple[str, ...]]:
     forecast = placement.forecast
     first = None if ending.first_token_ns is None else ending.first_token_ns - placement.at_ns
     whole = ending.end_ns - placement.at_ns

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.contracts.observers import CandidateScore, CascadeAttempt, Forecast
+from millrace.contracts.observers import CandidateForecast, CandidateScore, CascadeAttempt
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """One decision, or a migration.
 
     Attributes:
@@ -34,13 +34,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     asked_ns: int = 0
     output_tokens: int = 0
     expected_output_tokens: float | None = None
-    forecasts: list[Forecast] = []
+    forecasts: list[CandidateForecast] = []
     scores: list[CandidateScore] = []
     trouble: str = ""
     source: str = ""
 
     @property
-    def forecast(self) -> Forecast | None:
+    def forecast(self) -> CandidateForecast | None:
         """Of the chosen instance; None without a prediction."""
         return next((f for f in self.forecasts if f.name == self.chosen and not f.note), None)
 
@@ -81,7 +81,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
     request: str
     model: str
-    placements: list[Placement]
+    placements: list[ExplainedPlacement]
     ending: Ending | None = None
     attempts: list[CascadeAttempt] = []
     delivered: str = ""

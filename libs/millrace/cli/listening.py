@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from millrace.actor.bucket_reading import read_bucket
 from millrace.cli.bus import open_bus
-from millrace.cli.cluster import Connection
+from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.cluster_view import ClusterView
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body
@@ -33,7 +33,7 @@ BUCKETS = ("plan", "instance", "cascade")
 
 
 @asynccontextmanager
-async def listen(connection: Connection) -> AsyncIterator[ClusterView]:
+async def listen(connection: ConnectionSettings) -> AsyncIterator[ClusterView]:
     """A view that fills itself while the context lasts."""
     view = ClusterView()
     subjects = Subjects(connection.cluster)

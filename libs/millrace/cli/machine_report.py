@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class MachineDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Default behaviour of Millrace on this machine.
 
     Attributes:
@@ -58,19 +58,19 @@ def findings(facts: MachineFacts) -> list[Finding]:
     return [*_needed(facts), *_engine(facts), *_moving(facts), *_surroundings(facts)]
 
 
-def outlook(facts: MachineFacts) -> Outlook:
+def outlook(facts: MachineFacts) -> MachineDefaults:
     """Derive the default behaviour from the facts."""
     if facts.vllm and facts.vllm_build == "cuda" and facts.gpus:
         copiers = (["nixl"] if facts.nixl else []) + (["cuda"] if "kvcopy_cuda" in facts.native else [])
         why = "one engine per GPU (compose/prepare.py --gpus); NIXL first until the self-test passed the CUDA copier"
-        return Outlook(engine="vllm on GPU", engines=len(facts.gpus), copiers=copiers, why=why)
+        return MachineDefaults(engine="vllm on GPU", engines=len(facts.gpus), copiers=copiers, why=why)
     if facts.vllm:
         room = max(1, facts.memory_bytes // ENGINE_BYTES)
         engines = int(min(facts.cores, CPU_ENGINES_MAX, room))
         why = f"`millrace up`: one engine per core, at most {CPU_ENGINES_MAX}"
-        return Outlook(engine="vllm on CPU", engines=engines, copiers=_host_copiers(facts), why=why)
+        return MachineDefaults(engine="vllm on CPU", engines=engines, copiers=_host_copiers(facts), why=why)
     why = "vLLM is not installed; `millrace up --engine modelled`"
-    return Outlook(engine="modelled", engines=8, copiers=["modelled"], why=why)
+    return MachineDefaults(engine="modelled", engines=8, copiers=["modelled"], why=why)
 
 
 def _host_copiers(facts: MachineFacts) -> list[str]:

@@ -31,7 +31,7 @@ _TAGS = frozenset(kind.type_name() for kind in WIRE_TYPES)
 _KNOWN, _UNKNOWN, _MALFORMED = "", "unknown", "malformed"
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class DecodedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Content of one message, as far as it could be read.
 
     Attributes:
@@ -57,11 +57,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_message(
     *, at_ns: int, subject: str, payload: bytes, headers: Mapping[str, str] | None, reply_to: str, prefix: str
-) -> Reading:
+) -> DecodedMessage:
     """Reads a message as far as it goes; never raises."""
     known = headers or {}
     body, trouble, detail = _read_body(payload)
-    return Reading(
+    return DecodedMessage(
         at_ns=at_ns,
         subject=subject.removeprefix(prefix + "."),
         sender=known.get(HEADER_SENDER, ""),
@@ -76,7 +76,7 @@ def read_message(
     )
 
 
-def message_line(reading: Reading, *, width: int, headers_only: bool = False, paint: bool = False) -> str:
+def message_line(reading: DecodedMessage, *, width: int, headers_only: bool = False, paint: bool = False) -> str:
     """The line: time, subject, sender → type, request, fields; cut at ``width`` characters."""
     at = datetime.fromtimestamp(reading.at_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]  # noqa: DTZ006  # a person's clock
     kind = reading.kind.removesuffix("/1") or "?"
@@ -94,7 +94,7 @@ def message_line(reading: Reading, *, width: int, headers_only: bool = False, pa
     return _fit([(color, text) for color, text in parts if text], width, paint)
 
 
-def message_object(reading: Reading) -> dict[str, Any]:
+def message_object(reading: DecodedMessage) -> dict[str, Any]:
     """The message as plain types, complete."""
     values = {
         "at_ns": reading.at_ns,
@@ -140,7 +140,7 @@ def _request_of(body: Any, header: str) -> str:
     return header
 
 
-def _fields(reading: Reading) -> str:
+def _fields(reading: DecodedMessage) -> str:
     if isinstance(reading.body, Body):
         return summary(reading.body)
     if isinstance(reading.body, dict):

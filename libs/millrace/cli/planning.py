@@ -13,7 +13,7 @@ from millrace.actor.bucket_reading import read_bucket
 from millrace.actor.errors import ConfigError
 from millrace.cascade.jobs import FrontPoint, PlannedTier, PlanningJob, PlanningResult, plan_job
 from millrace.cli.bus import open_bus
-from millrace.cli.cluster import Connection, resolve_connection
+from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cluster import CascadeSpec, ClusterSpec, GroupSpec, ModelSpec, instances_of, read_cluster
 from millrace.cluster.model_folders import context_length, judge_files, with_model_folders
@@ -151,7 +151,7 @@ def applied(cascade: CascadeSpec, before: CascadePlan | None, result: PlanningRe
     )
 
 
-async def _apply(connection: Connection, cascade: CascadeSpec, result: PlanningResult) -> CascadePlan:
+async def _apply(connection: ConnectionSettings, cascade: CascadeSpec, result: PlanningResult) -> CascadePlan:
     """Writes the plan over the one in force. Members are looked after by the coordinator."""
     bucket = Subjects(connection.cluster).bucket("cascade")
     try:

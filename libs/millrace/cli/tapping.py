@@ -19,9 +19,9 @@ from millrace.actor.headers import read_header, write_headers
 from millrace.actor.nats_client import settle
 from millrace.actor.recording import Frame, Handled, RecordingReader, RecordingWriter, Tapped, open_recording
 from millrace.cli.bus import open_bus
-from millrace.cli.cluster import Connection, resolve_connection
+from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.errors import CliError
-from millrace.cli.message_lines import Reading, message_line, message_object, read_message
+from millrace.cli.message_lines import DecodedMessage, message_line, message_object, read_message
 from millrace.contracts.codec import HEADER_REQUEST, HEADER_SENDER, HEADER_TRACE, HEADER_TYPE
 from millrace.contracts.subjects import Subjects
 
@@ -62,7 +62,7 @@ class Printer:
             self._left -= 1
         return self._left != 0
 
-    def _line(self, reading: Reading) -> str:
+    def _line(self, reading: DecodedMessage) -> str:
         if self._json:
             return msgspec.json.encode(message_object(reading), enc_hook=str).decode()
         # Asked for each line: a person resizes the window.
@@ -158,7 +158,9 @@ def _tapped(raw: Msg) -> Tapped:
     )
 
 
-async def _subscribe(bus: Client, connection: Connection, subject: str, on_message: Callable[[Msg], object]) -> None:
+async def _subscribe(
+    bus: Client, connection: ConnectionSettings, subject: str, on_message: Callable[[Msg], object]
+) -> None:
     """Subscribes and waits until the server has said whether that is allowed."""
     import nats.errors
 

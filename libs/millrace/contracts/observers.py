@@ -22,7 +22,7 @@ class CandidateScore(msgspec.Struct, frozen=True, array_like=True):
     note: str = ""
 
 
-class Forecast(msgspec.Struct, frozen=True, array_like=True):
+class CandidateForecast(msgspec.Struct, frozen=True, array_like=True):
     """Prediction for one candidate of a decision (see LatencyPrediction). Times in ns from the decision.
 
     Attributes:
@@ -82,7 +82,7 @@ class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
     output_tokens: int = 0
     max_tokens: int = 0
     expected_output_tokens: float | None = None
-    forecasts: list[Forecast] = []
+    forecasts: list[CandidateForecast] = []
     fallback: str = ""
     block_size: int = 0
     block_hashes: bytes = b""

@@ -10,7 +10,7 @@ from millrace.enginemodel.stream import ModelledSequence
 from millrace.kvcache.chain import extend_chain
 
 
-class Reservation:
+class ModelledReservation:
     """Room for one sequence to come.
 
     Attributes:
@@ -55,7 +55,7 @@ class Arrivals:
     def __init__(self, scheduler: Scheduler, endpoint: KvEndpoint | None) -> None:
         self._scheduler = scheduler
         self._endpoint = endpoint
-        self._reservations: dict[str, Reservation] = {}
+        self._reservations: dict[str, ModelledReservation] = {}
 
     def __len__(self) -> int:
         return len(self._reservations)
@@ -66,7 +66,7 @@ class Arrivals:
         contents = self._scheduler.contents
         return [] if contents is None else contents.poisoned
 
-    def get(self, migration: str) -> Reservation | None:
+    def get(self, migration: str) -> ModelledReservation | None:
         """The reservation; None where there is none."""
         return self._reservations.get(migration)
 
@@ -83,7 +83,7 @@ class Arrivals:
         if fresh + pool.unreferenced(hits) > pool.free:
             return _denied(command, KvRefusal.NO_BLOCKS, f"{fresh} blocks wanted, {pool.free} free")
         pool.share(hits)
-        reservation = Reservation(command, hits, pool.take(fresh, after=hits[-1] if hits else -1))
+        reservation = ModelledReservation(command, hits, pool.take(fresh, after=hits[-1] if hits else -1))
         self._reservations[command.migration] = reservation
         self._scheduler.aside[command.migration] = reservation.blocks
         return KvRoomReserved(migration=command.migration, matched_blocks=len(hits), copier=CopierKind.MODELLED)

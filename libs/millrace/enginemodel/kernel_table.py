@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from millrace.enginemodel.measured import Profile, Surface
+from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
@@ -45,10 +45,10 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     layers: int
-    linear: Profile
+    linear: MeasuredCurve
     decode: Surface
     prefill: Surface
-    head: Profile | None = None
+    head: MeasuredCurve | None = None
     host_fixed: float = 0.0
     host_per_sequence: float = 0.0
     tail_token: float = 0.0

@@ -24,7 +24,7 @@ LOG_MAX = 256
 Progress = Callable[[ScheduledSequence], tuple[int, bool]]
 
 
-class Lease:
+class ModelledLease:
     """One leased sequence.
 
     Attributes:
@@ -47,7 +47,7 @@ class Lease:
         return running and self.sequence.preemptions == self.preemptions
 
 
-class Leases:
+class ModelledLeases:
     """Leases of one engine, by migration. Knows no time: whoever asked for a lease ends it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Leases:
         self._progress = progress
         self._salt = salt
         self.verify = True
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, ModelledLease] = {}
         self.log: OrderedDict[str, dict[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Leases:
         if refusal is not None or sequence is None:
             return KvDenied(migration=migration, reason=refusal or KvRefusal.UNKNOWN_SEQUENCE)
         if lease is None:
-            self._leases[migration] = Lease(migration, sequence)
+            self._leases[migration] = ModelledLease(migration, sequence)
             self.log[migration] = {}
         computed, _ = self._progress(sequence)
         blocks = sequence.blocks[: computed // self._scheduler.parameters.block_size][command.from_block :]
@@ -91,7 +91,7 @@ class Leases:
             checksums=self._checksums(blocks),
         )
 
-    def _refusal(self, lease: Lease | None, sequence: ScheduledSequence | None) -> KvRefusal | None:
+    def _refusal(self, lease: ModelledLease | None, sequence: ScheduledSequence | None) -> KvRefusal | None:
         if lease is not None:
             return None if lease.holds and lease.sequence is sequence else self._lost(lease)
         if sequence is None or sequence.state is None:
@@ -102,7 +102,7 @@ class Leases:
             return KvRefusal.NOT_RUNNING
         return None
 
-    def _lost(self, lease: Lease) -> KvRefusal:
+    def _lost(self, lease: ModelledLease) -> KvRefusal:
         del self._leases[lease.migration]
         return KvRefusal.LEASE_LOST
 
@@ -126,7 +126,7 @@ class Leases:
         answers = [self._stopped(lease, now_ns) for lease in waiting]
         return [answer for answer in answers if answer is not None]
 
-    def _stopped(self, lease: Lease, now_ns: int) -> SequenceStopped | KvDenied | None:
+    def _stopped(self, lease: ModelledLease, now_ns: int) -> SequenceStopped | KvDenied | None:
         sequence, from_block = lease.sequence, lease.freeze_from
         assert from_block is not None
         if not lease.holds:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 import msgspec
 
 
-class Profile(msgspec.Struct, frozen=True):
+class MeasuredCurve(msgspec.Struct, frozen=True):
     """A measured time over one size; in between, straight lines, and beyond the ends the last line goes on.
 
     Attributes:
@@ -46,7 +46,7 @@ class Surface(msgspec.Struct, frozen=True):
     """
 
     rows: tuple[int, ...]
-    profiles: tuple[Profile, ...]
+    profiles: tuple[MeasuredCurve, ...]
 
     def __post_init__(self) -> None:
         """Raises ValueError for a surface of nothing, or out of order."""
@@ -56,7 +56,7 @@ class Surface(msgspec.Struct, frozen=True):
 
     def at(self, row: float, size: float) -> float:
         """Time, ns: straight lines between rows and within them."""
-        return Profile(self.rows, tuple(profile.at(size) for profile in self.profiles)).at(row)
+        return MeasuredCurve(self.rows, tuple(profile.at(size) for profile in self.profiles)).at(row)
 
     def sizes(self) -> tuple[int, ...]:
         """All second sizes that were measured in any row."""

@@ -11,7 +11,7 @@ from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.status import SequenceState, SequenceStatus
 from millrace.enginemodel.arrivals import Arrivals
 from millrace.enginemodel.contents import KvContent, KvContents
-from millrace.enginemodel.leases import Leases, Progress
+from millrace.enginemodel.leases import ModelledLeases, Progress
 from millrace.enginemodel.network import endpoint_key
 from millrace.enginemodel.scheduler import Scheduler
 from millrace.enginemodel.steps import statuses
@@ -41,7 +41,7 @@ class KvMoves:
     def __init__(self, scheduler: Scheduler, progress: Progress, endpoint: KvEndpoint | None) -> None:
         self.endpoint = endpoint
         salt = zlib.crc32(endpoint_key(endpoint).encode()) if endpoint is not None else 0
-        self.leases = Leases(scheduler, progress, salt=salt)
+        self.leases = ModelledLeases(scheduler, progress, salt=salt)
         self.arrivals = Arrivals(scheduler, endpoint)
         self.coming: dict[str, ModelledSequence] = {}
         self._scheduler = scheduler

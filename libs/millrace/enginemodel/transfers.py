@@ -23,7 +23,7 @@ from millrace.actor.engine import (
     UnreserveInEngine,
 )
 from millrace.contracts.kv import CopierKind, KvRefusal, read_until_ns
-from millrace.enginemodel.arrivals import Reservation
+from millrace.enginemodel.arrivals import ModelledReservation
 from millrace.enginemodel.contents import NOTHING
 from millrace.enginemodel.copying import CopyJob, CopyWork
 from millrace.enginemodel.engine import ModelledEngine
@@ -148,7 +148,9 @@ class Transfers:
         self._begin(read, command.from_block, command.until_ns, partial(self._pulled, command))
         return []
 
-    def _read_of(self, reservation: Reservation, first: int, blocks: list[int], checksums: list[list[int]]) -> KvRead:
+    def _read_of(
+        self, reservation: ModelledReservation, first: int, blocks: list[int], checksums: list[list[int]]
+    ) -> KvRead:
         return KvRead(
             migration=reservation.migration,
             endpoint=reservation.endpoint,

@@ -18,7 +18,7 @@ import msgspec
 from millrace.contracts.subjects import subject_token
 from millrace.lengths.features import FEATURE_VERSION, FEATURES
 from millrace.lengths.quantile import ModelUnreadable, decode_model
-from millrace.lengths.samples import LengthSample, RecordedRequest
+from millrace.lengths.samples import LengthRecord, LengthSample
 
 MODEL_FILE = "lengths.model"
 OUTCOMES = ".outcomes"
@@ -32,7 +32,7 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 _HEADER = b"millrace-outcomes/1 %d %d\n" % (FEATURE_VERSION, len(FEATURES))
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LengthSample)
-_line = msgspec.json.Decoder(RecordedRequest)
+_line = msgspec.json.Decoder(LengthRecord)
 
 
 class OutcomesUnreadable(ValueError):
@@ -133,7 +133,7 @@ def read_outcomes(path: Path) -> Iterator[LengthSample]:
                 raise OutcomesUnreadable(f"{path}: {error}") from None
 
 
-def read_requests(lines: Iterator[bytes], name: str) -> Iterator[RecordedRequest]:
+def read_requests(lines: Iterator[bytes], name: str) -> Iterator[LengthRecord]:
     """Reads recorded requests, one JSON object a line.
 
     Raises:

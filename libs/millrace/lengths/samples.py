@@ -41,7 +41,7 @@ class LengthSample(msgspec.Struct, frozen=True, array_like=True):
     at_ns: int = 0
 
 
-class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class LengthRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A request as people record it: one JSON object a line. Field meanings are TagRequest's.
 
     Attributes:
@@ -97,7 +97,7 @@ def matrix(samples: Sequence[LengthSample]) -> tuple[NDArray[np.float64], NDArra
     return np.repeat(rows.astype(np.float64), counts, axis=0), lengths
 
 
-def samples_of(recorded: Iterable[RecordedRequest]) -> Iterator[LengthSample]:
+def samples_of(recorded: Iterable[LengthRecord]) -> Iterator[LengthSample]:
     """Samples in the order of the recording, each with the history that a tagger would have had by then."""
     history = LengthHistory()
     for number, one in enumerate(recorded):

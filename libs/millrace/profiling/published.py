@@ -15,7 +15,7 @@ import msgspec
 
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.kernel_table import KernelTableStepTime
-from millrace.enginemodel.measured import Profile, Surface
+from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.steptime import Provenance, StepTimeModel
 from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
 from millrace.profiling.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, QWEN_2_7B, QWEN_3_32B, Shape
@@ -44,7 +44,7 @@ NCCL = {H100.name: "H100-SXM-80GB_all_reduce.csv", H200.name: "H200-SXM-141GB_al
 class Kernels(NamedTuple):
     """Kernel times of one layer on one GPU."""
 
-    linear: Profile
+    linear: MeasuredCurve
     decode: Surface
     prefill: Surface
 
@@ -147,7 +147,7 @@ def _rtx4090_llama_3_8b(data: Path) -> KernelTableStepTime:
     )
 
 
-def _projections(files: Files, shape: Shape, hardware: Hardware, ways: int) -> Profile:
+def _projections(files: Files, shape: Shape, hardware: Hardware, ways: int) -> MeasuredCurve:
     """One layer's four matrix products, and what is between them."""
     parts = [
         tables_aiconfigurator.matrix_product(files, outputs=outputs, inputs=inputs)
@@ -195,21 +195,24 @@ def streamed(*, latency: float, bytes_per_token: int, bytes_per_second: float) -
     rate = bytes_per_token / bytes_per_second * 1e9
     return Surface(
         BATCHES,
-        tuple(Profile(CONTEXTS, tuple(latency + rate * batch * context for context in CONTEXTS)) for batch in BATCHES),
+        tuple(
+            MeasuredCurve(CONTEXTS, tuple(latency + rate * batch * context for context in CONTEXTS))
+            for batch in BATCHES
+        ),
     )
 
 
 def scaled(surface: Surface, factor: float) -> Surface:
     """All times longer by a factor."""
-    profiles = tuple(Profile(each.sizes, tuple(ns * factor for ns in each.ns)) for each in surface.profiles)
+    profiles = tuple(MeasuredCurve(each.sizes, tuple(ns * factor for ns in each.ns)) for each in surface.profiles)
     return Surface(surface.rows, profiles)
 
 
-def head(hardware: Hardware, shape: Shape, ways: int = 1) -> Profile:
+def head(hardware: Hardware, shape: Shape, ways: int = 1) -> MeasuredCurve:
     """The language model's head: a matrix product at 80 % of what the GPU can do at most, as its like reach."""
     sizes = (1, 64, 128, 256, 512)
     weights = shape.vocabulary * shape.hidden // ways
-    return Profile(sizes, tuple(hardware.least_ns(weights=weights, tokens=size) / EFFICIENCY for size in sizes))
+    return MeasuredCurve(sizes, tuple(hardware.least_ns(weights=weights, tokens=size) / EFFICIENCY for size in sizes))
 
 
 ENGINES: dict[str, Callable[[Path], KernelTableStepTime]] = {

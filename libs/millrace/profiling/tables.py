@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.enginemodel.measured import Profile, Surface
+from millrace.enginemodel.measured import MeasuredCurve, Surface
 
 #: Operators of one layer in Vidur's linear profiles; embedding is once per step and next to nothing.
 LAYER_OPERATORS = (
@@ -59,7 +59,7 @@ H200 = Hardware("NVIDIA H200 SXM", 4800e9, 989e12)
 RTX4090 = Hardware("NVIDIA RTX 4090", 1008e9, 165e12)
 
 
-def vidur_linear(path: Path, hardware: Hardware, *, ways: int = 1) -> Profile:
+def vidur_linear(path: Path, hardware: Hardware, *, ways: int = 1) -> MeasuredCurve:
     """One layer's linear part by tokens, in one GPU of a tensor-parallel group of ``ways``.
 
     A matrix product that is faster than the hardware can be was not measured (the A30 tables have dozens of such rows
@@ -70,10 +70,10 @@ def vidur_linear(path: Path, hardware: Hardware, *, ways: int = 1) -> Profile:
         raise ValueError(f"{path}: no rows with num_tensor_parallel_workers = {ways}")
     operators = [_operator(path, found, name, hardware) for name in LAYER_OPERATORS]
     sizes = sorted({int(row["num_tokens"]) for row in found})
-    return Profile(tuple(sizes), tuple(sum(each.at(size) for each in operators) for size in sizes))
+    return MeasuredCurve(tuple(sizes), tuple(sum(each.at(size) for each in operators) for size in sizes))
 
 
-def _operator(path: Path, found: list[dict[str, str]], name: str, hardware: Hardware) -> Profile:
+def _operator(path: Path, found: list[dict[str, str]], name: str, hardware: Hardware) -> MeasuredCurve:
     """Believable medians of one operator."""
     points = {}
     for row in found:
@@ -136,12 +136,12 @@ def surface(points: dict[tuple[int, int], float]) -> Surface:
     return Surface(tuple(sorted(found)), tuple(profile(found[row]) for row in sorted(found)))
 
 
-def profile(points: dict[int, float]) -> Profile:
+def profile(points: dict[int, float]) -> MeasuredCurve:
     """A profile through points."""
-    return Profile(tuple(sorted(points)), tuple(points[size] for size in sorted(points)))
+    return MeasuredCurve(tuple(sorted(points)), tuple(points[size] for size in sorted(points)))
 
 
-def averaged(samples: list[tuple[int, float]]) -> Profile:
+def averaged(samples: list[tuple[int, float]]) -> MeasuredCurve:
     """A profile through repeated samples: their medians."""
     found: dict[int, list[float]] = defaultdict(list)
     for size, ns in samples:

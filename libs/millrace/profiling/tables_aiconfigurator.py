@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.enginemodel.measured import Profile, Surface
+from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.parallel import AllReduce
 from millrace.profiling.tables import MS, US, averaged, profile, rows, surface
 
@@ -35,7 +35,7 @@ class Heads(msgspec.Struct, frozen=True):
     key_value: int
 
 
-def matrix_product(files: Files, *, outputs: int, inputs: int) -> Profile:
+def matrix_product(files: Files, *, outputs: int, inputs: int) -> MeasuredCurve:
     """A matrix product by tokens. Sizes that were not measured lie on straight lines between those that were.
 
     Times longer than those of more tokens are left out: on an H100, 8192 x 5120 took 988 us for 2,048 tokens and 409
@@ -49,7 +49,7 @@ def matrix_product(files: Files, *, outputs: int, inputs: int) -> Profile:
     return across({k: _undisturbed(averaged(found)) for (n, k), found in samples.items() if n == outputs}, inputs)
 
 
-def _undisturbed(measured: Profile) -> Profile:
+def _undisturbed(measured: MeasuredCurve) -> MeasuredCurve:
     """Without times that are clearly longer than one of a larger size."""
     kept, least = {}, float("inf")
     for size, ns in reversed(list(zip(measured.sizes, measured.ns, strict=True))):
@@ -59,7 +59,7 @@ def _undisturbed(measured: Profile) -> Profile:
     return profile(kept)
 
 
-def across(found: dict[int, Profile], size: int) -> Profile:
+def across(found: dict[int, MeasuredCurve], size: int) -> MeasuredCurve:
     """The profile at a size between profiles measured at others.
 
     Raises:
@@ -72,7 +72,7 @@ def across(found: dict[int, Profile], size: int) -> Profile:
     ranked = sorted(found)
     least, most = max(each.sizes[0] for each in found.values()), min(each.sizes[-1] for each in found.values())
     tokens = sorted({at for each in found.values() for at in each.sizes if least <= at <= most})
-    lines = {at: Profile(tuple(ranked), tuple(found[each].at(at) for each in ranked)) for at in tokens}
+    lines = {at: MeasuredCurve(tuple(ranked), tuple(found[each].at(at) for each in ranked)) for at in tokens}
     return profile({at: line.at(size) for at, line in lines.items()})
 
 
@@ -115,7 +115,7 @@ def prompt_attention(files: Files, heads: Heads) -> Surface:
     return surface({(chunk, before): _after(measured, chunk, before) for chunk in fresh for before in BEFORE})
 
 
-def _after(fresh: Profile, chunk: int, before: int) -> float:
+def _after(fresh: MeasuredCurve, chunk: int, before: int) -> float:
     whole = before + chunk
     work = chunk * (before + chunk / 2)
     return max(fresh.at(chunk), fresh.at(whole) * work / (whole * whole / 2)) if before else fresh.at(chunk)

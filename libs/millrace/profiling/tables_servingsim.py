@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from millrace.enginemodel.measured import Profile, Surface
+from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.profiling.tables import US, profile, rows, surface
 
 #: How often each dense layer runs within one transformer layer.
@@ -72,7 +72,7 @@ class MixedAttention(msgspec.Struct, frozen=True, kw_only=True):
         return self.chunk + self.before + self.sequences * self.context
 
 
-def linear(path: Path) -> Profile:
+def linear(path: Path) -> MeasuredCurve:
     """One layer's dense part by tokens."""
     points: dict[int, float] = {}
     for row in rows(path, "layer", "tokens", "time_us"):
@@ -81,7 +81,7 @@ def linear(path: Path) -> Profile:
     return profile(points)
 
 
-def head(path: Path) -> Profile:
+def head(path: Path) -> MeasuredCurve:
     """The language model's head and the sampler by sequences."""
     points: dict[int, float] = {}
     for row in rows(path, "layer", "sequences", "time_us"):

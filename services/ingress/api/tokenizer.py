@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from millrace.actor.errors import ConfigError
 from tokenizers import Tokenizer
 
-from services.ingress.tokens.detokenizer import Vocabulary
+from services.ingress.tokens.detokenizer import TokenizerVocabulary
 
 #: Prompts longer than this are tokenised in a thread. Tokenising runs at 2 to 5 MB/s: this much costs the loop 10 to
 #: 25 ms, about one engine step.
@@ -126,7 +126,7 @@ class ModelTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.template = template
-        self.vocabulary = Vocabulary(tokenizer)
+        self.vocabulary = TokenizerVocabulary(tokenizer)
         self._characters_per_token_max = _characters_per_token_max(tokenizer, self.vocabulary)
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
@@ -187,7 +187,7 @@ def _fingerprint(tokenizer: bytes, template: str, special: Mapping[str, str]) ->
     return digest.hexdigest()
 
 
-def _characters_per_token_max(tokenizer: Tokenizer, vocabulary: Vocabulary) -> int:
+def _characters_per_token_max(tokenizer: Tokenizer, vocabulary: TokenizerVocabulary) -> int:
     """Characters that one token stands for at most; 0 where a token can stand for any number (text that is normalised
     away or unknown, blanks that an added token swallows).
     """

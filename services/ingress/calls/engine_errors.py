@@ -15,17 +15,17 @@ _LOCATION = re.compile(r"(?:\[\d\d:\d\d:\d\d\]\s*)?(?:[\w.+-]*/)+[\w.+-]+\.(?:cc
 _CONSTRAINT = re.compile(r"grammar|regex|json|schema|structured|choice|guided", re.IGNORECASE)
 
 
-class EngineError(msgspec.Struct, frozen=True):
+class EngineRefusal(msgspec.Struct, frozen=True):
     """A refusal as a client gets it; ``param`` is empty where no field is at fault."""
 
     detail: str
     param: str = ""
 
 
-def engine_error(call: Call, answer: SequenceRefused) -> EngineError:
+def engine_error(call: Call, answer: SequenceRefused) -> EngineRefusal:
     """The refusal of an engine that every engine would repeat."""
     detail = _LOCATION.sub("", answer.detail).strip()
     if not detail:
-        return EngineError(f"The engine refuses the request: {answer.reason.value}.")
+        return EngineRefusal(f"The engine refuses the request: {answer.reason.value}.")
     param = call.constraint_param if _CONSTRAINT.search(detail) else ""
-    return EngineError(detail, param)
+    return EngineRefusal(detail, param)

@@ -29,7 +29,7 @@ class Refusal(msgspec.Struct, frozen=True):
     retry_after_s: float = 0.0
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket that holds one minute's worth and may be overdrawn."""
 
     __slots__ = ("_at_ns", "_level", "per_minute")
@@ -76,8 +76,8 @@ class KeyUse:
 
     def __init__(self, limits: KeyLimits, now_ns: int) -> None:
         self.calls_open = 0
-        self.requests = Bucket(limits.requests_per_minute, now_ns)
-        self.tokens = Bucket(limits.tokens_per_minute, now_ns)
+        self.requests = TokenBucket(limits.requests_per_minute, now_ns)
+        self.tokens = TokenBucket(limits.tokens_per_minute, now_ns)
 
 
 class AdmissionLimits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.contracts.observers import Forecast
+from millrace.contracts.observers import CandidateForecast
 from millrace.telemetry.tracecontext import sampled_context
 
 from services.ingress.calls.listener import CLIENT, Listener
@@ -82,7 +82,7 @@ class OpenCall:
         self.cached_tokens = 0
         self.first_token_ns = 0
         self.placed_ns = 0
-        self.forecast: Forecast | None = None
+        self.forecast: CandidateForecast | None = None
         self.continuations = 0
         self.migrations = 0
         self.instances: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from millrace.contracts.observers import Forecast
+from millrace.contracts.observers import CandidateForecast
 from millrace.policies.dispatch import Decision
 
 
@@ -20,11 +20,11 @@ class DispatchChoice(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision
     policy: str
     fallback: str = ""
-    forecasts: list[Forecast] = []
+    forecasts: list[CandidateForecast] = []
     asked_ns: int = 0
 
     @property
-    def forecast(self) -> Forecast | None:
+    def forecast(self) -> CandidateForecast | None:
         """Prediction for the chosen instance; None where there is none."""
         first = self.forecasts[0] if self.forecasts else None
         return first if first is not None and first.name == self.decision.chosen and not first.note else None

@@ -16,7 +16,7 @@ from typing import Any
 from millrace.actor.effects import Effect, Log, StartTimer
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import RefusalReason
-from millrace.policies.dispatch import DISPATCH_POLICIES, Asking, Decision, DispatchPolicy, DispatchView
+from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchPolicy, DispatchView, QueryParameters
 from millrace.policies.dispatch.guarded import PolicyFault, run_ask, run_decide
 
 from services.ingress import tracing
@@ -203,7 +203,7 @@ def _decide(
     result = run_decide(policy, view, parameters=parameters, state=before, now_ns=state.now_ns, rng=state.rng)
     if isinstance(result, PolicyFault):
         _note_fault(state, policy, result, out)
-        fallback = parameters.fallback if isinstance(parameters, Asking) else FALLBACK
+        fallback = parameters.fallback if isinstance(parameters, QueryParameters) else FALLBACK
         return _decide_by_fallback(state, fallback, view, why="policy_failed", reason=f"{policy.name} failed")
     decision, state.policy_states[key] = result
     return decision, ""

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, Gather, Log
-from millrace.contracts.observers import Forecast
+from millrace.contracts.observers import CandidateForecast
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
-from millrace.policies.dispatch import Asking, DispatchView
+from millrace.policies.dispatch import DispatchView, QueryParameters
 from millrace.policies.dispatch.asking import rank
 from millrace.policies.dispatch.view import Prediction
 
@@ -63,7 +63,7 @@ def ask_predictors(
     sequences: list[OpenSequence],
     view: DispatchView,
     drawn: tuple[str, ...],
-    parameters: Asking,
+    parameters: QueryParameters,
     out: list[Effect],
 ) -> None:
     """Ask the predictors of the drawn instances; the sequences are dispatched when the answers, or none, have come."""
@@ -225,17 +225,17 @@ def _update_health(
         out.append(Log(level="warning", event="forecast_absurd", fields={"model": model, "answer": absurd[0]}))
 
 
-def forecasts_of(pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> list[Forecast]:
+def forecasts_of(pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> list[CandidateForecast]:
     """Forecasts as published: the chosen instance's first, then the others by predicted end, then those without one."""
     predictions = answers.predictions
     order = sorted(predictions, key=lambda name: (name != chosen, predictions[name].e2e_ns))
     shown = [_published(name, predictions[name]) for name in order[:FORECASTS_MAX]]
     silent = [name for name in pending.asked if name not in predictions][: FORECASTS_MAX - len(shown)]
-    return shown + [Forecast(name, note=answers.notes[name]) for name in silent]
+    return shown + [CandidateForecast(name, note=answers.notes[name]) for name in silent]
 
 
-def _published(name: str, prediction: Prediction) -> Forecast:
-    return Forecast(
+def _published(name: str, prediction: Prediction) -> CandidateForecast:
+    return CandidateForecast(
         name,
         prediction.ttft_ns,
         prediction.e2e_ns,

@@ -43,7 +43,7 @@ class HttpRequest(msgspec.Struct, gc=False):
     chunked: bool
 
 
-class Channel(Protocol):
+class ExchangeConnection(Protocol):
     """The connection as an exchange sees it."""
 
     transport: asyncio.Transport
@@ -71,7 +71,7 @@ class Exchange:
 
     __slots__ = ("_channel", "_streaming", "closed", "on_gone", "request")
 
-    def __init__(self, request: HttpRequest, channel: Channel) -> None:
+    def __init__(self, request: HttpRequest, channel: ExchangeConnection) -> None:
         self.request = request
         self._channel = channel
         self._streaming = False

@@ -46,7 +46,7 @@ class PieceTable(msgspec.Struct, frozen=True):
     errors: str
 
 
-class Vocabulary:
+class TokenizerVocabulary:
     """A tokenizer's vocabulary as text and bytes. Built once per model, shared by all streams."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -83,7 +83,7 @@ class TextModel(msgspec.Struct, frozen=True):
         judge: Fitted confidence judge of its answers; None for none.
     """
 
-    vocabulary: Vocabulary
+    vocabulary: TokenizerVocabulary
     eos_token_ids: frozenset[int] = frozenset()
     judge: ConfidenceModel | None = None
 
@@ -119,7 +119,7 @@ class TextStream:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: TokenizerVocabulary,
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,

@@ -18,7 +18,7 @@ from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
 from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
-from services.ingress.tokens.detokenizer import Vocabulary
+from services.ingress.tokens.detokenizer import TokenizerVocabulary
 
 _STOP = FinishReason.STOP
 _LENGTH = FinishReason.LENGTH
@@ -200,7 +200,7 @@ def _delta_logprobs(
     return [_delta_logprob(vocabulary, entry, count) for entry in logprobs]
 
 
-def _delta_logprob(vocabulary: Vocabulary, entry: TokenLogprobs, count: int) -> DeltaLogprob:
+def _delta_logprob(vocabulary: TokenizerVocabulary, entry: TokenLogprobs, count: int) -> DeltaLogprob:
     pairs = list(zip(entry.token_ids, entry.logprobs, strict=False)) or _NO_LOGPROB
     chosen, logprob = pairs[0]
     top = [(vocabulary.piece_text(i), p, vocabulary.piece(i)) for i, p in pairs[1 : 1 + count]]

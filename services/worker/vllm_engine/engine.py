@@ -211,11 +211,11 @@ class VllmEngine:
         if self._endpoint is None:
             self._deny(command, KvRefusal.UNABLE, "this engine moves nothing; its record says why")
             return
-        call = kv_words.Call(command=command)
+        call = kv_words.KvCall(command=command)
         match command:
             case LeaseInEngine():
                 identity = self._leased.setdefault(command.migration, self._identities.get(command.sequence, ""))
-                call = kv_words.Call(command=command, request_id=identity)
+                call = kv_words.KvCall(command=command, request_id=identity)
             case EndLeaseInEngine():
                 self._let_go(command)
             case ReserveInEngine():
@@ -226,7 +226,7 @@ class VllmEngine:
                 if not choice.kinds:
                     self._deny(command, KvRefusal.INCOMPATIBLE, choice.text)
                     return
-                call = kv_words.Call(command=command, copiers=choice.kinds, match_prefix=match_prefix)
+                call = kv_words.KvCall(command=command, copiers=choice.kinds, match_prefix=match_prefix)
         self._spawn(self._move(call))
 
     def _let_go(self, command: EndLeaseInEngine) -> None:
@@ -236,7 +236,7 @@ class VllmEngine:
             del self._identities[active.sequence]
         self._leased.pop(command.migration, None)
 
-    async def _move(self, call: kv_words.Call) -> None:
+    async def _move(self, call: kv_words.KvCall) -> None:
         core = self._core()
         answer = await core.call_utility_async("millrace_move", kv_words.encode(call))
         while not core.outputs_queue.empty():  # noqa: ASYNC110 - it is emptied by a task that always runs

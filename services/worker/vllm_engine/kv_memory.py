@@ -1,7 +1,7 @@
 """The memory that one rank's KV cache lies in, on the host or on a GPU, and the checksums of its blocks.
 
 On a CPU all of it is put into one memfd, so that other engines on the host can map it. vLLM allocates the cache of all
-layers as one ``torch.zeros`` of bytes; ``Placement`` is a context in which that one call gives memory of our own.
+layers as one ``torch.zeros`` of bytes; ``KvAllocation`` is a context in which that one call gives memory of our own.
 On a GPU it stays where vLLM allocated it. That half was read and never run.
 """
 
@@ -18,7 +18,7 @@ from millrace.kvcopy.memory import SharedRegion
 from torch.overrides import TorchFunctionMode
 
 
-class Placement(TorchFunctionMode):
+class KvAllocation(TorchFunctionMode):
     """Puts the one big allocation made inside it into a memfd."""
 
     def __init__(self) -> None:

@@ -32,28 +32,28 @@ from vllm.v1.request import Request
 
 from services.worker.vllm_engine import continuation, estimates, kv_words, process
 from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
-from services.worker.vllm_engine.kv_source import Leases, denied
+from services.worker.vllm_engine.kv_source import RequestLeases, denied
 from services.worker.vllm_engine.kv_target import Reservations
-from services.worker.vllm_engine.kv_words import Call, KvSettings, Offer
+from services.worker.vllm_engine.kv_words import KvCall, KvSettings, Offer
 
 #: Copied at a time where no sequence waits for the next step: some 10 ms, so that one that comes does not wait long.
 IDLE_BYTES = 64 << 20
 
 
 class Mover:
-    """Leases and reservations of one engine, and the work for them."""
+    """RequestLeases and reservations of one engine, and the work for them."""
 
     def __init__(self, core: Any, settings: KvSettings, block_bytes: int) -> None:
         self._scheduler = core.scheduler
         self._settings = settings
         self._ranks = Ranks(core.model_executor)
         self._jobs: list[Job] = []
-        self.leases = Leases(self._scheduler, verify=settings.verify, block_bytes=block_bytes)
+        self.leases = RequestLeases(self._scheduler, verify=settings.verify, block_bytes=block_bytes)
         self.reservations = Reservations(
             self._scheduler, hasher=core.request_block_hasher, verify=settings.verify, block_bytes=block_bytes
         )
 
-    def handle(self, call: Call) -> bytes | Future[bytes]:
+    def handle(self, call: KvCall) -> bytes | Future[bytes]:
         """Carries out a command; the encoded answer, now or later, empty for none."""
         said = self._carry_out(call)
         if isinstance(said, KvDenied | KvRoomReserved):
@@ -65,7 +65,7 @@ class Mover:
             self.work()
         return said.answer
 
-    def _carry_out(self, call: Call) -> KvDenied | KvRoomReserved | Job | None:
+    def _carry_out(self, call: KvCall) -> KvDenied | KvRoomReserved | Job | None:
         command = call.command
         match command:
             case LeaseInEngine():
@@ -82,7 +82,7 @@ class Mover:
                 self.reservations.unreserve(command, self._ranks)
         return None
 
-    def _reserve(self, command: ReserveInEngine, call: Call) -> KvDenied | KvRoomReserved:
+    def _reserve(self, command: ReserveInEngine, call: KvCall) -> KvDenied | KvRoomReserved:
         try:
             copier = self._ranks.reach(command.endpoint, call.copiers)
         except ReadFailed as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.contracts.kv import CopierKind
 
 from services.worker.vllm_engine import kv_copiers, kv_words
-from services.worker.vllm_engine.kv_memory import KvMemory, Placement, on_device, on_host
+from services.worker.vllm_engine.kv_memory import KvAllocation, KvMemory, on_device, on_host
 from services.worker.vllm_engine.kv_region import KvRegion, Unplaceable, attempt, planes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class PlacedMixin(_Runner):
         self.millrace_placement = None
         if kv_words.SETTINGS not in self.vllm_config.additional_config:
             return super().initialize_kv_cache_tensors(kv_cache_config, *args, **kwargs)
-        placement = Placement()
+        placement = KvAllocation()
         with placement:
             tensors = super().initialize_kv_cache_tensors(kv_cache_config, *args, **kwargs)
         self.millrace_placement = placement

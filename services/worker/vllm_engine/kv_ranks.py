@@ -107,7 +107,7 @@ def settle(answer: Future[bytes], said: KvAnswer) -> None:
         answer.set_result(kv_words.encode(said))
 
 
-class Sample:
+class BlockSampler:
     """Choice of the blocks that are summed: this share of them, evenly spread."""
 
     def __init__(self, share: float) -> None:

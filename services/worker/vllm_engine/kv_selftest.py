@@ -58,7 +58,7 @@ class Tested(Protocol):
         ...
 
 
-class Failed(Exception):
+class SelfTestFailed(Exception):
     """The engine must not move anything; the message says why."""
 
 
@@ -83,7 +83,7 @@ class LoopBack:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._compare()
-        except Failed as failure:
+        except SelfTestFailed as failure:
             return f"self-test: {failure}"
         except TimeoutError:
             return f"self-test: no end within {PATIENCE_S:g} s"
@@ -104,10 +104,10 @@ class LoopBack:
             at = next(
                 (i for i, pair in enumerate(zip(moved, expected, strict=False)) if pair[0] != pair[1]), len(moved)
             )
-            raise Failed(f"tokens differ from number {at} on, after a move at {len(before)}")
+            raise SelfTestFailed(f"tokens differ from number {at} on, after a move at {len(before)}")
         first = self._outputs["self-test-target"][0]
         if first.cached_tokens != len(self._prompt):
-            raise Failed(f"only {first.cached_tokens} of {len(self._prompt)} prompt tokens came with their KV")
+            raise SelfTestFailed(f"only {first.cached_tokens} of {len(self._prompt)} prompt tokens came with their KV")
 
     async def _move(self) -> list[int]:
         """Moves source to target; returns the tokens before that."""
@@ -168,7 +168,7 @@ class LoopBack:
         while True:
             said = await self._next()
             if isinstance(said, KvDenied):
-                raise Failed(f"{type(command).__name__} was denied: {said.reason} {said.detail}")
+                raise SelfTestFailed(f"{type(command).__name__} was denied: {said.reason} {said.detail}")
             if isinstance(said, KvLeaseTaken | KvRoomReserved | KvBlocksRead | SequenceStopped):
                 return said
 
@@ -183,7 +183,7 @@ class LoopBack:
     async def _next(self) -> EngineEvent:
         event = await self._events.get()
         if isinstance(event, SequenceRejected):
-            raise Failed(f"a sequence was refused: {event.detail}")
+            raise SelfTestFailed(f"a sequence was refused: {event.detail}")
         if isinstance(event, EngineStepped):
             for output in event.outputs:
                 self._outputs.setdefault(output.sequence, []).append(output)

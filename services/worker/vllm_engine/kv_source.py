@@ -25,7 +25,7 @@ from millrace.actor.engine import (
 from millrace.contracts.kv import KvRefusal
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine.kv_ranks import Ranks, Sample, Summing, settle
+from services.worker.vllm_engine.kv_ranks import BlockSampler, Ranks, Summing, settle
 from services.worker.vllm_engine.names import sequence_of
 
 #: Lost leases remembered, so that a late renewal hears why. Those older than this have long been given up.
@@ -34,7 +34,7 @@ _ALL = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class RequestLease:
     """One migration's hold on a request.
 
     Attributes:
@@ -48,15 +48,15 @@ class Lease:
     answers: list[Future[bytes]] = field(default_factory=list)
 
 
-class Leases:
+class RequestLeases:
     """All leases of an engine."""
 
     def __init__(self, scheduler: Any, *, verify: float, block_bytes: int) -> None:
         self._scheduler = scheduler
-        self._sample = Sample(verify)
+        self._sample = BlockSampler(verify)
         self._block_bytes = block_bytes
         self._block_tokens: int = scheduler.block_size
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, RequestLease] = {}
         self._lost: deque[str] = deque(maxlen=LOST_MAX)
 
     # --- commands
@@ -72,7 +72,7 @@ class Leases:
                 return denied(command, KvRefusal.UNKNOWN_SEQUENCE)
             if refused := self._refused(command, request):
                 return refused
-            lease = self._leases[command.migration] = Lease(command.migration, request)
+            lease = self._leases[command.migration] = RequestLease(command.migration, request)
         return LeaseTold(self, lease, command, ranks)
 
     def _refused(self, command: LeaseInEngine, request: Request) -> KvDenied | None:
@@ -119,7 +119,7 @@ class Leases:
             self._drop(lease, KvRefusal.LEASE_LOST)
             self._lost.append(lease.migration)
 
-    def _drop(self, lease: Lease, reason: KvRefusal) -> None:
+    def _drop(self, lease: RequestLease, reason: KvRefusal) -> None:
         del self._leases[lease.migration]
         if lease.place is not None:
             self._scheduler.max_num_active_reqs += 1
@@ -152,7 +152,7 @@ class Leases:
 class Told:
     """An answer owed, worked off between steps."""
 
-    def __init__(self, leases: Leases, lease: Lease, from_block: int, ranks: Ranks) -> None:
+    def __init__(self, leases: RequestLeases, lease: RequestLease, from_block: int, ranks: Ranks) -> None:
         self.answer: Future[bytes] = Future()
         lease.answers.append(self.answer)
         self._leases, self._lease, self._from_block, self._ranks = leases, lease, from_block, ranks
@@ -184,7 +184,7 @@ class Told:
 class LeaseTold(Told):
     """Answers with the full blocks there are when it begins."""
 
-    def __init__(self, leases: Leases, lease: Lease, command: LeaseInEngine, ranks: Ranks) -> None:
+    def __init__(self, leases: RequestLeases, lease: RequestLease, command: LeaseInEngine, ranks: Ranks) -> None:
         super().__init__(leases, lease, command.from_block, ranks)
         self._begin()
 
@@ -205,7 +205,7 @@ class LeaseTold(Told):
 class FreezeTold(Told):
     """Answers when no step of the request is under way, with all that is left and every token."""
 
-    def __init__(self, leases: Leases, lease: Lease, command: FreezeInEngine, ranks: Ranks) -> None:
+    def __init__(self, leases: RequestLeases, lease: RequestLease, command: FreezeInEngine, ranks: Ranks) -> None:
         super().__init__(leases, lease, command.from_block, ranks)
 
     def _ready(self) -> bool:

@@ -27,7 +27,7 @@ from vllm.v1.request import Request
 
 from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed, Summing, settle
 from services.worker.vllm_engine.kv_source import denied
-from services.worker.vllm_engine.kv_words import Arrival
+from services.worker.vllm_engine.kv_words import TimedHandover
 from services.worker.vllm_engine.names import sequence_of
 from services.worker.vllm_engine.segment_queue import new_blocks
 
@@ -37,7 +37,7 @@ _LATE = "the read took longer than the lease"
 
 
 @dataclass(slots=True, eq=False)
-class Reservation:
+class BlockReservation:
     """Blocks for a request to come.
 
     Attributes:
@@ -55,7 +55,7 @@ class Reservation:
     blocks: list[KVCacheBlock]
     matched: int
     good: set[int]
-    reading: Reading | None = None
+    reading: BlockRead | None = None
 
     def good_prefix(self) -> int:
         """Blocks from the first on whose KV is there."""
@@ -79,7 +79,7 @@ class Reservations:
         self._block_tokens: int = scheduler.block_size
         self.verify = verify
         self.block_bytes = block_bytes
-        self._held: dict[str, Reservation] = {}
+        self._held: dict[str, BlockReservation] = {}
 
     # --- reserve
 
@@ -100,7 +100,7 @@ class Reservations:
             self._pool.free_blocks(reversed(prefix))
             free = self._pool.get_num_free_blocks()
             return denied(command, KvRefusal.NO_BLOCKS, f"{wanted} blocks wanted, {free} free")
-        self._held[command.migration] = Reservation(
+        self._held[command.migration] = BlockReservation(
             migration=command.migration,
             sequence=command.sequence,
             token_ids=command.token_ids,
@@ -122,7 +122,7 @@ class Reservations:
 
     # --- pull
 
-    def pull(self, command: PullIntoEngine, ranks: Ranks) -> KvDenied | Reading:
+    def pull(self, command: PullIntoEngine, ranks: Ranks) -> KvDenied | BlockRead:
         """Begins to read blocks into a reservation."""
         held = self._held.get(command.migration)
         if held is None:
@@ -131,7 +131,7 @@ class Reservations:
             return denied(command, KvRefusal.INVALID, "it is read into already")
         if not 0 <= command.from_block <= len(held.blocks) - len(command.blocks):
             return denied(command, KvRefusal.INVALID, f"only {len(held.blocks)} positions are reserved")
-        held.reading = Reading(self, held, command, ranks)
+        held.reading = BlockRead(self, held, command, ranks)
         return held.reading
 
     # --- the end of a reservation
@@ -142,7 +142,7 @@ class Reservations:
         if held is not None:
             self._pool.free_blocks(reversed(held.blocks))
 
-    def _end(self, migration: str, ranks: Ranks) -> Reservation | None:
+    def _end(self, migration: str, ranks: Ranks) -> BlockReservation | None:
         """Ends a reservation and what is read into it; its blocks are the caller's."""
         held = self._held.pop(migration, None)
         if held is None:
@@ -153,7 +153,7 @@ class Reservations:
             settle(held.reading.answer, KvDenied(migration=migration, reason=KvRefusal.CANCELLED))
         return held
 
-    def take_over(self, request: Request, arrival: Arrival, ranks: Ranks) -> None:
+    def take_over(self, request: Request, arrival: TimedHandover, ranks: Ranks) -> None:
         """Gives a request that is about to be queued its reservation, after the rest was read.
 
         What cannot be read in time, or fails its check, is computed anew: the request then begins where the good
@@ -173,13 +173,13 @@ class Reservations:
         else:
             self._pool.free_blocks(reversed(held.blocks))
 
-    def _is_for(self, held: Reservation, request: Request) -> bool:
+    def _is_for(self, held: BlockReservation, request: Request) -> bool:
         """Whether the blocks are of this sequence: what was matched and pulled is of the tokens told at reserving."""
         known = min(len(held.token_ids), request.num_tokens)
         same = held.token_ids[:known] == request._all_token_ids[:known]
         return same and sequence_of(request.request_id) == held.sequence
 
-    def _read_rest(self, held: Reservation, arrival: Arrival, needed: int, ranks: Ranks) -> None:
+    def _read_rest(self, held: BlockReservation, arrival: TimedHandover, needed: int, ranks: Ranks) -> None:
         """Reads the blocks that the handover names and nobody has pulled; at once, for nothing else can go on."""
         handover = arrival.handover
         first = max(handover.from_block, held.good_prefix())
@@ -194,16 +194,16 @@ class Reservations:
             checksums=[sums[skipped : skipped + len(blocks)] for sums in handover.checksums],
             until_ns=arrival.until_ns,
         )
-        Reading(self, held, command, ranks).advance(_ALL)
+        BlockRead(self, held, command, ranks).advance(_ALL)
 
-    def _grow(self, held: Reservation, blocks: int) -> bool:
+    def _grow(self, held: BlockReservation, blocks: int) -> bool:
         missing = blocks - len(held.blocks)
         if missing > self._pool.get_num_free_blocks():
             return False
         held.blocks += new_blocks(self._pool, max(0, missing), after=held.blocks)
         return True
 
-    def _adopt(self, request: Request, held: Reservation, tokens: int) -> None:
+    def _adopt(self, request: Request, held: BlockReservation, tokens: int) -> None:
         kept = -(-request.num_tokens // self._block_tokens)
         self._pool.free_blocks(reversed(held.blocks[kept:]))
         cache = self._scheduler.kv_cache_manager
@@ -215,15 +215,17 @@ class Reservations:
 
     # --- for Reading
 
-    def finished(self, held: Reservation) -> None:
+    def finished(self, held: BlockReservation) -> None:
         """A read is over."""
         held.reading = None
 
 
-class Reading:
+class BlockRead:
     """One read: copies, compares, tells."""
 
-    def __init__(self, reservations: Reservations, held: Reservation, command: PullIntoEngine, ranks: Ranks) -> None:
+    def __init__(
+        self, reservations: Reservations, held: BlockReservation, command: PullIntoEngine, ranks: Ranks
+    ) -> None:
         self.answer: Future[bytes] = Future()
         self._reservations, self._held, self._command, self._ranks = reservations, held, command, ranks
         self._skipped = max(0, held.matched - command.from_block)

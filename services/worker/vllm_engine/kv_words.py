@@ -47,7 +47,7 @@ class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
     copiers: list[CopierKind] = []
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class KvCall(msgspec.Struct, frozen=True, kw_only=True):
     """A command, with what the worker knows beyond it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     match_prefix: bool = True
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class TimedHandover(msgspec.Struct, frozen=True, kw_only=True):
     """A handover, and until when its rest may be read (unix ns, this host's clock)."""
 
     handover: KvHandover
@@ -85,9 +85,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_call = msgspec.msgpack.Decoder(Call).decode
+decode_call = msgspec.msgpack.Decoder(KvCall).decode
 decode_answer = msgspec.msgpack.Decoder(KvAnswer).decode
-decode_arrival = msgspec.msgpack.Decoder(Arrival).decode
+decode_arrival = msgspec.msgpack.Decoder(TimedHandover).decode
 decode_offer = msgspec.msgpack.Decoder(Offer).decode
 decode_rank = msgspec.msgpack.Decoder(KvRank).decode
 decode_ranks = msgspec.msgpack.Decoder(list[KvRank]).decode

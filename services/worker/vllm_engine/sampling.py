@@ -12,7 +12,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine import FinishReason as VllmFinishReason
 
 from services.worker.vllm_engine.continuation import EXPECTED_TOKENS, OUTPUT_TOKENS
-from services.worker.vllm_engine.kv_words import ARRIVAL, Arrival, encode
+from services.worker.vllm_engine.kv_words import ARRIVAL, TimedHandover, encode
 
 FINISH = {
     VllmFinishReason.STOP: FinishReason.STOP,
@@ -38,7 +38,7 @@ def sampling_params(sequence: EngineSequence, arrived_ns: int = 0) -> SamplingPa
     if sequence.handover is not None:
         handover = sequence.handover
         until_ns = read_until_ns(arrived_ns, read_ms=handover.read_ms, until_ns=handover.until_ns)
-        arguments[ARRIVAL] = encode(Arrival(handover=handover, until_ns=until_ns))
+        arguments[ARRIVAL] = encode(TimedHandover(handover=handover, until_ns=until_ns))
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,

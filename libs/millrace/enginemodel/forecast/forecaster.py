@@ -13,7 +13,7 @@ from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.moving import curve, join, leave
 from millrace.enginemodel.forecast.native import NATIVE, NativeFuture, compiled_for
-from millrace.enginemodel.forecast.present import Lengths, check_snapshot
+from millrace.enginemodel.forecast.present import LengthRevision, check_snapshot
 from millrace.enginemodel.forecast.question import (
     Candidate,
     Forecast,
@@ -50,7 +50,7 @@ class Forecaster:
         self.parameters = parameters
         self._cost = cost
         self._scaled = cost
-        self._lengths = Lengths(
+        self._lengths = LengthRevision(
             rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
         )
         self._native = NativeFuture(cost, parameters, self._lengths) if native and compiled_for(parameters) else None

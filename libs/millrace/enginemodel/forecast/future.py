@@ -14,7 +14,7 @@ import msgspec
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.forecast.future_sequence import FutureScheduler, FutureSequence
 from millrace.enginemodel.forecast.known import ForecastInput
-from millrace.enginemodel.forecast.present import Lengths, cached_of
+from millrace.enginemodel.forecast.present import LengthRevision, cached_of
 from millrace.enginemodel.forecast.question import Candidate, Placement
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 from millrace.enginemodel.stepcost import FS_PER_NS
@@ -161,7 +161,7 @@ class Future:
                 self._scheduler.remove(sequence)
 
 
-def arrivals(placements: Sequence[Placement], origin_ns: int, lengths: Lengths) -> list[FutureSequence]:
+def arrivals(placements: Sequence[Placement], origin_ns: int, lengths: LengthRevision) -> list[FutureSequence]:
     """The sequences of some placements, in order of arrival."""
     found = [
         sequence
@@ -208,7 +208,7 @@ def counting(parameters: EngineParameters, snapshot: StatusSnapshot) -> EnginePa
 
 
 def _restore(
-    scheduler: FutureScheduler, snapshot: StatusSnapshot, lengths: Lengths, cached: Mapping[str, int]
+    scheduler: FutureScheduler, snapshot: StatusSnapshot, lengths: LengthRevision, cached: Mapping[str, int]
 ) -> dict[str, FutureSequence]:
     """Puts the snapshot's sequences into an empty scheduler. Those at their end are left out, their blocks are free."""
     running = [(status, sequence) for status in snapshot.running if (sequence := _living(status, lengths)) is not None]
@@ -239,7 +239,7 @@ def _hold(scheduler: FutureScheduler, sequence: FutureSequence, status: Sequence
     sequence.slots = status.blocks * scheduler.parameters.block_size
 
 
-def _living(status: SequenceStatus, lengths: Lengths) -> FutureSequence | None:
+def _living(status: SequenceStatus, lengths: LengthRevision) -> FutureSequence | None:
     final_tokens = lengths.of_sequence(status)
     if final_tokens <= status.output_tokens:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from millrace.contracts.status import StatusSnapshot
-from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import Placement
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
@@ -29,7 +29,7 @@ class ForecastInput(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: StatusSnapshot
     cost: StepCost
     parameters: EngineParameters
-    lengths: Lengths
+    lengths: LengthRevision
     now_ns: int
     pending: Sequence[Placement] = ()
     cached: Mapping[str, int] = NOTHING_CACHED

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from millrace.contracts.status import BatchComposition, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.forecast.lengths import OutrunPlusTen
 from millrace.enginemodel.forecast.moving import check_curve
-from millrace.enginemodel.forecast.present import Lengths, cached_of
+from millrace.enginemodel.forecast.present import LengthRevision, cached_of
 from millrace.enginemodel.forecast.question import (
     Candidate,
     Forecast,
@@ -62,13 +62,13 @@ def simulate_natively(
 class NativeFuture:
     """One instance in the compiled module: what ``reference.forecast`` says of it, some hundred times as fast."""
 
-    def __init__(self, cost: StepCost, parameters: EngineParameters, lengths: Lengths) -> None:
+    def __init__(self, cost: StepCost, parameters: EngineParameters, lengths: LengthRevision) -> None:
         limits = _native_limits(parameters)
         self._native = _module.Forecaster(limits, _native_cost(cost), lengths.default_output_tokens)
         self.set_lengths(lengths)
         self._at_ns = 0
 
-    def set_lengths(self, lengths: Lengths) -> None:
+    def set_lengths(self, lengths: LengthRevision) -> None:
         """Revises lengths by this from the next ``load`` on. Its default is the one of the beginning."""
         self._lengths = lengths
         # This rule is compiled in; any other is asked for each sequence.

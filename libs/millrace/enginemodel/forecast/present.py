@@ -14,7 +14,7 @@ from millrace.enginemodel.forecast.question import Candidate
 COUNT_MAX = 1 << 40
 
 
-class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and revision of predicted output lengths.
 
     Attributes:

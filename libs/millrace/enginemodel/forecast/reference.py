@@ -10,7 +10,7 @@ from millrace.enginemodel.forecast.future import Future, arrivals, sequences_of
 from millrace.enginemodel.forecast.future_sequence import FutureSequence
 from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
-from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
@@ -39,7 +39,9 @@ def forecast(  # noqa: PLR0913  (one argument for each thing that a future depen
 
     The others are the fields of ``ForecastInput``.
     """
-    lengths = Lengths(rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len)
+    lengths = LengthRevision(
+        rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
+    )
     state = ForecastInput(
         snapshot=snapshot,
         cost=cost,

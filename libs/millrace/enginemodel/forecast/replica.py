@@ -16,7 +16,7 @@ from millrace.enginemodel.forecast.future_sequence import FutureSequence
 from millrace.enginemodel.forecast.known import ForecastInput
 from millrace.enginemodel.forecast.lengths import OutrunPlusTen
 from millrace.enginemodel.forecast.native import simulate_natively
-from millrace.enginemodel.forecast.present import Lengths
+from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
@@ -99,5 +99,5 @@ def _idle(parameters: EngineParameters) -> StatusSnapshot:
     )
 
 
-def _lengths(parameters: EngineParameters) -> Lengths:
-    return Lengths(rule=OutrunPlusTen(), default_output_tokens=1, max_model_len=parameters.max_model_len)
+def _lengths(parameters: EngineParameters) -> LengthRevision:
+    return LengthRevision(rule=OutrunPlusTen(), default_output_tokens=1, max_model_len=parameters.max_model_len)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millrace.policies.dispatch.asking import Asking
+from millrace.policies.dispatch.asking import QueryParameters
 from millrace.policies.dispatch.fewest_requests_per_minute import policy as fewest_requests_per_minute
 from millrace.policies.dispatch.forecast import policy as forecast
 from millrace.policies.dispatch.infaas import policy as infaas
@@ -19,7 +19,15 @@ from millrace.policies.dispatch.random import policy as random
 from millrace.policies.dispatch.round_robin import policy as round_robin
 from millrace.policies.dispatch.view import Decision, DispatchView, InstanceView, Prediction
 
-__all__ = ["DISPATCH_POLICIES", "Asking", "Decision", "DispatchPolicy", "DispatchView", "InstanceView", "Prediction"]
+__all__ = [
+    "DISPATCH_POLICIES",
+    "Decision",
+    "DispatchPolicy",
+    "DispatchView",
+    "InstanceView",
+    "Prediction",
+    "QueryParameters",
+]
 
 #: Which candidates to have predicted: (view, parameters, rng) -> names.
 Ask = Callable[[DispatchView, Any, Random], tuple[str, ...]]
@@ -31,7 +39,8 @@ class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         decide: The pure function: (view, parameters, state, now_ns, rng) -> (Decision, next state).
-        parameters: Struct of its parameters; every field has a default. Extends ``Asking`` where there is ``ask``.
+        parameters: Struct of its parameters; every field has a default. Extends ``QueryParameters`` where there is
+            ``ask``.
         initial_state: State before the first decision.
         ask: Names the candidates whose predictors are asked before ``decide`` is called; None where it needs none.
             Where it names nobody, ``decide`` is called at once.

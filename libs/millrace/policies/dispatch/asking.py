@@ -1,7 +1,7 @@
 """For policies that have candidates predicted before they decide: their parameters, who is asked, who answered.
 
 The asker (ingress) carries the question out and keeps its deadline; a policy only names candidates and reads
-``view.predictions``. Its parameters extend ``Asking``.
+``view.predictions``. Its parameters extend ``QueryParameters``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millrace.policies.dispatch.view import DispatchView
 UNPREDICTED = "no prediction"
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QueryParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters for asking predictors, the same for every policy that asks them.
 
     Attributes:

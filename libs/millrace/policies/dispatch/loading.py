@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
-from millrace.policies.dispatch.asking import Asking
+from millrace.policies.dispatch.asking import QueryParameters
 
 SUFFIX = ".py"
 
@@ -62,7 +62,7 @@ def _loaded(path: str) -> DispatchPolicy:
         ask=_function(module, "ask", path) if hasattr(module, "ask") else None,
         needs_length=bool(getattr(module, "needs_length", hasattr(module, "ask"))),
     )
-    if policy.ask is not None and not issubclass(policy.parameters, Asking):
+    if policy.ask is not None and not issubclass(policy.parameters, QueryParameters):
         raise PolicyError(f"{path}: it has ask, so its Parameters must extend millrace.policies.dispatch.Asking")
     return policy
 

@@ -11,9 +11,16 @@ import msgspec
 from millrace.policies.provisioning.none import policy as none
 from millrace.policies.provisioning.preempt import policy as preempt
 from millrace.policies.provisioning.relief import policy as relief
-from millrace.policies.provisioning.view import Decision, InstanceLoad, ProvisioningView, Sample
+from millrace.policies.provisioning.view import InstanceLoad, LatencySample, ProvisioningDecision, ProvisioningView
 
-__all__ = ["PROVISIONING_POLICIES", "Decision", "InstanceLoad", "ProvisioningPolicy", "ProvisioningView", "Sample"]
+__all__ = [
+    "PROVISIONING_POLICIES",
+    "InstanceLoad",
+    "LatencySample",
+    "ProvisioningDecision",
+    "ProvisioningPolicy",
+    "ProvisioningView",
+]
 
 
 class ProvisioningPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +33,7 @@ class ProvisioningPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    decide: Callable[[ProvisioningView, Any, Any, int], tuple[Decision, Any]]
+    decide: Callable[[ProvisioningView, Any, Any, int], tuple[ProvisioningDecision, Any]]
     parameters: type[msgspec.Struct]
     initial_state: Any
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millrace.policies.provisioning.view import Decision, InstanceLoad, ProvisioningView, Sample
+from millrace.policies.provisioning.view import InstanceLoad, LatencySample, ProvisioningDecision, ProvisioningView
 
 #: A failed start doubles the cool-down, up to this many times: 16 times as long.
 DOUBLINGS_MAX = 4
@@ -80,8 +80,14 @@ class State(msgspec.Struct, frozen=True):
 
 
 def decide_by(
-    samples: Sequence[Sample], what: str, *, view: ProvisioningView, parameters: Parameters, state: State, now_ns: int
-) -> tuple[Decision, State]:
+    samples: Sequence[LatencySample],
+    what: str,
+    *,
+    view: ProvisioningView,
+    parameters: Parameters,
+    state: State,
+    now_ns: int,
+) -> tuple[ProvisioningDecision, State]:
     """Applies the rules to one kind of latency.
 
     Args:
@@ -102,7 +108,7 @@ def decide_by(
     return msgspec.structs.replace(decision, signal_ns=signal_ns, utilisation=utilisation), state
 
 
-def quantile_ns(samples: Sequence[Sample], *, parameters: Parameters, now_ns: int) -> int | None:
+def quantile_ns(samples: Sequence[LatencySample], *, parameters: Parameters, now_ns: int) -> int | None:
     """The latency at the quantile among the samples of the window; None where they are too few."""
     since_ns = now_ns - _ns(parameters.window_s)
     recent = sorted(sample.latency_ns for sample in samples if sample.at_ns >= since_ns)
@@ -153,7 +159,7 @@ class _Rules:
             else None,
         )
 
-    def decide(self, state: State) -> Decision:
+    def decide(self, state: State) -> ProvisioningDecision:
         """The first rule that says something."""
         cooldown_ns = _ns(self._parameters.cooldown_s) << min(self._view.failures, DOUBLINGS_MAX)
         assert state.changed_ns is not None
@@ -161,40 +167,40 @@ class _Rules:
         if self._high:
             return self._out(cooling=cooling)
         if cooling:
-            return Decision(reason="cooling down after the last decision")
+            return ProvisioningDecision(reason="cooling down after the last decision")
         if state.few_since_ns is not None:
             return self._fill(self._now_ns - state.few_since_ns)
         return self._in(state)
 
-    def _out(self, *, cooling: bool) -> Decision:
+    def _out(self, *, cooling: bool) -> ProvisioningDecision:
         assert self._signal_ns is not None
         high = f"{self._what} latency {self._signal_ns / 1e9:.3g} s over {self._parameters.threshold_s:g} s"
         able = min(self._parameters.step, self._parameters.starting_max - self._view.starting)
         if not self._room:
-            return Decision(reason=f"{high}, but {self._parameters.instances_max} instances are the bound")
+            return ProvisioningDecision(reason=f"{high}, but {self._parameters.instances_max} instances are the bound")
         if cooling:
-            return Decision(reason=f"{high}, but it is too soon after the last decision")
+            return ProvisioningDecision(reason=f"{high}, but it is too soon after the last decision")
         if able < 1:
-            return Decision(reason=f"{high}, but {self._view.starting} are being started")
-        return Decision(start=min(able, self._room), reason=high)
+            return ProvisioningDecision(reason=f"{high}, but {self._view.starting} are being started")
+        return ProvisioningDecision(start=min(able, self._room), reason=high)
 
-    def _fill(self, missing_ns: int) -> Decision:
+    def _fill(self, missing_ns: int) -> ProvisioningDecision:
         """An instance that crashed is started again by its supervisor; only a lasting gap is filled."""
         few = f"fewer than {self._parameters.instances_min} instances for {missing_ns / 1e9:.3g} s"
         if missing_ns < _ns(self._parameters.cooldown_s) or not self._room:
-            return Decision(reason=few)
-        return Decision(start=min(self._missing, self._room), reason=few)
+            return ProvisioningDecision(reason=few)
+        return ProvisioningDecision(start=min(self._missing, self._room), reason=few)
 
-    def _in(self, state: State) -> Decision:
+    def _in(self, state: State) -> ProvisioningDecision:
         view, parameters = self._view, self._parameters
         if state.low_since_ns is None:
-            return Decision(reason="neither high nor low")
+            return ProvisioningDecision(reason="neither high nor low")
         low_ns = self._now_ns - state.low_since_ns
         low = f"utilisation {self._utilisation:.2g} below {parameters.low_utilisation:g} for {low_ns / 1e9:.3g} s"
         spare = min(parameters.step, len(view.serving) - parameters.instances_min)
         if low_ns < _ns(parameters.low_s) or spare < 1 or view.starting or view.stopping:
-            return Decision(reason=low)
-        return Decision(stop=victims(view.serving, spare), reason=low)
+            return ProvisioningDecision(reason=low)
+        return ProvisioningDecision(stop=victims(view.serving, spare), reason=low)
 
 
 def _ns(seconds: float) -> int:

@@ -23,7 +23,7 @@ class InstanceLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stoppable: bool = True
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
+class LatencySample(msgspec.Struct, frozen=True, gc=False):
     """One latency: when it became known (unix ns), and how long (ns)."""
 
     at_ns: int
@@ -49,11 +49,11 @@ class ProvisioningView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     starting: int = 0
     stopping: int = 0
     failures: int = 0
-    predicted: tuple[Sample, ...] = ()
-    measured: tuple[Sample, ...] = ()
+    predicted: tuple[LatencySample, ...] = ()
+    measured: tuple[LatencySample, ...] = ()
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ProvisioningDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An answer.
 
     Attributes:

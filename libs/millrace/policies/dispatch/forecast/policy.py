@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from millrace.policies.dispatch.asking import Asking, answered, draw
+from millrace.policies.dispatch.asking import QueryParameters, answered, draw
 from millrace.policies.dispatch.pick import nothing, pick_index, pick_lowest
 from millrace.policies.dispatch.view import Decision, DispatchView, Prediction
 
 _MS = 1e6
 
 
-class Parameters(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Criterion for the best forecast, and number of candidates that are asked.
 
     Attributes:

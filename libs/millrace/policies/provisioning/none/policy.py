@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.policies.provisioning.view import Decision, ProvisioningView
+from millrace.policies.provisioning.view import ProvisioningDecision, ProvisioningView
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,6 +15,8 @@ class State(msgspec.Struct, frozen=True):
     """Nothing to remember."""
 
 
-def decide(view: ProvisioningView, parameters: Parameters, state: State, now_ns: int) -> tuple[Decision, State]:
+def decide(
+    view: ProvisioningView, parameters: Parameters, state: State, now_ns: int
+) -> tuple[ProvisioningDecision, State]:
     """Never anything."""
-    return Decision(reason="provisioning is off"), state
+    return ProvisioningDecision(reason="provisioning is off"), state

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from millrace.policies.provisioning.thresholds import Parameters, State, decide_by
-from millrace.policies.provisioning.view import Decision, ProvisioningView
+from millrace.policies.provisioning.view import ProvisioningDecision, ProvisioningView
 
 __all__ = ["Parameters", "State", "decide"]
 
 
-def decide(view: ProvisioningView, parameters: Parameters, state: State, now_ns: int) -> tuple[Decision, State]:
+def decide(
+    view: ProvisioningView, parameters: Parameters, state: State, now_ns: int
+) -> tuple[ProvisioningDecision, State]:
     """Compares the latencies of requests that completed with the threshold."""
     return decide_by(view.measured, "measured", view=view, parameters=parameters, state=state, now_ns=now_ns)
