@@ -50,7 +50,7 @@ def _engine(model: str, max_num_seqs: int) -> tuple[Any, Any]:
     from vllm import LLM
 
     from services.worker.vllm_engine import snapshot_buffer
-    from services.worker.vllm_engine.scheduler import SNAPSHOT_PATH
+    from services.worker.vllm_engine.snapshot_scheduler import SNAPSHOT_PATH
 
     path = snapshot_buffer.create()
     llm = LLM(
@@ -60,7 +60,7 @@ def _engine(model: str, max_num_seqs: int) -> tuple[Any, Any]:
         kv_cache_memory_bytes=256 << 20,
         enforce_eager=True,
         distributed_executor_backend="uni",
-        scheduler_cls="services.worker.vllm_engine.scheduler.SnapshotScheduler",
+        scheduler_cls="services.worker.vllm_engine.snapshot_scheduler.SnapshotScheduler",
         additional_config={SNAPSHOT_PATH: str(path)},
         disable_log_stats=True,
     )
@@ -72,7 +72,7 @@ def _engine(model: str, max_num_seqs: int) -> tuple[Any, Any]:
 def _row(llm: Any, reader: Any, size: int) -> str:
     from vllm import SamplingParams
 
-    from services.worker.vllm_engine.scheduler import composition, decode_snapshot
+    from services.worker.vllm_engine.snapshot_scheduler import composition, decode_snapshot
 
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler

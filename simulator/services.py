@@ -44,7 +44,7 @@ from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
 from services.worker.build import WorkerOrigin
 from services.worker.build import build as build_worker
 from services.worker.config import MigrationConfig, WorkerLimits
-from services.worker.reports import Identity
+from services.worker.status_messages import Identity
 
 
 class SimService(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.migration.watching import FOLDER
 from services.worker.vllm_engine.names import sequence_of
-from services.worker.vllm_engine.scheduler import SnapshotScheduler
+from services.worker.vllm_engine.snapshot_scheduler import SnapshotScheduler
 
 
 class WatchedScheduler(SnapshotScheduler):

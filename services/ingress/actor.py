@@ -64,7 +64,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceS
 from millrace.membership import Heartbeat
 from millrace.policies.dispatch import DispatchPolicy
 
-from services.ingress import snapshot
+from services.ingress import inspection
 from services.ingress.calls.admission import open_call, refusal_of
 from services.ingress.calls.completion import (
     ACKNOWLEDGE_TIMER,
@@ -387,7 +387,7 @@ class IngressActor:
     # For people and checkers.
 
     def snapshot(self) -> dict[str, Any]:
-        return snapshot.snapshot(self._state)
+        return inspection.snapshot(self._state)
 
     def check_invariants(self) -> None:
-        snapshot.check_invariants(self._state)
+        inspection.check_invariants(self._state)

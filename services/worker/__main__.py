@@ -29,7 +29,7 @@ from services.worker.build import WorkerOrigin, build
 from services.worker.config import EngineKind, WorkerConfig
 from services.worker.draining import DRAINED
 from services.worker.metrics import WorkerCollector
-from services.worker.reports import Identity
+from services.worker.status_messages import Identity
 
 
 class EngineLink:

@@ -90,7 +90,7 @@ from services.worker.desk import Desk, unexpected
 from services.worker.draining import DRAINED, Draining
 from services.worker.intake import Intake
 from services.worker.moving import Moving
-from services.worker.reports import Identity
+from services.worker.status_messages import Identity
 
 _MS = 1_000_000
 #: Heartbeat and housekeeping: presence, marks, orphans, deadlines, forgetting.

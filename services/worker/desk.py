@@ -17,9 +17,9 @@ from services.worker import spans
 from services.worker.config import WorkerLimits
 from services.worker.metrics import WorkerFigures
 from services.worker.outbox import TokenOutbox
-from services.worker.reporter import Reporter
-from services.worker.reports import Identity
+from services.worker.report_schedule import Reporter
 from services.worker.state import Held, Ledger
+from services.worker.status_messages import Identity
 
 #: Acknowledgements come within a few hundred milliseconds where nothing was lost.
 REMIND_NS = 1_000_000_000

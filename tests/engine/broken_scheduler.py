@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.request import Request
 
-from services.worker.vllm_engine.scheduler import SnapshotScheduler
+from services.worker.vllm_engine.snapshot_scheduler import SnapshotScheduler
 
 
 class SwappingScheduler(SnapshotScheduler):

@@ -36,7 +36,7 @@ from services.migrator.metrics import MigratorMetrics
 from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
 from services.worker.actor import WorkerActor
 from services.worker.config import WorkerLimits
-from services.worker.reports import Identity
+from services.worker.status_messages import Identity
 from tests.unit.moving_rig import STEP_TIME
 
 PARAMETERS = EngineParameters(max_model_len=256, block_size=16, blocks_total=48, max_sequences=5, token_budget=64)

@@ -40,7 +40,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import scheduler_parameters
 from simulator.scenarios.reading import scenario_of
 from simulator.services import _info
-from services.worker.reports import Identity, record
+from services.worker.status_messages import Identity, record
 
 (group,) = scenario_of({{"cluster": {{"groups": [{{"engine": {{"spare": 7}}}}]}}}}).cluster.groups
 assert group.engine.spare == 7, "a scenario file takes it"

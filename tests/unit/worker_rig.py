@@ -16,7 +16,7 @@ from millrace.contracts.worker import Sampling, SubmitSequence
 
 from services.worker.actor import WorkerActor
 from services.worker.config import MigrationConfig, WorkerLimits
-from services.worker.reports import Identity
+from services.worker.status_messages import Identity
 
 MS = 1_000_000
 START = 1_000_000_000 * 1_000_000_000

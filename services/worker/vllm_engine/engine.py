@@ -45,8 +45,8 @@ from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_b
 from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.liveness import LivenessJudge
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
-from services.worker.vllm_engine.scheduler import decode_snapshot
 from services.worker.vllm_engine.scheduler_config import scheduler_config
+from services.worker.vllm_engine.snapshot_scheduler import decode_snapshot
 from services.worker.vllm_engine.states_selftest import read_states
 
 #: How long the engine process has for ending by itself before it is killed. It owns nothing that outlives it; a GPU's

@@ -13,7 +13,7 @@ _ALWAYS = (
     "vllm.model_executor.model_loader.default_loader",
     "vllm.v1.structured_output.backend_xgrammar",
     "services.worker.vllm_engine.engine",
-    "services.worker.vllm_engine.scheduler",
+    "services.worker.vllm_engine.snapshot_scheduler",
 )
 _CPU = (
     "vllm.v1.worker.cpu_worker",

@@ -24,8 +24,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.worker.config import WorkerConfig
-from services.worker.vllm_engine.scheduler import composition
 from services.worker.vllm_engine.scheduler_config import scheduler_config
+from services.worker.vllm_engine.snapshot_scheduler import composition
 from services.worker.vllm_engine.startup import engine_args
 
 #: Ids of prompts start here: below lie special tokens.

@@ -22,8 +22,8 @@ from services.worker.config import MigrationConfig, WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words
 from services.worker.vllm_engine.hidden_states import STATES, StateSettings
 from services.worker.vllm_engine.process import children_on
-from services.worker.vllm_engine.scheduler import SNAPSHOT_PATH
 from services.worker.vllm_engine.segment_queue import SEGMENTS
+from services.worker.vllm_engine.snapshot_scheduler import SNAPSHOT_PATH
 
 _PACKAGE = "services.worker.vllm_engine"
 #: KV cache of a CPU engine whose configuration names no size; vLLM itself would take nearly all memory there is.

@@ -11,7 +11,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.lengths.remaining import RemainingLengths
 from millrace.membership import Heartbeat
 
-from services.worker import reports
+from services.worker import status_messages
 from services.worker.config import WorkerLimits
 from services.worker.state import Held
 
@@ -65,11 +65,11 @@ class Reporter:
     """
 
     def __init__(
-        self, *, identity: reports.Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits
+        self, *, identity: status_messages.Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits
     ) -> None:
         self.identity = identity
         self.info = info
-        self.snapshot: EngineSnapshot = reports.empty_snapshot(info, 0)
+        self.snapshot: EngineSnapshot = status_messages.empty_snapshot(info, 0)
         self.liveness = EngineLiveness(silent_since_ns=0, step_since_ns=0)
         self.bus_up = True
         self._steps = LongestStep()
@@ -131,13 +131,13 @@ class Reporter:
     def _status(self, now_ns: int) -> Publish:
         self._status_ns, self._status_stale = now_ns, False
         running, waiting = self.remaining.told(self.snapshot.running), self.remaining.told(self.snapshot.waiting)
-        body = reports.status(self.identity, self.snapshot, running=running, waiting=waiting)
+        body = status_messages.status(self.identity, self.snapshot, running=running, waiting=waiting)
         return Publish(subject=self._status_subject, body=body)
 
     def summary(self, now_ns: int, output_tokens: int) -> Publish:
         """The summary as of now, whatever the interval."""
         self._summary_ns = now_ns
-        counts = reports.SummaryCounts(
+        counts = status_messages.SummaryCounts(
             now_ns=now_ns,
             block_size=self.info.block_size,
             output_tokens_total=output_tokens,
@@ -147,7 +147,7 @@ class Reporter:
             step_longest_ns=self._steps.longest_ns(now_ns),
             moves=self.moves(),
         )
-        body = reports.summary(self.identity, self.snapshot, self._unseen.values(), counts)
+        body = status_messages.summary(self.identity, self.snapshot, self._unseen.values(), counts)
         return Publish(subject=self._summary_subject, body=body)
 
     def left(self, held: Held, *, ended: bool = False, cut: bool = False) -> None:
@@ -177,7 +177,7 @@ class Reporter:
         """Writes the instance's record."""
         if not self.bus_up:
             return []
-        value = reports.record(self.identity, self.info)
+        value = status_messages.record(self.identity, self.info)
         return [PutKey(bucket="instance", key=self.identity.instance, value=value, correlation="register")]
 
     def unregister(self) -> Effect:
