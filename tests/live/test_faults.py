@@ -19,7 +19,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import CancelSequence
 
 from bench.up_cluster import UpRig, prompt_text, stream
-from tests.live.faults import PATIENCE_S, expect_identical, kill, told, under_fire, undisturbed
+from tests.live.faults import PATIENCE_S, expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 
 LENGTH = {"max_tokens": 60}
@@ -46,7 +46,7 @@ async def test_a_second_up_says_that_one_runs(rig: UpRig) -> None:
 
 @pytest.mark.parametrize("victim", ["worker-0.json", "services.tagger", "services.coordinator"])
 async def test_killing_a_service_under_load_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     before = rig.pids(victim)
     results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=4, shots=1, **LENGTH)
     expect_identical(results, expected)
@@ -56,7 +56,7 @@ async def test_killing_a_service_under_load_costs_no_request_and_no_token(rig: U
 
 
 async def test_streams_go_on_after_nats_was_killed(rig: UpRig) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), seconds=4, shots=1, **LENGTH)
     expect_identical(results, expected)
     await rig.well(2)
@@ -90,7 +90,7 @@ async def test_a_client_that_hangs_up_frees_its_blocks(rig: UpRig) -> None:
 
 
 async def test_strangers_bytes_on_every_subject_change_nothing(rig: UpRig) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     before = {what: rig.pids(what) for what in ("services.ingress", "worker-0.json", "services.tagger")}
 
     async def shower() -> None:

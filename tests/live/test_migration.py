@@ -16,7 +16,7 @@ import pytest
 from millrace.contracts.migration import MigrationMode, MigrationOutcome, MigrationReason
 
 from bench.up_cluster import UpRig, offer, prompt_text, stream
-from tests.live.faults import expect_identical, kill, told, under_fire, undisturbed
+from tests.live.faults import expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 
@@ -49,7 +49,7 @@ async def expect_empty(rig: UpRig) -> None:
 
 @pytest.mark.parametrize("client_id", ["", "a-clients-own.id"])
 async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRig, client_id: str) -> None:
-    expected = await undisturbed(rig, **LONG)
+    expected = await expected_outcomes(rig, **LONG)
     headers = {"x-request-id": client_id} if client_id else {}
     async with httpx.AsyncClient(timeout=60, headers=headers) as client, Mover(rig, modes=()) as onlooker:
         reading = asyncio.create_task(stream(client, rig, prompt_text(3), **LONG))
@@ -73,7 +73,7 @@ async def test_who_runs_nowhere_is_said_to(rig: UpRig) -> None:
 async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_block(
     rig: UpRig, modes: tuple[MigrationMode, ...]
 ) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig, modes=modes) as mover:
         results = await offer(rig, rate=12, count=72, prompts=8, **LENGTH)
     expect_identical(results, expected)
@@ -83,7 +83,7 @@ async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_bloc
 
 
 async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig: UpRig) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig):
         load = asyncio.create_task(offer(rig, rate=12, count=120, prompts=8, **LENGTH))
         # A heartbeat a second says what is under way at that moment; with six asked for at once something is, mostly.
@@ -109,7 +109,7 @@ async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig
 
 @pytest.mark.parametrize("victim", ["migrator-0.json", "migrator-1.json", "worker-0.json", "worker-1.json"])
 async def test_whoever_dies_amid_migrations_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig, seed=len(victim)) as mover:
         results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=5, shots=2, **LENGTH)
     expect_identical(results, expected)
@@ -119,7 +119,7 @@ async def test_whoever_dies_amid_migrations_costs_no_request_and_no_token(rig: U
 
 
 async def test_streams_that_move_go_on_after_nats_was_killed(rig: UpRig) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig):
         results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), seconds=4, shots=1, **LENGTH)
     expect_identical(results, expected)
@@ -128,7 +128,7 @@ async def test_streams_that_move_go_on_after_nats_was_killed(rig: UpRig) -> None
 
 
 async def test_an_instance_is_emptied_and_stays_in_service(rig: UpRig) -> None:
-    expected = await undisturbed(rig, **LONG)
+    expected = await expected_outcomes(rig, **LONG)
     async with Mover(rig, modes=()) as onlooker:
         load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
         await onlooker.seen(9)
@@ -140,7 +140,7 @@ async def test_an_instance_is_emptied_and_stays_in_service(rig: UpRig) -> None:
 
 
 async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_computed_anew(rig: UpRig) -> None:
-    expected = await undisturbed(rig, **LONG)
+    expected = await expected_outcomes(rig, **LONG)
     before = await rig.metric("millrace_ingress_continuations_total")
     async with Mover(rig, modes=()) as onlooker:
         load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
@@ -152,7 +152,7 @@ async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_compu
 
 
 async def test_a_drained_instance_moves_its_work_stays_away_and_comes_back_when_asked(rig: UpRig) -> None:
-    expected = await undisturbed(rig, **LONG)
+    expected = await expected_outcomes(rig, **LONG)
     async with Mover(rig, modes=()) as onlooker:
         load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
         await onlooker.seen(9)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -14,7 +14,6 @@ import pytest
 from bench.migration.operator import Operator
 from bench.migration.streams import TimedStream, client, play
 from bench.up_cluster import UpRig, prompt_text
-from tests.engine.tiny_llama import build
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -36,17 +35,6 @@ KILLS = [
     *((TARGET_MIGRATOR, step) for step in (PREPARE, PULL, COMMIT)),
     *((NATS, step) for step in (PULL, FREEZE, COMMIT)),
 ]
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    # Prompts repeat: with a prefix cache the target would have most blocks already, and no step would read any.
-    even = ("--policy", "round_robin", "--trace-sample", "0", "--worker-set", '{"enable_prefix_caching": false}')
-    cluster = UpRig(folder / "c", model_path=build(folder / "model"), engine="vllm", instances=2, extra=even)
-    cluster.start()
-    yield cluster
-    cluster.stop()
 
 
 @pytest.fixture

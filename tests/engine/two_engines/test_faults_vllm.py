@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from bench.up_cluster import UpRig
-from tests.engine.tiny_llama import build
-from tests.live.faults import expect_identical, kill, under_fire, undisturbed
+from tests.live.faults import expect_identical, expected_outcomes, kill, under_fire, undisturbed
 
 #: Long enough that several streams are under way on each engine at 20 a second, on a fast machine too.
 LENGTH = {"max_tokens": 250, "ignore_eos": True}
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    # float32: with bfloat16 a different batch may round two near-equal logits the other way, which is no fault of ours.
-    model = build(folder / "model")
-    # Round robin: whoever is killed shall have had work. A forecast may leave one engine idle at this rate.
-    even = ("--policy", "round_robin")
-    cluster = UpRig(folder / "cluster", model_path=model, engine="vllm", instances=2, extra=even)
-    cluster.start()
-    yield cluster
-    cluster.stop()
 
 
 def _worker(rig: UpRig) -> int:
@@ -47,7 +33,7 @@ def _zygote(rig: UpRig) -> int:
 
 @pytest.mark.parametrize("victim", [_worker, _engine, _nats], ids=["the worker", "its engine process", "nats-server"])
 async def test_killing_it_under_load_costs_no_request_and_no_token(rig: UpRig, victim: Callable[[UpRig], int]) -> None:
-    expected = await undisturbed(rig, **LENGTH)
+    expected = await expected_outcomes(rig, **LENGTH)
     before = await rig.metric("millrace_ingress_continuations_total")
     results = await under_fire(rig, lambda: kill(victim(rig)), seconds=4, shots=1, **LENGTH)
     expect_identical(results, expected)
@@ -64,7 +50,7 @@ async def test_workers_die_with_their_zygote_and_come_back_with_the_next(rig: Up
 
 async def test_seeded_sampling_goes_on_with_the_same_noise_after_its_engine_was_killed(rig: UpRig) -> None:
     seeded = LENGTH | {"temperature": 0.8, "seed": 11}
-    expected = await undisturbed(rig, **seeded)
+    expected = await expected_outcomes(rig, **seeded)
     assert expected != await undisturbed(rig, **(seeded | {"seed": 12}))
     expect_identical(await under_fire(rig, lambda: kill(_engine(rig)), seconds=4, shots=1, **seeded), expected)
     await rig.well(2)

@@ -1,0 +1,27 @@
+"""One cluster of two real engines for all tests that stop or kill its processes; each leaves it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench.up_cluster import UpRig
+from tests.engine.tiny_llama import build
+
+OPTIONS = (
+    # Whoever is killed shall have had work. A forecast may leave one engine idle at the rates of these tests.
+    *("--policy", "round_robin", "--trace-sample", "0"),
+    # Prompts repeat: with a prefix cache the target of a migration would have most blocks already.
+    *("--worker-set", '{"enable_prefix_caching": false}'),
+)
+
+
+@pytest.fixture(scope="package")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    """In float32: with bfloat16 a different batch may round two near-equal logits the other way."""
+    folder = tmp_path_factory.mktemp("up")
+    cluster = UpRig(folder / "c", model_path=build(folder / "model"), engine="vllm", instances=2, extra=OPTIONS)
+    cluster.start()
+    yield cluster
+    cluster.stop()
