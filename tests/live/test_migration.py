@@ -28,6 +28,8 @@ WORKER = {
     "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.4},
     "limits": {"linger_ms": 200},
 }
+#: A machine that stands still for a quarter of a second makes no difference.
+MIGRATOR = {"limits": {"freeze_ms": 2_000}}
 LONG = {"max_tokens": 800, "ignore_eos": True}
 
 
@@ -35,6 +37,7 @@ LONG = {"max_tokens": 800, "ignore_eos": True}
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     options = ["--processes", str(INSTANCES), "--policy", "round_robin", "--worker-set", json.dumps(WORKER)]
+    options += ["--migrator-set", json.dumps(MIGRATOR)]
     model = write_model_folder(folder / "model")
     cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
     cluster.start()
