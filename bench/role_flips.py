@@ -139,7 +139,7 @@ def _count(moves: Counter[bool], body: MigrationFinished) -> None:
 async def _blocks_left(rig: UpRig) -> int:
     """Blocks that are not free although nothing runs."""
     await asyncio.sleep(3)  # leases and reservations have run out
-    return int((await asyncio.to_thread(rig.totals)).get("blocks_used", -1))
+    return (await rig.totals()).blocks_used
 
 
 def options_of(engine: str) -> list[str]:

@@ -167,6 +167,12 @@ class UpRig:
         """Waits until the totals are such, as `status` shows them: one listener, no process per look."""
         await self.until_seen(lambda view: holds(_totals(view)), limit_s)
 
+    async def totals(self) -> Totals:
+        """The totals now."""
+        seen: list[Totals] = []
+        await self.until(lambda totals: seen.append(totals) is None)
+        return seen[0]
+
     async def until_seen(self, holds: Callable[[ClusterView], bool], limit_s: float = 120.0) -> None:
         """Waits until an observer sees the cluster so, every registered instance heard."""
         deadline = time.monotonic() + limit_s

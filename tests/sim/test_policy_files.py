@@ -40,10 +40,10 @@ def decide(view, parameters, state, now_ns, rng):
 """
 
 ASKS = """
-from millrace.policies.dispatch import Asking
+from millrace.policies.dispatch import QueryParameters
 
 
-class Parameters(Asking, frozen=True, kw_only=True):
+class Parameters(QueryParameters, frozen=True, kw_only=True):
     pass
 
 

@@ -24,8 +24,8 @@ def decide(view, parameters, state, now_ns, rng):
     return Decision("w99", "a guess", []), state
 """
 ASK_RAISES = """
-from millrace.policies.dispatch import Asking
-class Parameters(Asking, frozen=True, kw_only=True):
+from millrace.policies.dispatch import QueryParameters
+class Parameters(QueryParameters, frozen=True, kw_only=True):
     fallback: str = "round_robin"
 def ask(view, parameters, rng):
     raise KeyError("nobody")

@@ -61,7 +61,7 @@ def test_a_file_is_called_by_its_stem(name: str, called: str) -> None:
         ("Parameters = 3\n" + FIRST, "Parameters must be a msgspec.Struct"),
         ("import msgspec\nclass Parameters(msgspec.Struct):\n    d: int\n" + FIRST, "every field of Parameters needs"),
         ("import msgspec\nclass State(msgspec.Struct):\n    turn: int\n" + FIRST, "every field of State needs"),
-        ("def ask(view, parameters, rng): return ()\n" + FIRST, "Parameters must extend .*Asking"),
+        ("def ask(view, parameters, rng): return ()\n" + FIRST, "Parameters must extend .*QueryParameters"),
     ],
 )
 def test_a_file_that_is_no_policy_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:

@@ -63,7 +63,8 @@ def _loaded(path: str) -> DispatchPolicy:
         needs_length=bool(getattr(module, "needs_length", hasattr(module, "ask"))),
     )
     if policy.ask is not None and not issubclass(policy.parameters, QueryParameters):
-        raise PolicyError(f"{path}: it has ask, so its Parameters must extend millrace.policies.dispatch.Asking")
+        wanted = "millrace.policies.dispatch.QueryParameters"
+        raise PolicyError(f"{path}: it has ask, so its Parameters must extend {wanted}")
     return policy
 
 
