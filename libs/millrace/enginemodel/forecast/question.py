@@ -58,11 +58,14 @@ class ReplicaRequest(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         at_ns: Arrival, ns from an arbitrary origin.
         prompt_tokens, output_tokens: Both at least 1; their sum at most ``max_model_len``.
+        kv_tokens: Tokens of the prompt whose KV comes along, less than ``prompt_tokens``: computed elsewhere, and read
+            when it arrives. Those of the last, partial block are computed again.
     """
 
     at_ns: int
     prompt_tokens: int
     output_tokens: int
+    kv_tokens: int = 0
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

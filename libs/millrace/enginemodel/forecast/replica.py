@@ -36,7 +36,7 @@ def simulate_replica(
 
     Args:
         requests: In order of arrival.
-        native: Whether the compiled module may do it; the result is the same.
+        native: Whether the compiled module may do it; the result is the same. It knows of no KV that comes along.
 
     Returns:
         One entry per request, in the order given.
@@ -45,11 +45,11 @@ def simulate_replica(
         ValueError: a request that the engine would refuse, or arrivals out of order.
     """
     _check(requests, parameters)
-    if native:
+    if native and not any(request.kv_tokens for request in requests):
         served = simulate_natively(requests, cost, parameters)
         if served is not None:
             return [ServedRequest(first, end) for first, end in served]
-    sequences = [_sequence(request) for request in requests]
+    sequences = [_sequence(request, parameters.block_size) for request in requests]
     state = ForecastInput(
         snapshot=_idle(parameters), cost=cost, parameters=parameters, lengths=_lengths(parameters), now_ns=0
     )
@@ -71,14 +71,19 @@ def _check(requests: Sequence[ReplicaRequest], parameters: EngineParameters) -> 
                 f"request {index} of {request.prompt_tokens} + {request.output_tokens} tokens does not fit in "
                 f"max_model_len = {parameters.max_model_len}"
             )
+        if not 0 <= request.kv_tokens < request.prompt_tokens:
+            raise ValueError(
+                f"request {index} brings KV of {request.kv_tokens} of {request.prompt_tokens} prompt tokens"
+            )
 
 
-def _sequence(request: ReplicaRequest) -> FutureSequence:
+def _sequence(request: ReplicaRequest, block_size: int) -> FutureSequence:
     return FutureSequence(
         prompt_tokens=request.prompt_tokens,
         output_tokens=0,
         final_tokens=request.output_tokens,
         arrives_fs=request.at_ns * FS_PER_NS,
+        cached_tokens=request.kv_tokens // block_size * block_size,
     )
 
 
