@@ -1,0 +1,134 @@
+"""``millrace plan --roles``: a cluster's file and a load to roles and shapes, by simulation with the engine model."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from millrace.actor.errors import ConfigError
+from millrace.cli.errors import CliError
+from millrace.cluster import GroupSpec, ModelSpec, read_cluster
+from millrace.cluster.model_folders import context_length, with_model_folders
+from millrace.enginemodel.forecast.question import ReplicaRequest
+from millrace.enginemodel.network import TOKEN_BYTES
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.registered import load_step_times
+from millrace.enginemodel.steptime import StepTimeModel
+from millrace.policies.roles.assignment import AssignmentTargets, RatedAssignment, assign
+from millrace.policies.roles.mix import InstanceShape
+from millrace.supervision.service_fields import STEP_TIMES
+from millrace.workloads.arrivals import Poisson
+from millrace.workloads.lengths import load_fitted
+from millrace.workloads.shape import WorkloadError
+
+#: Exit code where no assignment keeps the objectives for nine requests of ten.
+MISSED = 3
+WITHIN_MIN = 0.9
+
+#: Requests that are simulated per candidate.
+REQUESTS = 200
+
+#: Candidates printed.
+SHOWN_MAX = 8
+
+
+def plan_roles(arguments: argparse.Namespace) -> int:
+    """Simulates every assignment, and prints the best ones and the groups of the best.
+
+    Raises:
+        CliError: the file, the load or a step-time set is missing or wrong.
+    """
+    if not arguments.rate > 0:
+        raise CliError(f"--rate {arguments.rate:g}: must be above 0")
+    try:
+        spec = with_model_folders(read_cluster(arguments.roles))
+        model = _model(list(spec.models), arguments.model)
+        files = {group.step_time: group.step_time for group in model.groups if group.step_time.endswith(".toml")}
+        sets = load_step_times(files)[0]
+        shapes = [_shape(model, group, sets, arguments.bandwidth) for group in model.groups]
+        limit = min(shape.parameters.max_model_len for shape in shapes)
+        targets = AssignmentTargets(ttft_s=arguments.ttft, tpot_s=arguments.tpot)
+        rated = assign(load(arguments.lengths, arguments.rate, limit, arguments.seed), shapes, devices(model), targets)
+    except (ConfigError, WorkloadError, ValueError, OSError) as error:
+        raise CliError(str(error)) from None
+    print(report(rated))
+    return 0 if rated[0].within >= WITHIN_MIN else MISSED
+
+
+def _model(models: list[ModelSpec], name: str) -> ModelSpec:
+    found = [model for model in models if not name or model.name == name]
+    if len(found) != 1:
+        known = ", ".join(model.name for model in models)
+        raise CliError(f"--model {name}: one of {known}" if name else f"several models, name one with --model: {known}")
+    return found[0]
+
+
+def devices(model: ModelSpec) -> dict[str, int]:
+    """Devices of each kind that a model's instances take."""
+    found: Counter[str] = Counter()
+    for group in model.groups:
+        found[group.device] += group.size * group.tensor_parallel
+    return dict(found)
+
+
+def _shape(model: ModelSpec, group: GroupSpec, sets: dict[str, StepTimeModel], bandwidth_gbps: float) -> InstanceShape:
+    """How a group runs the model. Limits that its settings do not name are those of the engine model."""
+    folder = Path(model.path)
+    name = group.step_time or STEP_TIMES.get(folder.name, "")
+    if name not in sets:
+        raise CliError(f"group {group.name}: step_time {name!r} is unknown; `millrace profile` measures one")
+    wanted, plain = group.settings, EngineParameters()
+    length = int(wanted.get("max_model_len", 0)) or context_length(folder) or plain.max_model_len
+    block_size = int(wanted.get("block_size", plain.block_size))
+    parameters = EngineParameters(
+        max_model_len=length,
+        block_size=block_size,
+        blocks_total=int(wanted.get("kv_blocks", 0)) or max(plain.blocks_total, -(-length // block_size)),
+        max_sequences=int(wanted.get("max_num_seqs", plain.max_sequences)),
+        token_budget=int(wanted.get("max_num_batched_tokens", plain.token_budget)),
+        prefix_caching=False,
+    )
+    return InstanceShape(
+        name=f"{group.device}-tp{group.tensor_parallel}" if group.tensor_parallel > 1 else group.device,
+        device=group.device,
+        devices=group.tensor_parallel,
+        cost=sets[name].cost(parameters),
+        parameters=parameters,
+        token_transfer_ns=round(8 * TOKEN_BYTES / bandwidth_gbps),
+    )
+
+
+def load(lengths: str, rate: float, limit: int, seed: int) -> list[ReplicaRequest]:
+    """A sample of requests: lengths of a set that ships, cut to what an engine takes, and Poisson arrivals.
+
+    Raises:
+        WorkloadError: there is no such set.
+    """
+    source, rng = load_fitted(lengths), Random(f"{seed}/roles")
+    times = Poisson(rate_per_s=rate).times_ns(Random(f"{seed}/arrivals"))
+    found = []
+    for _ in range(REQUESTS):
+        shape = source.draw(rng)
+        prompt = min(shape.prompt_tokens, limit // 2)
+        found.append(ReplicaRequest(next(times), prompt, min(shape.output_tokens, limit - prompt - 1)))
+    return found
+
+
+def report(rated: list[RatedAssignment]) -> str:
+    """A line for each of the best assignments, and the groups of the first as a file has them."""
+    lines = [f"{len(rated)} assignments simulated, {REQUESTS} requests each"]
+    lines.append(f"{'within':>8}{'TTFT s':>9}{'TPOT ms':>9}{'e2e s':>8}  assignment")
+    lines += [
+        f"{each.within:>8.1%}{each.ttft_s:>9.2f}{each.tpot_s * 1e3:>9.1f}{each.e2e_s:>8.2f}  {each.name}"
+        for each in rated[:SHOWN_MAX]
+    ]
+    lines.append("\nthe first one as groups of the file:")
+    for member in rated[0].mix:
+        shape = member.shape
+        lines.append(
+            f'[[models.groups]]\ncount = {member.count}\ndevice = "{shape.device}"\n'
+            f'tensor_parallel = {shape.devices}\nrole = "{member.role}"'
+        )
+    return "\n".join(lines)
