@@ -83,12 +83,7 @@ class SoakCluster(SimulatedCluster):
 
     def _add_actors(self) -> None:
         shape, add = self.shape, self.add
-        roles = shape.migration.roles if shape.migration else {}
-        if shape.trading is not None:
-            add(Role.COORDINATOR, self._planner(shape.trading))
-        for index in range(shape.coordinators if shape.trading is None else 0):
-            name = f"coordinator-{index}"
-            add(Role.COORDINATOR, CoordinatorConfig(name=name, bus=BUS, roles=roles, stages=shape.stages))
+        self._add_coordinators()
         for index in range(shape.taggers):
             add(Role.TAGGER, TaggerConfig(name=f"tagger-{index}", bus=BUS, learning=NO_TRAINING))
         for index in range(shape.predictors):
@@ -101,6 +96,15 @@ class SoakCluster(SimulatedCluster):
             add(Role.MIGRATOR, MigratorConfig(name=f"migrator-w{index}", instances=[f"w{index}"], bus=BUS))
         for index in range(shape.workers if shape.trading else 0):
             add(Role.BROKER, self._broker(f"w{index}"))
+
+    def _add_coordinators(self) -> None:
+        shape = self.shape
+        roles = shape.migration.roles if shape.migration else {}
+        if shape.trading is not None:
+            self.add(Role.COORDINATOR, self._planner(shape.trading))
+        for index in range(shape.coordinators if shape.trading is None else 0):
+            name = f"coordinator-{index}"
+            self.add(Role.COORDINATOR, CoordinatorConfig(name=name, bus=BUS, roles=roles, stages=shape.stages))
 
     def _instance(self, name: str) -> SimInstance:
         limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)

@@ -61,6 +61,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
         migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
         deals: Reason and outcome, or refusal -> how many deals ended so; empty without brokers.
         estimates_ignored: Estimates of rests that no sequence can have, by the workers that run in the end.
+        roles: Changes of roles in plans, and what became of orders; empty where nobody flips.
     """
 
     seed: int
@@ -74,6 +75,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     migrations: dict[str, int] = {}
     deals: dict[str, int] = {}
     estimates_ignored: int = 0
+    roles: dict[str, int] = {}
 
 
 class SoakRun:
@@ -151,6 +153,7 @@ class SoakRun:
         self._until(lambda: not self.cluster.clients.open(), SETTLE_NS, "calls are still open")
         self._serve()
         self._until(self._is_empty, EMPTY_NS, "workers still hold sequences or blocks")
+        self._settle()
         sim.finish()
         assert sim.now_ns > began_ns
         self._check_outcomes()
@@ -227,6 +230,9 @@ class SoakRun:
         for request in requests:
             outcome = self.cluster.clients.exchanges[request].outcome
             assert outcome == "completed", f"the healed cluster ended {request} as {outcome}"
+
+    def _settle(self) -> None:
+        """Wait for what else must come to an end; nothing here."""
 
     def _is_empty(self) -> bool:
         for actor in self.cluster.workers:

@@ -20,6 +20,7 @@ from millrace.sim.failure import SimulationFailed
 
 from simulator.soak.cascading import CascadeSoakRun
 from simulator.soak.migration_load import migration_for
+from simulator.soak.roles import RolesSoakRun, roles_shape
 from simulator.soak.run import SoakReport, SoakRun
 from simulator.soak.shape import MigrationShape, SoakShape
 from simulator.soak.trading import trading_shape
@@ -43,10 +44,12 @@ class TradingChoice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         policy: Trading policy; empty for one that the seed draws.
         wrong_estimates: Engines tell rests that are wrong.
+        flips: Roles flip, and instances come and go, in place of plans that change.
     """
 
     policy: str = ""
     wrong_estimates: bool = False
+    flips: bool = False
 
 
 #: A policy that the seed draws, and estimates that are right or missing.
@@ -62,10 +65,13 @@ def run_seed(
     choice: TradingChoice = DRAWN,
     cascades: bool = False,
 ) -> SoakReport | str:
-    """The report of a seed, or why it failed. ``choice``: of ``trading``."""
+    """The report of a seed, or why it failed. ``choice``: of ``trading``, and of flips."""
     try:
         if cascades:
             return CascadeSoakRun(seed).run()
+        if choice.flips:
+            shape = roles_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
+            return RolesSoakRun(seed, shape=shape).run()
         if trading:
             shape = trading_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
             return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=policy)).run()
@@ -93,7 +99,7 @@ def replay_command(
 
 def _run(work: tuple[int, argparse.Namespace]) -> tuple[int, SoakReport | str]:
     seed, options = work
-    choice = TradingChoice(policy=options.trading_policy, wrong_estimates=options.wrong_estimates)
+    choice = TradingChoice(policy=options.trading_policy, wrong_estimates=options.wrong_estimates, flips=options.roles)
     kinds = {"migrations": options.migrations, "trading": options.trading, "cascades": options.cascades}
     return seed, run_seed(seed, options.policy, choice=choice, **kinds)
 
@@ -121,6 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wrong-estimates", action="store_true", help="engines tell rests that are wrong, or no numbers"
     )
     parser.add_argument("--cascades", action="store_true", help="a cascade, its plan swapped all the time")
+    parser.add_argument("--roles", action="store_true", help="roles flip, instances come and go, brokers trade")
     parser.add_argument("--verbose", action="store_true", help="say what each seed did")
 
 
@@ -133,6 +140,7 @@ def run(options: argparse.Namespace) -> int:
     handled = 0
     migrations: Counter[str] = Counter()
     deals: Counter[str] = Counter()
+    roles: Counter[str] = Counter()
     ignored = 0
     for seed, result in _results(range(options.first, options.first + options.seeds), options):
         if isinstance(result, str):
@@ -144,6 +152,7 @@ def run(options: argparse.Namespace) -> int:
             outcomes[outcome] = outcomes.get(outcome, 0) + count
         migrations.update(result.migrations)
         deals.update(result.deals)
+        roles.update(result.roles)
         ignored += result.estimates_ignored
         if options.verbose:
             say(f"seed {seed} {result.trace_hash:016x} {result.outcomes} {result.faults}\n")
@@ -151,6 +160,8 @@ def run(options: argparse.Namespace) -> int:
     say(f"{options.seeds} seeds in {wall_s:.0f} s, {handled:,} messages, outcomes {dict(sorted(outcomes.items()))}\n")
     if deals:
         say(f"deals {dict(sorted(deals.items()))}\n")
+    if roles:
+        say(f"roles {dict(sorted(roles.items()))}\n")
     if ignored:
         say(f"estimates ignored {ignored:,}\n")
     if migrations:

@@ -1,0 +1,63 @@
+"""Seeds of the roles soak: flips, orders, scaling, brokers, wrong estimates and faults; and a checker that can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.actor import Actor
+from millrace.actor.deps import ActorDeps
+from millrace.actor.effects import PutKey
+from millrace.contracts.catalog import Role
+from millrace.contracts.message import Message
+from millrace.contracts.plan import InstanceRole, Plan
+from millrace.sim.failure import SimulationFailed
+
+from simulator.soak.roles import RolesSoakCluster, RolesSoakRun, roles_shape
+from simulator.soak.run import SoakReport
+from simulator.soak.seeds import TradingChoice, run_seed
+from tests.sim.soak_seeds import soak_seeds
+
+SEEDS = soak_seeds(4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_roles_flip_and_instances_come_and_go_under_faults(seed: int) -> None:
+    result = run_seed(seed, choice=TradingChoice(wrong_estimates=True, flips=True))
+    again = f"again: python -m simulator.soak --roles --wrong-estimates --first {seed} --seeds 1 --verbose"
+    assert isinstance(result, SoakReport), f"{result}\n{again}"
+    assert result.roles
+
+
+class _OneSided:
+    """A coordinator whose plans let nobody decode."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def handle(self, message: Message, now_ns: int) -> list[Any]:
+        return [self._spoilt(effect) for effect in self._inner.handle(message, now_ns)]
+
+    def _spoilt(self, effect: Any) -> Any:
+        if not isinstance(effect, PutKey) or not isinstance(effect.value, Plan):
+            return effect
+        stages = [
+            msgspec.structs.replace(stage, roles=dict.fromkeys(stage.instances, InstanceRole.PREFILL))
+            for stage in effect.value.stages
+        ]
+        return msgspec.structs.replace(effect, value=msgspec.structs.replace(effect.value, stages=stages))
+
+
+class _SpoiltCluster(RolesSoakCluster):
+    def build_actor(self, role: Role, config: Any, deps: ActorDeps) -> Actor:
+        actor = super().build_actor(role, config, deps)
+        return _OneSided(actor) if role is Role.COORDINATOR else actor
+
+
+def test_a_plan_in_which_nobody_decodes_fails_the_seed() -> None:
+    with pytest.raises(SimulationFailed, match="nobody decodes"):
+        RolesSoakRun(1, shape=roles_shape(1), faults=False, cluster=_SpoiltCluster).run()
