@@ -91,7 +91,11 @@ def spec_of(label: str, seed: int, arguments: argparse.Namespace) -> ScenarioSpe
         settings += ["workload.phases=[]", "workload.arrivals.speed=2.0", f"workload.count={3 * arguments.requests}"]
     elif arguments.phase:
         settings.append(f"workload.phases={PHASES[arguments.phase]}")
-    spec = scenario("roles", settings)
+    return placed(scenario("roles", settings), prefills)
+
+
+def placed(spec: ScenarioSpec, prefills: int | None) -> ScenarioSpec:
+    """The scenario with so many instances that prefill and the others that decode; None where all do both."""
     roles = {} if prefills is None else _split(prefills)
     return msgspec.structs.replace(spec, migration=msgspec.structs.replace(spec.migration, roles=roles))
 

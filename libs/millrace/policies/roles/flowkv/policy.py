@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.contracts.plan import InstanceRole
+from millrace.policies.roles.flowkv.weights import DECODE_WEIGHTS, PREFILL_WEIGHTS
 from millrace.policies.roles.indicators import DECODE_TERMS, PREFILL_TERMS, score
 from millrace.policies.roles.view import Flip, RoleDecision, RoleInstance, RolesView, Scenario, may_take_role
 
@@ -25,12 +26,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         extreme_s: An extreme load must last so long before it is told on, seconds.
     """
 
-    prefill_weights: tuple[float, float, float, float, float, float, float, float] = (
-        1.0, 1.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0,
-    )  # fmt: skip
-    decode_weights: tuple[float, float, float, float, float, float, float, float] = (
-        0.5, 1.0, 1.0, 0.0, 0.0, 0.5, 0.0, 0.0,
-    )  # fmt: skip
+    prefill_weights: tuple[float, float, float, float, float, float, float, float] = PREFILL_WEIGHTS
+    decode_weights: tuple[float, float, float, float, float, float, float, float] = DECODE_WEIGHTS
     prefill_low: float = 0.6
     decode_low: float = 0.6
     prefill_high: float = 4.0
