@@ -12,7 +12,11 @@ from millrace.policies.trading import BurdenView, MovableSequence
 
 from services.broker.deals import LENGTH_MAX, TIME_MAX, OpenBid
 from services.broker.loads import present_load
+from services.broker.shortage import shortage_risk
 from services.broker.state import MS, BrokerContext, OwnInstance
+
+#: Who may as well stay where it is when memory here may run short; a drain and a boundary cannot wait.
+_KEPT_OUT = frozenset({MoveReason.HANDOFF, MoveReason.BALANCE, MoveReason.MEMORY})
 
 
 class Bidding:
@@ -65,6 +69,8 @@ class Bidding:
         batch = len(snapshot.running) + len(own.incoming)
         if idle < 0 or batch >= record.max_sequences:
             return DealRefusal.NO_ROOM
+        if body.reason in _KEPT_OUT and self._risk_with(own, record, body) > self._ctx.config.memory.join_risk_max:
+            return DealRefusal.NO_ROOM
         forecast = None
         if own.forecasts is not None and self._ctx.policy.needs_forecast:
             forecast = own.forecasts.join(snapshot, self._ctx.view.boundary(own.instance), now_ns, body)
@@ -99,6 +105,19 @@ class Bidding:
             preemptions=max(0, forecast.preemptions) if forecast is not None else 0,
             start_ms=self._start_ms(own),
             valid_ms=limits.bid_ms,
+        )
+
+    def _risk_with(self, own: OwnInstance, record: InstanceRecord, body: AskForMove) -> float:
+        """Probability that memory runs short here if the sequence comes; not computed where it does not matter."""
+        assert own.snapshot is not None
+        if self._ctx.config.memory.join_risk_max >= 1:
+            return 0.0
+        return shortage_risk(
+            own.snapshot,
+            self._ctx.config.memory,
+            block_size=record.block_size,
+            move_ns=round(own.costs.duration_ns),
+            promised_blocks=own.promised_blocks + body.blocks,
         )
 
     def _start_ms(self, own: OwnInstance) -> int:

@@ -75,10 +75,15 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         risk_max: Probability of needing more KV blocks than there are, above which somebody is asked to leave.
         moves: Over so many times as long as a move takes: later there is time enough to ask later.
+        horizon_ms: And over so long at least.
+        join_risk_max: A hand-off, or a sequence that moves for balance or memory, is not taken where the probability
+            exceeds this with it; 1 takes it wherever its blocks are idle.
     """
 
     risk_max: float = 0.05
     moves: int = 3
+    horizon_ms: int = 0
+    join_risk_max: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""
@@ -86,6 +91,10 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"risk_max must be above 0 and at most 1, is {self.risk_max}")
         if self.moves < 1:
             raise ValueError(f"moves must be at least 1, is {self.moves}")
+        if self.horizon_ms < 0:
+            raise ValueError(f"horizon_ms must not be negative, is {self.horizon_ms}")
+        if not 0 < self.join_risk_max <= 1:
+            raise ValueError(f"join_risk_max must be above 0 and at most 1, is {self.join_risk_max}")
 
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

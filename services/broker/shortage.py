@@ -17,18 +17,19 @@ from services.broker.config import MemoryConfig
 def shortage_risk(
     snapshot: StatusSnapshot, config: MemoryConfig, *, block_size: int, move_ns: int, promised_blocks: int
 ) -> float:
-    """The greatest probability, over the next few moves' time, that running sequences need more blocks than there are.
+    """The greatest probability, over the horizon, that running sequences need more blocks than there are.
 
     0 before the first step and where everybody has room to grow for so long.
 
     Args:
         block_size: Tokens per block.
         move_ns: What a move takes.
-        promised_blocks: Of sequences that are to come.
+        promised_blocks: Of sequences that are to come; they count as they are now.
     """
     if snapshot.step_duration_ns <= 0 or not snapshot.running:
         return 0.0
-    horizon_tokens = max(1, math.ceil(config.moves * move_ns / snapshot.step_duration_ns))
+    horizon_ns = max(config.moves * move_ns, config.horizon_ms * 1_000_000)
+    horizon_tokens = max(1, math.ceil(horizon_ns / snapshot.step_duration_ns))
     growth = len(snapshot.running) * (1 + horizon_tokens // block_size)
     if snapshot.blocks_free - promised_blocks >= growth:
         return 0.0

@@ -10,7 +10,7 @@ from millrace.actor.config import BusConfig
 from millrace.contracts.broker import MoveReason
 from millrace.policies.stages.refinement import RefinementParameters
 
-from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig, trading_policy
+from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, MemoryConfig, TradingConfig, trading_policy
 from simulator.scenarios.central_spec import CentralSpec
 
 #: A broker is called so, with the first of its instances behind it.
@@ -27,6 +27,7 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         reasons: For which of these sequences move.
         fences: What holds sequences back.
         limits: Of each broker.
+        memory: When sequences leave, or are not taken, because memory may run short.
         refinement: How boundaries follow the traffic.
         central: ARES's scheduler in one place, in the stead of balance between brokers, which then must be ``none``.
     """
@@ -37,6 +38,7 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reasons: tuple[MoveReason, ...] = tuple(MoveReason)
     fences: FenceConfig = FenceConfig()
     limits: BrokerLimits = BrokerLimits()
+    memory: MemoryConfig = MemoryConfig()
     refinement: RefinementParameters = RefinementParameters()
     central: CentralSpec = CentralSpec()
 
@@ -57,5 +59,6 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             trading=trading,
             fences=self.fences,
             limits=self.limits,
+            memory=self.memory,
             refinement=self.refinement,
         )

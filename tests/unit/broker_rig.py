@@ -47,7 +47,7 @@ from millrace.enginemodel.steptime import LinearStepTime
 
 from services.broker.actor import BrokerActor
 from services.broker.build import BrokerDeps, build
-from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, TradingConfig
+from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, MemoryConfig, TradingConfig
 from services.broker.metrics import BrokerMetrics
 
 MS = 1_000_000
@@ -254,11 +254,13 @@ class BrokerWorld:
             **({"returns": tuple(map(MoveReason, config.pop("returns")))} if "returns" in config else {}),
         )
         fences = FenceConfig(**config.pop("fences", {}))
+        memory = MemoryConfig(**config.pop("memory", {}))
         broker_config = BrokerConfig(
             name=name,
             instances=[instance],
             trading=trading,
             fences=fences,
+            memory=memory,
             limits=BrokerLimits(**config),
             bus=BusConfig(cluster="test"),
         )
