@@ -1,32 +1,50 @@
 """Variance of load over 8 to 256 decode instances, and what rescheduling gains by how many requests each runs.
 
-    python -m bench ares_scale --rows FILE
-    python -m bench ares_scale --rows FILE --parts running
+    python -m bench ares_scale
+    python -m bench ares_scale --parts cluster --rows FILE
 
-Parts: ``instances``: ARES's figure 12, 0.0375 requests/s per instance, 25 Gb/s, rests known exactly; nobody moves,
-reactive, ARES between brokers. ``running``: eight instances whose outputs are shorter and come more often, so that each
-runs more of them at the same load in tokens. Beside the measured deviation of loads stands what random placement would
-give, sqrt((1 + c²) / n), where n requests run per instance and c is the coefficient of variation of their lengths at
-random times. Aim: variance at least 50 % lower. The source's variance of execution times is that of tokens, times the
-square of what one costs.
+Parts: ``instances``: ARES's figure 12, 0.0375 requests/s per instance, 25 Gb/s, rests known exactly: nobody moves, the
+paper's rule on present loads, ARES with the paper's one move a second, and with one for each eight instances.
+``running``: 32 instances whose lengths are shorter and come more often, so that each runs more of them at the same load
+in tokens. Beside the measured deviation of loads stands what random placement gives, sqrt((1 + c²) / n), where n
+requests run per instance and c is the coefficient of variation of their lengths. Both parts simulate loads without
+messages (`bench/moving/levelling.py`). ``cluster``: eight instances as a whole simulated cluster, with brokers. Aim:
+variance at least 50 % lower.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from math import sqrt
+
+import msgspec
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.workloads.lengths import load_fitted
 
 from bench.block.rows import Row
 from bench.block.runs import Job, Options, add_options, options, run_all
 from bench.block.scenarios import scenario
+from bench.block.tables import figure, table
+from bench.moving.levelling import Fleet, FleetOutcome, FleetShape, random_placement_cv
 from bench.moving.tables import against, rows_table
 from bench.moving.variants import VARIANTS
 
 RATE = 0.0375
-COUNTS = (8, 16, 32)
-#: Factor on the lengths of outputs, and its inverse on the rate.
-SHARES = (1.0, 0.25, 0.0625)
+COUNTS = (8, 16, 32, 64, 128, 256)
+#: Factor on the lengths of requests; the rate rises with its square, so that instances hold as many tokens.
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+RUNNING_COUNT = 32
 NAMES = ("none", "reactive", "ares, oracle")
+#: Rule, and whether it makes one move a second or one for each eight instances.
+RULES = {
+    "none": ("none", False),
+    "reactive": ("reactive", True),
+    "ares, 1 move/s": ("ares", False),
+    "ares": ("ares", True),
+}
+STEP_TIME = "rtx4090d-qwen-7b-w8a8"
 #: Loads are told less often where many hear them.
 LIMITS = "trading.limits={tick_ms=1000, load_ms=2000, load_age_ms=5000, horizon_ms=60000}"
 SECONDS = 1_200
@@ -37,21 +55,74 @@ DECODE_PER_PREFILL = 16
 def main() -> int:
     """Runs the parts and prints tables; fails where a request was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, requests=0, seeds=2)
-    parser.add_argument("--parts", nargs="+", choices=("instances", "running"), default=["instances", "running"])
+    add_options(parser, requests=0, seeds=5)
+    parts = ("instances", "running", "cluster")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=["instances", "running"])
     parser.add_argument("--counts", nargs="+", type=int, default=COUNTS, help="decode instances")
-    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of the lengths of outputs")
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of the lengths")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="of arrivals; --requests is not used")
     arguments = parser.parse_args()
     chosen = options(arguments)
-    lost = 0
     if "instances" in arguments.parts:
-        jobs = [job for count in arguments.counts for job in _jobs(chosen, count, 1.0, arguments.seconds)]
-        lost += _told(run_all(jobs, chosen), f"decode instances, {RATE}/s each", chosen.seeds)
+        print(
+            f"{RATE} requests/s per instance; seeds 0 to {chosen.seeds - 1}; the second half of {arguments.seconds} s\n"
+        )
+        cases = [(f"{count} instances", FleetShape(count=count, rate_per_s=RATE)) for count in arguments.counts]
+        print(_fleets(cases, arguments.seconds, chosen.seeds))
     if "running" in arguments.parts:
-        jobs = [job for share in arguments.shares for job in _jobs(chosen, 8, share, arguments.seconds)]
-        lost += _told(run_all(jobs, chosen), "eight instances, outputs shorter and more often", chosen.seeds)
-    return int(lost > 0)
+        print(f"\n{RUNNING_COUNT} instances, requests shorter and more often\n")
+        shapes = [
+            (f"lengths x {share:g}", FleetShape(count=RUNNING_COUNT, rate_per_s=RATE / share**2, output_scale=share))
+            for share in arguments.shares
+        ]
+        print(_fleets(shapes, arguments.seconds, chosen.seeds))
+    if "cluster" not in arguments.parts:
+        return 0
+    jobs = _jobs(chosen, min(arguments.counts), 1.0, arguments.seconds)
+    return int(_told(run_all(jobs, chosen), f"a cluster with brokers, {RATE}/s per instance", chosen.seeds) > 0)
+
+
+def _fleets(cases: Sequence[tuple[str, FleetShape]], seconds: int, seeds: int) -> str:
+    heads = [
+        "",
+        "running",
+        "load sd %",
+        "random %",
+        "variance %",
+        "TPOT ms",
+        "against none %",
+        "p99 ms",
+        "p99 %",
+        "moves/s each",
+    ]
+    lines = []
+    for label, shape in cases:
+        found = {name: [_fleet(shape, name, seconds, seed) for seed in range(seeds)] for name in RULES}
+        lines += [[f"{label}, {name}", *_cells(own, found["none"])] for name, own in found.items()]
+    return table(heads, lines)
+
+
+def _fleet(shape: FleetShape, name: str, seconds: int, seed: int) -> FleetOutcome:
+    rule, many = RULES[name]
+    moves_max = max(1, shape.count // 8) if many else 1
+    cost = load_step_time(STEP_TIME).cost(EngineParameters(max_model_len=40_960, blocks_total=13_500))
+    run = msgspec.structs.replace(shape, rule=rule, moves_max=moves_max, seconds=seconds, seed=seed)
+    return Fleet(run, cost, load_fitted("ares-sharegpt")).run()
+
+
+def _cells(own: Sequence[FleetOutcome], none: Sequence[FleetOutcome]) -> list[str]:
+    pairs = list(zip(own, none, strict=True))
+    return [
+        figure([each.running for each in own], places=1),
+        figure([100 * sqrt(each.variance) / each.load for each in own], places=1),
+        f"{100 * random_placement_cv(own):.1f}",
+        figure([100 * (a.variance / b.variance - 1) for a, b in pairs], places=1),
+        figure([each.tpot_ms for each in own], places=2),
+        figure([100 * (a.tpot_ms / b.tpot_ms - 1) for a, b in pairs], places=1),
+        figure([each.tpot_p99_ms for each in own], places=1),
+        figure([100 * (a.tpot_p99_ms / b.tpot_p99_ms - 1) for a, b in pairs], places=1),
+        figure([each.moves_per_s for each in own], places=3),
+    ]
 
 
 def _told(rows: Sequence[Row], title: str, seeds: int) -> int:

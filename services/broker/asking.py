@@ -49,11 +49,11 @@ class DealOpener:
 
     def _risk(self, own: OwnInstance, record: InstanceRecord) -> float:
         assert own.snapshot is not None
+        memory = self._ctx.config.memory
         return shortage_risk(
             own.snapshot,
-            self._ctx.config.memory,
             block_size=record.block_size,
-            move_ns=round(own.costs.duration_ns),
+            horizon_ns=max(memory.moves * round(own.costs.duration_ns), memory.horizon_ms * MS),
             promised_blocks=own.promised_blocks,
         )
 

@@ -110,13 +110,13 @@ class Bidding:
     def _risk_with(self, own: OwnInstance, record: InstanceRecord, body: AskForMove) -> float:
         """Probability that memory runs short here if the sequence comes; not computed where it does not matter."""
         assert own.snapshot is not None
-        if self._ctx.config.memory.join_risk_max >= 1:
+        memory = self._ctx.config.memory
+        if memory.join_risk_max >= 1:
             return 0.0
         return shortage_risk(
             own.snapshot,
-            self._ctx.config.memory,
             block_size=record.block_size,
-            move_ns=round(own.costs.duration_ns),
+            horizon_ns=memory.join_horizon_ms * MS,
             promised_blocks=own.promised_blocks + body.blocks,
         )
 

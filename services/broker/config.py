@@ -78,12 +78,14 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         horizon_ms: And over so long at least.
         join_risk_max: A hand-off, or a sequence that moves for balance or memory, is not taken where the probability
             exceeds this with it; 1 takes it wherever its blocks are idle.
+        join_horizon_ms: Over so long: whoever comes stays for longer than a move takes.
     """
 
     risk_max: float = 0.05
     moves: int = 3
     horizon_ms: int = 0
     join_risk_max: float = 1.0
+    join_horizon_ms: int = 20_000
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""
@@ -91,8 +93,9 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"risk_max must be above 0 and at most 1, is {self.risk_max}")
         if self.moves < 1:
             raise ValueError(f"moves must be at least 1, is {self.moves}")
-        if self.horizon_ms < 0:
-            raise ValueError(f"horizon_ms must not be negative, is {self.horizon_ms}")
+        for field in ("horizon_ms", "join_horizon_ms"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field} must not be negative, is {getattr(self, field)}")
         if not 0 < self.join_risk_max <= 1:
             raise ValueError(f"join_risk_max must be above 0 and at most 1, is {self.join_risk_max}")
 

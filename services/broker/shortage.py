@@ -11,24 +11,19 @@ import math
 from millrace.contracts.status import StatusSnapshot
 from millrace.lengths.memory_risk import memory_risk
 
-from services.broker.config import MemoryConfig
 
-
-def shortage_risk(
-    snapshot: StatusSnapshot, config: MemoryConfig, *, block_size: int, move_ns: int, promised_blocks: int
-) -> float:
+def shortage_risk(snapshot: StatusSnapshot, *, block_size: int, horizon_ns: int, promised_blocks: int) -> float:
     """The greatest probability, over the horizon, that running sequences need more blocks than there are.
 
     0 before the first step and where everybody has room to grow for so long.
 
     Args:
         block_size: Tokens per block.
-        move_ns: What a move takes.
+        horizon_ns: How far to look.
         promised_blocks: Of sequences that are to come; they count as they are now.
     """
     if snapshot.step_duration_ns <= 0 or not snapshot.running:
         return 0.0
-    horizon_ns = max(config.moves * move_ns, config.horizon_ms * 1_000_000)
     horizon_tokens = max(1, math.ceil(horizon_ns / snapshot.step_duration_ns))
     growth = len(snapshot.running) * (1 + horizon_tokens // block_size)
     if snapshot.blocks_free - promised_blocks >= growth:

@@ -47,7 +47,10 @@ QUIET_NS = 4 * SECOND
 SETTLED_NS = 90 * SECOND
 
 POLICIES = ("pressure", "pressure", "flowkv", "fixed")
-ROLES = ({}, {"w0": InstanceRole.PREFILL, "w1": InstanceRole.PREFILL, "w*": InstanceRole.DECODE})
+ROLES: tuple[dict[str, InstanceRole], ...] = (
+    {},
+    {"w0": InstanceRole.PREFILL, "w1": InstanceRole.PREFILL, "w*": InstanceRole.DECODE},
+)
 
 
 def roles_shape(seed: int, *, policy: str = "", wrong_estimates: bool = True) -> SoakShape:

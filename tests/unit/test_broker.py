@@ -199,13 +199,11 @@ def test_sequences_that_end_soon_put_nothing_at_risk():
     assert world.bodies(AskForMove) == []
 
 
-@pytest.mark.parametrize(
-    ("join_risk_max", "prompt", "taken"), [(1.0, 300, True), (0.05, 300, False), (0.05, 16, True)]
-)
+@pytest.mark.parametrize(("join_risk_max", "prompt", "taken"), [(1.0, 300, True), (0.05, 300, False), (0.05, 16, True)])
 def test_a_hand_off_waits_where_it_is_while_those_that_decode_may_run_short(join_risk_max, prompt, taken):
     """The decoding instance has 40 blocks to spare; its four sequences need 32 more within 1.25 s."""
     arriving = FakeInstance("b", sequences={"h.0": FakeSequence(prompt=prompt, token_ns=10_000 * MS)})
-    memory = {"join_risk_max": join_risk_max, "horizon_ms": 1_250}
+    memory = {"join_risk_max": join_risk_max, "join_horizon_ms": 1_250}
     crowd = crowded(140, token_ns=10_000 * MS)
     world = BrokerWorld(crowd, arriving, policy="none", reasons=[MoveReason.HANDOFF], memory=memory)
     world.set_plan(plan((0, ["a", "b"]), roles={"b": InstanceRole.PREFILL, "a": InstanceRole.DECODE}))
