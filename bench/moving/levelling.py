@@ -151,7 +151,7 @@ class Fleet:
         return self._cost.duration_fs(batch) / FS_PER_NS / 1e6
 
     def _loads(self) -> Numbers:
-        return np.bincount(self._at, weights=self._length, minlength=self._shape.count)
+        return np.asarray(np.bincount(self._at, weights=self._length, minlength=self._shape.count), np.float64)
 
     def _decode(self, steps_ms: Numbers) -> None:
         self._length = self._length + TICK_S * 1e3 / steps_ms[self._at]
