@@ -27,12 +27,12 @@ LOADS = (
         targets=AssignmentTargets(ttft_s=3.0, tpot_s=0.025),
     ),
     AssignmentLoad(
-        name="chat", lengths="azure-conversation", rate_per_s=14.0, targets=AssignmentTargets(ttft_s=1.0, tpot_s=0.02)
+        name="chat", lengths="azure-conversation", rate_per_s=28.0, targets=AssignmentTargets(ttft_s=1.0, tpot_s=0.02)
     ),
     AssignmentLoad(
         name="chat, relaxed",
         lengths="azure-conversation",
-        rate_per_s=14.0,
+        rate_per_s=28.0,
         targets=AssignmentTargets(ttft_s=3.0, tpot_s=0.05),
     ),
 )

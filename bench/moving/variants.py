@@ -9,7 +9,8 @@ HEAD = ("prediction.remaining=head",)
 CENTRAL = ("trading.policy=none", STANDING, "trading.central.on=true")
 
 #: By the name in the tables. Without prediction (`none`, `reactive`) no rule looks at a rest; `survival` is what
-#: instances learn from the outputs that ended there, from nothing at the beginning of each run.
+#: instances learn from the outputs that ended there, from nothing at the beginning of each run. `asks earlier`: for
+#: memory, over 20 s in place of three moves' time. `takes no risk`: no hand-off to where memory may run short in 20 s.
 VARIANTS: dict[str, tuple[str, ...]] = {
     "none": ("trading.policy=none", STANDING),
     "reactive": ("trading.policy=reactive", BALANCE, "trading.fences.payback_factor=0"),
@@ -17,6 +18,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "ares, head": ("trading.policy=ares", *HEAD),
     "ares, oracle": ("trading.policy=ares", *ORACLE),
     "delay, survival": ("trading.policy=delay",),
+    "delay, asks earlier": ("trading.policy=delay", "trading.memory={horizon_ms=20000}"),
+    "delay, takes no risk": ("trading.policy=delay", "trading.memory={join_risk_max=0.05}"),
     "delay, head": ("trading.policy=delay", *HEAD),
     "delay, oracle": ("trading.policy=delay", *ORACLE),
     "central, survival": CENTRAL,
