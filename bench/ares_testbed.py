@@ -8,7 +8,8 @@
 Rests are known exactly (oracle), with the error of a trained head as `bench remaining` measured it on millrace-mini
 (head), or as the median of those that ended before (survival). SLO: TTFT within 4 s, mean TPOT within 30 ms.
 ``--scale 0.25`` plays outputs of a quarter of the length four times as often, on a quarter of the memory: more of them
-come and go in less time. Aims: TPOT p99 of reactive at most half of none's and ARES's below it; 1.5 times the goodput; at most 5 % of the preemptions.
+come and go in less time. Aims: TPOT p99 of reactive at most half of none's and ARES's below it; 1.5 times the goodput;
+at most 5 % of the preemptions.
 """
 
 from __future__ import annotations
