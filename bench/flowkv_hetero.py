@@ -1,4 +1,4 @@
-"""Which kind of machine prefills and which decodes: the planner's choice against whole simulated clusters.
+"""Roles for two kinds of machines: the planner's choice against whole simulated clusters.
 
     python -m bench flowkv_hetero --rows FILE
 

@@ -1,4 +1,4 @@
-"""Which shape to run on eight H200: the planner's choice of the tensor parallel size against whole simulated clusters.
+"""Tensor parallel size for eight H200: the planner's choice against whole simulated clusters.
 
     python -m bench scaling_shapes --rows FILE
 

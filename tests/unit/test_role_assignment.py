@@ -1,4 +1,4 @@
-"""Which kind of device gets which role: candidates, their simulation, and the choice."""
+"""Roles for devices of several kinds: candidates, their simulation, and the choice."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def devices(model: ModelSpec) -> dict[str, int]:
 
 
 def _shape(model: ModelSpec, group: GroupSpec, sets: dict[str, StepTimeModel], bandwidth_gbps: float) -> InstanceShape:
-    """How a group runs the model. Limits that its settings do not name are those of the engine model."""
+    """The shape of a group. Limits that its settings do not name are those of the engine model."""
     folder = Path(model.path)
     name = group.step_time or STEP_TIMES.get(folder.name, "")
     if name not in sets:

@@ -1,4 +1,4 @@
-"""Which kind of device gets which shape and which role: candidates are simulated, and the best one is chosen. Pure.
+"""Roles and shapes for devices of several kinds: candidates are simulated, and the best one is chosen. Pure.
 
 Every way to run the model on the devices is tried: per kind one shape (tensor parallel size), and of its instances
 none, some or all prefill while the others decode, or all do both. The rating is the share of requests within the
