@@ -170,7 +170,12 @@ class UpRig:
     async def totals(self) -> Totals:
         """The totals now."""
         seen: list[Totals] = []
-        await self.until(lambda totals: seen.append(totals) is None)
+
+        def any_totals(totals: Totals) -> bool:
+            seen.append(totals)
+            return True
+
+        await self.until(any_totals)
         return seen[0]
 
     async def until_seen(self, holds: Callable[[ClusterView], bool], limit_s: float = 120.0) -> None:
