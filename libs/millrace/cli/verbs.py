@@ -38,7 +38,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("explain", "tell why a request went where it went", "millrace.cli.explain"),
     Verb("sim", "run whole clusters in virtual time under random load and faults", program="simulator"),
     Verb("train", "train a model from what a cluster recorded", "millrace.cli.train"),
-    Verb("plan", "plan a cascade's thresholds and instances, or instances' roles, and show why", "millrace.cli.plan"),
+    Verb("plan", "plan a cascade, or the roles of instances, and show why", "millrace.cli.plan"),
     Verb("profile", "measure an engine's steps and write a step-time model", "millrace.cli.profile"),
     Verb("capacity", "search the highest rate at which a scenario keeps an SLO", program="simulator"),
     Verb("probe", "whether a URL answers, for health checks", "millrace.cli.probe"),
