@@ -18,7 +18,7 @@ import numpy as np
 from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
-from millrace.cascade.replanning import MoveCost, outdated, ready_ns, replan
+from millrace.cascade.replanning import MoveCost, ready_ns, replan
 from millrace.cascade.replicas import NS
 from millrace.cascade.routing import Thresholds
 from millrace.cascade.sample import JudgedSample
@@ -163,11 +163,9 @@ def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: 
             continue
         alarms += 1
         planner = _planner(setting, traffic, now_s - WINDOW_S, now_s, seed)
-        if not outdated(planner, plan):
-            continue
-        found, now_ns = replan(planner, plan.deployments, COST), int(now_s * NS)
-        planned = current
-        if found.at_once is not None:
+        found = replan(planner, plan.deployments, COST, in_force=plan.routed.thresholds)
+        planned, now_ns = current, int(now_s * NS)
+        if found.at_once is not None and not found.kept:
             thresholds.append((now_ns, found.at_once.routed.thresholds))
             plan, changes = found.at_once, changes + 1
         if found.move is not None:

@@ -2,6 +2,10 @@
 
 8B and 70B on 16 H100s, and 8B, 70B and 671B on 32 H200s; traces from easy to hard. Plans are made on one half of the
 requests and judged on the other. Aim: a 1.5 times tighter SLO, and 1.5 times the throughput, on easy traces.
+
+`rate only` has its replicas from the rate and the best thresholds for the present traffic, `rate alone` its thresholds
+from the rate, too. The prompt router knows how the other models of WildBench did on a prompt, which is more than a
+router can know.
 """
 
 from __future__ import annotations
@@ -10,29 +14,38 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
-from millrace.cascade.baselines import rate_only, stand_alone
+from millrace.cascade.baselines import (
+    ACCEPT_ALL,
+    rate_only,
+    stand_alone,
+    uniform_allocation,
+    uniform_parallelism,
+)
 from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem, plan_as_published
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.routing import REJECT_ALL, Routed, route
-from millrace.cascade.sample import JudgedSample
+from millrace.cascade.sample import Floats, Integers, JudgedSample
 
 from bench.cascade_models import h100_pair, h200_three, has_data
-from bench.cascade_traces import NOTE, PAIR, THREE, TRACES, halves, trace
+from bench.cascade_traces import NOTE, PAIR, THREE, TRACES, ease, halves, halves_of, trace, trace_rows
 
 #: Rate at which systems are compared, as a share of the most that the largest model alone serves.
 LOAD = 0.7
 #: Quality asked for, as a share of the largest model's on the trace.
 QUALITIES = (0.97, 0.94)
 JUDGE_S = 0.2
-THRESHOLDS = 6
+THRESHOLDS = 12
 REQUESTS = 600
 HALVINGS = 6
 RATE_FACTOR_MAX = 8.0
+#: Quantiles of ease at which the prompt router may cut.
+ROUTER_CUTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8)
 
 
 class Setting(NamedTuple):
@@ -107,17 +120,63 @@ def _run(setting: Setting, name: str, share: float, seed: int) -> Compared | Non
         "plan": planner.plan,
         "stand-alone": lambda: stand_alone(planner),
         "rate only": lambda: rate_only(planner, same),
+        "rate alone": lambda: rate_only(planner, same, own_thresholds=True),
+        "uniform ways": lambda: uniform_parallelism(planner),
+        "uniform share": lambda: uniform_allocation(planner),
         "published": lambda: plan_as_published(planner),
     }
-    designs = {each: make() for each, make in makers.items()}
-    if designs["stand-alone"] is None:
+    routings = {each: _by_thresholds(make(), held_out) for each, make in makers.items()}
+    routings["prompt router"] = _prompt_router(setting, name, planner, held_out, seed)
+    alone = routings["stand-alone"]
+    if alone is None:
         return None
-    limit_s = _latency(designs["stand-alone"], held_out, rate, seed)
+    limit_s = _latency(alone, held_out, rate, seed)
     systems = {
-        each: None if design is None else _judged(design, held_out, rate, seed, limit_s)
-        for each, design in designs.items()
+        each: None if served is None else _judged(served, held_out, rate, seed, limit_s)
+        for each, served in routings.items()
     }
     return Compared(wanted, rate, systems)
+
+
+class Served(NamedTuple):
+    """A design, and what it does with the held-out requests."""
+
+    design: CascadeDesign
+    routed: Routed
+
+
+def _by_thresholds(design: CascadeDesign | None, held_out: JudgedSample) -> Served | None:
+    """The design's thresholds on other requests; tiers without replicas are passed over."""
+    if design is None:
+        return None
+    tiers = [tier for tier, each in enumerate(design.deployments) if each.replicas]
+    return Served(design, route(held_out, design.routed.thresholds, tiers=tiers))
+
+
+def _prompt_router(
+    setting: Setting, name: str, planner: CascadePlanner, held_out: JudgedSample, seed: int
+) -> Served | None:
+    """The best of some cuts of how easy a prompt is by the other models; nothing is judged."""
+    known = ease(setting.models)[trace_rows(name)]
+    planned, others = (known[rows] for rows in halves_of(len(known), seed))
+    accept, found = (ACCEPT_ALL,) * (held_out.tiers - 1), []
+    for cuts in combinations_with_replacement([*np.quantile(planned, ROUTER_CUTS).tolist(), math.inf], len(accept)):
+        design = planner.deploy(route(planner.problem.sample, accept, _entries(planned, cuts)))
+        if design is not None:
+            found.append((planner.simulated(design), cuts))
+    best = planner.best([design for design, _ in found])
+    if best is None:
+        return None
+    cuts = next(cuts for design, cuts in found if design.routed is best.routed)
+    return Served(best, route(held_out, accept, _entries(others, cuts)))
+
+
+def _entries(known: Floats, cuts: Sequence[float]) -> Integers:
+    """Tier of each request: the largest below the first cut, and so on."""
+    entry = np.zeros(len(known), dtype=np.int64)
+    for tier, cut in enumerate(reversed(cuts), 1):
+        entry[known < cut] = tier
+    return entry
 
 
 def planner_of(setting: Setting, sample: JudgedSample, rate: float, wanted: float, seed: int) -> CascadePlanner:
@@ -143,29 +202,22 @@ def rate_of(setting: Setting, sample: JudgedSample, seed: int) -> float:
     return LOAD * planner.tier(everything, last).capacities(math.inf, setting.gpus)[setting.gpus]
 
 
-def _judged(design: CascadeDesign, sample: JudgedSample, rate: float, seed: int, limit_s: float) -> System:
+def _judged(served: Served, sample: JudgedSample, rate: float, seed: int, limit_s: float) -> System:
     low, high = 0.0, RATE_FACTOR_MAX
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        within = _latency(design, sample, middle * rate, seed) <= limit_s
+        within = _latency(served, sample, middle * rate, seed) <= limit_s
         low, high = (middle, high) if within else (low, middle)
-    text = " | ".join(each.text() for each in design.deployments)
-    return System(_latency(design, sample, rate, seed), low * rate, _routed(design, sample).quality, text)
+    text = " | ".join(each.text() for each in served.design.deployments)
+    return System(_latency(served, sample, rate, seed), low * rate, served.routed.quality, text)
 
 
-def _latency(design: CascadeDesign, sample: JudgedSample, rate: float, seed: int) -> float:
+def _latency(served: Served, sample: JudgedSample, rate: float, seed: int) -> float:
     load = ChainLoad(rate=rate, judge_s=(JUDGE_S,) * (sample.tiers - 1), requests=REQUESTS, seed=seed + 100)
-    deployments: tuple[TierDeployment, ...] = design.deployments
-    routed = _routed(design, sample)
-    if any(share > 0 and not each.replicas for share, each in zip(routed.shares, deployments, strict=True)):
+    deployments: tuple[TierDeployment, ...] = served.design.deployments
+    if any(share > 0 and not each.replicas for share, each in zip(served.routed.shares, deployments, strict=True)):
         return math.inf  # a share that no planned request had
-    return chain_p95_s(chain_latencies(sample, routed, deployments, load))
-
-
-def _routed(design: CascadeDesign, sample: JudgedSample) -> Routed:
-    """The design's thresholds on other requests; all enter at the first tier that any entered at."""
-    first = next(tier for tier, share in enumerate(design.routed.shares) if share > 0)
-    return route(sample, design.routed.thresholds, np.full(sample.count, first, dtype=np.int64))
+    return chain_p95_s(chain_latencies(sample, served.routed, deployments, load))
 
 
 def _print(name: str, runs: Sequence[Compared]) -> None:

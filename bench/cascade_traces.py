@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 from millrace.cascade.replicas import NS
-from millrace.cascade.sample import Floats, JudgedSample
+from millrace.cascade.sample import Floats, Integers, JudgedSample
 
 from bench.cascade_models import DATA, MODEL_LEN_MAX
 
@@ -53,25 +53,34 @@ def wildbench(seed: int = 0, models: tuple[str, ...] = THREE) -> JudgedSample:
     )
 
 
-def ease() -> Floats:
-    """Mean score of each conversation over all nine models."""
-    names = [name for name in _rows()[0] if name.startswith("score_")]
+def ease(without: tuple[str, ...] = ()) -> Floats:
+    """Mean score of each conversation over all nine models but some."""
+    names = [name for name in _rows()[0] if name.startswith("score_") and name.removeprefix("score_") not in without]
     return np.array([np.mean([float(row[name]) for name in names]) for row in _rows()])
+
+
+def trace_rows(name: str) -> Integers:
+    """Conversations of an easy, mixed or hard trace."""
+    order = np.argsort(ease(), kind="stable")
+    count = int(len(order) * TRACE_SHARE)
+    return {"easy": order[-count:], "hard": order[:count], "mixed": np.arange(len(order))}[name]
 
 
 def trace(name: str, seed: int, models: tuple[str, ...]) -> JudgedSample:
     """An easy, mixed or hard trace."""
-    sample, order = wildbench(seed, models), np.argsort(ease(), kind="stable")
-    count = int(len(order) * TRACE_SHARE)
-    rows = {"easy": order[-count:], "hard": order[:count], "mixed": np.arange(len(order))}[name]
-    return sample.rows(rows)
+    return wildbench(seed, models).rows(trace_rows(name))
 
 
 def halves(sample: JudgedSample, seed: int) -> tuple[JudgedSample, JudgedSample]:
     """To plan on, and to be judged by."""
-    order = np.random.default_rng([seed, 1]).permutation(sample.count)
-    planned, held_out = np.array_split(order, 2)
+    planned, held_out = halves_of(sample.count, seed)
     return sample.rows(planned), sample.rows(held_out)
+
+
+def halves_of(count: int, seed: int) -> tuple[Integers, Integers]:
+    """Positions of the requests to plan on, and of those to be judged by."""
+    planned, held_out = np.array_split(np.random.default_rng([seed, 1]).permutation(count), 2)
+    return planned, held_out
 
 
 def poisson(rate: float, count: int, seed: int) -> list[int]:

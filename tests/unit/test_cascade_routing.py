@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 from millrace.cascade.objective import latency_quality_score, quality_latency_score
-from millrace.cascade.routing import REJECT_ALL, initial_thresholds, route, routings, threshold_choices
+from millrace.cascade.routing import (
+    REJECT_ALL,
+    initial_thresholds,
+    route,
+    routings,
+    routings_near,
+    subset_routings,
+    threshold_choices,
+)
 from millrace.cascade.sample import JudgedSample
 
 
@@ -120,3 +128,31 @@ def test_a_malformed_sample_is_refused_by_field(change: dict[str, np.ndarray], t
 def test_a_wrong_number_of_thresholds_is_refused() -> None:
     with pytest.raises(ValueError, match="1 thresholds for 3 tiers"):
         route(THREE, (50,))
+
+
+def test_tiers_that_are_passed_over_are_not_reached_and_the_last_one_asked_delivers():
+    routed = route(THREE, (50, 90), tiers=(1,))
+    assert routed.reached.sum(axis=0).tolist() == [0, THREE.count, 0]
+    assert routed.answered_by.tolist() == [1] * THREE.count
+    ends = route(THREE, (50, 90), tiers=(0, 2))
+    assert not ends.reached[:, 1].any()
+    assert set(ends.answered_by.tolist()) == {0, 2}
+    with pytest.raises(ValueError, match="starts at tier 2"):
+        route(THREE, (50, 90), entry=np.full(THREE.count, 2), tiers=(0, 1))
+
+
+def test_choices_of_models_hold_each_model_alone():
+    drawn = sample(THREE.scores.tolist(), THREE.quality.tolist())
+    shares = {routed.shares for routed in subset_routings(drawn, 5)}
+    assert {(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)} <= shares
+
+
+def test_thresholds_between_the_grids_neighbours_lie_closer_to_the_chosen_ones():
+    rng = np.random.default_rng(4)
+    drawn = sample(rng.uniform(0, 100, (300, 2)).tolist(), rng.uniform(0, 100, (300, 3)).tolist())
+    coarse = routings(drawn, most=4)
+    chosen = next(each for each in coarse if 0.2 < each.shares[1] < 0.8)
+    near = routings_near(drawn, chosen, grid=4, most=6)
+    gaps = sorted(abs(each.shares[1] - chosen.shares[1]) for each in near if each.shares[1] != chosen.shares[1])
+    others = [abs(each.shares[1] - chosen.shares[1]) for each in coarse if each.shares[1] != chosen.shares[1]]
+    assert gaps[0] < min(others)

@@ -9,6 +9,7 @@ from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.planner import CascadePlanner
 from millrace.cascade.replanning import (
     MoveCost,
+    misses_quality,
     moved,
     outdated,
     ready_ns,
@@ -105,7 +106,10 @@ def test_thresholds_avoid_tiers_without_replicas():
     found = thresholds_for(planner, deployments)
     assert found is not None
     assert found.routed.shares == (1.0, 0.0, 0.0)
-    assert simulated_under(planner, (REJECT_ALL, 0.0), deployments) is None
+    alone = simulated_under(planner, (REJECT_ALL, 0.0), deployments)
+    assert alone is not None
+    assert alone.routed.shares == (1.0, 0.0, 0.0)
+    assert simulated_under(planner, (REJECT_ALL, 0.0), (Deployment((), ()),) * 3) is None
 
 
 def test_the_present_plan_is_kept_while_traffic_stays_and_outdated_when_it_doubles():
@@ -114,10 +118,52 @@ def test_the_present_plan_is_kept_while_traffic_stays_and_outdated_when_it_doubl
     assert plan is not None
     assert outdated(planner, plan) == ""
     assert replan(planner, plan.deployments, MoveCost()).move is None
-    busier = CascadePlanner(problem(rate=30.0))
+    busier = CascadePlanner(problem(rate=60.0))
     assert "p95" in outdated(busier, plan)
     harder = CascadePlanner(problem(quality_min=99.0))
     assert "quality" in outdated(harder, plan)
+
+
+@pytest.mark.parametrize(("seed", "threshold"), [(0, 10.0), (1, 70.0), (2, 95.0)])
+def test_thresholds_in_force_give_way_only_to_better_ones(seed: int, threshold: float):
+    planner = CascadePlanner(problem(sample=judged(seed=seed), rate=12.0))
+    plan = planner.plan()
+    assert plan is not None
+    in_force = (threshold, threshold)
+    now = simulated_under(planner, in_force, plan.deployments)
+    assert now is not None
+    found = replan(planner, plan.deployments, MoveCost(), in_force=in_force)
+    assert found.at_once is not None
+    assert found.kept == (found.at_once.routed.thresholds == in_force)
+    missed, misses = misses_quality(planner, now.routed), misses_quality(planner, found.at_once.routed)
+    assert misses <= missed
+    if not missed:
+        assert found.at_once.p95_s <= now.p95_s
+    again = replan(planner, plan.deployments, MoveCost(), in_force=found.at_once.routed.thresholds)
+    assert again.kept
+
+
+def test_thresholds_in_force_are_kept_where_others_only_raise_the_quality():
+    planner = CascadePlanner(problem(quality_min=60.0))
+    plan = planner.plan()
+    assert plan is not None
+    found = replan(planner, plan.deployments, MoveCost(), in_force=plan.routed.thresholds)
+    assert found.kept
+    assert found.at_once is not None
+    assert found.at_once.routed.thresholds == plan.routed.thresholds
+
+
+def test_a_shortfall_that_the_sample_explains_is_no_miss():
+    sample = judged(seed=1)
+    planner = CascadePlanner(problem(sample=sample, use_confidence=False))
+    plan = planner.plan()
+    assert plan is not None
+    routed = plan.routed
+    half_a_bound = routed.quality + (routed.quality - routed.quality_low) / 2
+    assert not misses_quality(
+        CascadePlanner(problem(sample=sample, quality_min=half_a_bound, use_confidence=False)), routed
+    )
+    assert misses_quality(CascadePlanner(problem(sample=sample, quality_min=half_a_bound)), routed)
 
 
 def test_replicas_move_only_where_the_horizon_pays_for_the_cold_start():

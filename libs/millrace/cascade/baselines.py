@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from millrace.cascade.capacity import TierCapacity, TierDeployment
+from millrace.cascade.capacity import TierDeployment, TierCapacity
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
-from millrace.cascade.replanning import thresholds_for
+from millrace.cascade.replanning import simulated_under, thresholds_for
 from millrace.cascade.routing import REJECT_ALL, Routed, route
 from millrace.cascade.sample import Integers
 
@@ -84,8 +82,7 @@ def stand_alone(planner: CascadePlanner) -> CascadeDesign | None:
 
 def _only(planner: CascadePlanner, tier: int) -> Routed:
     sample = planner.problem.sample
-    thresholds = [ACCEPT_ALL if index == tier else REJECT_ALL for index in range(sample.tiers - 1)]
-    return route(sample, tuple(thresholds), np.full(sample.count, tier, dtype=np.int64))
+    return route(sample, (REJECT_ALL,) * (sample.tiers - 1), tiers=(tier,))
 
 
 def prompt_router(planner: CascadePlanner, entries: Sequence[Integers]) -> CascadeDesign | None:
@@ -99,23 +96,27 @@ def prompt_router(planner: CascadePlanner, entries: Sequence[Integers]) -> Casca
     return planner.best([planner.simulated(design) for design in designs if design is not None])
 
 
-def rate_only(planner: CascadePlanner, usual: CascadePlanner) -> CascadeDesign | None:
-    """Replicas planned from the rate alone, as CascadeServe plans: for usual traffic at the present rate.
-
-    Thresholds are then the best ones for the traffic as it is on these replicas, which favours this baseline.
+def rate_only(planner: CascadePlanner, usual: CascadePlanner, *, own_thresholds: bool = False) -> CascadeDesign | None:
+    """A plan from the rate alone, as CascadeServe plans: for usual traffic at the present rate.
 
     Args:
         usual: A planner of the same models and GPUs for all traffic: its lengths and its share of hard requests.
+        own_thresholds: Keep the thresholds of that plan, too: nothing but the rate is then known of the traffic. Else
+            they are the best ones for the traffic as it is on these replicas, which favours this baseline.
     """
     same_rate = CascadePlanner(replace(usual.problem, rate=planner.problem.rate), usual.model)
     planned = same_rate.plan()
-    return None if planned is None else thresholds_for(planner, planned.deployments)
+    if planned is None:
+        return None
+    if own_thresholds:
+        return simulated_under(planner, planned.routed.thresholds, planned.deployments)
+    return thresholds_for(planner, planned.deployments)
 
 
 def uniform_allocation(planner: CascadePlanner) -> CascadeDesign | None:
     """The same number of GPUs for every tier, each in its best replicas; thresholds as planned."""
     share = planner.problem.gpus // planner.problem.sample.tiers
-    return planner.best(planner.front(lambda tier: UniformShare(tier, share)))
+    return planner.plan(lambda tier: UniformShare(tier, share))
 
 
 def uniform_parallelism(planner: CascadePlanner) -> CascadeDesign | None:
@@ -123,4 +124,4 @@ def uniform_parallelism(planner: CascadePlanner) -> CascadeDesign | None:
 
     Source: Cascadia, section 4.3 (ablation).
     """
-    return planner.best(planner.front(lambda tier: UniformWidth(tier.curves, tier.rate)))
+    return planner.plan(lambda tier: UniformWidth(tier.curves, tier.rate))

@@ -1,7 +1,8 @@
 """Thresholds and GPUs of a cascade planned together.
 
-``plan_cascade`` goes through every distinct routing of the sample on a grid, allocates GPUs for each exactly, simulates
-the end-to-end latency of the promising ones and picks. ``plan_as_published`` is the paper's bi-level loop.
+``CascadePlanner`` goes through every distinct routing of the sample on a grid, for each choice of models, allocates
+GPUs for each exactly, simulates the end-to-end latency of the promising ones and picks. ``plan_as_published`` is the paper's
+bi-level loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from millrace.cascade.capacity import TierCapacity, TierDeployment, allocate
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.objective import latency_quality_score
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
-from millrace.cascade.routing import Routed, Thresholds, initial_thresholds, route, routings, threshold_choices
+from millrace.cascade.routing import (
+    Routed,
+    Thresholds,
+    initial_thresholds,
+    route,
+    routings_near,
+    subset_routings,
+    threshold_choices,
+)
 from millrace.cascade.sample import JudgedSample
 
 #: Latency beyond which an allocation counts as no service at all, seconds.
@@ -28,6 +37,9 @@ JUDGED_REQUESTS_MIN = 400
 
 #: Candidates by allocation whose end-to-end latency is simulated.
 SIMULATED_MAX = 24
+
+#: Thresholds tried per tier between the grid's neighbours of the best ones.
+REFINED_THRESHOLDS = 8
 
 #: Iterations of the published loop without a better score before it ends (the paper's K, which it does not give).
 STABLE_ITERATIONS = 3
@@ -114,12 +126,25 @@ class CascadePlanner:
     model: ReplicaModel = field(default_factory=ReplicaModel)
     allocations: int = 0
 
-    def plan(self) -> CascadeDesign | None:
+    def plan(self, capacity_of: CapacityRule | None = None) -> CascadeDesign | None:
         """The best plan; the one of best quality (or least latency), flagged, where none meets what is asked.
 
-        None where no routing can be served at all.
+        Thresholds are searched on a grid, and then between its neighbours of the best ones. None where no routing can
+        be served at all.
+
+        Args:
+            capacity_of: As for ``front``.
         """
-        return self.best(self.front())
+        coarse = self.best(self.front(capacity_of))
+        if coarse is None:
+            return None
+        return self.best([coarse, *self._simulated_front(self.near(coarse.routed), capacity_of)])
+
+    def near(self, routed: Routed) -> list[Routed]:
+        """Routings between the grid's neighbours of one of its routings."""
+        problem = self.problem
+        grid, most = problem.thresholds_most, REFINED_THRESHOLDS
+        return routings_near(problem.sample, routed, grid=grid, most=most)
 
     def best(self, designs: Sequence[CascadeDesign]) -> CascadeDesign | None:
         """Of simulated designs the one that fits best, flagged where none meets what is asked; None of none."""
@@ -149,12 +174,10 @@ class CascadePlanner:
         Args:
             capacity_of: Restricts how tiers may use GPUs (``baselines.py``); None for every mixture of replicas.
         """
-        problem = self.problem
-        designs = [
-            design
-            for routed in routings(problem.sample, problem.thresholds_most)
-            if (design := self.deploy(routed, capacity_of)) is not None
-        ]
+        return self._simulated_front(subset_routings(self.problem.sample, self.problem.thresholds_most), capacity_of)
+
+    def _simulated_front(self, candidates: Sequence[Routed], capacity_of: CapacityRule | None) -> list[CascadeDesign]:
+        designs = [design for routed in candidates if (design := self.deploy(routed, capacity_of)) is not None]
         kept = _not_beaten(designs, self.quality)
         if len(kept) > SIMULATED_MAX:
             positions = np.linspace(0, len(kept) - 1, SIMULATED_MAX).round().astype(int)

@@ -25,6 +25,10 @@ from millrace.cascade.timeline import FOREVER_NS, PlacedReplica, Timeline, place
 #: Requests simulated of a horizon, at most; a longer one is cut, which counts against moving.
 HORIZON_REQUESTS_MAX = 20_000
 
+#: Share by which the p95 of a horizon may exceed the one asked for: a plan at the bound has other requests there, and
+#: the move itself in it.
+LATENCY_TOLERANCE = 0.05
+
 
 @dataclass(frozen=True, kw_only=True)
 class MoveCost:
@@ -36,6 +40,8 @@ class MoveCost:
         horizon_s: Time over which a plan is expected to hold.
         gain: Least reduction of p95 over the horizon, as a share, where a quality is asked for.
         points: Least rise of quality over the horizon where a latency is asked for.
+        threshold_gain: Least reduction of p95, as a share, for which thresholds in force are changed. They cost
+            nothing, but their latencies are simulated on some hundred requests.
     """
 
     drain_s: float = 30.0
@@ -43,6 +49,7 @@ class MoveCost:
     horizon_s: float = 600.0
     gain: float = 0.1
     points: float = 1.0
+    threshold_gain: float = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,7 @@ class Replan:
 
     Attributes:
         at_once: Thresholds for the present replicas; None where no thresholds serve the traffic on them.
+        kept: Whether those are the ones in force, because no others are better by the simulation.
         move: The design to move to; None to keep the replicas.
         keep_p95_s, move_p95_s: Over the horizon, the move with its cost; NaN where not simulated.
         reason: One sentence.
@@ -58,6 +66,7 @@ class Replan:
 
     at_once: CascadeDesign | None
     move: CascadeDesign | None
+    kept: bool = False
     keep_p95_s: float = math.nan
     move_p95_s: float = math.nan
     reason: str = ""
@@ -66,8 +75,13 @@ class Replan:
 def simulated_under(
     planner: CascadePlanner, thresholds: Thresholds, deployments: Sequence[TierDeployment]
 ) -> CascadeDesign | None:
-    """A plan in force under the planner's sample and rate; None where a tier that is reached has no replica."""
-    return _under(planner, route(planner.problem.sample, thresholds), deployments)
+    """A plan in force under the planner's sample and rate; None where no tier has a replica."""
+    tiers = _served_tiers(deployments)
+    return _under(planner, route(planner.problem.sample, thresholds, tiers=tiers), deployments) if tiers else None
+
+
+def _served_tiers(deployments: Sequence[Deployment]) -> tuple[int, ...]:
+    return tuple(tier for tier, deployment in enumerate(deployments) if deployment.replicas)
 
 
 def outdated(planner: CascadePlanner, planned: CascadeDesign, *, worse: float = 0.1) -> str:
@@ -79,26 +93,56 @@ def outdated(planner: CascadePlanner, planned: CascadeDesign, *, worse: float = 
     """
     now = simulated_under(planner, planned.routed.thresholds, planned.deployments)
     if now is None:
-        return "a tier that is reached has no replica"
-    wanted = planner.problem.quality_min
-    if wanted is not None and now.routed.quality < wanted:
-        return f"quality is {now.routed.quality:.1f}, asked for {wanted:g}"
+        return "no tier has a replica"
+    if misses_quality(planner, now.routed):
+        return f"quality is {now.routed.quality:.1f}, asked for {planner.problem.quality_min:g}"
     if now.p95_s > (1 + worse) * planned.p95_s:
         return f"p95 is {now.p95_s:.1f} s, planned {planned.p95_s:.1f} s"
     return ""
 
 
+def misses_quality(planner: CascadePlanner, routed: Routed) -> bool:
+    """Whether a plan in force gives less quality than asked for, beyond what the size of the sample explains.
+
+    Plans are held to the mean of the sample they were made from, or to its lower confidence bound. On another sample
+    of the same traffic half of all plans fall below the same bar; so the bar is one bound lower here.
+    """
+    wanted = planner.problem.quality_min
+    margin = 0.0 if planner.problem.use_confidence else routed.quality - routed.quality_low
+    return wanted is not None and routed.quality + margin < wanted
+
+
+def better_than_in_force(planner: CascadePlanner, now: CascadeDesign, other: CascadeDesign, cost: MoveCost) -> bool:
+    """Whether other thresholds on the same replicas are worth a change from those in force."""
+    limit_s = planner.problem.latency_max_s
+    if limit_s is not None:
+        if now.p95_s > limit_s:
+            return other.p95_s <= (1 - cost.threshold_gain) * now.p95_s
+        return other.p95_s <= limit_s and other.routed.quality >= now.routed.quality + cost.points
+    if misses_quality(planner, now.routed):
+        return other.meets or other.routed.quality >= now.routed.quality + cost.points
+    return other.meets and other.p95_s <= (1 - cost.threshold_gain) * now.p95_s
+
+
 def thresholds_for(planner: CascadePlanner, deployments: Sequence[TierDeployment]) -> CascadeDesign | None:
-    """The best thresholds on replicas as they are; None where no routing can be served on them.
+    """The best thresholds on replicas as they are; None where there are none. Tiers without one are passed over.
 
     Routings that another one beats in quality and in the share of every tier are left out; the rest are simulated.
     """
-    found = [
-        design
-        for routed in _not_dominated(routings(planner.problem.sample, planner.problem.thresholds_most), planner)
-        if (design := _under(planner, routed, deployments)) is not None
-    ]
-    return planner.best(found)
+    tiers = _served_tiers(deployments)
+    if not tiers:
+        return None
+    sample, most = planner.problem.sample, planner.problem.thresholds_most
+    coarse = planner.best(_served(planner, deployments, routings(sample, most, tiers=tiers)))
+    if coarse is None:
+        return None
+    return planner.best([coarse, *_served(planner, deployments, planner.near(coarse.routed))])
+
+
+def _served(
+    planner: CascadePlanner, deployments: Sequence[Deployment], candidates: Sequence[Routed]
+) -> list[CascadeDesign]:
+    return [_under(planner, routed, deployments) for routed in _not_dominated(candidates, planner)]
 
 
 def _not_dominated(candidates: Sequence[Routed], planner: CascadePlanner) -> list[Routed]:
@@ -109,10 +153,7 @@ def _not_dominated(candidates: Sequence[Routed], planner: CascadePlanner) -> lis
     return kept
 
 
-def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[TierDeployment]) -> CascadeDesign | None:
-    used = [tier for tier, share in enumerate(routed.shares) if share > 0]
-    if any(not deployments[tier].replicas for tier in used):
-        return None
+def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[TierDeployment]) -> CascadeDesign:
     problem = planner.problem
     load = ChainLoad(
         rate=problem.rate,
@@ -126,9 +167,34 @@ def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[TierDe
     )
 
 
-def replan(planner: CascadePlanner, present: Sequence[TierDeployment], cost: MoveCost) -> Replan:
-    """Thresholds for now, and whether to move to the best plan."""
-    at_once, best = thresholds_for(planner, present), planner.plan()
+def replan(
+    planner: CascadePlanner, present: Sequence[TierDeployment], cost: MoveCost, *, in_force: Thresholds | None = None
+) -> Replan:
+    """Thresholds for now, and whether to move to the best plan.
+
+    Args:
+        in_force: Present thresholds; they stay unless others are better by the same simulation. None for none.
+    """
+    at_once, kept = _thresholds_now(planner, present, cost, in_force)
+    return replace(_replicas_now(planner, present, cost, at_once), kept=kept)
+
+
+def _thresholds_now(
+    planner: CascadePlanner, present: Sequence[TierDeployment], cost: MoveCost, in_force: Thresholds | None
+) -> tuple[CascadeDesign | None, bool]:
+    best = thresholds_for(planner, present)
+    now = None if in_force is None else simulated_under(planner, in_force, present)
+    if now is None or (best is not None and better_than_in_force(planner, now, best, cost)):
+        return best, False
+    limit_s = planner.problem.latency_max_s
+    meets = not misses_quality(planner, now.routed) and (limit_s is None or now.p95_s <= limit_s)
+    return replace(now, meets=meets, reason="no thresholds are better than those in force"), True
+
+
+def _replicas_now(
+    planner: CascadePlanner, present: Sequence[TierDeployment], cost: MoveCost, at_once: CascadeDesign | None
+) -> Replan:
+    best = planner.plan()
     if best is None:
         return Replan(at_once=at_once, move=None, reason="no plan serves the traffic")
     if _counts(best.deployments) == _counts(present):
@@ -160,7 +226,8 @@ def _pays(keep: HorizonFigures, move: HorizonFigures, problem: CascadeProblem, c
         kept = move.quality >= min(problem.quality_min, keep.quality)
         return kept and move.p95_s <= (1 - cost.gain) * keep.p95_s
     assert problem.latency_max_s is not None, "a problem asks for quality or for latency"
-    return move.p95_s <= max(problem.latency_max_s, keep.p95_s) and move.quality >= keep.quality + cost.points
+    limit_s = (1 + LATENCY_TOLERANCE) * problem.latency_max_s
+    return move.p95_s <= max(limit_s, keep.p95_s) and move.quality >= keep.quality + cost.points
 
 
 def _over_horizon(planner: CascadePlanner, now: CascadeDesign, then: CascadeDesign, cost: MoveCost) -> HorizonFigures:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ class Routed:
     Attributes:
         reached: (N, C): the tiers that each request runs on.
         answered_by: (N,): the tier whose answer is delivered.
+        tiers: Those that are asked, rising; the others are passed over.
         shares: By tier, the share of requests that reach it; the first is 1.
         quality: Mean of the delivered answers.
         quality_low: Lower confidence bound of the mean (one-sided 95 %).
@@ -38,34 +40,41 @@ class Routed:
     thresholds: Thresholds
     reached: Booleans
     answered_by: Integers
+    tiers: tuple[int, ...]
     shares: tuple[float, ...]
     quality: float
     quality_low: float
 
 
-def route(sample: JudgedSample, thresholds: Thresholds, entry: Integers | None = None) -> Routed:
+def route(
+    sample: JudgedSample, thresholds: Thresholds, entry: Integers | None = None, *, tiers: Sequence[int] = ()
+) -> Routed:
     """Apply thresholds.
 
     Args:
         thresholds: One per tier but the last.
         entry: (N,), the tier at which each request starts; None for the first.
+        tiers: Those that are asked, rising, the last of which delivers whatever it answers; empty for all. The others
+            are passed over, as ingress does with tiers that have no instance.
 
     Raises:
-        ValueError: the number of thresholds or the shape of ``entry`` is wrong.
+        ValueError: the number of thresholds or the shape of ``entry`` is wrong, or one starts above all ``tiers``.
     """
     if len(thresholds) != sample.tiers - 1:
         raise ValueError(f"{len(thresholds)} thresholds for {sample.tiers} tiers, needs {sample.tiers - 1}")
     starts = np.zeros(sample.count, dtype=np.int64) if entry is None else entry
     if starts.shape != (sample.count,):
         raise ValueError(f"entry has shape {starts.shape}, needs {(sample.count,)}")
+    asked = tuple(tiers) or tuple(range(sample.tiers))
+    if starts.max() > asked[-1]:
+        raise ValueError(f"a request starts at tier {starts.max()}, the last one that is asked is {asked[-1]}")
     reached = np.zeros((sample.count, sample.tiers), dtype=np.bool_)
-    open_ = starts == 0
-    answered = np.full(sample.count, sample.tiers - 1, dtype=np.int64)
-    for tier in range(sample.tiers):
-        open_ = open_ | (starts == tier)
-        reached[:, tier] = open_
-        if tier < sample.tiers - 1:
-            accepted = open_ & (sample.scores[:, tier] >= thresholds[tier])
+    open_ = np.ones(sample.count, dtype=np.bool_)
+    answered = np.full(sample.count, asked[-1], dtype=np.int64)
+    for tier in asked:
+        reached[:, tier] = open_ & (starts <= tier)
+        if tier < asked[-1]:
+            accepted = reached[:, tier] & (sample.scores[:, tier] >= thresholds[tier])
             answered[accepted] = tier
             open_ = open_ & ~accepted
     delivered = sample.quality[np.arange(sample.count), answered]
@@ -73,6 +82,7 @@ def route(sample: JudgedSample, thresholds: Thresholds, entry: Integers | None =
         thresholds=thresholds,
         reached=reached,
         answered_by=answered,
+        tiers=asked,
         shares=tuple(float(share) for share in reached.mean(axis=0)),
         quality=float(delivered.mean()),
         quality_low=_lower_bound(delivered),
@@ -115,14 +125,58 @@ def threshold_choices(scores: Floats, most: int) -> tuple[float, ...]:
     return (*(float(value) for value in distinct), REJECT_ALL)
 
 
-def routings(sample: JudgedSample, most: int = 10, entry: Integers | None = None) -> list[Routed]:
-    """Every distinct routing over a grid of at most ``most`` thresholds per tier, and the initial ones."""
-    grids = [
-        {*threshold_choices(sample.scores[:, tier], most), initial}
+def routings(
+    sample: JudgedSample, most: int = 10, entry: Integers | None = None, *, tiers: Sequence[int] = ()
+) -> list[Routed]:
+    """Every distinct routing over a grid of at most ``most`` thresholds per tier, and the initial ones.
+
+    Args:
+        entry, tiers: As for ``route``.
+    """
+    asked = tuple(tiers) or tuple(range(sample.tiers))
+    grids: list[Set[float]] = [
+        {*threshold_choices(sample.scores[:, tier], most), initial} if tier in asked[:-1] else {REJECT_ALL}
         for tier, initial in enumerate(initial_thresholds(sample))
     ]
+    return _distinct(sample, grids, entry, asked)
+
+
+def subset_routings(sample: JudgedSample, most: int) -> list[Routed]:
+    """Every distinct routing of each choice of tiers: a model that is left out needs no GPU."""
+    found: dict[bytes, Routed] = {}
+    for count in range(sample.tiers, 0, -1):
+        for asked in itertools.combinations(range(sample.tiers), count):
+            for routed in routings(sample, most, tiers=asked):
+                found.setdefault(_identity(routed), routed)
+    return list(found.values())
+
+
+def routings_near(sample: JudgedSample, routed: Routed, *, grid: int, most: int) -> list[Routed]:
+    """Every distinct routing between a grid's neighbours of another one's thresholds.
+
+    Args:
+        grid: Thresholds per tier of the grid that they are of.
+        most: Thresholds tried per tier.
+    """
+    grids: list[Set[float]] = []
+    for tier, value in enumerate(routed.thresholds):
+        scores, coarse = sample.scores[:, tier], threshold_choices(sample.scores[:, tier], grid)
+        below = max((each for each in coarse if each < value), default=-math.inf)
+        above = min((each for each in coarse if each > value), default=math.inf)
+        between = scores[(scores > below) & (scores < above)] if tier in routed.tiers[:-1] else scores[:0]
+        grids.append({value, *(threshold_choices(between, most)[:-1] if len(between) else ())})
+    return _distinct(sample, grids, None, routed.tiers)
+
+
+def _distinct(
+    sample: JudgedSample, grids: Sequence[Set[float]], entry: Integers | None, tiers: Sequence[int]
+) -> list[Routed]:
     found: dict[bytes, Routed] = {}
     for thresholds in itertools.product(*(sorted(grid) for grid in grids)):
-        routed = route(sample, thresholds, entry)
-        found.setdefault(routed.reached.tobytes() + routed.answered_by.tobytes(), routed)
+        routed = route(sample, thresholds, entry, tiers=tiers)
+        found.setdefault(_identity(routed), routed)
     return list(found.values())
+
+
+def _identity(routed: Routed) -> bytes:
+    return routed.reached.tobytes() + routed.answered_by.tobytes()
