@@ -23,6 +23,7 @@ from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
 from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.cascade.entry_files import ENTRY_FILE, read_entry
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
 from millrace.judging.confidence import ConfidenceModel
@@ -34,7 +35,8 @@ from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.build import IngressDeps, build
-from services.ingress.config import HttpConfig, IngressConfig, ModelConfig
+from services.ingress.cascade.learnt_entry import LearntEntry
+from services.ingress.config import CascadeConfig, HttpConfig, IngressConfig, ModelConfig
 from services.ingress.http.app import App
 from services.ingress.http.connection import ConnectionLimits
 from services.ingress.http.keys import ApiKeyStore
@@ -74,6 +76,7 @@ class IngressProcess:
             rng=actor_rng(config.name, self._incarnation),
             registry=telemetry.registry,
             models={m.name: _text_model(tokenizers[m.name], m) for m in config.models},
+            entries=self._entries(),
         )
         self._actor = build(config, deps)
         served = {n: self._served(n, t) for n, t in tokenizers.items()}
@@ -177,6 +180,18 @@ class IngressProcess:
         served = self._actor.state.cascades.served
         return {name: [tier.model for tier in cascade.plan.tiers] for name, cascade in served.items()}
 
+    def _entries(self) -> dict[str, LearntEntry]:
+        """Choices of tiers by prompt; a file that does not fit is told, and those requests enter at the first tier."""
+        found = {}
+        for cascade in self._config.cascades:
+            if cascade.entry != "learnt":
+                continue
+            try:
+                found[cascade.name] = read_learnt_entry(cascade, self._config.models)
+            except (ValueError, OSError) as error:
+                self._telemetry.logger.error("entry_refused", cascade=cascade.name, reason=str(error))
+        return found
+
     def _served(self, name: str, tokenizer: ModelTokenizer) -> ServedModel:
         if not tokenizer.max_model_len:
             raise ConfigError(f"model {name}: its config.json has no max_position_embeddings")
@@ -192,6 +207,21 @@ class IngressProcess:
             fault = self._keys.refresh()
             if fault:
                 self._telemetry.logger.error("keys_unchanged", error=fault)
+
+
+def read_learnt_entry(cascade: CascadeConfig, models: Sequence[ModelConfig]) -> LearntEntry:
+    """The choice of tiers by prompt of a configured cascade.
+
+    Raises:
+        ValueError: it was fitted to other models, or is unreadable.
+        OSError: it cannot be read.
+    """
+    paths = {model.name: Path(model.path) for model in models}
+    tiers = [tier.model for tier in cascade.tiers]
+    if not tiers:
+        raise ValueError("the configuration names no tiers")
+    file = Path(cascade.entry_file) if cascade.entry_file else paths[tiers[-1]] / ENTRY_FILE
+    return LearntEntry(read_entry(file, folders=[paths[tier] for tier in tiers]), tiers)
 
 
 def _text_model(tokenizer: ModelTokenizer, model: ModelConfig) -> TextModel:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.actor.deps import ActorDeps
 
 from services.ingress.actor import IngressActor
+from services.ingress.cascade.learnt_entry import LearntEntry
 from services.ingress.config import IngressConfig, policy_of
 from services.ingress.metrics import IngressMetrics
 from services.ingress.tokens.detokenizer import TextModel
@@ -19,9 +20,11 @@ class IngressDeps(ActorDeps):
 
     Attributes:
         models: Vocabulary of each model that it serves, by the model's name.
+        entries: Fitted choice of tiers by prompt, by the cascade's name.
     """
 
     models: Mapping[str, TextModel]
+    entries: Mapping[str, LearntEntry] = field(default_factory=dict)
 
 
 def build(config: IngressConfig, deps: IngressDeps) -> IngressActor:
@@ -30,7 +33,7 @@ def build(config: IngressConfig, deps: IngressDeps) -> IngressActor:
     Raises:
         ConfigError: the dispatch policy or its parameters are wrong.
     """
-    return IngressActor(
+    actor = IngressActor(
         config=config,
         incarnation=deps.incarnation,
         models=deps.models,
@@ -38,3 +41,5 @@ def build(config: IngressConfig, deps: IngressDeps) -> IngressActor:
         rng=deps.rng,
         policy=policy_of(config.dispatch),
     )
+    actor.state.entries.update(deps.entries)
+    return actor

@@ -90,6 +90,8 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         without_score: What becomes of an answer that cannot be scored: ``escalate`` (costs more) or ``accept`` (may be
             wrong).
         entry: Name of an entry policy (``cascade/entry.py``).
+        entry_file: Of ``learnt``: what ``millrace train entry`` wrote; empty for ``judge/entry.json`` in the folder of
+            the last tier's model. One that is missing, or was fitted to other models, is said once and not used.
         early_rejection: Cancel an attempt as soon as its score can no longer reach the threshold.
         early_commit_tokens: Tokens after which ``early_commit`` looks at an answer.
         early_commit_score: Least score of those tokens; the threshold, where that is higher.
@@ -109,6 +111,7 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     judge_pause_s: float = 5.0
     without_score: Literal["escalate", "accept"] = "escalate"
     entry: str = "given"
+    entry_file: str = ""
     early_rejection: bool = True
     early_commit_tokens: int = 16
     early_commit_score: float = 90.0

@@ -12,6 +12,7 @@ from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
 
 from services.ingress.calls.limits import AdmissionLimits
 from services.ingress.calls.open_call import OpenCall
+from services.ingress.cascade.learnt_entry import LearntEntry
 from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
@@ -86,6 +87,7 @@ class IngressState:
         stale_until_ns: (sequence, instance) -> time until which no further cancel is sent.
         detectors_from_ns: Silence means nothing before.
         judges: Fitted confidence judge of a model's answers, where it has one.
+        entries: Fitted choice of tiers by prompt, of cascades that have one.
         parents: Open calls of cascades; their attempts are in ``calls``.
         unsettled: Those whose attempts had events in the message being handled.
     """
@@ -115,6 +117,7 @@ class IngressState:
         self.calls: dict[str, OpenCall] = {}
         self.judges = {name: model.judge for name, model in models.items() if model.judge is not None}
         self.cascades = CascadePlans(config.cascades, models)
+        self.entries: dict[str, LearntEntry] = {}
         self.parents: dict[str, OpenCascade] = {}
         self.unsettled: dict[str, OpenCascade] = {}
         self.deadline_ns = 0

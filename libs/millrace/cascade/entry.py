@@ -16,7 +16,10 @@ import msgspec
 import numpy as np
 
 from millrace.cascade.sample import Booleans, Floats, Integers
-from millrace.lengths.features import FEATURE_VERSION
+from millrace.contracts.tagger import TagRequest
+from millrace.lengths.features import FEATURE_VERSION, extract
+from millrace.lengths.history import LengthHistory
+from millrace.lengths.prompttext import read_prompt
 from millrace.lengths.trees import FlatTrees, Forest, flatten
 
 #: Fewer judged prompts than this give no model.
@@ -25,6 +28,11 @@ ROUNDS = 60
 LEAF_MIN = 10
 #: Estimates stay this far from 0 and 1: a few hundred prompts cannot show more.
 LEAST = 0.01
+
+#: Output bound that features are computed with.
+TOKENS_MAX = 512
+
+_NO_HISTORY = LengthHistory()
 
 _PARAMETERS: dict[str, Any] = {
     "objective": "binary",
@@ -47,13 +55,19 @@ class EntryFile(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted model as it is stored.
 
     Attributes:
-        models: Served model names, smallest first: one output each.
+        models: Names of their folders, smallest first: one output each.
         feature_version: Of the tagger's features.
         trees: Log-odds of a right answer.
+        costs: Of a mean answer of each model, any unit; empty where they were not fitted.
+        value: Of a right answer, in the same unit: what raises quality and cost together.
+        fingerprints: Of the models' weights; empty for any.
     """
 
     models: tuple[str, ...]
     trees: FlatTrees
+    costs: tuple[float, ...] = ()
+    value: float = 0.0
+    fingerprints: tuple[str, ...] = ()
     feature_version: int = FEATURE_VERSION
 
 
@@ -69,6 +83,8 @@ class EntryModel:
             raise ValueError(f"entry model of features {file.feature_version}, these are {FEATURE_VERSION}")
         if len(file.trees.outputs) != len(file.models):
             raise ValueError(f"entry model has {len(file.trees.outputs)} outputs for {len(file.models)} models")
+        if file.costs and len(file.costs) != len(file.models):
+            raise ValueError(f"entry model has {len(file.costs)} costs for {len(file.models)} models")
         self.file = file
         self._forest = Forest(file.trees)
 
@@ -79,6 +95,16 @@ class EntryModel:
     def probabilities_many(self, rows: Floats) -> Floats:
         """(N, C) of (N, features)."""
         return _probabilities(self._forest.predict_many(rows))
+
+
+def prompt_features(head: str, prompt_tokens: int) -> list[float]:
+    """Row of features of a prompt, from its first characters as rendered, or without a template.
+
+    Only the text and its length are known here: sampling parameters are those that answers were recorded with, and
+    nothing is known of earlier requests.
+    """
+    request = TagRequest(request="", model="", prompt_tokens=prompt_tokens, max_tokens=TOKENS_MAX, prompt=head)
+    return extract(request, read_prompt(head), _NO_HISTORY)
 
 
 def _probabilities(odds: Floats) -> Floats:

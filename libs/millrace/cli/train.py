@@ -1,4 +1,5 @@
-"""Trains models from what a cluster recorded: ``millrace train tagger``, ``train remaining``, ``train judge``.
+"""Trains models from what a cluster recorded: ``millrace train tagger``, ``train remaining``, ``train judge``,
+``train entry``.
 
 A running tagger does the first by itself; that command is for starting from recordings, and for looking at the figures.
 """
@@ -10,7 +11,7 @@ import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.cli import train_judge
+from millrace.cli import train_entry, train_judge
 from millrace.cli.errors import CliError
 from millrace.lengths.files import OutcomesUnreadable, read_models, read_outcomes, read_requests, write_model
 from millrace.lengths.head import HEAD_FILE, HeadUnreadable, RemainingHead, read_head, write_head
@@ -24,11 +25,12 @@ DEFAULT_FOLDER = Path(".millrace") / "lengths"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``train tagger --model NAME (--from FILE ... | --requests FILE ...)``; ``train remaining --from FILE ...``;
-    ``train judge --from FILE ...``.
+    ``train judge --from FILE ...``; ``train entry --from FILE ...``.
     """
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
     _add_remaining(kinds.add_parser("remaining", help="the head that reads remaining lengths from hidden states"))
     train_judge.add_arguments(kinds.add_parser("judge", help="how likely an answer is right, from its tokens"))
+    train_entry.add_arguments(kinds.add_parser("entry", help="which tiers of a cascade a prompt is for"))
     tagger = kinds.add_parser("tagger", help="the model of output lengths")
     tagger.add_argument("--model", required=True, help="the served model whose outputs these are")
     source = tagger.add_mutually_exclusive_group(required=True)
@@ -65,7 +67,7 @@ def _add_remaining(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, shows the figures, and puts the model in force where it is better; returns 3 where it is not."""
-    runs = {"remaining": _run_remaining, "judge": train_judge.run, "tagger": _run_tagger}
+    runs = {"remaining": _run_remaining, "judge": train_judge.run, "entry": train_entry.run, "tagger": _run_tagger}
     return runs[arguments.kind](arguments)
 
 

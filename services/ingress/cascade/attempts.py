@@ -130,7 +130,12 @@ def _after(parent: OpenCascade) -> int:
 def is_last(parent: OpenCascade) -> bool:
     """Whether the plan has no further tier for this request."""
     after = _after(parent)
-    return not any(position > after for position in planned_tiers(parent))
+    return _ends_at(parent, after) or not any(position > after for position in planned_tiers(parent))
+
+
+def _ends_at(parent: OpenCascade, position: int) -> bool:
+    """Whether the entry policy asks no tier above this one. Where one has failed, it does."""
+    return parent.last is not None and position >= parent.last and parent.attempt.outcome != "failed"
 
 
 def next_tier(state: IngressState, parent: OpenCascade) -> tuple[int | None, DeliveryReason]:

@@ -27,7 +27,7 @@ from services.ingress.cascade.attempts import (
     threshold_now,
     usable_tiers,
 )
-from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView
+from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView, PromptEstimate
 from services.ingress.cascade.judgement import ask_judge, out_of_reach, score_by_confidence, take_answer, wants_judge
 from services.ingress.cascade.lifecycle import (
     AnswerCompleted,
@@ -67,10 +67,20 @@ def open_cascade(state: IngressState, call: Call, out: list[Effect]) -> None:
         given=call.cascade.entry_tier,
         prompt_tokens=sum(map(len, call.prompts)),
         prompt_head=call.prompt_head,
+        estimate=_estimate(state, parent),
     )
     decision = ENTRY_POLICIES[served.config.entry](view)
-    parent.entry = decision.reason
+    parent.entry, parent.last = decision.reason, decision.last
     start_attempt(state, parent, decision.tier, out)
+
+
+def _estimate(state: IngressState, parent: OpenCascade) -> PromptEstimate | None:
+    learnt = state.entries.get(parent.call.model)
+    if learnt is None or parent.served.config.entry != "learnt":
+        return None
+    call = parent.call
+    tiers = [tier.model for tier in parent.served.plan.tiers]
+    return learnt.estimate(tiers, call.prompt_head, max(map(len, call.prompts)))
 
 
 def take_cascade_plan(state: IngressState, key: str, plan: CascadePlan | None, out: list[Effect]) -> None:

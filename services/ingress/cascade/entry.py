@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
+import numpy as np
+from millrace.cascade.entry import choose_tiers
+
+
+class PromptEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What is expected of a prompt, by position of the plan's tiers.
+
+    Attributes:
+        chances: That each model's answer is right.
+        costs: Of an attempt, any unit.
+        value: Of a right answer, in the same unit.
+    """
+
+    chances: tuple[float, ...]
+    costs: tuple[float, ...]
+    value: float
 
 
 class EntryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,19 +31,29 @@ class EntryView(msgspec.Struct, frozen=True, kw_only=True):
         given: Tier that the client names; None where it names none.
         prompt_tokens: Of the first tier's tokenizer, all prompts together.
         prompt_head: First 2,048 characters of the rendered prompt; empty where the client sent token ids.
+        estimate: By a model that was fitted to these tiers; None where there is none, or no text.
     """
 
     usable: tuple[int, ...]
     given: int | None = None
     prompt_tokens: int = 0
     prompt_head: str = ""
+    estimate: PromptEstimate | None = None
 
 
 class EntryDecision(msgspec.Struct, frozen=True):
-    """Position of a usable tier, and why it was chosen."""
+    """Decision on where a request enters.
+
+    Attributes:
+        tier: Position of a usable tier.
+        reason: For a person.
+        last: Highest position that is asked for a better answer; None for the plan's last. Where a tier up to it fails,
+            higher ones are asked all the same.
+    """
 
     tier: int
     reason: str
+    last: int | None = None
 
 
 def enter_first(view: EntryView) -> EntryDecision:
@@ -48,6 +74,21 @@ def enter_given(view: EntryView) -> EntryDecision:
     return EntryDecision(view.usable[-1], f"no tier from {view.given} on is usable")
 
 
+def enter_learnt(view: EntryView) -> EntryDecision:
+    """The first and last usable tier of greatest expected value less cost, by the prompt; a client's choice wins.
+
+    Without an estimate, the cheapest usable tier.
+    """
+    if view.given is not None or view.estimate is None:
+        return enter_given(view)
+    told, usable = view.estimate, list(view.usable)
+    chances = np.array([[told.chances[tier] for tier in usable]])
+    costs = np.array([told.costs[tier] for tier in usable])
+    first, last = choose_tiers(chances, costs, value=told.value)
+    text = ", ".join(f"{chance:.2f}" for chance in chances[0])
+    return EntryDecision(usable[int(first[0])], f"by the prompt: right with {text}", usable[int(last[0])])
+
+
 EntryPolicy = Callable[[EntryView], EntryDecision]
 
-ENTRY_POLICIES: Mapping[str, EntryPolicy] = {"first": enter_first, "given": enter_given}
+ENTRY_POLICIES: Mapping[str, EntryPolicy] = {"first": enter_first, "given": enter_given, "learnt": enter_learnt}

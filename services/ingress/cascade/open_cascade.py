@@ -131,6 +131,7 @@ class OpenCascade:
         progressed: Tokens or deltas of the current attempt arrived.
         asking: Correlation of the open question to the judge; empty for none.
         entry: Why it entered where it did.
+        last: Highest tier that is asked for a better answer, by the entry policy; None for the plan's last.
         accepted: An instance has accepted an attempt: the call has an outcome.
         refusal: Of the latest attempt that failed.
         quiet_ns: When the client last got anything.
@@ -148,6 +149,7 @@ class OpenCascade:
         "entry",
         "events",
         "first_ns",
+        "last",
         "progressed",
         "quiet_ns",
         "refusal",
@@ -168,6 +170,7 @@ class OpenCascade:
         self.progressed = False
         self.asking = ""
         self.entry = ""
+        self.last: int | None = None
         self.accepted = False
         self.refusal: Refusal | None = None
         self.first_ns = 0
