@@ -2,23 +2,20 @@
 
 8B and 70B on 16 H100s; segments of 8, 16 and 10 minutes, from hard to easy as in the paper and the other way. Each
 minute the last two are tested for drift; a plan that no longer fits changes thresholds at once, and replicas where that
-pays. Retired replicas take no requests from then on, new ones take them after drain and cold start. Aim: at least 1.3
-times over the static plan.
+pays: one after the other is retired, and a new one takes requests after drain and cold start. Aim: at least 1.3 times
+over the static plan.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
-from millrace.cascade.replanning import MoveCost, ready_ns, replan
+from millrace.cascade.replanning import MoveCost, moved_replicas, replan
 from millrace.cascade.replicas import NS
 from millrace.cascade.routing import Thresholds
 from millrace.cascade.sample import JudgedSample
@@ -169,24 +166,11 @@ def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: 
             thresholds.append((now_ns, found.at_once.routed.thresholds))
             plan, changes = found.at_once, changes + 1
         if found.move is not None:
-            tiers = [_moved(old, new, now_ns) for old, new in zip(tiers, found.move.deployments, strict=True)]
-            thresholds.append((ready_ns(now_ns, COST), found.move.routed.thresholds))
+            tiers, done_ns = moved_replicas(tiers, found.move.deployments, at_ns=now_ns, cost=COST)
+            thresholds.append((done_ns, found.move.routed.thresholds))
             plan, moves = found.move, moves + 1
-            busy_until_s = now_s + COST.drain_s + COST.cold_start_s + WINDOW_S
+            busy_until_s = done_ns / NS + WINDOW_S
     return Controlled(_timeline(tiers, thresholds), changes, moves, alarms)
-
-
-def _moved(old: Sequence[PlacedReplica], then: TierDeployment, now_ns: int) -> list[PlacedReplica]:
-    """The tier's replicas with those retired now that the new deployment has not, and new ones when they are ready."""
-    left, wanted = Counter(dict(then.replicas)), []
-    for replica in old:
-        stays = replica.until_ns == FOREVER_NS and left[replica.shape] > 0
-        left[replica.shape] -= stays
-        wanted.append(replica if stays or replica.until_ns <= now_ns else replace(replica, until_ns=now_ns))
-    for (shape, _), rate in zip(then.replicas, then.rates, strict=True):
-        new = PlacedReplica(shape=shape, weight=rate, from_ns=ready_ns(now_ns, COST))
-        wanted += [new] * left[shape]
-    return wanted
 
 
 def _static(design: CascadeDesign) -> Timeline:

@@ -90,7 +90,7 @@ def _setting(setting: Setting, seeds: int, traces: Sequence[str]) -> None:
     print(
         "SLO: p95 over the plan's. Throughput: the plan's highest rate within the p95 that one model alone has at this"
     )
-    print(f"load, over theirs; rates up to {RATE_FACTOR_MAX:g} times the load were tried. Mean (least to most).")
+    print(f"load, over theirs where they have one; up to {RATE_FACTOR_MAX:g} times the load. Mean (least to most).")
     columns = f"{'p95 s':>7}{'SLO ×':>22}{'throughput ×':>24}{'held-out Q':>11}"
     print(f"{'trace':<7}{'quality':>8}{'load/s':>8}  {'system':<14}{columns}")
     for name in traces:
@@ -237,11 +237,13 @@ def _print(name: str, runs: Sequence[Compared]) -> None:
             continue
         p95 = float(np.mean([other.p95_s for _, other in both]))
         slo = _range([other.p95_s / plan.p95_s for plan, other in both])
-        throughput = _range([plan.rate / max(other.rate, 1e-9) for plan, other in both])
+        throughput = _range([plan.rate / other.rate for plan, other in both if other.rate > 0])
         quality = float(np.mean([other.quality for _, other in both]))
         lost = f"; {unserved} of {len(runs)} left out: a tier without replicas was reached" if unserved else ""
         print(f"{head}  {system:<14}{p95:>7.1f}{slo:>22}{throughput:>24}{quality:>11.1f}  {both[0][1].text}{lost}")
 
 
 def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "none of theirs"
     return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"

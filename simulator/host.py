@@ -28,11 +28,17 @@ from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
 from simulator.process_restarter import WATCH_NS
 
+#: Kind of the devices of a simulated host.
+DEVICE = "device"
+
 
 class HostShape(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated machine.
 
     Attributes:
+        model: Served by workers that ``models`` does not name.
+        models: Model of a worker, by its name.
+        devices: Devices that its workers share, one each; 0 for no bound.
         host: Name under which provisioning reaches it.
         running: Workers that run when it is made.
         spares: Names of those that may be started.
@@ -41,6 +47,8 @@ class HostShape(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str
     model: str
+    models: dict[str, str] = {}
+    devices: int = 0
     host: str = "local"
     running: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
@@ -78,6 +86,10 @@ class SimulatedHost:
         )
         simulation.after(WATCH_NS, self._watch)
 
+    def up(self) -> list[str]:
+        """Workers that hold a device: their process runs, or loads its model."""
+        return sorted(self._pids)
+
     def _build(self, incarnation: int) -> SupervisorActor:
         shape = self._shape
         name = f"supervisor-{shape.host}"
@@ -86,8 +98,9 @@ class SimulatedHost:
             cluster=shape.cluster,
             host=shape.host,
             model=shape.model,
-            children=[_worker(name) for name in shape.running],
-            spares=[_worker(name) for name in shape.spares],
+            devices={DEVICE: shape.devices} if shape.devices else {},
+            children=[_worker(name, shape.models.get(name, "")) for name in shape.running],
+            spares=[_worker(name, shape.models.get(name, "")) for name in shape.spares],
         )
         actor = build(machine, ActorDeps(incarnation=incarnation, rng=actor_rng(name, incarnation)))
         for name in shape.running:
@@ -143,5 +156,14 @@ class SimulatedHost:
             self.supervisor.process.deliver(body)
 
 
-def _worker(name: str) -> ChildSpec:
-    return ChildSpec(name=name, role=Role.WORKER, presences=[name], stop_order=2, stop_limit_ms=15_000)
+def _worker(name: str, model: str) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        role=Role.WORKER,
+        presences=[name],
+        stop_order=2,
+        stop_limit_ms=15_000,
+        model=model,
+        device=DEVICE,
+        devices=1,
+    )

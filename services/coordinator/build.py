@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
+from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.steptime import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
@@ -49,5 +50,6 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
         deps.registry.register(CoordinatorCollector(actor.provisioning.figures))
     if not config.cascades:
         return actor
-    cascades = Cascades(config.cascades, name=config.name, incarnation=deps.incarnation)
+    subjects = Subjects(config.bus.cluster)
+    cascades = Cascades(config.cascades, subjects=subjects, name=config.name, incarnation=deps.incarnation)
     return CascadingCoordinator(actor, cascades, cluster=config.bus.cluster)

@@ -17,6 +17,7 @@ class CoordinatedTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         judge: File of its confidence judge; planning from a sample needs one of every tier but the last.
         tensor_parallel: GPUs of an instance.
         device: Kind of device; empty for any.
+        instances_max: Instances that can run, spare ones included; 0 for unknown.
     """
 
     model: str
@@ -24,6 +25,7 @@ class CoordinatedTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     judge: str = ""
     tensor_parallel: int = 1
     device: str = ""
+    instances_max: int = 0
 
 
 class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +44,9 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         judge_s: What judging an answer takes.
         drain_s, cold_start_s, horizon_s: Cost of moving instances to another model, and the time over which a plan is
             expected to hold.
+        moves: Whether instances may change their model. Needs provisioners that know how many devices there are.
+        hosts: Provisioners, in the order in which they are asked.
+        move_limit_s: A move that is not done after so long goes back.
         plan_limit_s: A planner that takes longer is killed.
     """
 
@@ -58,6 +63,9 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     drain_s: float = 30.0
     cold_start_s: float = 30.0
     horizon_s: float = 600.0
+    moves: bool = False
+    hosts: list[str] = msgspec.field(default_factory=lambda: ["local"])
+    move_limit_s: float = 900.0
     plan_limit_s: float = 120.0
 
     def __post_init__(self) -> None:

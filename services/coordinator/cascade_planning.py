@@ -2,8 +2,8 @@
 
 The first plan is made as soon as some requests have finished. From then on traffic is compared, once a period, with the
 first traffic under the thresholds in force. A planner starts only where rate, lengths or scores have changed. It
-changes thresholds only where the plan in force has become worse by a tenth or misses its target. It does not start or
-stop instances: the plan's reason says what would be worth it.
+changes thresholds only where others are better by the same simulation. Instances of other models, where they are worth
+their drain and cold start, become the plan's move if the cluster has a pool of devices; else the plan's reason says so.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
-from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult
-from millrace.contracts.cascade import CascadePlan
+from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult, planned_move
+from millrace.contracts.cascade import CascadeMove, CascadePlan
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.registered import scheduler_parameters
@@ -53,14 +53,25 @@ def why_plan(state: CascadeState, now_ns: int) -> str:
     config = state.config
     rest_ns = config.pause_s * NS * 2 ** min(state.failures, 5)
     rested = not state.planned_ns or now_ns - state.planned_ns >= rest_ns
-    if not config.plans or state.plan is None or state.why or not rested:
+    if not config.plans or state.plan is None or state.plan.move is not None or state.why or not rested:
         return ""
     if state.plan.quality is None:
         return "the first requests have finished" if len(_recent(state, now_ns)) >= REQUESTS_MIN else ""
     if now_ns - state.looked_ns < config.period_s * NS:
         return ""
     state.looked_ns = now_ns
-    return _drift(state, now_ns)
+    return _changed_tiers(state) or _drift(state, now_ns)
+
+
+def _changed_tiers(state: CascadeState) -> str:
+    """Tiers that have come or gone since the last planning; empty for none."""
+    assert state.plan is not None
+    empty = [tier.model for tier in state.plan.tiers if not tier.replicas]
+    if state.planned_empty is None or sorted(empty) == sorted(state.planned_empty):
+        return ""
+    return (
+        f"tiers without an instance: {', '.join(empty) or 'none'}, planned {', '.join(state.planned_empty) or 'none'}"
+    )
 
 
 def _drift(state: CascadeState, now_ns: int) -> str:
@@ -129,15 +140,17 @@ def planned_tier(
 
 
 def planned(
-    config: CoordinatedCascade, plan: CascadePlan, result: PlanningResult, *, coordinator: str, why: str
+    config: CoordinatedCascade, plan: CascadePlan, result: PlanningResult, *, coordinator: str, why: str, now_ns: int
 ) -> CascadePlan | None:
     """The next plan; None where the one in force stays."""
-    chosen = result.chosen
-    if chosen is None or result.keep:
+    chosen, move = result.chosen, move_of(config, plan, result, now_ns)
+    if chosen is None or (result.keep and move is None):
         return None
     thresholds = [*chosen.thresholds, 0.0]
     if len(thresholds) != len(plan.tiers):
         return None
+    if result.keep:
+        thresholds = [tier.threshold for tier in plan.tiers]
     tiers = [
         msgspec.structs.replace(tier, threshold=threshold, share=share)
         for tier, threshold, share in zip(plan.tiers, thresholds, chosen.shares, strict=True)
@@ -150,16 +163,31 @@ def planned(
         quality_low=max(0.0, chosen.quality_low),
         p95_ns=round(chosen.p95_s * NS) if math.isfinite(chosen.p95_s) else 0,
         meets=result.meets,
+        move=move,
         coordinator=coordinator,
-        reason=f"{why}: {result.reason}{_move(config, result)}",
+        reason=f"{why}: {result.reason}{_move_text(config, result, begins=move is not None)}",
     )
 
 
-def _move(config: CoordinatedCascade, result: PlanningResult) -> str:
-    if not result.move:
+def move_of(config: CoordinatedCascade, plan: CascadePlan, result: PlanningResult, now_ns: int) -> CascadeMove | None:
+    """Move that a result asks for; None where it asks for none, or none is possible here."""
+    wanted = result.move
+    before = [sum(each.count for each in tier.replicas) for tier in plan.tiers]
+    if wanted is None or not config.moves or plan.move is not None or sum(before) < 2:
+        return None
+    if len(wanted.instances) != len(config.tiers):
+        return None
+    bounds = zip(config.tiers, wanted.instances, strict=True)
+    if any(tier.instances_max and count > tier.instances_max for tier, count in bounds):
+        return None
+    return planned_move(wanted, before, until_ns=now_ns + round(config.move_limit_s * NS), meets=True)
+
+
+def _move_text(config: CoordinatedCascade, result: PlanningResult, *, begins: bool) -> str:
+    if result.move is None:
         return ""
-    counts = [f"{count} of {tier.model}" for tier, count in zip(config.tiers, result.move, strict=True)]
-    return f"; worth a move: {', '.join(counts)}"
+    counts = [f"{count} of {tier.model}" for tier, count in zip(config.tiers, result.move.instances, strict=True)]
+    return f"; {'moving' if begins else 'worth a move'}: {', '.join(counts)}"
 
 
 def _recent(state: CascadeState, now_ns: int) -> list[CascadeTraffic]:

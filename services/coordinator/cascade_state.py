@@ -27,6 +27,26 @@ class CascadeTraffic(msgspec.Struct, frozen=True):
     score: float | None
 
 
+@dataclass
+class MoveOrder:
+    """Something that a provisioner was asked for.
+
+    Attributes:
+        name: Unique for ever.
+        action: ``start`` or ``stop``.
+        instance: Empty until a start is accepted.
+        host_index: Who is asked, or has accepted it.
+        accepted: Whether it is being carried out.
+    """
+
+    name: str
+    action: str
+    model: str
+    instance: str = ""
+    host_index: int = 0
+    accepted: bool = False
+
+
 #: Serving instances of each model.
 Serving = Mapping[str, Sequence[InstanceRecord]]
 
@@ -44,7 +64,11 @@ class CascadeState:
         why: Why the planner at work was started; empty where none is.
         looked_ns: When it was last looked at whether the plan fits.
         planned_ns: When the last planner was started; 0 for never.
+        planned_empty: Models without an instance at the last planning; None before the first.
         failures: Planners in a row that failed.
+        order: Open order of the plan's move; None for none.
+        order_pause_ns: None is given before.
+        refusals: Orders in a row that nobody carried out.
     """
 
     config: CoordinatedCascade
@@ -59,4 +83,8 @@ class CascadeState:
     why: str = ""
     looked_ns: int = 0
     planned_ns: int = 0
+    planned_empty: list[str] | None = None
     failures: int = 0
+    order: MoveOrder | None = None
+    order_pause_ns: int = 0
+    refusals: int = 0

@@ -2,6 +2,7 @@
 
 A plan names each tier's threshold and how many instances serve it. Membership follows at once. Thresholds are the
 configured ones; those of the planner, where there is a target; or those that a person put (``millrace plan --apply``).
+A plan's move is carried out in ``cascade_moves.py``.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import Any
 import msgspec
 from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, WatchKeys
 from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
-from millrace.contracts.local import BucketReady, KeyChanged, KeyNotPut, KeyPut
+from millrace.contracts.local import BucketReady, KeyChanged, KeyNotPut, KeyPut, Replied, RequestFailed
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.plan import Lease
 from millrace.contracts.status import InstanceRecord
-from millrace.contracts.subjects import subject_token
+from millrace.contracts.subjects import Subjects, subject_token
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
+from services.coordinator.cascade_moves import CascadeMoves
 from services.coordinator.cascade_planning import job_of, planned, take_outcome, why_plan
 from services.coordinator.cascade_state import CascadeState, Serving
 from services.coordinator.state import KeyState
@@ -38,7 +40,10 @@ LEASE_RENEW_NS = 11_000_000_000
 class Cascades:
     """The configured cascades."""
 
-    def __init__(self, configs: Sequence[CoordinatedCascade], *, name: str, incarnation: int) -> None:
+    def __init__(
+        self, configs: Sequence[CoordinatedCascade], *, subjects: Subjects, name: str, incarnation: int
+    ) -> None:
+        self._moves = CascadeMoves(subjects, name=name, incarnation=incarnation)
         self._name = name
         self._incarnation = incarnation
         self._ready: set[str] = set()
@@ -62,8 +67,25 @@ class Cascades:
             if not state.lease_key.writing and self._may_write_lease(state, now_ns):
                 effects.append(self._put_lease(key, state, now_ns))
             effects += self.write(key, serving, now_ns)
+            effects += self._move(key, serving, now_ns)
             effects += self._start_planner(key, serving, now_ns)
         return effects
+
+    def _move(self, key: str, serving: Serving, now_ns: int) -> list[Effect]:
+        """Goes on with the plan's move where the cascade is led."""
+        state = self.states[key]
+        if state.plan is None or state.plan.move is None or not self.leads(state, now_ns):
+            state.order, state.refusals = None, 0
+            return []
+        if state.plan_key.writing:
+            return []
+        plan, effects = self._moves.step(state, serving, now_ns)
+        return effects if plan is None else [*effects, *self.put(key, plan)]
+
+    def on_answer(self, body: Replied | RequestFailed, now_ns: int) -> list[Effect]:
+        """Handles what became of an order of a move."""
+        take = self._moves.on_answer if isinstance(body, Replied) else self._moves.on_failure
+        return [effect for state in self.states.values() for effect in take(state, body, now_ns)]  # type: ignore[arg-type]
 
     def _start_planner(self, key: str, serving: Serving, now_ns: int) -> list[Effect]:
         """Start a planner where the cascade is led and traffic has changed; one at a time."""
@@ -74,6 +96,7 @@ class Cascades:
         if job is None:
             return []
         state.why, state.planned_ns = why, now_ns
+        state.planned_empty = [tier.model for tier in state.config.tiers if not serving.get(tier.model)]
         return [PlanCascade(key=key, job=job, limit_s=state.config.plan_limit_s)]
 
     def on_outcome(self, body: RequestFinished) -> None:
@@ -89,7 +112,7 @@ class Cascades:
         state.baseline, state.since_ns = [], now_ns
         if state.plan is None or state.plan_key.writing or not self.leads(state, now_ns):
             return []
-        plan = planned(state.config, state.plan, body.result, coordinator=self._name, why=why)
+        plan = planned(state.config, state.plan, body.result, coordinator=self._name, why=why, now_ns=now_ns)
         if plan is not None:
             return self.put(body.key, plan)
         fields = {"cascade": state.config.name, "why": why, "reason": body.result.keep or body.result.reason}
@@ -229,6 +252,7 @@ class Cascades:
                 "thresholds": [tier.threshold for tier in state.plan.tiers] if state.plan else [],
                 "finished": len(state.finished),
                 "planning": state.why,
+                "moving": state.plan.move.instances if state.plan and state.plan.move else [],
             }
             for state in self.states.values()
         }

@@ -9,6 +9,7 @@ Owns nothing itself; messages about cascades go to one part, all others to the o
 PutKey(cascade_lease), PutKey(cascade) where thresholds or instances changed |
 | RequestFinished (of a cascade) | rate, lengths and scores of its traffic | perhaps PlanCascade, at the next tick |
 | CascadePlanned, CascadePlanningFailed | no planner is at work | PutKey(cascade) where other thresholds are better |
+| TimerFired(tick), Replied, RequestFailed | a move goes on | Request(StartInstance / StopInstance), PutKey(cascade) |
 | KeyPut, KeyNotPut (of cascades) | write done, or lost to another writer | |
 | StopRequested | | DeleteKey(cascade_lease) where held |
 | everything else | as in actor.py | |
@@ -27,6 +28,8 @@ from millrace.contracts.local import (
     KeyChanged,
     KeyNotPut,
     KeyPut,
+    Replied,
+    RequestFailed,
     StopRequested,
     TimerFired,
 )
@@ -36,6 +39,7 @@ from millrace.contracts.subjects import Subjects
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed
+from services.coordinator.cascade_moves import PREFIX
 from services.coordinator.cascades import BUCKET, LEASE_BUCKET, Cascades
 
 _OWN = (BUCKET, LEASE_BUCKET)
@@ -74,6 +78,8 @@ class CascadingCoordinator:
                 return self.cascades.on_planned(body, now_ns)
             case CascadePlanningFailed() as body:
                 return self.cascades.on_planning_failed(body)
+            case Replied() | RequestFailed() as body if body.correlation.startswith(PREFIX):
+                return self.cascades.on_answer(body, now_ns)
             case RequestFinished() as body:
                 self.cascades.on_outcome(body)
                 return self.models.handle(message, now_ns)

@@ -76,6 +76,7 @@ class Cluster:
             host=config.host,
             children=[config.nats, *config.children],
             spares=config.spares,
+            devices=config.devices,
         )
         deps = ActorDeps(incarnation=incarnation, rng=actor_rng(config.name, incarnation))
         self._actor = build(machine, deps)

@@ -198,6 +198,8 @@ class SupervisorActor:
         spec = self._named(roster, body) if body.instance else self._free(roster, body)
         if isinstance(spec, ProvisionRefused):
             return _answer(reply_to, spec)
+        if lack := roster.lacks(spec, [child.spec for child in self._children.values()]):
+            return _refuse(reply_to, ProvisionRefusal.NO_DEVICE, lack)
         instance = body.instance or spec.presences[0]
         roster.carried_out(body.order, instance)
         self._drained.pop(spec.name, None)

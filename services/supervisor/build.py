@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from millrace.actor.deps import ActorDeps
 
@@ -22,6 +22,7 @@ class SupervisedMachine:
         children: Processes to keep running.
         spares: Workers that are not started at first.
         model: Served by workers that name none.
+        devices: By kind, shared by the workers.
     """
 
     name: str
@@ -30,6 +31,7 @@ class SupervisedMachine:
     children: Sequence[ChildSpec]
     spares: Sequence[ChildSpec] = ()
     model: str = ""
+    devices: Mapping[str, int] = field(default_factory=dict)
 
 
 def build(config: SupervisedMachine, deps: ActorDeps) -> SupervisorActor:
@@ -39,5 +41,10 @@ def build(config: SupervisedMachine, deps: ActorDeps) -> SupervisorActor:
         cluster=config.cluster,
         incarnation=deps.incarnation,
         children=list(config.children),
-        roster=Roster(host=config.host, workers=[*config.children, *config.spares], model=config.model),
+        roster=Roster(
+            host=config.host,
+            workers=[*config.children, *config.spares],
+            model=config.model,
+            devices=config.devices,
+        ),
     )

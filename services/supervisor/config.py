@@ -35,6 +35,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         stop_limit_ms: How long it may take to stop before it is killed.
         model: Of a worker: what it serves; empty for any.
         shape: Of a worker: what it runs on, such as ``cpu`` or ``h100x2``; empty for unknown.
+        device: Of a worker: the kind of device that it takes; empty for unknown.
+        devices: How many of them.
     """
 
     name: str
@@ -48,6 +50,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stop_limit_ms: int = 10_000
     model: str = ""
     shape: str = ""
+    device: str = ""
+    devices: int = 0
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +64,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         nats_monitor_url: Base URL of its monitoring endpoint.
         children: Everything else.
         spares: Workers that are not started at first, one instance each: what provisioning may add.
+        devices: Devices by kind that its workers share; kinds that are not named have no bound but the spares.
         host: Under this name provisioning reaches this machine.
         ingress_url: Base URL of the API; it is polled for ``/ready`` at start.
         models: Served model names; the first is in the example that is printed.
@@ -74,6 +79,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     nats_monitor_url: str
     children: list[ChildSpec]
     spares: list[ChildSpec] = []
+    devices: dict[str, int] = {}
     host: str = "local"
     ingress_url: str
     models: list[str]

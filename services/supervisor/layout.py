@@ -80,6 +80,7 @@ class Layout:
             nats_monitor_url=f"http://127.0.0.1:{spec.nats.monitor_port}",
             children=children,
             spares=self._workers([slot for slot in slots if slot.spare], slots),
+            devices=spec.devices,
             host=HOST,
             ingress_url=self.ingress_url,
             models=[*([spec.cascade.name] if spec.cascade else []), *(model.name for model in spec.models)],
@@ -291,6 +292,8 @@ class Layout:
             stop_order=2,
             model=slot.model.name,
             shape=shape_of(slot.group),
+            device=slot.group.device,
+            devices=slot.group.tensor_parallel * len(slot.instances),
         )
         if vllm_index < 0:
             command = [sys.executable, "-m", "services.worker", "--config", str(path)]

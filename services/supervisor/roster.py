@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from millrace.contracts.catalog import Role
 
@@ -20,8 +20,11 @@ class Roster:
         models: What its workers serve; empty where they serve any.
     """
 
-    def __init__(self, *, host: str, workers: Iterable[ChildSpec], model: str = "") -> None:
-        """``model``: what workers serve that name none."""
+    def __init__(
+        self, *, host: str, workers: Iterable[ChildSpec], model: str = "", devices: Mapping[str, int] | None = None
+    ) -> None:
+        """``model``: what workers serve that name none. ``devices``: by kind, shared by the workers."""
+        self._devices = dict(devices or {})
         self.host = host
         self._workers = [spec for spec in workers if spec.role == Role.WORKER]
         self._model = model
@@ -42,6 +45,16 @@ class Roster:
     def instances_max(self, model: str) -> int:
         """Instances of a model that can run here at once."""
         return sum(len(spec.presences) for spec in self._fitting(model))
+
+    def lacks(self, spec: ChildSpec, running: Iterable[ChildSpec]) -> str:
+        """Why a worker has no device now, beside those that run; empty where it has."""
+        if spec.device not in self._devices:
+            return ""
+        total = self._devices[spec.device]
+        taken = sum(other.devices for other in running if other.device == spec.device)
+        if taken + spec.devices <= total:
+            return ""
+        return f"{spec.name} needs {spec.devices} {spec.device}, {taken} of {total} are taken"
 
     def _fitting(self, model: str) -> list[ChildSpec]:
         return [spec for spec in self._workers if (spec.model or self._model) in ("", model)]

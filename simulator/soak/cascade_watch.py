@@ -1,11 +1,14 @@
-"""Checker of cascades: tiers rise, accepted answers scored high enough, and the books balance over attempts."""
+"""Checkers of cascades: tiers rise, accepted answers scored high enough, and the books balance over attempts; engines
+that are swapped never take more devices than there are.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Protocol
 
-from millrace.actor.effects import Effect, Publish
+from millrace.actor.effects import Effect, Log, Publish
 from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
 from millrace.sim.checkers import Checker
@@ -92,3 +95,31 @@ class CascadeWatch(Checker):
         for request, parent in self._parents.items():
             if parent.attempts and exchanges[request].outcome == "completed":
                 assert parent.outcome == "completed", f"{request}: {parent.outcome}"
+
+
+class Pool(Protocol):
+    """A cluster whose workers share the devices of one host."""
+
+    def devices_taken(self) -> int:
+        """Workers that hold a device."""
+        ...
+
+
+class MoveWatch(Checker):
+    """Looks at the devices after every message.
+
+    Attributes:
+        ended: Moves by how they ended.
+    """
+
+    def __init__(self, pool: Pool, devices: int) -> None:
+        self.ended: Counter[str] = Counter()
+        self._pool = pool
+        self._devices = devices
+
+    def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
+        taken = self._pool.devices_taken()
+        assert taken <= self._devices, f"{taken} workers on {self._devices} devices"
+        for effect in effects:
+            if isinstance(effect, Log) and effect.event in ("cascade_moved", "cascade_move_given_up"):
+                self.ended[effect.event] += 1

@@ -1,4 +1,6 @@
-"""The soak of cascades: three models behind one name, thresholds that are swapped all the time, and an erratic judge.
+"""The soak of cascades: three models behind one name, thresholds and engines that are swapped, and an erratic judge.
+
+Its workers are processes of one simulated host with as many devices as run at first, and a spare of each model.
 
 Each model reads a token of its own before the prompt, so its text tells it from the others'. The fitted judges make
 some attempts hopeless early; what the engines say of their tokens varies with the sequence.
@@ -16,17 +18,24 @@ from millrace.enginemodel.tokens import OutputLengths
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.evidence import ConfidenceFeature
+from millrace.sim.links import LinkModel
+from millrace.sim.process import SimActor
+from millrace.sim.runtime_sim import MILLISECOND
 
 from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.build import build as build_coordinator
+from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
+from services.coordinator.config import CoordinatorConfig
 from services.ingress.calls.messages import Call, CascadeOptions, MemberCall
 from services.ingress.config import CascadeConfig, IngressConfig, TierConfig
 from services.ingress.tokens.detokenizer import TextModel
 from simulator import services
+from simulator.cluster import CLUSTER
+from simulator.host import HostShape, SimulatedHost
 from simulator.services import SimInstance, SimService
 from simulator.soak import erratic_judge, restless_cascade
 from simulator.soak.cascade_clients import CascadeClients
-from simulator.soak.cascade_watch import CascadeWatch
+from simulator.soak.cascade_watch import CascadeWatch, MoveWatch
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.erratic_judge import ErraticConfig
 from simulator.soak.restless_cascade import SwapConfig
@@ -37,9 +46,11 @@ from simulator.vocabulary import EOS
 CASCADE = "auto"
 #: In rising order of cost.
 MODELS = ("small", "middle", "large")
-#: Of the soak's workers, by index: two models have a spare, one has none.
-MODEL_OF = ("small", "middle", "large", "small", "large")
+#: Of the soak's workers, by index; the last three are not started at first, and more than DEVICES never run.
+MODEL_OF = ("small", "middle", "large", "small", "large", "small", "middle", "large")
+DEVICES = 5
 #: Outputs of about 12 tokens: with tokens of probability 0.5 to 0.95 their sum is around -4.
+COLD_START_NS = 1_000 * MILLISECOND
 LENGTHS = OutputLengths(mean=12, sigma=0.9, length_max=200)
 #: By the sum for ``small``, so that its attempts may be rejected early, and by the mean for ``middle``.
 JUDGES = {
@@ -50,13 +61,50 @@ JUDGES = {
 
 def cascade_shape() -> SoakShape:
     """The cluster of a soak of cascades."""
-    return SoakShape(workers=len(MODEL_OF), lengths=LENGTHS)
+    return SoakShape(workers=DEVICES, lengths=LENGTHS)
 
 
 class CascadeSoakCluster(SoakCluster):
-    """Workers of three models, a planner that swaps the cascade's plan, and a judge."""
+    """Workers of three models on one host, a person who swaps the cascade's plan, and a judge.
 
-    models = MODELS
+    Attributes:
+        host: Starts, stops and restarts the workers.
+        devices: What its supervisor counts with. Tests override it.
+    """
+
+    restarted_elsewhere = frozenset({Role.WORKER})
+    devices = DEVICES
+
+    def __init__(self, seed: int, shape: SoakShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
+        super().__init__(seed, shape, link=link, verify=verify)
+        names = [f"w{index}" for index in range(len(MODEL_OF))]
+        self.host = SimulatedHost(
+            self.simulation,
+            HostShape(
+                cluster=CLUSTER,
+                model="",
+                models=dict(zip(names, MODEL_OF, strict=True)),
+                devices=self.devices,
+                running=tuple(names[:DEVICES]),
+                spares=tuple(names[DEVICES:]),
+                cold_start_ns=COLD_START_NS,
+            ),
+            workers={actor.name: actor for actor in self.workers},
+            add_worker=lambda name: self.add(Role.WORKER, self._instance(name)),
+        )
+
+    def models(self) -> tuple[str, ...]:
+        """Models of the instances that are to run now."""
+        return tuple(sorted({MODEL_OF[int(actor.name[1:])] for actor in self.present_workers()}))
+
+    def devices_taken(self) -> int:
+        """Workers that hold a device."""
+        return len(self.host.up())
+
+    def present_workers(self) -> list[SimActor]:
+        """Workers that run or are being restarted, and not those that a move has ended."""
+        children = self.host.supervisor.actor.snapshot()
+        return [actor for actor in self.workers if actor.name in children]
 
     def _choose_services(self) -> None:
         super()._choose_services()
@@ -68,11 +116,20 @@ class CascadeSoakCluster(SoakCluster):
 
     def _add_actors(self) -> None:
         super()._add_actors()
-        self.add(Role.COORDINATOR, SwapConfig(name="swapper", cascade=CASCADE, models=MODELS))
+        most = tuple(MODEL_OF.count(model) for model in MODELS)
+        self.add(
+            Role.COORDINATOR,
+            SwapConfig(name="swapper", cascade=CASCADE, models=MODELS, instances_max=most, devices=DEVICES),
+        )
         self.add(Role.JUDGE, ErraticConfig(name="judge-0", cascade=CASCADE))
 
     def _instance(self, name: str) -> SimInstance:
         return msgspec.structs.replace(super()._instance(name), model=MODEL_OF[int(name[1:])])
+
+    def _coordinator(self, name: str) -> CoordinatorConfig:
+        tiers = [CoordinatedTier(model=model) for model in MODELS]
+        cascade = CoordinatedCascade(name=CASCADE, tiers=tiers, moves=True, drain_s=0.5, move_limit_s=12.0)
+        return msgspec.structs.replace(super()._coordinator(name), cascades=[cascade])
 
     def _ingress(self, name: str) -> IngressConfig:
         tiers = [TierConfig(model=model) for model in MODELS]
@@ -81,18 +138,29 @@ class CascadeSoakCluster(SoakCluster):
 
 
 class CascadeSoakRun(SoakRun):
-    """Runs one seed with calls of the cascade, and a few of its members."""
+    """Runs one seed with calls of the cascade, and a few of its members.
+
+    Attributes:
+        cluster_type: Tests override it.
+    """
+
+    cluster_type: type[CascadeSoakCluster] = CascadeSoakCluster
 
     def __init__(self, seed: int, *, faults: bool = True, rate: float = 0.0) -> None:
-        super().__init__(seed, shape=cascade_shape(), faults=faults, rate=rate, cluster=CascadeSoakCluster)
+        super().__init__(seed, shape=cascade_shape(), faults=faults, rate=rate, cluster=self.cluster_type)
         self.watch = CascadeWatch()
-        self._sim.check_with(self.watch)
+        assert isinstance(self.cluster, CascadeSoakCluster)
+        self.moves = MoveWatch(self.cluster, DEVICES)
+        for checker in (self.watch, self.moves):
+            self._sim.check_with(checker)
 
     def _draw_call(self) -> Call:
         call, rng = super()._draw_call(), self._rng
         members = [_member(call, model) for model in MODELS]
         if rng.random() < 0.15:
-            member = rng.choice(members)
+            # A tier that a move has emptied answers nobody by its own name.
+            present = self.cluster.models()
+            member = rng.choice([member for member in members if member.model in present])
             return msgspec.structs.replace(call, model=member.model, prompts=member.prompts)
         options = CascadeOptions(
             quality=rng.choice((None, None, None, 50.0, 100.0)),

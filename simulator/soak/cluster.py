@@ -13,7 +13,7 @@ from millrace.enginemodel.network import modelled_endpoint
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.links import LinkModel
-from millrace.sim.process import SimProcess
+from millrace.sim.process import SimActor, SimProcess
 from millrace.sim.runtime_sim import Simulation
 
 from services.broker.config import BrokerConfig, FenceConfig, TradingConfig
@@ -43,10 +43,10 @@ class SoakCluster(SimulatedCluster):
 
     Attributes:
         clients: Submit calls here; they check what comes.
-        models: Models that its workers serve.
+        restarted_elsewhere: Roles whose actors are started again by somebody else.
     """
 
-    models: ClassVar[tuple[str, ...]] = (MODEL,)
+    restarted_elsewhere: ClassVar[frozenset[Role]] = frozenset()
 
     def __init__(self, seed: int, shape: SoakShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
         """Builds and starts everything. ``verify``: as for ``Simulation``."""
@@ -64,8 +64,16 @@ class SoakCluster(SimulatedCluster):
         self._choose_services()
         self._add_actors()
         rng = Random(f"{seed}/supervisor")
-        self.restart_dead(lambda: rng.randrange(*shape.restart_ns))
+        self.restart_dead(lambda: rng.randrange(*shape.restart_ns), but=self.restarted_elsewhere)
         simulation.after(WATCH_NS, self._lose_connections)
+
+    def models(self) -> tuple[str, ...]:
+        """Models that its workers serve."""
+        return (MODEL,)
+
+    def present_workers(self) -> list[SimActor]:
+        """Workers that run or are being restarted."""
+        return self.workers
 
     def _choose_services(self) -> None:
         self.services |= {
@@ -99,18 +107,20 @@ class SoakCluster(SimulatedCluster):
 
     def _add_coordinators(self) -> None:
         shape = self.shape
-        roles = shape.migration.roles if shape.migration else {}
         if shape.trading is not None:
             self.add(Role.COORDINATOR, self._planner(shape.trading))
         for index in range(shape.coordinators if shape.trading is None else 0):
-            name = f"coordinator-{index}"
-            self.add(Role.COORDINATOR, CoordinatorConfig(name=name, bus=BUS, roles=roles, stages=shape.stages))
+            self.add(Role.COORDINATOR, self._coordinator(f"coordinator-{index}"))
 
     def _instance(self, name: str) -> SimInstance:
         limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
         return SimInstance(
             name=name, model=MODEL, engine=self.shape.engine, step_time=self.shape.planned_as or MODEL, limits=limits
         )
+
+    def _coordinator(self, name: str) -> CoordinatorConfig:
+        roles = self.shape.migration.roles if self.shape.migration else {}
+        return CoordinatorConfig(name=name, bus=BUS, roles=roles, stages=self.shape.stages)
 
     def _ingress(self, name: str) -> IngressConfig:
         shape = self.shape

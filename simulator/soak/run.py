@@ -216,7 +216,7 @@ class SoakRun:
         self._until(lambda: all(actor.process for actor in self.cluster.ingresses), SERVE_NS, "an ingress is down")
         views = [ingress_state(actor).cluster for actor in self.cluster.ingresses]
         self._until(
-            lambda: all(view.expects(model) for view in views for model in self.cluster.models),
+            lambda: all(view.expects(model) for view in views for model in self.cluster.models()),
             SERVE_NS,
             "an ingress is not ready",
         )
@@ -235,7 +235,7 @@ class SoakRun:
         """Wait for what else must come to an end; nothing here."""
 
     def _is_empty(self) -> bool:
-        for actor in self.cluster.workers:
+        for actor in self.cluster.present_workers():
             if actor.process is None or actor.actor.snapshot()["live"]:
                 return False
             scheduler = self.cluster.engines[actor.name].engine.scheduler

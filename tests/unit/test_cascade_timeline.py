@@ -12,7 +12,6 @@ from millrace.cascade.replanning import (
     misses_quality,
     moved,
     outdated,
-    ready_ns,
     replan,
     simulated_under,
     thresholds_for,
@@ -76,18 +75,34 @@ def test_a_tier_without_a_replica_is_skipped():
 
 def test_a_request_that_no_replica_can_ever_answer_is_an_error():
     with pytest.raises(ValueError, match="no replica"):
-        run_timeline(_answers([0.0]), [0], _timeline([_replica()], [], (0, 50.0)))
+        run_timeline(_answers([0.0]), [0], _timeline([], [], (0, 50.0)))
 
 
 def test_a_move_keeps_what_both_plans_have_and_starts_the_rest_cold():
     now, then = [TierDeployment(((SMALL, 3),), (2.0,))], [TierDeployment(((SMALL, 1), (LARGE, 1)), (2.0, 1.0))]
-    [replicas] = moved(now, then, at_ns=5, cost=MoveCost(drain_s=1, cold_start_s=2))
-    assert sorted((each.shape.cost.fixed, each.from_ns, each.until_ns == FOREVER_NS) for each in replicas) == [
-        (SMALL.cost.fixed, 0, False),
-        (SMALL.cost.fixed, 0, False),
-        (SMALL.cost.fixed, 0, True),
-        (LARGE.cost.fixed, ready_ns(5, MoveCost(drain_s=1, cold_start_s=2)), True),
+    [replicas], done_ns = moved(now, then, at_ns=5, cost=MoveCost(drain_s=1, cold_start_s=2))
+    assert done_ns == 5 + 3 * NS
+    assert sorted((each.shape.cost.fixed, each.from_ns, each.until_ns) for each in replicas) == [
+        (SMALL.cost.fixed, 0, 5),
+        (SMALL.cost.fixed, 0, done_ns),
+        (SMALL.cost.fixed, 0, FOREVER_NS),
+        (LARGE.cost.fixed, done_ns, FOREVER_NS),
     ]
+
+
+def test_replicas_change_one_after_the_other_and_a_wide_one_waits_for_all_its_gpus():
+    wide = engine(8.0, 2)
+    now = [Deployment(((SMALL, 4),), (1.0,)), Deployment((), ())]
+    then = [Deployment((), ()), Deployment(((wide, 2),), (1.0,))]
+    (old, new), done_ns = moved(now, then, at_ns=0, cost=MoveCost(drain_s=1, cold_start_s=2))
+    assert [each.until_ns // NS for each in old] == [0, 0, 3, 3]
+    assert [each.from_ns // NS for each in new] == [3, 6]
+    assert done_ns == 6 * NS
+
+
+def test_an_answer_that_no_later_tier_can_better_is_delivered():
+    outcomes = run_timeline(_answers([0.0]), [0], _timeline([_replica()], [], (0, 50.0)))
+    assert outcomes.answered_by.tolist() == [0]
 
 
 def test_thresholds_on_the_planned_replicas_are_as_good_as_the_plan():
@@ -170,8 +185,8 @@ def test_replicas_move_only_where_the_horizon_pays_for_the_cold_start():
     planner = CascadePlanner(problem(rate=30.0, quality_min=80.0))
     poor = (
         TierDeployment(((engine(1.0), 1),), (1.0,)),
-        TierDeployment(((engine(3.0), 3),), (1.0,)),
-        TierDeployment(((engine(8.0, 4), 2),), (1.0,)),
+        TierDeployment(((engine(3.0), 1),), (1.0,)),
+        TierDeployment(((engine(8.0, 2), 5),), (1.0,)),
     )
     long = replan(planner, poor, MoveCost(drain_s=1, cold_start_s=1, horizon_s=200))
     assert long.move is not None

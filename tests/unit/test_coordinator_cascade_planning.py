@@ -9,6 +9,7 @@ import pytest
 from millrace.actor.effects import Effect, Log, PutKey, Subscribe
 from millrace.cascade.jobs import FrontPoint, PlanningResult
 from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.local import KeyChanged
 from millrace.contracts.observers import RequestFinished
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
@@ -101,7 +102,7 @@ def test_a_result_comes_into_force_with_what_is_expected_of_it() -> None:
 def test_a_target_that_is_missed_is_flagged_and_a_move_is_said() -> None:
     story = PlannedStory()
     story.run(65)
-    story.answer(msgspec.structs.replace(RESULT, meets=False, move=[0, 2]))
+    story.answer(msgspec.structs.replace(RESULT, meets=False, move=msgspec.structs.replace(CHOSEN, instances=[0, 2])))
     assert story.plan is not None
     assert not story.plan.meets
     assert "worth a move: 0 of nano, 2 of mini" in story.plan.reason
@@ -128,6 +129,20 @@ def test_traffic_that_changes_starts_one_that_looks_at_the_plan_in_force(rate: f
     story.answer(msgspec.structs.replace(RESULT, chosen=msgspec.structs.replace(CHOSEN, thresholds=[65.0])))
     assert story.plan is not None
     assert said in story.plan.reason
+
+
+def test_a_tier_that_has_gone_is_reason_enough_to_plan() -> None:
+    story = PlannedStory()
+    story.run(65)
+    story.answer(RESULT)
+    story.send(KeyChanged(bucket="instance", key="w0", value=None, revision=0))
+    for _ in range(120):
+        story.tick(1.0, alive=ALIVE[1:])
+        story.send(story.outcome(40))
+    assert len(story.jobs) == 2
+    story.answer(RESULT)
+    assert story.plan is not None
+    assert "tiers without an instance: nano, planned none" in story.plan.reason
 
 
 def test_a_plan_that_still_fits_stays() -> None:
@@ -189,7 +204,7 @@ def test_attempts_and_other_models_requests_are_not_the_cascades() -> None:
 
 def test_a_result_of_another_number_of_tiers_is_no_plan() -> None:
     plan = CascadePlan(cascade="c", epoch=1, tiers=[CascadeTier(model="nano")])
-    assert planned(CASCADE, plan, RESULT, coordinator="x", why="y") is None
+    assert planned(CASCADE, plan, RESULT, coordinator="x", why="y", now_ns=0) is None
 
 
 def test_a_day_of_stationary_traffic_gives_at_most_one_false_alarm() -> None:

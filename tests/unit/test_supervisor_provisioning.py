@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import msgspec
 import pytest
 from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop, Subscribe
-from millrace.cluster import parse_cluster
+from millrace.actor.errors import ConfigError
+from millrace.cluster import ClusterPolicies, PolicyChoice, cluster_toml, parse_cluster
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.provisioner import (
@@ -20,6 +22,7 @@ from millrace.contracts.provisioner import (
 )
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import DrainWorker
+from millrace.supervision.service_fields import coordinator_fields
 
 from services.supervisor.actor import RETIRE_GRACE_NS, SupervisorActor
 from services.supervisor.config import ChildSpec, LaunchOptions
@@ -409,3 +412,113 @@ def test_one_that_still_drains_cannot_be_brought_back_yet() -> None:
     assert Drained.back(bench, "worker-0") == ProvisionRefused(  # type: ignore[arg-type]
         reason=ProvisionRefusal.RUNS, detail="worker-0 still drains"
     )
+
+
+class Pool:
+    """A supervisor of two devices: one worker of each of two models runs, and each of three models has a spare."""
+
+    def __init__(self) -> None:
+        def on_device(name: str, model: str, devices: int = 1) -> ChildSpec:
+            return msgspec.structs.replace(worker(name), model=model, device="cpu", devices=devices)
+
+        running = [on_device("w0", "nano"), on_device("w1", "mini")]
+        spares = [
+            on_device("w2", "nano"),
+            on_device("w3", "micro"),
+            on_device("w4", "mini"),
+            on_device("w5", "wide", 2),
+        ]
+        roster = Roster(host="here", workers=[*running, *spares], devices={"cpu": 2})
+        self.actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=running, roster=roster)
+        self.actor.start(S)
+        self.actor.adopt("w0", 10, S)
+        self.actor.adopt("w1", 11, S)
+        self.orders = 0
+
+    def send(self, body: Body) -> Body:
+        answers = [
+            effect for effect in self.actor.handle(Message(body, reply_to="inbox"), S) if isinstance(effect, Reply)
+        ]
+        return answers[0].body if answers else body
+
+    def start(self, model: str, instance: str = "") -> Body:
+        self.orders += 1
+        return self.send(StartInstance(order=str(self.orders), model=model, instance=instance))
+
+
+def test_a_spare_starts_only_where_its_device_is_free_whatever_its_model() -> None:
+    pool = Pool()
+    for model, instance in (("nano", ""), ("micro", ""), ("micro", "w3")):
+        refused = pool.start(model, instance)
+        assert isinstance(refused, ProvisionRefused)
+        assert refused.reason is ProvisionRefusal.NO_DEVICE
+        assert "2 of 2 are taken" in refused.detail
+    assert isinstance(pool.send(StopInstance(instance="w0")), InstanceStopping)
+    assert isinstance(pool.start("micro"), ProvisionRefused)  # it drains, and holds its device
+    pool.send(ChildExited(name="w0", pid=10, status=0))
+    assert pool.start("micro") == InstanceStarting(order="5", instance="w3")
+    assert isinstance(pool.start("mini"), ProvisionRefused)
+
+
+def test_a_worker_that_takes_several_devices_needs_them_all() -> None:
+    pool = Pool()
+    pool.send(StopInstance(instance="w0"))
+    pool.send(ChildExited(name="w0", pid=10, status=0))
+    assert isinstance(pool.start("wide"), ProvisionRefused)
+    pool.send(StopInstance(instance="w1"))
+    pool.send(ChildExited(name="w1", pid=11, status=0))
+    assert isinstance(pool.start("wide"), InstanceStarting)
+
+
+def test_a_worker_that_is_restarted_keeps_its_device() -> None:
+    pool = Pool()
+    pool.send(ChildExited(name="w0", pid=10, status=1))
+    assert isinstance(pool.start("nano"), ProvisionRefused)
+
+
+POOL = """
+[devices]
+cpu = 2
+[cascade]
+tiers = ["nano", "micro", "mini"]
+[[models]]
+name = "nano"
+path = "."
+groups = [{ engine = "modelled", spares = 1 }]
+[[models]]
+name = "micro"
+path = "."
+groups = [{ engine = "modelled", count = 0, spares = 2 }]
+[[models]]
+name = "mini"
+path = "."
+groups = [{ engine = "modelled", spares = 1 }]
+"""
+
+
+def test_a_file_with_devices_gives_every_worker_its_place_in_the_pool() -> None:
+    config = Layout(LaunchOptions(spec=parse_cluster(POOL))).plan()
+    workers = [child for child in config.children if child.role == "worker"]
+    assert [(child.model, child.device, child.devices) for child in workers] == [("nano", "cpu", 1), ("mini", "cpu", 1)]
+    assert [child.model for child in config.spares] == ["nano", "micro", "micro", "mini"]
+    assert config.devices == {"cpu": 2}
+    assert parse_cluster(cluster_toml(parse_cluster(POOL))) == parse_cluster(POOL)
+    cascade = coordinator_fields(parse_cluster(POOL))["cascades"][0]
+    assert cascade["moves"]
+    assert [tier["instances_max"] for tier in cascade["tiers"]] == [2, 2, 2]
+    scaled = msgspec.structs.replace(
+        parse_cluster(POOL), policies=ClusterPolicies(provisioning=PolicyChoice(name="relief"))
+    )
+    assert "moves" not in coordinator_fields(scaled)["cascades"][0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("cpu = 2", "cpu = 1", "devices.cpu: 1, but the instances at the start take 2"),
+        ("count = 0, spares = 2", "count = 0", "count: 0"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused(old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse_cluster(POOL.replace(old, new))

@@ -19,7 +19,7 @@ from millrace.cascade.recorded import recorded_sample
 from millrace.cascade.replanning import MoveCost, Replan, outdated, replan, simulated_under
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.sample import JudgedSample
-from millrace.contracts.cascade import SCORE_MAX
+from millrace.contracts.cascade import SCORE_MAX, CascadeMove
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.judging.files import read_judge
@@ -58,8 +58,7 @@ class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
         sample: File of recorded answers.
         rate: Requests/s.
         quality, latency_s: The target; one of them.
-        thresholds: In force, one per tier but the last; empty for none. With them it is first looked at whether they
-            still fit.
+        thresholds: In force, one per tier but the last; empty for none. They stay unless others are better.
         planned_p95_s: p95 that was expected of them; 0 for unknown.
         judge_s: What judging an answer takes.
         drain_s, cold_start_s, horizon_s: As MoveCost has them.
@@ -101,7 +100,7 @@ class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
         chosen: For the present instances; None where no thresholds serve the traffic on them.
         meets: Whether it reaches the target.
         reason: One sentence.
-        move: Instances of each tier that would be worth a move; empty to keep them.
+        move: Design whose instances are worth a move; None to keep them.
         front: Every design on the front, by rising p95, if asked for.
     """
 
@@ -109,7 +108,7 @@ class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
     meets: bool
     reason: str
     keep: str = ""
-    move: list[int] = []
+    move: FrontPoint | None = None
     front: list[FrontPoint] = []
 
 
@@ -124,13 +123,16 @@ def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front
     present = [
         _deployment(shapes[0], tier.instances) for shapes, tier in zip(planner.problem.shapes, job.tiers, strict=True)
     ]
-    if not front and (still := _still_fits(job, planner, present)) is not None:
-        return still
     told = replan(
-        planner, present, MoveCost(drain_s=job.drain_s, cold_start_s=job.cold_start_s, horizon_s=job.horizon_s)
+        planner,
+        present,
+        MoveCost(drain_s=job.drain_s, cold_start_s=job.cold_start_s, horizon_s=job.horizon_s),
+        in_force=tuple(job.thresholds) or None,
     )
     designs = planner.front() if front else []
-    return _result(told, sorted((_point(each) for each in designs), key=lambda each: each.p95_s))
+    return _result(
+        told, _change(job, planner, present), sorted((_point(each) for each in designs), key=lambda each: each.p95_s)
+    )
 
 
 def problem_of(job: PlanningJob, step_times: Mapping[str, StepTimeModel]) -> CascadeProblem:
@@ -171,29 +173,51 @@ def _deployment(shape: ReplicaShape, count: int) -> TierDeployment:
     return TierDeployment(((shape, count),), (1.0,)) if count else TierDeployment((), ())
 
 
-def _still_fits(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDeployment]) -> PlanningResult | None:
-    """The answer where the thresholds in force fit the traffic as it is."""
+def _change(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDeployment]) -> str:
+    """How the plan in force does on the traffic as it is, where that is worse than planned; empty where it is not."""
     if not job.thresholds:
-        return None
-    now = simulated_under(planner, tuple(job.thresholds), present)
+        return ""
+    thresholds = tuple(job.thresholds)
+    now = simulated_under(planner, thresholds, present)
     if now is None:
-        return None
-    planned = now if not job.planned_p95_s else replace(now, p95_s=job.planned_p95_s)
-    if outdated(planner, planned):
-        return None
-    reason = f"quality {now.routed.quality:.1f} and p95 {now.p95_s:.2f} s, as planned"
-    return PlanningResult(chosen=_point(now), meets=True, reason=reason, keep=reason)
+        return "no tier has an instance"
+    planned = replace(now, p95_s=job.planned_p95_s or now.p95_s)
+    return outdated(planner, planned)
 
 
-def _result(told: Replan, front: list[FrontPoint]) -> PlanningResult:
+def _result(told: Replan, change: str, front: list[FrontPoint]) -> PlanningResult:
     chosen, move = told.at_once, told.move
-    reason = f"{chosen.reason}; {told.reason}" if chosen is not None else told.reason
+    said = [change, chosen.reason if chosen is not None else "", told.reason]
+    reason = "; ".join(each for each in said if each)
+    keep = ""
+    if chosen is not None and told.kept:
+        keep = f"quality {chosen.routed.quality:.1f} and p95 {chosen.p95_s:.2f} s; {reason}"
     return PlanningResult(
         chosen=_point(chosen) if chosen is not None else None,
         meets=chosen is not None and chosen.meets,
         reason=reason,
-        move=_counts(move) if move is not None else [],
+        keep=keep,
+        move=_point(move) if move is not None else None,
         front=front,
+    )
+
+
+def planned_move(point: FrontPoint, before: Sequence[int], *, until_ns: int, meets: bool) -> CascadeMove:
+    """Move of a plan to a design.
+
+    Args:
+        before: Instances of each tier now.
+    """
+    return CascadeMove(
+        instances=point.instances,
+        before=list(before),
+        until_ns=until_ns,
+        thresholds=[*point.thresholds, 0.0],
+        shares=point.shares,
+        quality=point.quality,
+        quality_low=max(0.0, point.quality_low),
+        p95_ns=round(point.p95_s * 1e9),
+        meets=meets,
     )
 
 

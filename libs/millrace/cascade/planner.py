@@ -1,8 +1,8 @@
 """Thresholds and GPUs of a cascade planned together.
 
 ``CascadePlanner`` goes through every distinct routing of the sample on a grid, for each choice of models, allocates
-GPUs for each exactly, simulates the end-to-end latency of the promising ones and picks. ``plan_as_published`` is the paper's
-bi-level loop.
+GPUs for each exactly, simulates the end-to-end latency of the promising ones and picks. ``plan_as_published`` is the
+paper's bi-level loop.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ JUDGED_REQUESTS_MIN = 400
 
 #: Candidates by allocation whose end-to-end latency is simulated.
 SIMULATED_MAX = 24
+
+#: Span of a simulation, and most requests of a sample smaller than that.
+SIMULATED_S = 60.0
+SIMULATED_REQUESTS_MAX = 2_000
 
 #: Thresholds tried per tier between the grid's neighbours of the best ones.
 REFINED_THRESHOLDS = 8
@@ -217,19 +221,24 @@ class CascadePlanner:
 
     def simulated(self, design: CascadeDesign) -> CascadeDesign:
         """The design with its end-to-end p95."""
-        problem = self.problem
-        load = ChainLoad(
-            rate=problem.rate,
-            judge_s=problem.judge_s,
-            requests=max(problem.sample.count, JUDGED_REQUESTS_MIN),
-            seed=self.model.seed,
-        )
+        problem, load = self.problem, self.load()
         latencies = chain_latencies(problem.sample, design.routed, design.deployments, load, native=self.model.native)
         return CascadeDesign(
             routed=design.routed,
             deployments=design.deployments,
             tier_latency_s=design.tier_latency_s,
             p95_s=chain_p95_s(latencies),
+        )
+
+    def load(self) -> ChainLoad:
+        """Load of a simulation: a minute at the problem's rate, so that queues that grow show, within bounds."""
+        problem = self.problem
+        requests = max(problem.sample.count, JUDGED_REQUESTS_MIN, round(problem.rate * SIMULATED_S))
+        return ChainLoad(
+            rate=problem.rate,
+            judge_s=problem.judge_s,
+            requests=min(requests, max(problem.sample.count, SIMULATED_REQUESTS_MAX)),
+            seed=self.model.seed,
         )
 
     def quality(self, routed: Routed) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.cascade.capacity import TierDeployment
-from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
+from millrace.cascade.chain import chain_latencies, chain_p95_s
 from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import NS, PERCENTILE
 from millrace.cascade.routing import Routed, Thresholds, route, routings
@@ -155,13 +155,7 @@ def _not_dominated(candidates: Sequence[Routed], planner: CascadePlanner) -> lis
 
 def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[TierDeployment]) -> CascadeDesign:
     problem = planner.problem
-    load = ChainLoad(
-        rate=problem.rate,
-        judge_s=problem.judge_s,
-        requests=max(problem.sample.count, JUDGED_REQUESTS_MIN),
-        seed=planner.model.seed,
-    )
-    latencies = chain_latencies(problem.sample, routed, deployments, load, native=planner.model.native)
+    latencies = chain_latencies(problem.sample, routed, deployments, planner.load(), native=planner.model.native)
     return CascadeDesign(
         routed=routed, deployments=tuple(deployments), tier_latency_s=math.nan, p95_s=chain_p95_s(latencies)
     )
@@ -240,43 +234,79 @@ def _over_horizon(planner: CascadePlanner, now: CascadeDesign, then: CascadeDesi
         at += rng.expovariate(problem.rate)
         arrivals.append(int(at * NS))
     rows = np.array([rng.randrange(problem.sample.count) for _ in range(count)])
+    tiers, done_ns = moved(now.deployments, then.deployments, at_ns=0, cost=cost)
     timeline = Timeline(
-        tiers=moved(now.deployments, then.deployments, at_ns=0, cost=cost),
-        thresholds=[(0, now.routed.thresholds), (ready_ns(0, cost), then.routed.thresholds)],
+        tiers=tiers,
+        thresholds=[(0, now.routed.thresholds), (done_ns, then.routed.thresholds)],
         judge_s=problem.judge_s,
     )
     outcomes = run_timeline(problem.sample.rows(rows), arrivals, timeline, native=planner.model.native)
     return HorizonFigures(float(np.percentile(outcomes.latency_s, PERCENTILE)), float(outcomes.quality.mean()))
 
 
-def ready_ns(at_ns: int, cost: MoveCost) -> int:
-    """Return the time at which new replicas take requests, for a move that begins at ``at_ns``."""
-    return at_ns + int((cost.drain_s + cost.cold_start_s) * NS)
+class MovedTiers(NamedTuple):
+    """Replicas of each tier over a move, and when the last new one takes requests, ns."""
+
+    tiers: list[list[PlacedReplica]]
+    done_ns: int
 
 
-def moved(
-    now: Sequence[TierDeployment], then: Sequence[TierDeployment], *, at_ns: int, cost: MoveCost
-) -> list[list[PlacedReplica]]:
-    """By tier: replicas that stay, those that are retired at once, and new ones from ``ready_ns`` on."""
-    return [_moved_tier(placed(old), placed(new), at_ns, cost) for old, new in zip(now, then, strict=True)]
+def moved(now: Sequence[TierDeployment], then: Sequence[TierDeployment], *, at_ns: int, cost: MoveCost) -> MovedTiers:
+    """Replicas of each tier over a move from one design to another, as the coordinator carries it out.
+
+    One new replica after the other: others are retired until its GPUs are free, it takes requests after drain and cold
+    start, and then comes the next. What both designs have stays.
+    """
+    return moved_replicas([placed(each) for each in now], then, at_ns=at_ns, cost=cost)
 
 
-def _moved_tier(
-    old: Sequence[PlacedReplica], new: Sequence[PlacedReplica], at_ns: int, cost: MoveCost
-) -> list[PlacedReplica]:
-    kept = Counter(each.shape for each in old) & Counter(each.shape for each in new)
-    retiring, starting = Counter(kept), Counter(kept)
-    found = []
-    for replica in old:
-        stays = retiring[replica.shape] > 0
-        retiring[replica.shape] -= stays
-        found.append(replace(replica, until_ns=FOREVER_NS if stays else at_ns))
-    for replica in new:
-        if starting[replica.shape] > 0:
-            starting[replica.shape] -= 1
-        else:
-            found.append(replace(replica, from_ns=ready_ns(at_ns, cost)))
-    return found
+def moved_replicas(
+    now: Sequence[Sequence[PlacedReplica]], then: Sequence[Deployment], *, at_ns: int, cost: MoveCost
+) -> MovedTiers:
+    """The same from replicas as they are, those that an earlier move has retired included."""
+    tiers: list[list[PlacedReplica]] = []
+    retiring: list[tuple[int, int]] = []
+    starting: list[tuple[int, PlacedReplica]] = []
+    for tier, (old, deployment) in enumerate(zip(now, then, strict=True)):
+        left = Counter(dict(deployment.replicas))
+        for index, replica in enumerate(old):
+            if replica.until_ns < FOREVER_NS:
+                continue
+            if left[replica.shape] > 0:
+                left[replica.shape] -= 1
+            else:
+                retiring.append((tier, index))
+        for (shape, _), rate in zip(deployment.replicas, deployment.rates, strict=True):
+            starting += [(tier, PlacedReplica(shape=shape, weight=rate))] * left[shape]
+        tiers.append(list(old))
+    done_ns = _one_after_the_other(tiers, retiring, starting, at_ns, cost)
+    return MovedTiers(tiers, done_ns)
+
+
+def _one_after_the_other(
+    tiers: list[list[PlacedReplica]],
+    retiring: Sequence[tuple[int, int]],
+    starting: Sequence[tuple[int, PlacedReplica]],
+    at_ns: int,
+    cost: MoveCost,
+) -> int:
+    waiting, free = list(retiring), 0
+
+    def retire() -> int:
+        tier, index = waiting.pop(0)
+        tiers[tier][index] = replace(tiers[tier][index], until_ns=at_ns)
+        return tiers[tier][index].shape.gpus
+
+    for tier, replica in starting:
+        drained = 0.0
+        while free < replica.shape.gpus and waiting:
+            free, drained = free + retire(), cost.drain_s
+        at_ns += int((drained + cost.cold_start_s) * NS)
+        tiers[tier].append(replace(replica, from_ns=at_ns))
+        free -= replica.shape.gpus
+    while waiting:
+        retire()
+    return at_ns
 
 
 def _counts(deployments: Sequence[TierDeployment]) -> list[Counter[str]]:

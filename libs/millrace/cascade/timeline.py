@@ -83,13 +83,15 @@ def run_timeline(
 ) -> Outcomes:
     """Serve request i, which arrives at ``arrivals_ns[i]`` (rising), with the answers of row i.
 
-    A tier without a replica at the time is skipped; where no later tier has one either, the request waits for the next
-    replica of the last tier.
+    A tier without a replica at the time is skipped. An answer is delivered whatever its score where no later tier has
+    one then. Where no tier has one when the request comes, it waits for the next one of the last tier that has any.
 
     Raises:
         ValueError: a request can never be answered.
     """
-    count, last = requests.count, requests.tiers - 1
+    count = requests.count
+    last = max((tier for tier, each in enumerate(timeline.tiers) if each), default=requests.tiers - 1)
+    last = max((tier for tier, each in enumerate(timeline.tiers) if _stays(each)), default=last)
     ready, answered = list(arrivals_ns), np.full(count, last, dtype=np.int64)
     open_ = list(range(count))
     busy: list[tuple[int, ...]] = []
@@ -104,11 +106,10 @@ def run_timeline(
         passed = []
         for index, end in zip(taken, ends, strict=True):
             ready[index] = end
-            if tier < last:
+            answered[index] = tier
+            if tier < requests.tiers - 1 and _may_follow(timeline, tier, last, end):
                 ready[index] += int(timeline.judge_s[tier] * NS)
-                if requests.scores[index, tier] >= _thresholds(timeline, ready[index])[tier]:
-                    answered[index] = tier
-                else:
+                if requests.scores[index, tier] < _thresholds(timeline, ready[index])[tier]:
                     passed.append(index)
         open_ = sorted({*skipped, *passed})
     latency = (np.array(ready, dtype=np.float64) - np.array(arrivals_ns, dtype=np.float64)) / NS
@@ -118,6 +119,15 @@ def run_timeline(
 def _thresholds(timeline: Timeline, at_ns: int) -> Thresholds:
     position = bisect_right(timeline.thresholds, at_ns, key=lambda entry: entry[0])
     return timeline.thresholds[max(0, position - 1)][1]
+
+
+def _may_follow(timeline: Timeline, tier: int, last: int, at_ns: int) -> bool:
+    later = range(tier + 1, len(timeline.tiers))
+    return any(each == last or _has_replica(timeline.tiers[each], at_ns) for each in later)
+
+
+def _stays(replicas: Sequence[PlacedReplica]) -> bool:
+    return any(replica.until_ns == FOREVER_NS for replica in replicas)
 
 
 def _has_replica(replicas: Sequence[PlacedReplica], at_ns: int) -> bool:

@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sample", metavar="FILE", help="recorded answers of all tiers with the truth (default: the file's)")
     add("--output", default="cascade.png", metavar="FILE", help="the picture (default: cascade.png)")
     add(
-        "--apply", action="store_true", help="put the thresholds for the file's instances in force in a running cluster"
+        "--apply",
+        action="store_true",
+        help="put the thresholds in force in a running cluster; with [devices] instances move where that pays",
     )
     add("--model", default="", help="with --roles: the model, where the file has several")
     add("--lengths", default="azure-conversation", help="with --roles: a set that ships (default: %(default)s)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from pathlib import Path
 
 import nats.errors
@@ -11,21 +12,32 @@ from nats.js.errors import Error as JetStreamError
 
 from millrace.actor.bucket_reading import read_bucket
 from millrace.actor.errors import ConfigError
-from millrace.cascade.jobs import FrontPoint, PlannedTier, PlanningJob, PlanningResult, plan_job
+from millrace.cascade.jobs import (
+    FrontPoint,
+    PlannedTier,
+    PlanningJob,
+    PlanningResult,
+    plan_job,
+    planned_move,
+)
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cluster import CascadeSpec, ClusterSpec, GroupSpec, ModelSpec, instances_of, read_cluster
 from millrace.cluster.model_folders import context_length, judge_files, with_model_folders
-from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.cascade import CascadeMove, CascadePlan, CascadeTier
 from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import load_step_times
+from millrace.supervision.cascade_fields import instances_may_move
 from millrace.supervision.service_fields import STEP_TIMES
 
 #: Author of plans that a person puts; a coordinator keeps their thresholds.
 OPERATOR = "operator"
+
+#: A move that is not done after so long goes back: as the coordinator's ``move_limit_s``.
+MOVE_LIMIT_NS = 900_000_000_000
 
 #: Exit code where no plan keeps what is asked.
 MISSED = 3
@@ -54,8 +66,9 @@ def plan_cascade(arguments: argparse.Namespace) -> int:
     if arguments.apply:
         if result.chosen is None:
             raise CliError("nothing to apply: no thresholds serve that rate on the file's instances")
-        told = asyncio.run(_apply(resolve_connection(arguments, operator=True), spec.cascade, result))
-        print(f"in force: epoch {told.epoch} of {told.cascade}")
+        told = asyncio.run(_apply(resolve_connection(arguments, operator=True), spec, result))
+        moves = "; instances move, see `millrace status`" if told.move is not None else ""
+        print(f"in force: epoch {told.epoch} of {told.cascade}{moves}")
     return 0 if result.meets else MISSED
 
 
@@ -111,8 +124,8 @@ def report(job: PlanningJob, result: PlanningResult) -> str:
     lines += [_row(point) for point in result.front]
     if result.chosen is not None:
         lines += ["", "for the instances of the file:", _row(result.chosen)]
-    if result.move:
-        counts = zip(result.move, job.tiers, strict=True)
+    if result.move is not None:
+        counts = zip(result.move.instances, job.tiers, strict=True)
         lines.append(f"worth a move: {', '.join(f'{count} of {tier.model}' for count, tier in counts)}")
     lines.append(("" if result.meets else "TARGET MISSED: ") + result.reason)
     return "\n".join(lines)
@@ -127,8 +140,10 @@ def _row(point: FrontPoint) -> str:
     )
 
 
-def applied(cascade: CascadeSpec, before: CascadePlan | None, result: PlanningResult) -> CascadePlan:
-    """The plan to write: the new thresholds, with the instances that the plan in force has."""
+def applied(
+    cascade: CascadeSpec, before: CascadePlan | None, result: PlanningResult, *, move: CascadeMove | None = None
+) -> CascadePlan:
+    """The plan to write: the new thresholds, with the instances that the plan in force has, and their move."""
     chosen = result.chosen
     assert chosen is not None, "the caller checks"
     replicas = {tier.model: tier.replicas for tier in before.tiers} if before is not None else {}
@@ -146,13 +161,30 @@ def applied(cascade: CascadeSpec, before: CascadePlan | None, result: PlanningRe
         quality_low=max(0.0, chosen.quality_low),
         p95_ns=round(chosen.p95_s * 1e9),
         meets=result.meets,
+        move=move,
         coordinator=OPERATOR,
         reason=f"millrace plan --apply: {result.reason}",
     )
 
 
-async def _apply(connection: ConnectionSettings, cascade: CascadeSpec, result: PlanningResult) -> CascadePlan:
-    """Writes the plan over the one in force. Members are looked after by the coordinator."""
+def move_to(result: PlanningResult, before: CascadePlan, *, now_ns: int) -> CascadeMove | None:
+    """Move that a result asks of the running cluster; None for none."""
+    if result.move is None:
+        return None
+    counts = [sum(each.count for each in tier.replicas) for tier in before.tiers]
+    if counts == result.move.instances:
+        return None
+    return planned_move(result.move, counts, until_ns=now_ns + MOVE_LIMIT_NS, meets=result.meets)
+
+
+async def _apply(connection: ConnectionSettings, spec: ClusterSpec, result: PlanningResult) -> CascadePlan:
+    """Writes the plan over the one in force. The coordinator looks after members and carries out a move.
+
+    Raises:
+        CliError: the cluster has no such cascade, moves instances already, or cannot be reached.
+    """
+    cascade = spec.cascade
+    assert cascade is not None, "job_of_file refuses others"
     bucket = Subjects(connection.cluster).bucket("cascade")
     try:
         async with open_bus(connection) as bus:
@@ -161,7 +193,10 @@ async def _apply(connection: ConnectionSettings, cascade: CascadeSpec, result: P
             )
             if before is None or [tier.model for tier in before.tiers] != cascade.tiers:
                 raise CliError(f"the running cluster has no cascade {cascade.name} of {', '.join(cascade.tiers)}")
-            plan = applied(cascade, before, result)
+            if before.move is not None:
+                raise CliError(f"instances of {cascade.name} are moving; try again when they have")
+            move = move_to(result, before, now_ns=time.time_ns()) if instances_may_move(spec) else None
+            plan = applied(cascade, before, result, move=move)
             await bus.jetstream().publish(f"$KV.{bucket}.{subject_token(cascade.name)}", encode(plan))
     except (nats.errors.Error, JetStreamError) as error:
         raise CliError(f"the plan could not be written: {error}") from None

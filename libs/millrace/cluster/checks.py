@@ -51,6 +51,7 @@ def check_spec(spec: ClusterSpec) -> None:
     _check_services(spec)
     _check_extra_services(spec.extra_services, {name for slot in workers for name in {slot.name, *slot.instances}})
     _check_policies(spec)
+    _check_devices(spec)
     if spec.cascade is not None:
         check_cascade(spec.cascade, [model.name for model in spec.models])
 
@@ -72,7 +73,7 @@ def _check_once(where: str, names: list[str]) -> None:
 def _check_group(where: str, group: GroupSpec) -> None:
     if group.names and group.count not in (1, len(group.names)):
         raise ConfigError(f"{where}.count: {group.count}, but names has {len(group.names)}")
-    least = {"count": 1, "spares": 0, "tensor_parallel": 1, "processes": 0}
+    least = {"count": 0 if group.spares else 1, "spares": 0, "tensor_parallel": 1, "processes": 0}
     for name, bound in least.items():
         value = getattr(group, name)
         if not bound <= value <= INSTANCES_MAX:
@@ -175,6 +176,16 @@ def _check_extra_services(services: list[ExtraService], instances: set[str]) -> 
             raise ConfigError(f"{where}.name: {taken[0]} is an instance")
         if fixed := sorted({"name", "bus", "telemetry"} & service.settings.keys()):
             raise ConfigError(f"{where}.settings.{fixed[0]}: follows from the rest of the file")
+
+
+def _check_devices(spec: ClusterSpec) -> None:
+    groups = [group for model in spec.models for group in model.groups]
+    if not any(group.size for group in groups):
+        raise ConfigError("models[].groups[].count: no instance at the start, at least one is needed")
+    for device, count in spec.devices.items():
+        taken = sum(group.devices for group in groups if group.device == device)
+        if not 1 <= count <= INSTANCES_MAX or taken > count:
+            raise ConfigError(f"devices.{device}: {count}, but the instances at the start take {taken}")
 
 
 def _check_policies(spec: ClusterSpec) -> None:

@@ -37,7 +37,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         name: Prefix of the workers' names: ``worker-0``, ``worker-1``, ... Groups of the same name, also of different
             models, are numbered on.
-        count: Instances at the start.
+        count: Instances at the start; 0 where all are spare.
         names: Names of the instances, in place of ``name`` and ``count``.
         spares: Instances beyond those, started by provisioning only.
         engine: ``vllm`` or ``modelled``.
@@ -69,6 +69,11 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def size(self) -> int:
         """Instances at the start."""
         return len(self.names) or self.count
+
+    @property
+    def devices(self) -> int:
+        """Devices that its instances take at the start."""
+        return self.size * self.tensor_parallel
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -247,11 +252,15 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         name: Second token of every subject.
         cascade: Several of the models behind one name; none by default.
         extra_services: Services of your own, on this machine.
+        devices: Devices of this machine by kind, such as ``cpu = 2``, that instances share, spare ones included: one
+            starts only where its devices are free. A kind that is not named has no bound. With it a cascade's plan may
+            have instances change their model.
     """
 
     name: str = "local"
     models: list[ModelSpec]
     cascade: CascadeSpec | None = None
+    devices: dict[str, int] = {}
     policies: ClusterPolicies = ClusterPolicies()
     services: ServiceCounts = ServiceCounts()
     extra_services: list[ExtraService] = []

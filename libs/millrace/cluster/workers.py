@@ -58,9 +58,11 @@ def _of_group(spec: ClusterSpec, model: ModelSpec, group: GroupSpec, numbers: di
 
 def _shares(spec: ClusterSpec, group: GroupSpec) -> list[int]:
     """Instances of each worker process."""
+    if not group.count:
+        return []
     if group.engine is EngineName.VLLM:
         return [1] * group.count
-    separate = spec.policies.provisioning.name not in ("", "none")
+    separate = bool(spec.devices) or spec.policies.provisioning.name not in ("", "none")
     default = group.count if separate else -(-group.count // MODELLED_PER_PROCESS)
     processes = max(1, min(group.count, group.processes or default))
     return [group.count // processes + (index < group.count % processes) for index in range(processes)]

@@ -47,6 +47,29 @@ class CascadeTier(msgspec.Struct, frozen=True, kw_only=True):
     p95_ns: int = 0
 
 
+class CascadeMove(msgspec.Struct, frozen=True, kw_only=True):
+    """Instances that change their model, one at a time, and what holds once all have. Lists are by tier.
+
+    Attributes:
+        instances: In the end; 0 for a tier that shall be empty.
+        before: At the beginning; a move that is not done in time goes back. Empty for one that does.
+        until_ns: It is given up then, unix ns.
+        thresholds, shares, quality, quality_low, p95_ns: Of the plan on the new instances, as in CascadePlan; empty and
+            unset to keep the present ones.
+        meets: As in CascadePlan.
+    """
+
+    instances: list[int]
+    before: list[int] = []
+    until_ns: int
+    thresholds: list[float] = []
+    shares: list[float] = []
+    quality: float | None = None
+    quality_low: float | None = None
+    p95_ns: int = 0
+    meets: bool = True
+
+
 class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     """Tiers of a cascade in rising order of cost, with their thresholds.
 
@@ -61,6 +84,7 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
         quality_low: Its lower 95 % confidence bound.
         p95_ns: End-to-end 95th percentile that the planner expects; 0 for unknown.
         meets: False where no plan reaches what is asked; this one is then the best found.
+        move: Under way: who holds the cascade's lease carries it out. None where instances stay.
         coordinator: Name of the author.
         reason: One sentence: why this plan and not the one before.
     """
@@ -73,6 +97,7 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     quality_low: float | None = None
     p95_ns: int = 0
     meets: bool = True
+    move: CascadeMove | None = None
     coordinator: str = ""
     reason: str = ""
 
@@ -87,6 +112,8 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
             raise ValueError(f"cascade {self.cascade} has the name of one of its models")
         for tier in self.tiers:
             _check_tier(tier)
+        if self.move is not None:
+            _check_move(self.move, len(self.tiers))
 
 
 def _check_tier(tier: CascadeTier) -> None:
@@ -95,3 +122,15 @@ def _check_tier(tier: CascadeTier) -> None:
     for replicas in tier.replicas:
         if min(replicas.tensor_parallel, replicas.pipeline_parallel, replicas.count) < 1:
             raise ValueError(f"tier {tier.model}: replicas need positive counts")
+
+
+def _check_move(move: CascadeMove, tiers: int) -> None:
+    for name in ("instances", "before", "thresholds", "shares"):
+        told = getattr(move, name)
+        if len(told) != tiers and (told or name == "instances"):
+            raise ValueError(f"move: {name} has {len(told)} entries for {tiers} tiers")
+    if min([*move.instances, *move.before]) < 0 or not any(move.instances):
+        raise ValueError("move: instances must not be negative, and one tier needs one")
+    for threshold in move.thresholds:
+        if not (math.isfinite(threshold) and 0.0 <= threshold <= SCORE_MAX):
+            raise ValueError(f"move: threshold {threshold} is not within 0 to {SCORE_MAX:g}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
 from millrace.cluster.spec import ClusterSpec, ModelSpec
+from millrace.cluster.workers import instances_of
 
 
 def ingress_cascades(spec: ClusterSpec) -> dict[str, Any]:
@@ -28,15 +29,24 @@ def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[s
     if cascade is None:
         return {}
     groups = {model.name: model.groups[0] for model in spec.models}
+    moves = instances_may_move(spec)
+    most = {model.name: len(instances_of(spec, model, spares=True)) for model in spec.models}
     tiers = [
         tier
         | {"tensor_parallel": groups[tier["model"]].tensor_parallel, "device": groups[tier["model"]].device}
         | ({"judge": judges[tier["model"]]} if tier["model"] in judges else {})
+        | ({"instances_max": most[tier["model"]]} if moves else {})
         for tier in _tiers(cascade)
     ]
     target = {name: value for name in ("quality", "latency_s") if (value := getattr(cascade, name)) is not None}
     planned = target | ({"sample": cascade.sample, "period_s": cascade.period_s} if target else {})
+    planned |= {"moves": True, "hosts": list(dict.fromkeys(g.host for g in groups.values()))} if moves else {}
     return {"cascades": [{"name": cascade.name, "tiers": tiers, "judge": str(cascade.judge), **planned}]}
+
+
+def instances_may_move(spec: ClusterSpec) -> bool:
+    """Whether a plan of the cascade may have instances change their model: devices are counted, nobody else scales."""
+    return bool(spec.cascade and spec.devices) and spec.policies.provisioning.name in ("", "none")
 
 
 def judge_fields(spec: ClusterSpec, judges: Mapping[str, str], *, api_url: str) -> dict[str, Any]:

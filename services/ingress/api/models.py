@@ -89,8 +89,9 @@ class ModelRegistry:
         return [name for name, live in serving.items() if live.wanted and live.instances < 1]
 
     def card(self, model: ServedModel) -> dict[str, object]:
-        """One entry of ``/v1/models``."""
-        return {
+        """One entry of ``/v1/models``; with ``planned: false`` for a tier that its cascade's plan leaves empty."""
+        empty = {} if self._serving(model.name).wanted else {"planned": False}
+        return empty | {
             "id": model.name,
             "object": "model",
             "created": model.created,
@@ -109,8 +110,9 @@ class ModelRegistry:
         members = self.members(name)
         if not members:
             return self.card(self.get(name))
-        largest = max(members, key=self.limit)
-        return self.card(largest) | {"id": name, "root": name, "cascade": [member.name for member in members]}
+        largest = self.card(max(members, key=self.limit))
+        largest.pop("planned", None)
+        return largest | {"id": name, "root": name, "cascade": [member.name for member in members]}
 
     def list_body(self) -> bytes:
         """Body of ``GET /v1/models``: models, then cascades."""
