@@ -10,7 +10,15 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
-from millrace.cascade.entry_training import Answers, Judged, Served, answers_of, fitted, plain_at, ways_of
+from millrace.cascade.entry_training import (
+    AnsweredPrompts,
+    JudgedPrompts,
+    ServedPrompts,
+    answers_of,
+    fitted,
+    plain_at,
+    ways_of,
+)
 from millrace.judging.calibration import calibration_error
 from millrace.judging.files import read_recording
 
@@ -32,7 +40,7 @@ def main() -> int:
     print("cost: ms of engine time per request; the plain cascade's cost over theirs at the quality they reached")
     print(f"{'target':>7}  {'way':<22}{'quality':>24}{'cost ms':>9}{'plain over it':>24}")
     for target in TARGETS:
-        rows: dict[str, list[tuple[Served, float]]] = {}
+        rows: dict[str, list[tuple[ServedPrompts, float]]] = {}
         for seen, held_out in splits:
             wanted = target * 100 * float(seen.right[:, -1].mean())
             for name, way in ways_of(seen, wanted).items():
@@ -45,7 +53,7 @@ def main() -> int:
     return 0
 
 
-def _split(answers: Answers, seed: int) -> tuple[Judged, Judged]:
+def _split(answers: AnsweredPrompts, seed: int) -> tuple[JudgedPrompts, JudgedPrompts]:
     """The fitted half, with estimates of folds that did not see the prompt, and the held-out half."""
     order = np.random.default_rng(seed).permutation(len(answers.right))
     seen, held_out = np.array_split(order, 2)

@@ -138,24 +138,24 @@ def _run(setting: Setting, name: str, share: float, seed: int) -> Compared | Non
     return Compared(wanted, rate, systems)
 
 
-class Served(NamedTuple):
+class ServedDesign(NamedTuple):
     """A design, and what it does with the held-out requests."""
 
     design: CascadeDesign
     routed: Routed
 
 
-def _by_thresholds(design: CascadeDesign | None, held_out: JudgedSample) -> Served | None:
+def _by_thresholds(design: CascadeDesign | None, held_out: JudgedSample) -> ServedDesign | None:
     """The design's thresholds on other requests; tiers without replicas are passed over."""
     if design is None:
         return None
     tiers = [tier for tier, each in enumerate(design.deployments) if each.replicas]
-    return Served(design, route(held_out, design.routed.thresholds, tiers=tiers))
+    return ServedDesign(design, route(held_out, design.routed.thresholds, tiers=tiers))
 
 
 def _prompt_router(
     setting: Setting, name: str, planner: CascadePlanner, held_out: JudgedSample, seed: int
-) -> Served | None:
+) -> ServedDesign | None:
     """The best of some cuts of how easy a prompt is by the other models; nothing is judged."""
     known = ease(setting.models)[trace_rows(name)]
     planned, others = (known[rows] for rows in halves_of(len(known), seed))
@@ -168,7 +168,7 @@ def _prompt_router(
     if best is None:
         return None
     cuts = next(cuts for design, cuts in found if design.routed is best.routed)
-    return Served(best, route(held_out, accept, _entries(others, cuts)))
+    return ServedDesign(best, route(held_out, accept, _entries(others, cuts)))
 
 
 def _entries(known: Floats, cuts: Sequence[float]) -> Integers:
@@ -202,7 +202,7 @@ def rate_of(setting: Setting, sample: JudgedSample, seed: int) -> float:
     return LOAD * planner.tier(everything, last).capacities(math.inf, setting.gpus)[setting.gpus]
 
 
-def _judged(served: Served, sample: JudgedSample, rate: float, seed: int, limit_s: float) -> System:
+def _judged(served: ServedDesign, sample: JudgedSample, rate: float, seed: int, limit_s: float) -> System:
     low, high = 0.0, RATE_FACTOR_MAX
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -212,7 +212,7 @@ def _judged(served: Served, sample: JudgedSample, rate: float, seed: int, limit_
     return System(_latency(served, sample, rate, seed), low * rate, served.routed.quality, text)
 
 
-def _latency(served: Served, sample: JudgedSample, rate: float, seed: int) -> float:
+def _latency(served: ServedDesign, sample: JudgedSample, rate: float, seed: int) -> float:
     load = ChainLoad(rate=rate, judge_s=(JUDGE_S,) * (sample.tiers - 1), requests=REQUESTS, seed=seed + 100)
     deployments: tuple[TierDeployment, ...] = served.design.deployments
     if any(share > 0 and not each.replicas for share, each in zip(served.routed.shares, deployments, strict=True)):

@@ -47,7 +47,7 @@ class Roster:
         return sum(len(spec.presences) for spec in self._fitting(model))
 
     def lacks(self, spec: ChildSpec, running: Iterable[ChildSpec]) -> str:
-        """Why a worker has no device now, beside those that run; empty where it has."""
+        """Return the reason why a worker has no device beside those that run; empty where it has one."""
         if spec.device not in self._devices:
             return ""
         total = self._devices[spec.device]

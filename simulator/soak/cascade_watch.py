@@ -97,7 +97,7 @@ class CascadeWatch(Checker):
                 assert parent.outcome == "completed", f"{request}: {parent.outcome}"
 
 
-class Pool(Protocol):
+class DeviceUse(Protocol):
     """A cluster whose workers share the devices of one host."""
 
     def devices_taken(self) -> int:
@@ -112,7 +112,7 @@ class MoveWatch(Checker):
         ended: Moves by how they ended.
     """
 
-    def __init__(self, pool: Pool, devices: int) -> None:
+    def __init__(self, pool: DeviceUse, devices: int) -> None:
         self.ended: Counter[str] = Counter()
         self._pool = pool
         self._devices = devices

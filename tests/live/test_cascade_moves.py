@@ -61,7 +61,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     cluster.stop()
 
 
-class Plans:
+class CascadePlanStore:
     """The cascade's plan in the cluster's store, as an operator reads and writes it."""
 
     def __init__(self, client: Any, cluster: str) -> None:
@@ -69,7 +69,7 @@ class Plans:
         self._bucket = Subjects(cluster).bucket("cascade")
 
     @classmethod
-    async def of(cls, rig: UpRig) -> Plans:
+    async def of(cls, rig: UpRig) -> CascadePlanStore:
         known = rig.cluster_file()
         user = known["operator_user"]
         client = await nats.connect(
@@ -109,7 +109,7 @@ class Plans:
         await self._client.close()
 
 
-class Load:
+class CascadeLoad:
     """Requests of the cascade, one after the other in each of some lanes, until it is stopped.
 
     Attributes:
@@ -148,9 +148,9 @@ def instances(rig: UpRig) -> dict[str, str]:
 
 @pytest.mark.timeout(200)
 async def test_engines_change_their_model_under_load_and_no_request_fails(rig: UpRig) -> None:
-    plans = await Plans.of(rig)
+    plans = await CascadePlanStore.of(rig)
     await plans.settled(rig, 1, 0, 1)
-    load = Load(rig)
+    load = CascadeLoad(rig)
     for counts in ((0, 1, 1), (1, 1, 0)):
         await plans.move(*counts)
         plan = await plans.settled(rig, *counts)
@@ -175,9 +175,9 @@ async def test_engines_change_their_model_under_load_and_no_request_fails(rig: U
 
 @pytest.mark.timeout(200)
 async def test_a_move_goes_on_after_the_coordinator_was_killed(rig: UpRig) -> None:
-    plans = await Plans.of(rig)
+    plans = await CascadePlanStore.of(rig)
     await plans.settled(rig, 1, 1, 0)
-    load = Load(rig)
+    load = CascadeLoad(rig)
     await plans.move(1, 0, 1)
     await asyncio.sleep(0.3)
     (pid,) = rig.pids("services.coordinator")

@@ -66,7 +66,7 @@ class MovingStory(Story):
         self.step()
 
     def carry_out(self) -> str:
-        """What the latest order was; it is done by now."""
+        """Do what the latest order says, and tell what it was."""
         request = self.asked[-1]
         body = request.body
         if isinstance(body, StopInstance):

@@ -414,7 +414,7 @@ def test_one_that_still_drains_cannot_be_brought_back_yet() -> None:
     )
 
 
-class Pool:
+class DevicePool:
     """A supervisor of two devices: one worker of each of two models runs, and each of three models has a spare."""
 
     def __init__(self) -> None:
@@ -447,7 +447,7 @@ class Pool:
 
 
 def test_a_spare_starts_only_where_its_device_is_free_whatever_its_model() -> None:
-    pool = Pool()
+    pool = DevicePool()
     for model, instance in (("nano", ""), ("micro", ""), ("micro", "w3")):
         refused = pool.start(model, instance)
         assert isinstance(refused, ProvisionRefused)
@@ -461,7 +461,7 @@ def test_a_spare_starts_only_where_its_device_is_free_whatever_its_model() -> No
 
 
 def test_a_worker_that_takes_several_devices_needs_them_all() -> None:
-    pool = Pool()
+    pool = DevicePool()
     pool.send(StopInstance(instance="w0"))
     pool.send(ChildExited(name="w0", pid=10, status=0))
     assert isinstance(pool.start("wide"), ProvisionRefused)
@@ -471,7 +471,7 @@ def test_a_worker_that_takes_several_devices_needs_them_all() -> None:
 
 
 def test_a_worker_that_is_restarted_keeps_its_device() -> None:
-    pool = Pool()
+    pool = DevicePool()
     pool.send(ChildExited(name="w0", pid=10, status=1))
     assert isinstance(pool.start("nano"), ProvisionRefused)
 

@@ -31,8 +31,8 @@ HOLDOUT = 0.25
 SAVING_MIN = 1.3
 
 
-class Answers(NamedTuple):
-    """What C models answered to N prompts.
+class AnsweredPrompts(NamedTuple):
+    """Answers of C models to N prompts.
 
     Attributes:
         rows: (N, features) of the prompts.
@@ -45,13 +45,13 @@ class Answers(NamedTuple):
     right: Booleans
     costs: Floats
 
-    def part(self, indices: Integers) -> Answers:
+    def part(self, indices: Integers) -> AnsweredPrompts:
         """Some of the prompts."""
         logprobs = tuple([lists[index] for index in indices] for lists in self.logprobs)
-        return Answers(self.rows[indices], logprobs, self.right[indices], self.costs[indices])
+        return AnsweredPrompts(self.rows[indices], logprobs, self.right[indices], self.costs[indices])
 
 
-class Judged(NamedTuple):
+class JudgedPrompts(NamedTuple):
     """Prompts with what every model did.
 
     Attributes:
@@ -65,14 +65,14 @@ class Judged(NamedTuple):
     chances: Floats
 
 
-class Served(NamedTuple):
+class ServedPrompts(NamedTuple):
     """Mean quality (%) and cost of a request."""
 
     quality: float
     cost: float
 
 
-class Way(NamedTuple):
+class ServingWay(NamedTuple):
     """One way of serving.
 
     Attributes:
@@ -86,8 +86,8 @@ class Way(NamedTuple):
     costs: Floats
     fixed: tuple[int, int]
 
-    def serve(self, prompts: Judged) -> Served:
-        """What it gives and costs on some prompts."""
+    def serve(self, prompts: JudgedPrompts) -> ServedPrompts:
+        """Return its quality and cost on some prompts."""
         count = len(prompts.right)
         if self.value is None:
             first, last = (np.full(count, tier, dtype=np.int64) for tier in self.fixed)
@@ -157,10 +157,10 @@ def train_entry(
     )
 
 
-def answers_of(rows: Sequence[RecordedAnswers], models: Sequence[str], token_costs: Sequence[float]) -> Answers:
+def answers_of(rows: Sequence[RecordedAnswers], models: Sequence[str], token_costs: Sequence[float]) -> AnsweredPrompts:
     """Recorded rows as arrays; every model answered each."""
     told = [[row.answers[model] for model in models] for row in rows]
-    return Answers(
+    return AnsweredPrompts(
         rows=np.array([prompt_features(row.prompt, max(1, row.prompt_tokens)) for row in rows]),
         logprobs=tuple([each[index].values() for each in told] for index in range(len(models))),
         right=np.array([[one.right for one in each] for each in told], dtype=np.bool_),
@@ -168,7 +168,9 @@ def answers_of(rows: Sequence[RecordedAnswers], models: Sequence[str], token_cos
     )
 
 
-def fitted(seen: Answers, held: Answers, models: Sequence[str]) -> tuple[Judged, Judged, EntryModel]:
+def fitted(
+    seen: AnsweredPrompts, held: AnsweredPrompts, models: Sequence[str]
+) -> tuple[JudgedPrompts, JudgedPrompts, EntryModel]:
     """Both parts as judges and trees see them that were fitted to the first; there, by folds."""
     judges = [fit_confidence(model, seen.logprobs[index], seen.right[:, index]) for index, model in enumerate(models)]
     chances = np.zeros(seen.right.shape)
@@ -180,29 +182,29 @@ def fitted(seen: Answers, held: Answers, models: Sequence[str]) -> tuple[Judged,
     return _judged(seen, judges, chances), _judged(held, judges, entry.probabilities_many(held.rows)), entry
 
 
-def _judged(answers: Answers, judges: Sequence[ConfidenceModel], chances: Floats) -> Judged:
+def _judged(answers: AnsweredPrompts, judges: Sequence[ConfidenceModel], chances: Floats) -> JudgedPrompts:
     scores = [
         [judge.score(values) or 0.0 for values in lists] for judge, lists in zip(judges, answers.logprobs, strict=True)
     ]
-    return Judged(np.array(scores).T, answers.right, answers.costs, chances)
+    return JudgedPrompts(np.array(scores).T, answers.right, answers.costs, chances)
 
 
-def ways_of(seen: Judged, wanted: float) -> dict[str, Way]:
+def ways_of(seen: JudgedPrompts, wanted: float) -> dict[str, ServingWay]:
     """Each way of serving with what is cheapest among what keeps a quality (%) on these prompts."""
     tiers = seen.right.shape[1]
     none, last, costs = (0.0,) * (tiers - 1), tiers - 1, seen.costs.mean(axis=0)
     values = [value * float(costs[-1]) for value in VALUES]
-    router = [Way(none, value, costs, (0, last)) for value in values]
-    both = [Way((same,) * (tiers - 1), value, costs, (0, last)) for value in values for same in THRESHOLDS]
+    router = [ServingWay(none, value, costs, (0, last)) for value in values]
+    both = [ServingWay((same,) * (tiers - 1), value, costs, (0, last)) for value in values for same in THRESHOLDS]
     return {
-        "last model alone": Way(none, None, costs, (last, last)),
+        "last model alone": ServingWay(none, None, costs, (last, last)),
         "plain cascade": _cheapest(_plain(seen), seen, wanted),
         "router, no judge": _cheapest(router, seen, wanted),
         "entry tier and judge": _cheapest(both, seen, wanted),
     }
 
 
-def plain_at(prompts: Judged, quality: float) -> Served:
+def plain_at(prompts: JudgedPrompts, quality: float) -> ServedPrompts:
     """The cheapest plain cascade of at least this quality, its thresholds picked on the very prompts it is judged by.
 
     That favours the plain cascade. Where none reaches the quality, the best one.
@@ -214,14 +216,14 @@ def plain_at(prompts: Judged, quality: float) -> Served:
     return max(served, key=lambda each: (each.quality, -each.cost))
 
 
-def _plain(prompts: Judged) -> list[Way]:
+def _plain(prompts: JudgedPrompts) -> list[ServingWay]:
     tiers = prompts.right.shape[1]
     costs = prompts.costs.mean(axis=0)
     grid = itertools.product(THRESHOLDS, repeat=tiers - 1)
-    return [Way(thresholds, None, costs, (0, tiers - 1)) for thresholds in grid]
+    return [ServingWay(thresholds, None, costs, (0, tiers - 1)) for thresholds in grid]
 
 
-def _serve(prompts: Judged, thresholds: Sequence[float], first: Integers, last: Integers) -> Served:
+def _serve(prompts: JudgedPrompts, thresholds: Sequence[float], first: Integers, last: Integers) -> ServedPrompts:
     count, tiers = prompts.right.shape
     open_, cost, right = np.zeros(count, dtype=bool), np.zeros(count), np.zeros(count, dtype=bool)
     for tier in range(tiers):
@@ -231,10 +233,10 @@ def _serve(prompts: Judged, thresholds: Sequence[float], first: Integers, last: 
         ends = open_ & (accepts | (last == tier))
         right |= ends & prompts.right[:, tier]
         open_ &= ~ends
-    return Served(100 * float(right.mean()), float(cost.mean()))
+    return ServedPrompts(100 * float(right.mean()), float(cost.mean()))
 
 
-def _cheapest(ways: Sequence[Way], prompts: Judged, wanted: float) -> Way:
+def _cheapest(ways: Sequence[ServingWay], prompts: JudgedPrompts, wanted: float) -> ServingWay:
     served = [(way, way.serve(prompts)) for way in ways]
     keeping = [(way, each) for way, each in served if each.quality >= wanted]
     if not keeping:

@@ -174,7 +174,7 @@ def _deployment(shape: ReplicaShape, count: int) -> TierDeployment:
 
 
 def _change(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDeployment]) -> str:
-    """How the plan in force does on the traffic as it is, where that is worse than planned; empty where it is not."""
+    """Return the reason why the plan in force no longer fits the traffic; empty where it does."""
     if not job.thresholds:
         return ""
     thresholds = tuple(job.thresholds)

@@ -10,7 +10,7 @@ from millrace.cascade.entry import choose_tiers
 
 
 class PromptEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is expected of a prompt, by position of the plan's tiers.
+    """Expectations of a prompt, by position of the plan's tiers.
 
     Attributes:
         chances: That each model's answer is right.
