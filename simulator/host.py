@@ -142,6 +142,8 @@ class SimulatedHost:
             actor = self.workers[name]
             if process is None and actor.process is not None:  # it waited for the bus
                 self._up[name] = actor.process
+            elif process is None and not actor.starting:  # killed while it waited
+                self._ended(name, -int(signal.SIGKILL))
             elif actor.process is not process:
                 drained = process is not None and process.stop_reason is not None
                 self._ended(name, 0 if drained else -int(signal.SIGKILL))

@@ -160,7 +160,7 @@ class CascadeSoakRun(SoakRun):
         if rng.random() < 0.15:
             # A tier that a move has emptied answers nobody by its own name.
             present = self.cluster.models()
-            member = rng.choice([member for member in members if member.model in present])
+            member = rng.choice([member for member in members if member.model in present] or members)
             return msgspec.structs.replace(call, model=member.model, prompts=member.prompts)
         options = CascadeOptions(
             quality=rng.choice((None, None, None, 50.0, 100.0)),

@@ -159,7 +159,7 @@ class MigrationLoad(Checker):
 
     def is_quiet(self) -> bool:
         """Whether no lease, reservation or migration is left."""
-        for worker in self._cluster.workers:
+        for worker in self._cluster.present_workers():
             moves = self._cluster.engines[worker.name].engine.moves
             if len(moves.leases) or len(moves.arrivals):
                 return False
