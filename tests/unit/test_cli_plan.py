@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from millrace.cascade.jobs import FrontPoint, PlanningResult
 from millrace.cli.__main__ import main
-from millrace.cli.cascade_table import cascade_rows
+from millrace.cli.cascade_table import cascade_lines, cascade_rows
 from millrace.cli.cluster_view import ClusterView
-from millrace.cli.planning import MISSED, OPERATOR, applied
+from millrace.cli.planning import MISSED, OPERATOR, applied, move_to
 from millrace.cli.status_table import cluster_tables
 from millrace.cluster import CascadeSpec
 from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
@@ -106,6 +106,26 @@ def test_a_plan_to_apply_keeps_the_instances_in_force_and_names_a_person_as_its_
     assert [(tier.threshold, tier.share) for tier in plan.tiers] == [(40.0, 1.0), (0.0, 0.3)]
     assert plan.tiers[0].replicas == held
     assert OPERATOR == KEPT_BY_COORDINATORS
+
+
+def test_a_plan_to_apply_moves_instances_that_are_not_where_the_design_has_them() -> None:
+    held = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=2)]
+    before = CascadePlan(
+        cascade="c", epoch=6, tiers=[CascadeTier(model="small", replicas=held), CascadeTier(model="large")]
+    )
+    result = PlanningResult(chosen=CHOSEN, meets=True, reason="r", move=CHOSEN)
+    move = move_to(result, before, now_ns=5)
+    assert move is not None
+    assert (move.instances, move.before, move.thresholds, move.shares) == ([1, 1], [2, 0], [40.0, 0.0], [1.0, 0.3])
+    assert move.until_ns > 5
+    plan = applied(CascadeSpec(name="c", tiers=["small", "large"]), before, result, move=move)
+    assert plan.move == move
+    there = msgspec.structs.replace(CHOSEN, instances=[2, 0])
+    assert move_to(msgspec.structs.replace(result, move=there), before, now_ns=5) is None
+    assert move_to(msgspec.structs.replace(result, move=None), before, now_ns=5) is None
+    (row,) = cascade_rows([plan])
+    assert row["moving_to"] == [1, 1]
+    assert "instances move to 1 of small, 1 of large" in cascade_lines([plan])[0].plain
 
 
 def test_status_shows_tiers_thresholds_and_what_is_expected() -> None:

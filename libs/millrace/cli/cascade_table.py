@@ -25,6 +25,7 @@ def cascade_rows(plans: Sequence[CascadePlan]) -> list[dict[str, Any]]:
             "quality_low": plan.quality_low,
             "p95_s": plan.p95_ns / 1e9 if plan.p95_ns else None,
             "meets": plan.meets,
+            "moving_to": plan.move.instances if plan.move is not None else None,
             "coordinator": plan.coordinator,
             "reason": plan.reason,
             "tiers": [
@@ -57,7 +58,17 @@ def cascade_table(plans: Sequence[CascadePlan]) -> Table:
 
 def cascade_lines(plans: Sequence[CascadePlan]) -> list[Text]:
     """Return one line per cascade: what is expected of it, and why its plan is in force."""
-    return [Text(f"{plan.cascade}: {_expected(plan)}{_cut(plan.reason)}", style=_style(plan)) for plan in plans]
+    return [
+        Text(f"{plan.cascade}: {_moving(plan)}{_expected(plan)}{_cut(plan.reason)}", style=_style(plan))
+        for plan in plans
+    ]
+
+
+def _moving(plan: CascadePlan) -> str:
+    if plan.move is None:
+        return ""
+    pairs = zip(plan.move.instances, plan.tiers, strict=True)
+    return f"instances move to {', '.join(f'{count} of {tier.model}' for count, tier in pairs)}; "
 
 
 def _expected(plan: CascadePlan) -> str:
