@@ -92,8 +92,8 @@ def test_a_move_keeps_what_both_plans_have_and_starts_the_rest_cold():
 
 def test_replicas_change_one_after_the_other_and_a_wide_one_waits_for_all_its_gpus():
     wide = engine(8.0, 2)
-    now = [Deployment(((SMALL, 4),), (1.0,)), Deployment((), ())]
-    then = [Deployment((), ()), Deployment(((wide, 2),), (1.0,))]
+    now = [TierDeployment(((SMALL, 4),), (1.0,)), TierDeployment((), ())]
+    then = [TierDeployment((), ()), TierDeployment(((wide, 2),), (1.0,))]
     (old, new), done_ns = moved(now, then, at_ns=0, cost=MoveCost(drain_s=1, cold_start_s=2))
     assert [each.until_ns // NS for each in old] == [0, 0, 3, 3]
     assert [each.from_ns // NS for each in new] == [3, 6]
@@ -124,7 +124,7 @@ def test_thresholds_avoid_tiers_without_replicas():
     alone = simulated_under(planner, (REJECT_ALL, 0.0), deployments)
     assert alone is not None
     assert alone.routed.shares == (1.0, 0.0, 0.0)
-    assert simulated_under(planner, (REJECT_ALL, 0.0), (Deployment((), ()),) * 3) is None
+    assert simulated_under(planner, (REJECT_ALL, 0.0), (TierDeployment((), ()),) * 3) is None
 
 
 def test_the_present_plan_is_kept_while_traffic_stays_and_outdated_when_it_doubles():

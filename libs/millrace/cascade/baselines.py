@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from millrace.cascade.capacity import TierDeployment, TierCapacity
+from millrace.cascade.capacity import TierCapacity, TierDeployment
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
 from millrace.cascade.replanning import simulated_under, thresholds_for
 from millrace.cascade.routing import REJECT_ALL, Routed, route

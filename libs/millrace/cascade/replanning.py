@@ -80,7 +80,7 @@ def simulated_under(
     return _under(planner, route(planner.problem.sample, thresholds, tiers=tiers), deployments) if tiers else None
 
 
-def _served_tiers(deployments: Sequence[Deployment]) -> tuple[int, ...]:
+def _served_tiers(deployments: Sequence[TierDeployment]) -> tuple[int, ...]:
     return tuple(tier for tier, deployment in enumerate(deployments) if deployment.replicas)
 
 
@@ -140,7 +140,7 @@ def thresholds_for(planner: CascadePlanner, deployments: Sequence[TierDeployment
 
 
 def _served(
-    planner: CascadePlanner, deployments: Sequence[Deployment], candidates: Sequence[Routed]
+    planner: CascadePlanner, deployments: Sequence[TierDeployment], candidates: Sequence[Routed]
 ) -> list[CascadeDesign]:
     return [_under(planner, routed, deployments) for routed in _not_dominated(candidates, planner)]
 
@@ -261,7 +261,7 @@ def moved(now: Sequence[TierDeployment], then: Sequence[TierDeployment], *, at_n
 
 
 def moved_replicas(
-    now: Sequence[Sequence[PlacedReplica]], then: Sequence[Deployment], *, at_ns: int, cost: MoveCost
+    now: Sequence[Sequence[PlacedReplica]], then: Sequence[TierDeployment], *, at_ns: int, cost: MoveCost
 ) -> MovedTiers:
     """The same from replicas as they are, those that an earlier move has retired included."""
     tiers: list[list[PlacedReplica]] = []
