@@ -49,6 +49,7 @@ from millrace.supervision.service_fields import (
     ingress_fields,
     merged,
     migrator_fields,
+    shape_of,
     step_time_files,
     worker_fields,
     worker_settings_of,
@@ -316,8 +317,10 @@ def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argpar
     bus = _bus(Role.SUPERVISOR, passwords, arguments.spec.name) | {"servers": [f"nats://127.0.0.1:{port}"]}
     profile = profile_of(arguments.spec)  # of what the spare ones depend on
     compose = ["docker", "compose", "--env-file", str(out / ".env"), "--profile", profile, "--profile", SPARE]
-    models = {slot.model.name for slot in workers_of(arguments.spec) if slot.spare}
-    fields = {"name": "provisioner-0", "model": models.pop(), "compose": compose, "services": spares}
+    slots = [slot for slot in workers_of(arguments.spec) if slot.spare]
+    shapes = {slot.name: shape_of(slot.group) for slot in slots}
+    fields = {"name": "provisioner-0", "model": slots[0].model.name, "compose": compose, "services": spares}
+    fields |= {"shapes": shapes}
     return json.dumps({**fields, "bus": bus}, indent=1)
 
 

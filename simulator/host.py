@@ -13,6 +13,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 from itertools import count
+from types import MappingProxyType
 
 import msgspec
 from millrace.actor.deps import ActorDeps, actor_rng
@@ -36,22 +37,22 @@ class HostShape(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated machine.
 
     Attributes:
-        model: Served by workers that ``models`` does not name.
-        models: Model of a worker, by its name.
         devices: Devices that its workers share, one each; 0 for no bound.
         host: Name under which provisioning reaches it.
+        model: Served by workers that ``kinds`` does not name.
         running: Workers that run when it is made.
         spares: Names of those that may be started.
+        kinds: Model and shape of a worker, by name.
         cold_start_ns: From the start of a process to its first word: loading the model.
     """
 
     cluster: str
     model: str
-    models: dict[str, str] = {}
     devices: int = 0
     host: str = "local"
     running: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
+    kinds: Mapping[str, tuple[str, str]] = MappingProxyType({})
     cold_start_ns: int = 30 * SECOND
 
 
@@ -99,8 +100,8 @@ class SimulatedHost:
             host=shape.host,
             model=shape.model,
             devices={DEVICE: shape.devices} if shape.devices else {},
-            children=[_worker(name, shape.models.get(name, "")) for name in shape.running],
-            spares=[_worker(name, shape.models.get(name, "")) for name in shape.spares],
+            children=[_worker(name, shape) for name in shape.running],
+            spares=[_worker(name, shape) for name in shape.spares],
         )
         actor = build(machine, ActorDeps(incarnation=incarnation, rng=actor_rng(name, incarnation)))
         for name in shape.running:
@@ -158,7 +159,8 @@ class SimulatedHost:
             self.supervisor.process.deliver(body)
 
 
-def _worker(name: str, model: str) -> ChildSpec:
+def _worker(name: str, shape: HostShape) -> ChildSpec:
+    model, kind = shape.kinds.get(name, ("", ""))
     return ChildSpec(
         name=name,
         role=Role.WORKER,
@@ -168,4 +170,5 @@ def _worker(name: str, model: str) -> ChildSpec:
         model=model,
         device=DEVICE,
         devices=1,
+        shape=kind,
     )

@@ -71,6 +71,7 @@ class SimInstance(msgspec.Struct, frozen=True, kw_only=True):
         step_time: Name of its step-time model.
         token_bytes: KV bytes of one token.
         moves: Whether its sequences may move to others.
+        shape: What it says that it runs on.
     """
 
     name: str
@@ -79,6 +80,7 @@ class SimInstance(msgspec.Struct, frozen=True, kw_only=True):
     step_time: str
     limits: WorkerLimits
     host: str = ""
+    shape: str = ""
     migration: MigrationConfig = MigrationConfig()
 
 
@@ -143,7 +145,11 @@ def worker(
 
     def build(instance: SimInstance, deps: ActorDeps) -> Actor:
         identity = Identity(
-            instance=instance.name, incarnation=deps.incarnation, model=instance.model, host=instance.host
+            instance=instance.name,
+            incarnation=deps.incarnation,
+            model=instance.model,
+            host=instance.host,
+            shape=instance.shape,
         )
         origin = WorkerOrigin(
             identity=identity,

@@ -14,6 +14,7 @@ import msgspec
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceStatus
+from millrace.policies.migration.leaving import predicted_rest
 from millrace.policies.trading import MovableSequence
 
 from services.broker.config import FenceConfig
@@ -66,7 +67,9 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing_intents(view: IntentView, fences: FenceConfig) -> list[Intent]:
-    """Drains, hand-offs and boundaries, in order of precedence; within a reason the longest first."""
+    """Drains, hand-offs and boundaries, in order of precedence; within a reason the longest first, but of drains those
+    with the longest rest: what is about to end need not move.
+    """
     all_leave = view.draining or view.role is InstanceRole.PREFILL
     least = 0 if all_leave else view.boundary
     if least is None:
@@ -79,7 +82,12 @@ def standing_intents(view: IntentView, fences: FenceConfig) -> list[Intent]:
         and (reason := _standing(status, view, fences)) is not None
     ]
     order = list(MoveReason)
-    return sorted(found, key=lambda each: (order.index(each.reason), -length_of(each.status), each.status.sequence))
+    return sorted(found, key=lambda each: (order.index(each.reason), -_urgency(each), each.status.sequence))
+
+
+def _urgency(intent: Intent) -> int:
+    """Tokens still to come where everything leaves, else present length."""
+    return predicted_rest(intent.status) if intent.reason is MoveReason.DRAIN else length_of(intent.status)
 
 
 def _standing(status: SequenceStatus, view: IntentView, fences: FenceConfig) -> MoveReason | None:

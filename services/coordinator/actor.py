@@ -15,7 +15,7 @@ instances there shall be (`provisioning.py`).
 PutKey(lease), PutKey(plan), next timer; orders to provisioners, LadderReported for models that are led |
 | DecisionMade, RequestFinished | latencies, demand and lengths for the policies | |
 | LoadReported, ServicePresence(migrator) | moves under way | |
-| SetRole | an operator's order | OrderAccepted, OrderRefused |
+| SetRole, SetInstances | an operator's order | OrderAccepted, OrderRefused; orders to provisioners |
 | Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
@@ -33,7 +33,7 @@ from typing import Any
 from millrace.actor.effects import DeleteKey, Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
 from millrace.contracts.broker import LoadReported
 from millrace.contracts.catalog import Role
-from millrace.contracts.coordinator import SetRole
+from millrace.contracts.coordinator import SetInstances, SetRole
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -76,6 +76,7 @@ ACCEPTS = (
     DecisionMade,
     RequestFinished,
     LoadReported,
+    SetInstances,
     SetRole,
 )
 
@@ -141,7 +142,7 @@ class CoordinatorActor:
                 return self._on_summary(body, now_ns)
             case DecisionMade() | RequestFinished() | LoadReported() as body:
                 return self.rungs.hear(body, now_ns)
-            case SetRole() as body:
+            case SetRole() | SetInstances() as body:
                 return self._on_order(body, message.reply_to, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
@@ -160,7 +161,7 @@ class CoordinatorActor:
             case BucketReady() as body:
                 return self._on_bucket_ready(body, now_ns)
             case Replied() as body:
-                return self.provisioning.on_answer(body, now_ns)
+                return self.rungs.on_answer(body, now_ns)
             case RequestFailed() as body:
                 return self.provisioning.on_failure(body)
             case BusReconnected():
@@ -339,12 +340,15 @@ class CoordinatorActor:
     def _instances_named(self) -> set[str]:
         return {view.record.instance for view in self._instances.values()}
 
-    def _on_order(self, body: SetRole, reply_to: str, now_ns: int) -> list[Effect]:
+    def _on_order(self, body: SetRole | SetInstances, reply_to: str, now_ns: int) -> list[Effect]:
         """An operator's order; whoever does not lead the model leaves it to who does."""
         state = self._models.get(body.model)
         if state is None or not self._leads(state, now_ns):
             return []
-        return answer(reply_to, self.rungs.on_order(body, state.plan, now_ns))
+        if isinstance(body, SetRole):
+            return answer(reply_to, self.rungs.on_order(body, state.plan, now_ns))
+        instances = [view for view in self._instances.values() if view.record.model == body.model]
+        return self.rungs.on_scale(body, state.plan, instances, reply_to, now_ns)
 
     # small things
 

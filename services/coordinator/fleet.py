@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.policies.provisioning import InstanceLoad, LatencySample, ProvisioningView
+from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
+from millrace.contracts.plan import InstanceRole
+from millrace.policies.provisioning import ProvisioningDecision, InstanceLoad, ProvisioningView, LatencySample
 
 from services.coordinator.state import RegisteredInstance
 
@@ -28,6 +29,10 @@ class Order:
         host_index: Who is asked, or has accepted it.
         repeated: Whether the present host was asked a second time.
         deadline_ns: When it should be done; set once it is accepted.
+        shape: That a started one shall have; empty for any.
+        role: That a started one gets; None for the configured one.
+        waiter: The operator's order that it is part of; empty for the policy's own.
+        drain_limit_s: For a stop: how long requests may go on there, seconds.
     """
 
     name: str
@@ -38,6 +43,10 @@ class Order:
     host_index: int = 0
     repeated: bool = False
     deadline_ns: int = 0
+    shape: str = ""
+    role: InstanceRole | None = None
+    waiter: str = ""
+    drain_limit_s: float = 0.0
 
 
 def _samples() -> deque[LatencySample]:
@@ -134,3 +143,24 @@ class Fleet:
             utilisation=utilisation,
             stoppable=record.instance not in self.unstoppable,
         )
+
+
+def decided(
+    view: ProvisioningView, decision: Decision, orders: Sequence[Order], by: str, *, coordinator: str, now_ns: int
+) -> ProvisioningDecided:
+    """A decision as observers are told of it. ``by``: the strategy's name, or ``operator``."""
+    return ProvisioningDecided(
+        model=view.model,
+        coordinator=coordinator,
+        strategy=by,
+        action=orders[0].action,
+        count=len(orders),
+        instances=list(decision.stop),
+        reason=decision.reason,
+        serving=len(view.serving),
+        starting=view.starting,
+        stopping=view.stopping,
+        signal_ns=decision.signal_ns,
+        utilisation=decision.utilisation,
+        at_ns=now_ns,
+    )

@@ -106,6 +106,11 @@ class Planning:
         """Whether outcomes are needed."""
         return self._policy.learns
 
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """Bandwidth of one KV transfer between two instances."""
+        return self._config.copy_bytes_per_s
+
     def on_outcome(self, body: RequestFinished) -> None:
         """Notes the lengths of a request that ended; of a model that is not led here, nothing."""
         known = self._models.get(body.model)

@@ -12,6 +12,8 @@ Request(StartInstance / StopInstance) per instance, ProvisioningDecided, Log |
 | ProvisionRefused, no responders | the next host is asked; where none is left the order has failed | Request, Log |
 | no answer in time | the same host is asked once more, which is safe: orders are idempotent. Then the order has failed;
 it may have been carried out after all, so no other host is asked | Request, Log |
+| SetInstances, by `rungs.py` | an operator's order becomes one per instance, whatever the strategy | Request; Reply
+when the last is answered |
 | the lease is lost | the model's windows and orders are forgotten | |
 
 After a lease was taken the policy's cool-down runs first, so that what the predecessor ordered can appear. An instance
@@ -21,12 +23,14 @@ cool-down. One that dies while it drains is gone sooner, no more; its requests g
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millrace.actor.effects import Effect, Log, Publish, Request, Subscribe
+from millrace.contracts.coordinator import OrderRefusal, OrderRefused, SetInstances
 from millrace.contracts.local import Replied, RequestFailed, RequestFailure
-from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.plan import InstanceRole
 from millrace.contracts.provisioner import (
     InstanceStarting,
     InstanceStopping,
@@ -37,11 +41,13 @@ from millrace.contracts.provisioner import (
 )
 from millrace.contracts.subjects import Subjects
 from millrace.policies.provisioning import PROVISIONING_POLICIES, ProvisioningDecision, ProvisioningView
+from millrace.policies.provisioning.by_order import ORDER_MAX, ScaleAnswer
 
 from services.coordinator.config import ProvisioningConfig, strategy_parameters
-from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order
+from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, decided
 from services.coordinator.ladder import LadderView
 from services.coordinator.metrics import ModelFigures, ProvisioningFigures
+from services.coordinator.scaling import ScaleOrders, WaitingScale
 from services.coordinator.state import RegisteredInstance
 
 #: An instance that drains may take this much longer than its limit: the worker lingers, the process ends.
@@ -70,6 +76,8 @@ class Provisioning:
         self._fleets: dict[str, Fleet] = {}
         self._orders = 0
         self._said: set[str] = set()
+        self._scaling = ScaleOrders()
+        self._started: list[tuple[str, str, InstanceRole | None]] = []
 
     @property
     def on(self) -> bool:
@@ -114,14 +122,14 @@ class Provisioning:
             silence_ns: One that was silent for longer does not serve.
             held: Why nothing new may be ordered now; empty where it may.
         """
-        if not self.on:
+        if not self.on and model not in self._fleets:
             return []
         fleet = self._fleets.setdefault(model, Fleet(self._policy.initial_state))
         known = {view.record.instance: view for view in instances}
         serving = {name for name, view in known.items() if view.serves(now_ns, silence_ns)}
         fleet.serving = len(serving)
         effects = self._settle(fleet, known, serving, now_ns)
-        if held:
+        if held or not self.on:
             return effects
         view = fleet.view(model, known, serving)
         decision, fleet.state = self._policy.decide(view, self._parameters, fleet.state, now_ns)
@@ -152,35 +160,86 @@ class Provisioning:
         incarnations: dict[str, int],
         now_ns: int,
     ) -> list[Effect]:
-        model, action = view.model, "start" if decision.start else "stop"
-        count = decision.start or len(decision.stop)
-        if not count:
+        limit_s = self._config.drain_limit_s
+        orders = [self._new_order(view.model, "start") for _ in range(decision.start)]
+        for name in decision.stop:
+            orders.append(self._new_order(view.model, "stop", name, incarnations[name], drain_limit_s=limit_s))
+        return self._begin(fleet, view, decision, orders, self._config.strategy, now_ns)
+
+    def _begin(
+        self, fleet: Fleet, view: ProvisioningView, decision: Decision, orders: list[Order], by: str, now_ns: int
+    ) -> list[Effect]:
+        """Tells of a decision and asks provisioners. ``by``: the strategy's name, or ``operator``."""
+        if not orders:
             return []
+        model, action = view.model, orders[0].action
         self.figures.decisions[model, action] += 1
-        body = ProvisioningDecided(
-            model=model,
-            coordinator=self._name,
-            strategy=self._config.strategy,
-            action=action,
-            count=count,
-            instances=list(decision.stop),
-            reason=decision.reason,
-            serving=len(view.serving),
-            starting=view.starting,
-            stopping=view.stopping,
-            signal_ns=decision.signal_ns,
-            utilisation=decision.utilisation,
-            at_ns=now_ns,
-        )
-        fields = {"model": model, "action": action, "count": count, "reason": decision.reason}
+        body = decided(view, decision, orders, by, coordinator=self._name, now_ns=now_ns)
+        fields = {"model": model, "action": action, "count": len(orders), "reason": decision.reason}
         fleet.scaled_ns = now_ns
-        orders = [self._new_order(model, "start") for _ in range(decision.start)]
-        orders += [self._new_order(model, "stop", name, incarnations[name]) for name in decision.stop]
         return [
             Publish(subject=self._subjects.provisioning(model), body=body),
             Log(level="info", event="provisioning", fields=fields),
             *(self._ask(fleet, order) for order in orders),
         ]
+
+    # an operator's orders
+
+    def is_stoppable(self, model: str, instance: str) -> bool:
+        """Whether no provisioner has said that it cannot stop the instance."""
+        fleet = self._fleets.get(model)
+        return fleet is None or instance not in fleet.unstoppable
+
+    def scale(
+        self,
+        body: SetInstances,
+        answer: ScaleAnswer,
+        limits_s: Mapping[str, float | None],
+        instances: Iterable[InstanceView],
+        reply_to: str,
+        now_ns: int,
+    ) -> list[Effect]:
+        """Carries out what an operator's order amounts to; the answer follows when provisioners have answered.
+
+        Args:
+            body: The order.
+            answer: Instances to start or to stop.
+            limits_s: How long each of those may take to be empty; None where nothing moves.
+            instances: All that are registered for the model.
+            reply_to: Who waits.
+            now_ns: Unix ns.
+        """
+        fleet = self._fleets.setdefault(body.model, Fleet(self._policy.initial_state))
+        known = {view.record.instance: view for view in instances}
+        waiter = f"{self._incarnation}/{self._orders}"
+        orders = [self._new_order(body.model, "start") for _ in range(answer.start)]
+        for name in answer.stop:
+            limit_s = limits_s[name] or self._config.drain_limit_s
+            incarnation = known[name].record.incarnation
+            orders.append(self._new_order(body.model, "stop", name, incarnation, drain_limit_s=limit_s))
+        for order in orders:
+            order.shape, order.role, order.waiter = body.shape, body.role, waiter
+        limit_ms = round(1000 * max((order.drain_limit_s for order in orders), default=0.0))
+        names = {order.name for order in orders}
+        self._scaling.begin(waiter, WaitingScale(reply_to=reply_to, open=names, limit_ms=limit_ms))
+        what = " ".join(filter(None, (str(body.count), body.shape, str(body.role or ""))))
+        decision = Decision(start=answer.start, stop=answer.stop, reason=f"an operator asked for {what}")
+        return self._begin(fleet, fleet.view(body.model, known, set(known)), decision, orders, "operator", now_ns)
+
+    def refusal(self, model: str) -> OrderRefused | None:
+        """Refusal of any operator's order now; None where one is taken."""
+        fleet = self._fleets.get(model)
+        if fleet is not None and (fleet.asked or fleet.starting or fleet.stopping):
+            under_way = [*sorted(fleet.starting), *sorted(fleet.stopping)] or ["an order that is not answered yet"]
+            return OrderRefused(reason=OrderRefusal.SCALING, detail=f"under way: {', '.join(under_way)}")
+        if self._scaling.full:
+            return OrderRefused(reason=OrderRefusal.SCALING, detail="too many orders wait for provisioners")
+        return None
+
+    def take_started(self) -> list[tuple[str, str, InstanceRole | None]]:
+        """Model, name and role of instances that began by an operator's order since the last call."""
+        started, self._started = self._started, []
+        return started
 
     def ladder_view(self, model: str) -> LadderView:
         """The ladder's view of a model's starts and stops."""
@@ -196,23 +255,30 @@ class Provisioning:
 
     # orders
 
-    def _new_order(self, model: str, action: str, instance: str = "", incarnation: int = 0) -> Order:
+    def _new_order(
+        self, model: str, action: str, instance: str = "", incarnation: int = 0, *, drain_limit_s: float = 0.0
+    ) -> Order:
         self._orders += 1
-        name = f"{self._name}/{self._incarnation}/{self._orders}"
-        return Order(name=name, model=model, action=action, instance=instance, incarnation=incarnation)
+        return Order(
+            name=f"{self._name}/{self._incarnation}/{self._orders}",
+            model=model,
+            action=action,
+            instance=instance,
+            incarnation=incarnation,
+            drain_limit_s=drain_limit_s,
+        )
 
     def _give_up(self, fleet: Fleet, order: Order) -> Effect:
         """Ends what did not start; only its own host knows it."""
         stop = self._new_order(order.model, "stop", order.instance)
         stop.host_index = order.host_index
-        return self._ask(fleet, stop, drain_limit_s=0)
+        return self._ask(fleet, stop)
 
-    def _ask(self, fleet: Fleet, order: Order, *, drain_limit_s: float | None = None) -> Effect:
+    def _ask(self, fleet: Fleet, order: Order) -> Effect:
         fleet.asked[order.name] = order
-        body: StartInstance | StopInstance = StartInstance(order=order.name, model=order.model)
+        body: StartInstance | StopInstance = StartInstance(order=order.name, model=order.model, shape=order.shape)
         if order.action == "stop":
-            limit_s = self._config.drain_limit_s if drain_limit_s is None else drain_limit_s
-            body = StopInstance(instance=order.instance, drain_limit_ms=round(limit_s * 1000))
+            body = StopInstance(instance=order.instance, drain_limit_ms=round(order.drain_limit_s * 1000))
         return Request(
             subject=self._subjects.provision(self._config.hosts[order.host_index], order.action),
             body=body,
@@ -230,11 +296,13 @@ class Provisioning:
                 order.instance = body.instance
                 order.deadline_ns = now_ns + _ns(self._config.start_limit_s)
                 fleet.starting[body.instance] = order
-                return []
+                if order.waiter:
+                    self._started.append((order.model, body.instance, order.role))
+                return self._scaling.accepted(order)
             case InstanceStopping() as body:
-                order.deadline_ns = now_ns + _ns(self._config.drain_limit_s) + STOP_GRACE_NS
+                order.deadline_ns = now_ns + _ns(order.drain_limit_s) + STOP_GRACE_NS
                 fleet.stopping[body.instance] = order
-                return []
+                return self._scaling.accepted(order)
             case ProvisionRefused() as body:
                 return self._refused(fleet, order, body)
             case body:
@@ -270,8 +338,10 @@ class Provisioning:
 
     def _failed(self, fleet: Fleet, order: Order, outcome: str, detail: str) -> list[Effect]:
         """The end of an order that nobody carries out; said once per reason until a start succeeds again."""
-        fleet.failures += order.action == "start"
         self.figures.orders[order.action, outcome] += 1
+        if order.waiter:
+            return self._scaling.failed(order, outcome, detail)
+        fleet.failures += order.action == "start"
         key = f"{order.action} {outcome}"
         if key in self._said:
             return []
@@ -317,7 +387,8 @@ class Provisioning:
 
     def check(self) -> None:
         """Bounds hold."""
-        most = getattr(self._parameters, "instances_max", 0)
+        self._scaling.check()
+        most = max(ORDER_MAX, getattr(self._parameters, "instances_max", 0))
         for fleet in self._fleets.values():
             assert len(fleet.starting) <= most, fleet.starting
             assert len(fleet.predicted) <= SAMPLES_MAX

@@ -344,6 +344,14 @@ class Roles:
         view = RolesView(model=body.model, stage=stage.name, instances=instances)
         return may_take_role(view, body.instance, body.role)
 
+    def give(self, model: str, instance: str, role: InstanceRole | None) -> None:
+        """Has an instance that begins by order come with a role; None for the configured one."""
+        known = self.of_model(model)
+        for held in (known.homes, known.roles, known.ordered):
+            held.pop(instance, None)
+        if role is not None:
+            known.homes[instance] = known.roles[instance] = role
+
     # for people and checkers
 
     def snapshot(self) -> dict[str, Any]:

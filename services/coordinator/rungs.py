@@ -18,15 +18,18 @@ from millrace.contracts.coordinator import (
     OrderAccepted,
     OrderRefusal,
     OrderRefused,
+    SetInstances,
     SetRole,
 )
+from millrace.contracts.local import Replied
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.plan import Plan
+from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
 from millrace.contracts.subjects import Subjects
+from millrace.policies.provisioning.by_order import ScalableInstance, ScaleQuestion, emptying_s, scale
 from millrace.policies.roles import Scenario
 
-from services.coordinator.ladder import LadderView, scaling_held
+from services.coordinator.ladder import APART_NS, LadderView, scaling_held
 from services.coordinator.planning import Planning
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
@@ -66,6 +69,7 @@ class Rungs:
         """Listens to orders, and to what the policies need."""
         subjects = [
             self._subjects.coordinate("*", "role"),
+            self._subjects.coordinate("*", "scale"),
             self._subjects.presences(Role.MIGRATOR),
             self._subjects.loads(),
         ]
@@ -174,11 +178,69 @@ class Rungs:
 
     def on_order(self, body: SetRole, plan: Plan | None, now_ns: int) -> OrderAccepted | OrderRefused:
         """An operator's order to a model that is led here."""
-        if plan is not None and body.plan_epoch and body.plan_epoch < plan.epoch:
-            detail = f"made on plan {body.plan_epoch}; {plan.epoch} is in force"
-            return OrderRefused(reason=OrderRefusal.OLD_PLAN, detail=detail)
+        if (old := _old(body, plan)) is not None:
+            return old
         ladder = self.roles.ladder(body.model, self.provisioning.ladder_view(body.model))
         return self.roles.order(body, plan, ladder, now_ns)
+
+    def on_scale(
+        self, body: SetInstances, plan: Plan | None, instances: Sequence[InstanceView], reply_to: str, now_ns: int
+    ) -> list[Effect]:
+        """An operator's order to have more or fewer instances of a model that is led here."""
+        question = self._question(body, plan, instances)
+        verdict = scale(question)
+        refused = _old(body, plan) or self._scaling_refused(body.model, now_ns) or self.provisioning.refusal(body.model)
+        if verdict.refusal is not None:
+            refused = refused or OrderRefused(reason=verdict.refusal, detail=verdict.detail)
+        if refused is not None:
+            return answer(reply_to, refused)
+        if not verdict.start and not verdict.stop:
+            return answer(reply_to, OrderAccepted(detail=f"{verdict.detail}, as asked"))
+        bytes_per_s = self.planning.copy_bytes_per_s
+        limits_s = {each.name: emptying_s(each, bytes_per_s=bytes_per_s) for each in question.instances}
+        return self.provisioning.scale(body, verdict, limits_s, instances, reply_to, now_ns)
+
+    def on_answer(self, replied: Replied, now_ns: int) -> list[Effect]:
+        """A provisioner's answer. Instances that an operator has ordered get their roles."""
+        effects = self.provisioning.on_answer(replied, now_ns)
+        for model, name, role in self.provisioning.take_started():
+            self.roles.give(model, name, role)
+        return effects
+
+    def _scaling_refused(self, model: str, now_ns: int) -> OrderRefused | None:
+        """No scaling while a flip is under way, and for a while after one."""
+        ladder = self.roles.ladder(model, self.provisioning.ladder_view(model))
+        reason = OrderRefusal.FLIP_OPEN if ladder.flipping else OrderRefusal.FLIPPED_LATELY
+        held = scaling_held(msgspec.structs.replace(ladder, decisions=()), now_ns)
+        return OrderRefused(reason=reason, detail=f"{held}; {APART_NS // 10**9} s apart") if held else None
+
+    def _question(self, body: SetInstances, plan: Plan | None, instances: Sequence[InstanceView]) -> ScaleQuestion:
+        stages = plan.stages if plan is not None else []
+        known = {view.record.instance: view for view in instances}
+        return ScaleQuestion(
+            count=body.count,
+            shape=body.shape,
+            role=body.role,
+            instances=[
+                self._scalable(known[name], stage) for stage in stages for name in stage.instances if name in known
+            ],
+        )
+
+    def _scalable(self, view: InstanceView, stage: Stage) -> ScalableInstance:
+        record, summary = view.record, view.summary
+        heard = summary if summary is not None and summary.incarnation == record.incarnation else None
+        kv = record.kv
+        return ScalableInstance(
+            name=record.instance,
+            stage=stage.name,
+            role=stage.roles.get(record.instance, InstanceRole.BOTH),
+            shape=record.shape,
+            since_ns=record.incarnation,
+            sequences=heard.running if heard is not None else record.max_sequences,
+            context_tokens=heard.running_tokens if heard is not None else record.blocks_total * record.block_size,
+            token_bytes=kv.block_bytes / max(1, kv.block_tokens) if kv is not None else 0.0,
+            stoppable=self.provisioning.is_stoppable(record.model, record.instance),
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """For people and checkers."""
@@ -193,6 +255,14 @@ class Rungs:
         self.roles.check()
         self.provisioning.check()
         self.planning.check()
+
+
+def _old(body: SetRole | SetInstances, plan: Plan | None) -> OrderRefused | None:
+    """A refusal where the order was made on a plan that is not in force any more."""
+    if plan is None or not body.plan_epoch or body.plan_epoch >= plan.epoch:
+        return None
+    detail = f"made on plan {body.plan_epoch}; {plan.epoch} is in force"
+    return OrderRefused(reason=OrderRefusal.OLD_PLAN, detail=detail)
 
 
 def answer(reply_to: str, body: OrderAccepted | OrderRefused) -> list[Effect]:

@@ -21,7 +21,7 @@ from millrace.contracts.migration import (
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
 from millrace.policies.migration.backoff import NOBODY, RefusedMove
-from millrace.policies.migration.leaving import LeavingQuestion, leaving
+from millrace.policies.migration.leaving import LeavingQuestion, leaving, longest_rest_first
 
 from services.migrator import messages
 from services.migrator.context import MS, MigratorContext
@@ -156,8 +156,9 @@ class FallbackInitiator:
         barred = self._barred(managed, now_ns) if count else set()
         if not count or all(status.sequence in barred for status in managed.sequences()):
             return []
+        sequences = managed.sequences()
         question = LeavingQuestion(
-            sequences=tuple(managed.sequences()),
+            sequences=longest_rest_first(sequences) if managed.evacuation is not None else tuple(sequences),
             barred=barred,
             rooms=tuple(self._rooms(managed, now_ns)),
             growth_blocks=self._context.limits.growth_blocks,

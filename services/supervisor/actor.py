@@ -215,7 +215,11 @@ class SupervisorActor:
         taken = self._children.keys() | self._drained.keys()
         if (spec := roster.free(taken, model=body.model, shape=body.shape)) is not None:
             return spec
-        bound = f"{roster.instances_max(body.model)} instances of {body.model} are the bound"
+        if body.shape and body.shape not in (shapes := roster.shapes(body.model)):
+            told = ", ".join(shapes) or "none that are known"
+            return _refused(ProvisionRefusal.UNKNOWN_SHAPE, f"no {body.shape} for {body.model} here; shapes: {told}")
+        kind = f"{body.shape} instances" if body.shape else "instances"
+        bound = f"{roster.instances_max(body.model, body.shape)} {kind} of {body.model} are the bound"
         drained = len(self._drained)
         return _refused(ProvisionRefusal.AT_BOUND, f"{bound}, {drained} drained by an operator" if drained else bound)
 

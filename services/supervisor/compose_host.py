@@ -46,6 +46,7 @@ class ComposeHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         model: What its workers serve.
         compose: The command that every call begins with: docker compose, its files and profiles.
         services: Spare services; each has one instance of its own name.
+        shapes: What a service's instance runs on, such as ``h100x2``; those that are missing are started for any shape.
         stop_limit_ms: How long after its drain a container may take to stop before it is killed.
     """
 
@@ -54,6 +55,7 @@ class ComposeHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str
     compose: list[str]
     services: list[str]
+    shapes: dict[str, str] = {}
     stop_limit_ms: int = 15_000
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -152,7 +154,13 @@ class ComposeShell:
 def build_host(config: ComposeHostConfig, deps: ActorDeps, running: Mapping[str, int]) -> SupervisorActor:
     """The actor over the spare services, those that run taken over."""
     specs = [
-        ChildSpec(name=service, role=Role.WORKER, presences=[service], stop_limit_ms=config.stop_limit_ms)
+        ChildSpec(
+            name=service,
+            role=Role.WORKER,
+            presences=[service],
+            stop_limit_ms=config.stop_limit_ms,
+            shape=config.shapes.get(service, ""),
+        )
         for service in config.services
     ]
     machine = SupervisedMachine(

@@ -38,13 +38,17 @@ class Roster:
         fitting = (spec for spec in self._fitting(model) if shape in ("", spec.shape))
         return next((spec for spec in fitting if spec.name not in taken), None)
 
+    def shapes(self, model: str) -> list[str]:
+        """Shapes of a model's workers here, those that are known."""
+        return sorted({spec.shape for spec in self._fitting(model)} - {""})
+
     def worker_of(self, instance: str) -> ChildSpec | None:
         """The worker that hosts an instance; None where it is not one of this machine."""
         return next((spec for spec in self._workers if instance in spec.presences), None)
 
-    def instances_max(self, model: str) -> int:
-        """Instances of a model that can run here at once."""
-        return sum(len(spec.presences) for spec in self._fitting(model))
+    def instances_max(self, model: str, shape: str = "") -> int:
+        """Instances of a model, and of a shape where one is named, that can run here at once."""
+        return sum(len(spec.presences) for spec in self._fitting(model) if shape in ("", spec.shape))
 
     def lacks(self, spec: ChildSpec, running: Iterable[ChildSpec]) -> str:
         """Return the reason why a worker has no device beside those that run; empty where it has one."""

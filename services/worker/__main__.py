@@ -137,7 +137,12 @@ async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineL
 
 def _origin(config: WorkerConfig, name: str, incarnation: int, info: EngineInfo) -> WorkerOrigin:
     identity = Identity(
-        instance=name, incarnation=incarnation, model=config.model, host=socket.gethostname(), pid=os.getpid()
+        instance=name,
+        incarnation=incarnation,
+        model=config.model,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        shape=config.shape,
     )
     return WorkerOrigin(
         identity=identity, info=info, limits=config.limits, cluster=config.bus.cluster, migration=config.migration

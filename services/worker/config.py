@@ -140,6 +140,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         modelled: Parameters of the modelled engine (services/worker/modelled.py).
         step_time: Which step-time parameters fit this engine, for forecasts: a set that ships (for example ``cpu-8m``)
             or a file that the predictor was given; empty where unknown. A modelled engine says its own.
+        shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``, for scaling by shape; empty where
+            nobody needs it.
         migration: Moving running sequences with their KV.
         remaining: Estimating their remaining lengths.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
@@ -168,6 +170,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker_cores: list[int] = []
     modelled: dict[str, Any] = {}
     step_time: str = ""
+    shape: str = ""
     record: str = ""
     limits: WorkerLimits = WorkerLimits()
     migration: MigrationConfig = MigrationConfig()

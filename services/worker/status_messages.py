@@ -24,6 +24,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         incarnation: Start time of the process, unix ns.
+        shape: Device kind and tensor parallel size; empty where unknown.
     """
 
     instance: str
@@ -31,6 +32,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     host: str = ""
     pid: int = 0
+    shape: str = ""
 
 
 def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
@@ -48,6 +50,7 @@ def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
         kv=info.kv,
         kv_refusal=info.kv_refusal,
         **scheduler_fields(info),
+        shape=identity.shape,
     )
 
 

@@ -39,12 +39,13 @@ from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.host import HostShape, SimulatedHost
 from simulator.policy_faults import PolicyFaultSink
-from simulator.scenarios import central_ares, lengths_known, observer
+from simulator.scenarios import central_ares, lengths_known, observer, scenario_operator
 from simulator.scenarios.central_ares import CentralAres
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.head_estimates import HeadEstimates
 from simulator.scenarios.lengths_known import KnowingTagger
 from simulator.scenarios.observer import EngineSample, Observer
+from simulator.scenarios.scenario_operator import ScenarioOperator
 from simulator.scenarios.spec import Group, ScenarioSpec
 from simulator.services import SimInstance, SimService
 from simulator.vocabulary import byte_vocabulary
@@ -120,7 +121,7 @@ class ScenarioCluster(SimulatedCluster):
         self._choose_services()
         self._add_actors()
         simulation.after(WARM_NS, self._sample)
-        host = self._provisioned() if spec.provisioning.on else None
+        host = self._provisioned() if spec.spares() or spec.provisioning.on else None
         if spec.faults:
             restart_ns = int(spec.cluster.restart_s * SECOND)
             self.restart_dead(lambda: restart_ns, but=(Role.WORKER,) if host is not None else ())
@@ -158,6 +159,14 @@ class ScenarioCluster(SimulatedCluster):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
         if self.spec.trading.central.on:
             self._add_central()
+        self.operator = self._add_operator() if self.spec.orders else None
+
+    def _add_operator(self) -> ScenarioOperator:
+        """Whoever gives the scenario's orders."""
+        model = self.spec.cluster.groups[0].model
+        made = ScenarioOperator(self.spec.orders, cluster=CLUSTER, model=model, begin_ns=self.begin_ns)
+        self.simulation.add(lambda _start: made, node=made.name, accepts=scenario_operator.ACCEPTS, role=Role.OPERATOR)
+        return made
 
     def _add_central(self) -> None:
         """ARES's scheduler, with the rights of an operator."""
@@ -227,6 +236,7 @@ class ScenarioCluster(SimulatedCluster):
             host=group.host_of(name),
             engine=group.engine,
             step_time=_set_name(group),
+            shape=group.shape or group.name,
             limits=limits,
             migration=self.spec.migration.worker_bounds(),
         )
@@ -335,19 +345,22 @@ class ScenarioCluster(SimulatedCluster):
     # Instances that come and go
 
     def _provisioned(self) -> SimulatedHost:
-        """Build the host that adds instances like those of the first group, stops any, and restarts workers."""
+        """Build the host that adds spare instances, stops any, and restarts workers."""
         workers = {actor.name: actor for actor in self.workers}
+        spares = self.spec.spare_groups()
+        kinds = {name: (group.model, group.shape or group.name) for name, group in (self._groups | spares).items()}
         shape = HostShape(
             cluster=CLUSTER,
             model=self.spec.cluster.groups[0].model,
             running=tuple(workers),
-            spares=self.spec.spares(),
+            spares=tuple(spares),
+            kinds=kinds,
             cold_start_ns=int(self.spec.provisioning.cold_start_s * SECOND),
         )
         return SimulatedHost(self.simulation, shape, workers=workers, add_worker=self._add_worker)
 
     def _add_worker(self, name: str) -> SimActor:
-        worker = self._add_instance(name, self.spec.cluster.groups[0])
+        worker = self._add_instance(name, self.spec.spare_groups()[name])
         self._add_movers()
         return worker
 

@@ -44,6 +44,7 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
         details: First detail of each kind of failure.
         fallbacks: Decisions that were made without the predictions that the policy asked for.
         engine_steps: Steps of all engines.
+        answers: Of the coordinator to the scenario's orders.
         trades: What brokers counted, see ScenarioCluster.trades; empty without brokers.
     """
 
@@ -61,6 +62,7 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
     migrations: list[MigrationRecord] = []
     trades: dict[str, int] = {}
     ladder: list[LadderSample] = []
+    answers: list[str] = []
 
 
 def run_scenario(
@@ -183,6 +185,7 @@ class _Run:
             migrations=cluster.observer.migrations,
             trades=cluster.trades(),
             ladder=cluster.observer.ladder,
+            answers=cluster.operator.answers if cluster.operator is not None else [],
         )
 
 

@@ -13,6 +13,7 @@ from services.coordinator.config import RolePolicyConfig, StagesConfig
 from services.predictor.config import OutrunRule
 from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
+from simulator.scenarios.order_spec import OrderSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
 from simulator.scenarios.trading_spec import TradingSpec
 
@@ -27,6 +28,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         name: Their names begin with it: ``<name>-000``.
         model: What they serve. Groups may serve the same model or different ones.
         instances: How many.
+        spares: Instances beyond those, like these, that provisioning or an operator may start.
+        shape: What they run on, as an operator names it; empty for the group's name.
         step_time: A set of step-time coefficients that ships, or the path of one.
         speed: How much faster than that they are.
         kappa: What unequal lengths in one decode batch cost, instead of what the set says (LinearStepTime.unequal): 0
@@ -41,6 +44,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str = "gpu"
     model: str = MODEL
     instances: int = 4
+    spares: Annotated[int, msgspec.Meta(ge=0)] = 0
+    shape: str = ""
     step_time: str = "a100-llama-3-8b"
     speed: float = 1.0
     kappa: Annotated[float, msgspec.Meta(ge=0, le=10)] | None = None
@@ -315,6 +320,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prediction: PredictionSpec = PredictionSpec()
     network: NetworkSpec = NetworkSpec()
     faults: tuple[FaultSpec, ...] = ()
+    orders: tuple[OrderSpec, ...] = ()
     slo: SloSpec = SloSpec()
     intervals: IntervalSpec = IntervalSpec()
     output: OutputSpec = OutputSpec()
@@ -325,19 +331,34 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {name: loads.get(name, ModelLoad(share=0.0)) if loads else ModelLoad() for name in names}
 
     def spares(self) -> tuple[str, ...]:
-        """Names of the instances that provisioning may add, like the first group's.
+        """Names of the instances that may be started.
 
         Raises:
             ConfigError: no such strategy, or its parameters are wrong.
         """
-        if not self.provisioning.on:
-            return ()
-        group = self.cluster.groups[0]
-        running = sum(each.instances for each in self.cluster.groups if each.model == group.model)
-        return tuple(f"{group.name}-{group.instances + index}" for index in range(self.provisioning.spares(running)))
+        return tuple(self.spare_groups())
+
+    def spare_groups(self) -> dict[str, Group]:
+        """Group of each instance that may be started, by its name. A strategy has those of the first group at least
+        that its bound allows.
+
+        Raises:
+            ConfigError: no such strategy, or its parameters are wrong.
+        """
+        groups = self.cluster.groups
+        counts = [group.spares for group in groups]
+        if self.provisioning.on:
+            running = sum(each.instances for each in groups if each.model == groups[0].model)
+            counts[0] = max(counts[0], self.provisioning.spares(running))
+        return {
+            f"{group.name}-{group.instances + index}": group
+            for group, count in zip(groups, counts, strict=True)
+            for index in range(count)
+        }
 
     def instances(self) -> dict[str, tuple[str, ...]]:
         """Names of all instances by group, spares included."""
         names = {group.name: group.names() for group in self.cluster.groups}
-        first = self.cluster.groups[0].name
-        return {**names, first: names[first] + self.spares()}
+        for name, group in self.spare_groups().items():
+            names[group.name] += (name,)
+        return names

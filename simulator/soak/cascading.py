@@ -83,7 +83,7 @@ class CascadeSoakCluster(SoakCluster):
             HostShape(
                 cluster=CLUSTER,
                 model="",
-                models=dict(zip(names, MODEL_OF, strict=True)),
+                kinds={name: (model, "") for name, model in zip(names, MODEL_OF, strict=True)},
                 devices=self.devices,
                 running=tuple(names[:DEVICES]),
                 spares=tuple(names[DEVICES:]),

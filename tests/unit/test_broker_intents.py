@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.plan import InstanceRole
@@ -33,6 +34,17 @@ def view(*, arriving: set[str], draining: bool = False) -> IntentView:
 def test_a_sequence_of_an_open_arriving_deal_is_not_offered(reason: MoveReason) -> None:
     assert [each.sequence for each in movable(view(arriving=set()), reason, (), FENCES)] == ["r1.0"]
     assert movable(view(arriving={"r1.0"}), reason, (), FENCES) == []
+
+
+def test_of_a_drain_those_with_the_longest_rest_leave_first() -> None:
+    one = view(arriving=set(), draining=True)
+    (status,) = one.sequences
+    statuses = [
+        msgspec.structs.replace(status, sequence=name, output_tokens=100, max_tokens=1000, expected_output_tokens=whole)
+        for name, whole in (("soon", 110), ("late", 700), ("unknown", None), ("outrun", 90))
+    ]
+    drained = standing_intents(msgspec.structs.replace(one, sequences=statuses), FENCES)
+    assert [each.status.sequence for each in drained] == ["outrun", "unknown", "late", "soon"]
 
 
 def test_it_does_not_leave_at_the_boundary_but_it_does_drain() -> None:

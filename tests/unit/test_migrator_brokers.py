@@ -1,5 +1,6 @@
 """The migrator as mechanism: a broker decides what leaves, and the built-in initiator acts only where none is heard."""
 
+import msgspec
 import pytest
 from millrace.contracts.broker import EvacuationAnnounced
 from millrace.contracts.kv import KvRefusal
@@ -15,7 +16,7 @@ from millrace.contracts.migration import (
 )
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import PresenceState, SequenceState, SequenceStatus, ServicePresence
-from millrace.policies.migration.leaving import LeavingQuestion, leaving
+from millrace.policies.migration.leaving import LeavingQuestion, leaving, longest_rest_first
 
 from services.migrator.delegation import Delegation
 from services.migrator.orders import ORDERS_MAX, FinishedOrders
@@ -300,6 +301,14 @@ def running(name: str, blocks: int, **changes: object) -> SequenceStatus:
         arrival_ns=0,
         immovable=fields["immovable"],  # type: ignore[arg-type]
     )
+
+
+def test_an_instance_that_shall_be_empty_lets_the_longest_rest_go_first() -> None:
+    def ends_after(name: str, rest: int) -> SequenceStatus:
+        return msgspec.structs.replace(running(name, 4), output_tokens=10, expected_output_tokens=10 + rest)
+
+    order = longest_rest_first([ends_after("soon", 3), ends_after("late", 60), ends_after("later", 61)])
+    assert [status.sequence for status in order] == ["later", "late", "soon"]
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def layout_of(group: str, rest: str = "") -> Layout:
             ["worker-0", "worker-1"],
             ["worker-2", "worker-3"],
         ),
-        ('engine = "modelled"\ncount = 2\nspares = 1', "", ["worker-0-0", "worker-0-1"], ["worker-1"]),
+        ('engine = "modelled"\ncount = 2\nspares = 1', "", ["worker-0", "worker-1"], ["worker-2"]),
         ("spares = 2", "", ["worker-0"], ["worker-1", "worker-2"]),
     ],
 )
@@ -332,6 +332,17 @@ def test_a_model_at_its_bound_is_refused_while_another_has_room() -> None:
     assert (refused.reason, refused.detail) == (ProvisionRefusal.AT_BOUND, "1 instances of a are the bound")
     assert order("b") == InstanceStarting(order="b", instance="b0")
     assert isinstance(order("c"), ProvisionRefused)
+
+
+def test_a_shape_that_no_worker_has_is_refused_by_the_shapes_that_there_are() -> None:
+    roster = Roster(host="here", workers=OTHERS)
+    actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=[], roster=roster)
+    actor.start(0)
+    order = StartInstance(order="o", model="b", shape="tpu")
+    refused = reply(actor.handle(Message(order, reply_to="inbox"), 0))
+    assert isinstance(refused, ProvisionRefused)
+    assert refused.reason is ProvisionRefusal.UNKNOWN_SHAPE
+    assert "no tpu for b here; shapes: " in refused.detail
 
 
 class Drained(Bench):

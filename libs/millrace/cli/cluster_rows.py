@@ -18,6 +18,7 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
         role: ``both``, ``prefill`` or ``decode``, as the plan says.
         kv: Ways to read its KV, best first; empty where it moves nothing.
         kv_refusal: Why it moves nothing.
+        shape: Device kind and tensor parallel size; empty where it does not say.
         leaving, arriving: Sequences that move away from it and to it, as its migrator said last.
         leave_later: Those that shall leave and wait for a slot or for room.
     """
@@ -37,6 +38,7 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
     role: str = InstanceRole.BOTH
     kv: list[str] = []
     kv_refusal: str = ""
+    shape: str = ""
     leaving: int = 0
     arriving: int = 0
     leave_later: int = 0

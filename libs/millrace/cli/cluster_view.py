@@ -268,6 +268,7 @@ class ClusterView:
             "role": str(roles[0]) if roles else str(InstanceRole.BOTH),
             "kv": [str(kind) for kind in record.kv.copiers] if record is not None and record.kv is not None else [],
             "kv_refusal": record.kv_refusal if record is not None else "",
+            "shape": record.shape if record is not None else "",
             "leaving": counts.leaving,
             "arriving": counts.arriving,
             "leave_later": counts.waiting,

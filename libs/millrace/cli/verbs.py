@@ -33,6 +33,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("migrate", "move a running request to another instance", "millrace.cli.migrate"),
     Verb("drain", "move everything away from an instance and take it out of service", "millrace.cli.drain"),
     Verb("role", "give an instance another role: prefill, decode or both", "millrace.cli.role"),
+    Verb("scale", "start or stop instances of a model, by shape and role", "millrace.cli.scale"),
     Verb("replay", "feed a recorded inbox to its actor and show differences", program="simulator"),
     Verb("trace", "draw what happened to one request", "millrace.cli.trace"),
     Verb("explain", "tell why a request went where it went", "millrace.cli.explain"),

@@ -39,7 +39,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             models, are numbered on.
         count: Instances at the start; 0 where all are spare.
         names: Names of the instances, in place of ``name`` and ``count``.
-        spares: Instances beyond those, started by provisioning only.
+        spares: Instances beyond those, started by provisioning or `millrace scale` only.
         engine: ``vllm`` or ``modelled``.
         device: ``cpu``, or a kind of GPU such as ``h100``.
         tensor_parallel: GPUs per instance.
@@ -48,7 +48,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         role: ``both``, ``prefill`` or ``decode``.
         host: Name of the provisioner that starts and stops them: ``local`` is the supervisor of this machine.
         processes: Worker processes that share the instances, modelled engines only; 0 for one per 64 instances, and for
-            one each where provisioning starts and stops them.
+            one each where they may be started and stopped: with spare ones, or a provisioning strategy.
         settings: Further fields of WorkerConfig for these instances.
     """
 

@@ -62,7 +62,8 @@ def _shares(spec: ClusterSpec, group: GroupSpec) -> list[int]:
         return []
     if group.engine is EngineName.VLLM:
         return [1] * group.count
-    separate = bool(spec.devices) or spec.policies.provisioning.name not in ("", "none")
+    provisioned = spec.policies.provisioning.name not in ("", "none")
+    separate = bool(spec.devices) or provisioned or group.spares > 0
     default = group.count if separate else -(-group.count // MODELLED_PER_PROCESS)
     processes = max(1, min(group.count, group.processes or default))
     return [group.count // processes + (index < group.count % processes) for index in range(processes)]

@@ -8,7 +8,7 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
 from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
-from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetRole
+from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetInstances, SetRole
 from millrace.contracts.ingress import (
     FindRequests,
     RequestsFound,
@@ -77,6 +77,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     SequenceRefused,
     SequencesReturned,
     ServicePresence,
+    SetInstances,
     SetRole,
     StartInstance,
     StatusSnapshot,
@@ -302,6 +303,16 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.OPERATOR,),
         receivers=(Role.COORDINATOR,),
         summary="Give an instance another role; answered by the active coordinator of the model.",
+    ),
+    Channel(
+        name="coordinate_scale",
+        subject="coordinate.{model}.scale",
+        pattern=Pattern.REQUEST,
+        messages=(SetInstances,),
+        replies=(OrderAccepted, OrderRefused, ErrorReply),
+        senders=(Role.OPERATOR,),
+        receivers=(Role.COORDINATOR,),
+        summary="Have so many instances of a model; answered by its active coordinator.",
     ),
     Channel(
         name="ladder",

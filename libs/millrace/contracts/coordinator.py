@@ -24,14 +24,38 @@ class SetRole(Body, frozen=True, kw_only=True, tag="SetRole/1"):
     wait: bool = True
 
 
+class SetInstances(Body, frozen=True, kw_only=True, tag="SetInstances/1"):
+    """Asks that a model have so many instances of a shape and a role. Answered by OrderAccepted or OrderRefused, once
+    provisioners have answered.
+
+    Attributes:
+        count: Instances that serve afterwards, of those that ``shape`` and ``role`` name.
+        shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``; empty for all shapes.
+        role: Counts instances of this role, and those that are started get it; None for any role.
+        plan_epoch: Of the plan that the order was made on; an older one than the plan in force is refused. 0 for any.
+    """
+
+    model: str
+    count: int
+    shape: str = ""
+    role: InstanceRole | None = None
+    plan_epoch: int = 0
+
+
 class OrderAccepted(Body, frozen=True, kw_only=True, tag="OrderAccepted/1"):
     """The order is taken; it is carried out when nothing stands against it.
 
     Attributes:
         detail: One sentence: what begins.
+        starting: Instances that are being started.
+        stopping: Instances that drain, and then end.
+        limit_ms: The last of those has handed back what it still holds after so long.
     """
 
     detail: str = ""
+    starting: list[str] = []
+    stopping: list[str] = []
+    limit_ms: int = 0
 
 
 class OrderRefusal(StrEnum):
@@ -44,6 +68,11 @@ class OrderRefusal(StrEnum):
     FLIPPED_LATELY = "flipped_lately"  # the instance, or another one of its stage, has just been flipped
     SCALED_LATELY = "scaled_lately"  # instances are being started or stopped, or were a short time ago
     MOVES_OPEN = "moves_open"  # sequences are on their way from or to the instance
+    UNKNOWN_SHAPE = "unknown_shape"  # no provisioner has such instances of the model
+    NO_DEVICE = "no_device"  # all that provisioners could start run already
+    NOT_KEPT = "not_kept"  # no provisioner can stop them, or none answers
+    SCALING = "scaling"  # instances are being started or stopped
+    INVALID = "invalid"  # the order makes no sense
 
 
 class OrderRefused(Body, frozen=True, kw_only=True, tag="OrderRefused/1"):

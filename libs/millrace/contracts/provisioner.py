@@ -59,6 +59,7 @@ class ProvisionRefusal(StrEnum):
     AT_BOUND = "at_bound"  # no room here for one more: try another host
     NO_DEVICE = "no_device"  # every device of that kind is taken here: try again when one is free, or another host
     OTHER_MODEL = "other_model"  # this host has no such model: try another
+    UNKNOWN_SHAPE = "unknown_shape"  # this host has no instance of that shape: try another
     UNKNOWN_INSTANCE = "unknown_instance"  # not one of this host: try another
     SHARED_PROCESS = "shared_process"  # its process hosts other instances too; it cannot be stopped alone
     RUNS = "runs"  # the instance that was named runs, or still drains

@@ -205,6 +205,7 @@ class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="Inst
         step_time: Which step-time parameters fit this engine: a set that ships, or a path; empty where unknown.
         kv: Where its KV lies and how it can be read; None for an engine that moves nothing.
         kv_refusal: Why it moves nothing; empty where it does.
+        shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``; empty where unknown.
     """
 
     instance: str
@@ -218,6 +219,7 @@ class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="Inst
     step_time: str = ""
     kv: KvEndpoint | None = None
     kv_refusal: str = ""
+    shape: str = ""
 
 
 class PresenceState(StrEnum):

@@ -139,7 +139,7 @@ class Subjects:
         return f"{self.prefix}.ladder.{model if model == '*' else subject_token(model)}"
 
     def coordinate(self, model: str, verb: str) -> str:
-        """Orders about a model; ``verb`` is role. ``*`` for all models."""
+        """Orders about a model; ``verb`` is role or scale. ``*`` for all models."""
         token = model if model == "*" else subject_token(model)
         return f"{self.prefix}.coordinate.{token}.{verb}"
 

@@ -70,15 +70,17 @@ def coordinator_fields(spec: ClusterSpec, judges: Mapping[str, str] = NO_JUDGES)
     fields: dict[str, Any] = {"roles": roles} if roles else {}
     if stages := _stages(spec):
         fields["stages"] = stages
+    hosts = list(dict.fromkeys(slot.group.host for slot in slots))
+    if hosts != ["local"]:
+        fields["provisioning"] = {"hosts": hosts}
     choice = spec.policies.provisioning
     if choice.name not in ("", "none"):
         bounds = {
             "instances_min": min(len(instances_of(spec, model)) for model in spec.models),
             "instances_max": max(len(instances_of(spec, model, spares=True)) for model in spec.models),
         }
-        fields["provisioning"] = {"strategy": choice.name, "parameters": bounds | choice.parameters}
-        hosts = list(dict.fromkeys(slot.group.host for slot in slots))
-        fields["provisioning"] |= {"hosts": hosts} if hosts != ["local"] else {}
+        chosen = {"strategy": choice.name, "parameters": bounds | choice.parameters}
+        fields["provisioning"] = fields.get("provisioning", {}) | chosen
     return fields | coordinator_cascades(spec, judges)
 
 
@@ -131,6 +133,7 @@ def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     """
     group = slot.group
     fields: dict[str, Any] = {"model": slot.model.name, "model_path": model_path, "engine": str(group.engine)}
+    fields["shape"] = shape_of(group)
     if group.engine is EngineName.MODELLED:
         modelled = {"modelled": {"coefficients": group.step_time}} if group.step_time else {}
         return {**fields, "instances": len(slot.instances), **modelled}

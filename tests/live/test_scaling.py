@@ -1,0 +1,54 @@
+"""`millrace scale` on a live cluster with modelled engines: 2 to 3 to 1 under load, and no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.up_cluster import UpRig, offer
+from tests.live.faults import expect_identical, told, undisturbed
+from tests.live.ingress_rig import write_model_folder
+
+WORKER = {
+    "modelled": {"parameters": {"max_sequences": 8, "blocks_total": 2048}, "speed": 0.5},
+    "limits": {"linger_ms": 200},
+}
+LENGTH = {"max_tokens": 150, "ignore_eos": True}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[UpRig]:
+    options = ["--instances-max", "3", "--trading", "none", "--worker-set", json.dumps(WORKER)]
+    model = write_model_folder(tmp_path / "model")
+    cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+async def scaled(rig: UpRig, *words: str) -> str:
+    return await asyncio.to_thread(rig.cli, "scale", rig.model, *words)
+
+
+async def test_up_and_down_under_load_costs_no_request(rig: UpRig) -> None:
+    expected = await undisturbed(rig, **LENGTH)
+    load = asyncio.create_task(offer(rig, rate=4, count=100, prompts=8, **LENGTH))
+    said = await scaled(rig, "3", "--shape", "cpu", "--role", "decode")
+    assert "refused (no_device): at_bound" in said or "worker-2" in said, said
+    assert "one more not" in said, "none decodes yet: three were asked for, one spare is there"
+    assert "worker-2 begins" in said
+    assert said.splitlines()[-1].endswith("worker-2 is ready"), said
+    rows = {row["instance"]: row for row in json.loads(rig.cli("status", "--json"))["instances"]}
+    assert (rows["worker-2"]["role"], rows["worker-2"]["shape"]) == ("decode", "cpu")
+    assert "refused (no_device): at_bound: 3 instances of m are the bound" in await scaled(rig, "+1")
+    assert "refused (unknown_shape)" in await scaled(rig, "1", "--shape", "h100x2")
+    assert "refused (not_capable)" in await scaled(rig, "0")
+    said = await scaled(rig, "1")
+    assert "drains, empty within" in said
+    assert said.count("is gone") == 2, said
+    expect_identical(await load, expected)
+    await told(rig, instances_ready=1, running=0, waiting=0, blocks_used=0)
