@@ -51,6 +51,7 @@ def load_indicators(
         max(0, now_ns - oldest_ns),
         growing,
         snapshot.totals,
+        snapshot.memory_busy,
     )
 
 

@@ -65,7 +65,11 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State of an engine after a step; see StatusSnapshot for the fields."""
+    """State of an engine after a step; see StatusSnapshot for the fields.
+
+    Attributes:
+        memory_busy: Share of time in which device memory was read or written; None where not measured.
+    """
 
     step: int
     at_ns: int
@@ -77,6 +81,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     step_duration_ns: int
     batch: BatchComposition
     totals: EngineTotals = EngineTotals()
+    memory_busy: float | None = None
 
 
 class AddToEngine(Effect, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
+from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.liveness import LivenessJudge
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
@@ -82,6 +83,7 @@ class VllmEngine:
         self._leased: dict[str, str] = {}
         self._stopping = False
         self._failed = False
+        self._memory = memory_busy(config.tensor_parallel_size)
 
     async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
         """Starts it; blocks the loop meanwhile, since the engine must be forked by this thread.
@@ -314,7 +316,7 @@ class VllmEngine:
 
     def _new_snapshot(self) -> EngineSnapshot | None:
         payload = self._snapshots.read_new()
-        return decode_snapshot(payload) if payload is not None else None
+        return self._memory.noted(decode_snapshot(payload)) if payload is not None else None
 
     async def _poll(self) -> None:
         """Finds what comes without outputs: the snapshot of an abort in an idle engine, and signs of a hang."""
