@@ -237,6 +237,8 @@ class OutgoingDeals:
         where = f" from stage {stage.name}" if stage is not None else ""
         where += f", which ends at {boundary}" if boundary is not None else ""
         expected = "its rest is unknown" if rest is None else f"{rest} tokens expected to come"
+        expected += "" if deal.ask.rest_p90 is None else f" (90 %: {deal.ask.rest_p90} at most)"
+        expected += _cause(own, deal)
         bids = [f"{bid.bidder} {bid.burden_ns / 1e9:.3g} s, {bid.load_tokens} tokens" for bid in deal.bids]
         bids += [f"{name} {why}" for name, why in deal.declined.items()]
         silent = len(deal.asked) - len(bids)
@@ -354,6 +356,13 @@ class OutgoingDeals:
     def _tell(self, deal: OutgoingDeal, body: Body) -> Effect:
         subject = self._ctx.subjects.deal(deal.target)
         return Publish(subject=subject, body=body, request=request_id_of(deal.sequence))
+
+
+def _cause(own: OwnInstance, deal: OutgoingDeal) -> str:
+    """Risk or delay for which it shall leave; empty where it has to leave anyway."""
+    if deal.reason is MoveReason.MEMORY:
+        return f", KV memory short with a probability of {own.memory_risk:.0%}"
+    return f", others end {deal.ask.gain_ns / 1e9:.3g} s sooner without it" if deal.ask.gain_ns > 0 else ""
 
 
 def _started(deal: OutgoingDeal) -> DealStarted:

@@ -183,6 +183,7 @@ def finished(out: OutgoingMigration, model: str, now_ns: int) -> MigrationFinish
         block_size=block_size,
         block_hashes=block_hashes,
         orders=list(out.orders),
+        note=out.note,
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from millrace.actor.effects import Publish, RecordSpan
 from millrace.actor.recording import Tapped, open_recording
@@ -11,6 +12,7 @@ from millrace.cli.explain_recording import explained_by_recording
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import PLACEMENTS_MAX, told
 from millrace.cli.explained import Ending, Explained, ExplainedPlacement
+from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
@@ -124,6 +126,30 @@ def test_a_migration_is_told_with_where_it_came_from_and_links_both_stays():
     assert any("goes on from dispatch" in line for line in draw(sorted(spans, key=lambda s: s.start_ns), width=120))
 
 
+def test_a_moved_request_is_told_with_its_predicted_rest_and_what_came_of_it():
+    bench = MoveBench(traceparent=TRACED)
+    bench.tokens(bench.source, chunk("ab"))
+    bench.allot()
+    bench.moved(2)
+    bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
+    spans = spans_of(bench)
+    move = next(span for span in spans if span.name == "move")
+    told_by_migrator = {
+        "millrace.migration": attribute(move, "migration"),
+        "millrace.reason": "scheduler",
+        "millrace.note": "balance: 300 tokens, 120 tokens expected to come (90 %: 400 at most); saves 0.80 s in all",
+        "millrace.rounds": 2,
+        "millrace.bytes": 4096,
+        "millrace.frozen_ms": 11.0,
+    }
+    migration = msgspec.structs.replace(move, name="migration", span="f" * 16, attributes=told_by_migrator)
+    text = "\n".join(told(explained_by_spans([*spans, migration])))
+    assert "asked for by: scheduler" in text
+    assert "because: balance: 300 tokens, 120 tokens expected to come (90 %: 400 at most); saves 0.80 s in all" in text
+    assert "copied in 2 rounds, 4096 bytes, no token for 11ms" in text
+    assert "1 output tokens came since" in text
+
+
 def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
     bench = served("round_robin")
     for number, outcome in enumerate((MigrationOutcome.ABORTED, MigrationOutcome.MOVED)):
@@ -140,11 +166,14 @@ def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
             rounds=2,
             bytes=4096,
             frozen_ns=6 * MS,
+            note="memory: 900 tokens, 40 tokens expected to come",
         )
         bench.effects.append(Publish(subject="mr.local.migration.tiny", body=finished))
     text = "\n".join(told(explained_by_recording(recorded(bench, tmp_path / "tap"), "r")))
     assert "it came to nothing: aborted, no_blocks" in text
-    assert "drain; 2 rounds, 4096 bytes, frozen for 6ms" in text
+    assert "asked for by: drain" in text
+    assert "copied in 2 rounds, 4096 bytes, no token for 6ms" in text
+    assert "because: memory: 900 tokens, 40 tokens expected to come" in text
 
 
 def test_a_policy_that_asks_nobody_is_told_by_its_scores():

@@ -79,11 +79,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--policy", help="dispatch policy: a name, or a file that ends in .py (default: forecast)")
     add("--provision", help="start and stop engines by load: preempt or relief (default: none)")
-    add(
-        "--instances-max",
-        type=int,
-        help="engines at once, with `scale` or --provision (default: with it 2x --instances)",
-    )
+    add("--instances-max", type=int, help="engines at once, for `scale` and --provision (default: with that, twice)")
     add("--processes", type=int, help="worker processes of modelled engines (default: one per 64)")
     add("--ingresses", type=int, help="ingress processes that share the port (default: 1)")
     add(

@@ -95,9 +95,11 @@ def _move(body: MigrationFinished, at_ns: int) -> ExplainedPlacement:
         at_ns=at_ns - body.duration_ns,
         policy="",
         chosen=body.target,
-        reason=f"{body.reason}; {body.rounds} rounds, {body.bytes} bytes, frozen for {duration(body.frozen_ns)}",
+        reason=str(body.reason),
         trouble="" if moved else trouble,
         source=body.source,
+        why=body.note,
+        copied=f"{body.rounds} rounds, {body.bytes} bytes, no token for {duration(body.frozen_ns)}",
     )
 
 

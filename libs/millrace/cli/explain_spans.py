@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from millrace.cli.errors import CliError
 from millrace.cli.explained import Ending, Explained, ExplainedPlacement
+from millrace.cli.message_summaries import duration
 from millrace.cli.trace_reading import attribute
 from millrace.contracts.observers import CandidateForecast, CandidateScore, CascadeAttempt
 from millrace.telemetry.spans import SpanLine
@@ -33,7 +35,11 @@ def explained_by_spans(spans: list[SpanLine]) -> Explained:
     for span in placed:
         key = (span.start_ns, attribute(span, "instance"), attribute(span, "epoch"), span.error)
         groups.setdefault(key, []).append(span)
-    placements = [_placement(group, asked.get(group[0].start_ns, 0), expected) for group in groups.values()]
+    moves = {attribute(span, "migration"): span for span in spans if span.name == "migration"}
+    placements = [
+        _with_move(_placement(group, asked.get(group[0].start_ns, 0), expected), moves, group[0])
+        for group in groups.values()
+    ]
     return Explained(
         request=str(attribute(root or placed[0], "request") or ""),
         model=str(attribute(root, "model") or "") if root is not None else "",
@@ -74,6 +80,17 @@ def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> 
         trouble=first.error,
         source=str(attribute(first, "source") or ""),
     )
+
+
+def _with_move(placement: Placement, moves: Mapping[Any, SpanLine], span: SpanLine) -> Placement:
+    """A migration with what its migrator recorded of it."""
+    move = moves.get(attribute(span, "migration")) if placement.kind == "migration" else None
+    if move is None:
+        return placement
+    pause = duration(int(1e6 * (_number(attribute(move, "frozen_ms")) or 0.0)))
+    copied = f"{attribute(move, 'rounds')} rounds, {attribute(move, 'bytes')} bytes, no token for {pause}"
+    reason, why = str(attribute(move, "reason") or ""), str(attribute(move, "note") or "")
+    return msgspec.structs.replace(placement, reason=placement.reason or reason, why=why, copied=copied)
 
 
 def _reason(span: SpanLine) -> str:

@@ -75,7 +75,7 @@ def _placement(placement: ExplainedPlacement, ending: Ending | None) -> Iterator
     epoch = f" (epoch {placement.epoch})" if placement.epoch else ""
     yield f"{placement.kind} of {placement.sequences[0]}{more} {goes}{epoch}{after}"
     if placement.kind == "migration":
-        yield from _migration(placement)
+        yield from _migration(placement, ending)
         return
     by = placement.policy
     if placement.fallback:
@@ -88,13 +88,20 @@ def _placement(placement: ExplainedPlacement, ending: Ending | None) -> Iterator
         yield f"  it came to nothing: {placement.trouble}"
 
 
-def _migration(placement: ExplainedPlacement) -> Iterator[str]:
+def _migration(placement: ExplainedPlacement, ending: Ending | None) -> Iterator[str]:
     tokens = f", {placement.output_tokens} output tokens in" if placement.output_tokens else ""
     yield f"  with its KV from {placement.source}{tokens}"
     if placement.reason:
-        yield f"  {placement.reason}"
+        yield f"  asked for by: {placement.reason}"
+    if placement.why:
+        yield f"  because: {placement.why}"
+    if placement.copied:
+        yield f"  copied in {placement.copied}"
     if placement.trouble:
         yield f"  it came to nothing: {placement.trouble}"
+    elif ending is not None and placement.output_tokens and ending.choices == 1:
+        came, took = ending.output_tokens - placement.output_tokens, ending.end_ns - placement.at_ns
+        yield f"  {came} output tokens came since, the last one {duration(max(0, took))} after it"
 
 
 def _considered(placement: ExplainedPlacement) -> Iterator[str]:

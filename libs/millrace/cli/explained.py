@@ -21,6 +21,8 @@ class ExplainedPlacement(msgspec.Struct, frozen=True, kw_only=True):
         forecasts: The chosen one first; empty where nobody was asked.
         scores: The policy's, best first.
         trouble: Why it came to nothing; empty where the instance took it or nothing is known.
+        why: Of a migration: its asker's sentence, with the predicted rest, and the risk or delay; empty for none.
+        copied: Of a migration: rounds, bytes and the pause; empty where not told.
     """
 
     kind: str
@@ -38,6 +40,8 @@ class ExplainedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     scores: list[CandidateScore] = []
     trouble: str = ""
     source: str = ""
+    why: str = ""
+    copied: str = ""
 
     @property
     def forecast(self) -> CandidateForecast | None:

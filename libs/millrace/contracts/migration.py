@@ -113,6 +113,7 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
         block_size: Of the blocks that ``block_hashes`` names, tokens; 0 where there are none.
         block_hashes: Chain hashes of the full blocks that the target has since, from the prompt's first on
             (kvcache.chain), packed; empty but with MOVED.
+        note: Of who asked for it: why, in one sentence.
     """
 
     migration: str
@@ -137,6 +138,7 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
     block_size: int = 0
     block_hashes: PackedHashes = b""
     orders: list[str] = []
+    note: str = ""
 
 
 class AllotEpoch(Body, frozen=True, kw_only=True, tag="AllotEpoch/1"):
