@@ -118,6 +118,7 @@ class MigratorActor:
             parameters=parameters,
             delegation=self._delegation,
         )
+        self._context = context
         self._outgoing = OutgoingMigrations(context)
         self._incoming = IncomingMigrations(context)
         self._initiator: Initiator = FallbackInitiator(context, self._outgoing)
@@ -153,6 +154,7 @@ class MigratorActor:
                 return self._on_answer(correlation, reason, "", now_ns)
             case InstanceSummary() as body:
                 self._cluster_view.on_summary(body, now_ns)
+                self._context.pairs.on_summary(body)
                 return []
             case StatusSnapshot() as body:
                 managed = self._managed.get(subject_token(body.instance)) if body.instance else None

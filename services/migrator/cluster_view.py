@@ -127,16 +127,17 @@ class MigrationTargets:
         summary = member.summary
         heard = summary is not None and member.current_record is not None
         heard = heard and (member.serving or (member.state is MemberState.DRAINING and member.summary_drains))
-        promised = sum(
+        promised = [
             blocks
             for target, blocks, until_ns in self._promises.values()
             if target == record.instance and (not until_ns or now_ns < until_ns)
-        )
+        ]
         return Neighbour(
             record=record,
             summary=summary if heard else None,
             role=self.role(record.instance),
-            blocks_promised=promised,
+            blocks_promised=sum(promised),
+            arriving=len(promised),
         )
 
     # promises

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -21,6 +21,7 @@ from services.migrator.cluster_view import MigrationTargets
 from services.migrator.config import MigratorConfig, MigratorLimits
 from services.migrator.delegation import Delegation
 from services.migrator.metrics import MigratorMetrics
+from services.migrator.pairs import PairFigures
 
 MS = 1_000_000
 
@@ -40,6 +41,7 @@ class MigratorContext:
     delegation: Delegation
     policy: TargetPolicy
     parameters: msgspec.Struct
+    pairs: PairFigures = field(default_factory=PairFigures)
 
     @property
     def limits(self) -> MigratorLimits:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
 from millrace.actor.effects import Effect
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import KvLeased, KvRefused, SequenceFrozen
@@ -185,7 +186,17 @@ class Handshake:
             recompute=out.mode is MigrationMode.RECOMPUTE,
             excluded=frozenset(out.excluded),
         )
-        return view.question(out.sequence, wish, now_ns, handoff=out.reason is MigrationReason.HANDOFF)
+        question = view.question(out.sequence, wish, now_ns, handoff=out.reason is MigrationReason.HANDOFF)
+        if not self._context.policy.weighs_pairs:
+            return question
+        records = {each.name: record for each in question.candidates if (record := view.record(each.name)) is not None}
+        known = self._context.pairs.told(question, source, records, messages.prompt_hashes(out))
+        return msgspec.structs.replace(
+            known,
+            blocks_held=len(out.leased.blocks) if out.leased is not None else 0,
+            block_bytes=source.kv.block_bytes if source.kv is not None else 0,
+            rest_tokens=messages.rest_of(out),
+        )
 
     def _try_elsewhere(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
         out.excluded.add(out.target)
@@ -268,6 +279,10 @@ class Handshake:
         # As much as takes a quarter of a lease, at the speed of this one, messages included.
         lease_ns, took_ns = self._context.limits.lease_ms * MS, max(1, now_ns - out.target_asked_ns)
         out.pull_bytes = max(1, body.bytes * lease_ns // (LEASE_SHARE * took_ns))
+        view = self._context.cluster_view
+        source, target = view.record(out.source), view.record(out.target)
+        if source is not None and target is not None:
+            self._context.pairs.pulled(source, target, body.bytes, took_ns)
         fields = {"round": body.round, "blocks": body.blocks, "bytes": body.bytes, "descriptors": body.descriptors}
         out.events.append(("pulled", now_ns, fields | {"took_ms": body.duration_ns / 1e6}))
         return self._lease(out, OutgoingStep.RENEWING, now_ns)

@@ -197,6 +197,23 @@ def _taken_along(out: OutgoingMigration) -> tuple[int, bytes]:
     return out.endpoint.block_tokens, pack_hashes(hashes)
 
 
+def prompt_hashes(out: OutgoingMigration) -> list[int]:
+    """Chain hashes of the prompt's full blocks; none before the lease."""
+    hashes: list[int] = []
+    if out.submission is not None and out.endpoint is not None:
+        extend_chain(hashes, out.submission.prompt_token_ids, out.endpoint.block_tokens)
+    return hashes
+
+
+def rest_of(out: OutgoingMigration) -> int | None:
+    """Predicted tokens still to come; None where nothing was predicted, or it was outrun."""
+    submission = out.submission
+    if submission is None or submission.expected_output_tokens is None:
+        return None
+    rest = submission.expected_output_tokens - len(submission.output_token_ids)
+    return rest if rest > 0 else None
+
+
 def finished_line(body: MigrationFinished) -> Log:
     """The same for the log."""
     fields = {

@@ -18,6 +18,7 @@ from millrace.contracts.migration import (
     MigrationFinished,
     MigrationOutcome,
 )
+from millrace.kvcache.chain import unpack_hashes
 
 from services.migrator import messages, outcomes, spans
 from services.migrator.cluster_view import LISTEN_NS
@@ -169,6 +170,8 @@ class OutgoingMigrations:
         record = self._context.cluster_view.record(out.source)
         body = messages.finished(out, record.model if record is not None else "", now_ns)
         self._context.metrics.finish(body)
+        if self._context.policy.weighs_pairs and body.block_hashes:
+            self._context.pairs.moved(body.target, unpack_hashes(body.block_hashes))
         self.finished.append(body)
         self._finished_orders.keep(body)
         answers = answer_all(out.waiters, body, out.sequence)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.actor.errors import ConfigError
 from millrace.contracts.kv import CopierKind
 from millrace.contracts.plan import InstanceRole
-from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.contracts.status import EngineTotals, InstanceRecord, InstanceSummary, LoadIndicators
 from millrace.policies.migration import (
     TARGET_POLICIES,
     Neighbour,
@@ -21,6 +22,7 @@ from millrace.policies.migration import (
 )
 
 from services.migrator.config import MigratorConfig, MigratorLimits, TargetConfig, target_policy
+from services.migrator.pairs import PairFigures
 from tests.unit.migrator_rig import FakeWorker, endpoint, record
 
 
@@ -139,7 +141,7 @@ def test_when_to_freeze(new_blocks: int, rounds: int, rounds_max: int, freezes: 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (TargetConfig(policy="best"), "'best' is none of most_idle, nearest"),
+        (TargetConfig(policy="best"), "'best' is none of least_delay, most_idle, nearest"),
         (TargetConfig(parameters={"bands": 0}), "bands must be in"),
         (TargetConfig(parameters={"weight": 1}), "weight"),
     ],
@@ -162,3 +164,78 @@ def test_limits_that_cannot_be_are_refused_by_name(fields: dict[str, int], words
 def test_a_migrator_has_instances_each_once(instances: list[str]) -> None:
     with pytest.raises(ValueError, match="instances"):
         MigratorConfig(instances=instances)
+
+
+# the pair: transfer against what it delays
+
+MB = 1_000_000
+
+
+def decoder(name: str, **changes: Any) -> TargetView:
+    fields: dict[str, Any] = {"blocks_free": 900, "blocks_total": 1000, "role": InstanceRole.DECODE, "step_ns": 20 * MB}
+    return TargetView(name=name, **fields | changes)
+
+
+def paired(*candidates: TargetView, blocks: int = 100, rest: int | None = 100, **parameters: Any) -> str | None:
+    known = TARGET_POLICIES["least_delay"]
+    question = TargetQuestion(
+        sequence="r.0",
+        blocks=blocks + 4,
+        candidates=candidates,
+        handoff=True,
+        blocks_held=blocks,
+        block_bytes=2 * MB,
+        rest_tokens=rest,
+    )
+    return known.decide(question, known.parameters(**parameters), 0, Random(1)).chosen
+
+
+def test_transfer_is_weighed_against_the_decoding_that_follows() -> None:
+    near = decoder("near", bytes_per_s=10e9, step_ns=30 * MB)
+    far = decoder("far", bytes_per_s=1e9, step_ns=20 * MB)
+    # 200 MB: 0.02 s against 0.2 s of transfer; 100 tokens: 3 s against 2 s of decoding.
+    assert paired(near, far) == "far"
+    assert paired(near, far, rest=10) == "near"
+    assert paired(near, far, blocks=1000) == "near"
+    assert paired(near, decoder("far", bytes_per_s=1e9, step_ns=20 * MB, blocks_there=900), blocks=1000) == "far"
+
+
+def test_what_it_delays_there_counts_so_that_the_nearest_is_not_herded_to() -> None:
+    near, far = decoder("near", bytes_per_s=10e9, running=40), decoder("far", bytes_per_s=1e9, running=2)
+    assert paired(near, far) == "far"
+    assert paired(near, far, growth=0.0) == "near"
+
+
+def test_unmeasured_pairs_count_as_near_or_far_and_silent_steps_as_usual_ones() -> None:
+    far, near = decoder("far", step_ns=0), decoder("near", step_ns=0, same_machine=True)
+    assert paired(far, near) == "near"
+    assert paired(far, near, near_bytes_per_s=1e8) == "far"
+    assert paired(far, near, rest=None) == "near"
+
+
+def test_a_decoder_without_a_queue_comes_first_and_one_that_does_both_last() -> None:
+    assert paired(decoder("a", waiting=1, step_ns=1 * MB), decoder("b")) == "b"
+    assert paired(decoder("a", role=InstanceRole.BOTH, step_ns=1 * MB), decoder("b", waiting=3)) == "b"
+    assert paired() is None
+
+
+@pytest.mark.parametrize("wrong", [{"growth": -0.1}, {"step_ms": 0.0}, {"rest_tokens": 0}, {"far_bytes_per_s": -1.0}])
+def test_parameters_of_the_pair_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        target_policy(TargetConfig(policy="least_delay", parameters=wrong))
+
+
+def test_bandwidth_steps_and_prefixes_are_what_was_measured() -> None:
+    figures, source, target = PairFigures(), record("a"), record("b")
+    view = TargetQuestion(sequence="r.0", blocks=4, candidates=(decoder("b", step_ns=0),))
+    figures.pulled(source, target, 100, 1)  # too small to say anything
+    figures.pulled(source, target, 10 * MB, 1_000 * MB)
+    figures.pulled(source, target, 20 * MB, 1_000 * MB)
+    for steps, busy_ns in ((100, 0), (110, 250 * MB)):
+        totals = EngineTotals(steps=steps, busy_ns=busy_ns)
+        told = msgspec.structs.replace(summary("b"), indicators=LoadIndicators(totals=totals))
+        figures.on_summary(told)
+    figures.moved("b", [1, 2, 3])
+    (known,) = figures.told(view, source, {"b": target}, [1, 2, 9, 3]).candidates
+    assert known.bytes_per_s == pytest.approx(12e6)
+    assert (known.step_ns, known.blocks_there) == (25 * MB, 2)

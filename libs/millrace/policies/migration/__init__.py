@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.policies.migration.filtering import Neighbour, Wish, compatible, sifted
 from millrace.policies.migration.freezing import freeze_now
+from millrace.policies.migration.least_delay import policy as least_delay
 from millrace.policies.migration.most_idle import policy as most_idle
 from millrace.policies.migration.nearest import policy as nearest
 from millrace.policies.migration.view import TargetDecision, TargetQuestion, TargetView
@@ -37,11 +38,13 @@ class TargetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         decide: The pure function: (question, parameters, now_ns, rng) -> decision. These policies keep no state.
         parameters: Struct of its parameters; every field has a default.
+        weighs_pairs: Whether it needs measured bandwidths and what was sent where.
     """
 
     name: str
     decide: Decide
     parameters: type[msgspec.Struct]
+    weighs_pairs: bool = False
 
 
 class _Module(Protocol):
@@ -52,11 +55,15 @@ class _Module(Protocol):
     def Parameters(self) -> type[msgspec.Struct]: ...  # noqa: N802 a class
 
 
-def _policy(name: str, module: _Module) -> TargetPolicy:
-    return TargetPolicy(name=name, decide=module.decide, parameters=module.Parameters)
+def _policy(name: str, module: _Module, *, weighs_pairs: bool = False) -> TargetPolicy:
+    return TargetPolicy(name=name, decide=module.decide, parameters=module.Parameters, weighs_pairs=weighs_pairs)
 
 
 #: To add a policy: its import above and a line here.
-_ALL = (_policy("most_idle", most_idle), _policy("nearest", nearest))
+_ALL = (
+    _policy("least_delay", least_delay, weighs_pairs=True),
+    _policy("most_idle", most_idle),
+    _policy("nearest", nearest),
+)
 
 TARGET_POLICIES: Mapping[str, TargetPolicy] = MappingProxyType({p.name: p for p in _ALL})

@@ -18,13 +18,14 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         summary: The last one of its present incarnation; None where none was heard, or long ago.
-        blocks_promised: As in TargetView.
+        blocks_promised, arriving: As in TargetView.
     """
 
     record: InstanceRecord
     summary: InstanceSummary | None = None
     role: InstanceRole = InstanceRole.BOTH
     blocks_promised: int = 0
+    arriving: int = 0
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,4 +97,6 @@ def _view(wish: Wish, neighbour: Neighbour) -> TargetView:
         role=neighbour.role,
         same_machine=bool(source and target and source.machine and source.machine == target.machine),
         waiting=summary.waiting,
+        running=summary.running,
+        arriving=neighbour.arriving,
     )
