@@ -67,7 +67,7 @@ class ScaleQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What begins, or why nothing does."""
+    """Numbers and names of instances to start and stop; or a refusal, and then neither."""
 
     start: int = 0
     stop: tuple[str, ...] = ()

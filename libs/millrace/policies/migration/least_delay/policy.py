@@ -13,7 +13,7 @@ from millrace.policies.migration.view import TargetDecision, TargetQuestion, Tar
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What counts until it was measured, and what one more sequence costs.
+    """Bandwidths, steps and rests that count until they are measured or predicted, and the cost of one more sequence.
 
     Attributes:
         near_bytes_per_s, far_bytes_per_s: Bandwidth to a target on the same machine, and elsewhere, before the first
