@@ -272,7 +272,7 @@ def next_plan(
         if not any(replicas):
             return None
         tiers = [
-            CascadeTier(model=tier.model, threshold=tier.threshold, replicas=held)
+            CascadeTier(model=tier.model, threshold=tier.threshold, replicas=held, awaited=not held)
             for tier, held in zip(config.tiers, replicas, strict=True)
         ]
         epoch = plan.epoch + 1 if plan is not None else 1
@@ -284,9 +284,13 @@ def next_plan(
             coordinator=coordinator,
             reason="thresholds as configured; nothing was judged yet",
         )
-    if [tier.replicas for tier in plan.tiers] == replicas and plan.judge == config.judge:
+    known = [(tier.replicas, tier.awaited) for tier in plan.tiers]
+    if known == [(held, not held) for held in replicas] and plan.judge == config.judge:
         return None
-    tiers = [msgspec.structs.replace(tier, replicas=held) for tier, held in zip(plan.tiers, replicas, strict=True)]
+    tiers = [
+        msgspec.structs.replace(tier, replicas=held, awaited=not held)
+        for tier, held in zip(plan.tiers, replicas, strict=True)
+    ]
     return msgspec.structs.replace(
         plan,
         epoch=plan.epoch + 1,

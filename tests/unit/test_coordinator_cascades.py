@@ -119,6 +119,17 @@ def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> 
     assert "configured" in story.plan.reason
 
 
+def test_a_tier_that_nobody_serves_yet_is_awaited() -> None:
+    story = Story()
+    story.register("w0", "nano")
+    assert story.plan is not None
+    assert [tier.awaited for tier in story.plan.tiers] == [False, True]
+    story.register("w1", "mini")
+    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
+    story.tick(5.0, alive=(("w1", "mini"),))
+    assert [tier.awaited for tier in story.plan.tiers] == [True, False]
+
+
 def test_membership_follows_at_once_and_keeps_the_thresholds() -> None:
     story = Story()
     story.register("w0", "nano")

@@ -259,6 +259,23 @@ def test_a_tier_without_replicas_is_skipped():
     assert bench.attempts()[1:] == [("r~2.0", "w-large")]
 
 
+def test_below_a_tier_that_has_not_come_yet_an_answer_is_not_called_the_last_tiers():
+    bench = CascadeBench(70.0, 70.0, 0.0)
+    tiers = cascade_plan(70.0, 70.0, 0.0).tiers
+    awaited = type(tiers[2])(model="large", awaited=True)
+    bench.put(cascade_plan(epoch=2, tiers=[tiers[0], tiers[1], awaited]))
+    assert bench.actor.state.cascades.wants("large")
+    bench.lose("w-large")
+    bench.ask()
+    bench.answer("ab$", logprob(60))
+    bench.answer("cd$", logprob(50))
+    assert (bench.report().model, bench.report().reason) == ("small", "tier_unavailable")
+    bench.ask("s", stream=True)
+    bench.answer("ab$", logprob(60))
+    bench.answer("cd$", logprob(50))
+    assert (bench.report("s").model, bench.report("s").reason) == ("middle", "tier_unavailable")
+
+
 def test_a_swap_that_makes_the_judged_tier_the_last_one_has_its_answer_delivered():
     bench = CascadeBench(70.0, 70.0, 0.0)
     bench.put(cascade_plan(70.0, 70.0, 0.0, judge="llm"))

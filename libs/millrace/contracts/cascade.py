@@ -35,7 +35,9 @@ class CascadeTier(msgspec.Struct, frozen=True, kw_only=True):
         model: Served model name.
         threshold: Least score at which an answer of this tier is delivered, 0 to 100. 0 accepts every answer. The last
             tier's answer is delivered whatever its threshold.
-        replicas: By shape; empty where the plan gives the tier no GPU. A tier without replicas is skipped.
+        replicas: By shape; empty where the plan gives the tier no GPU, or nobody serves it now. Such a tier is skipped.
+        awaited: Nobody serves it now, and an instance is expected: the plan has not left it empty. An answer below it
+            is not the last tier's.
         share: Share of requests that the planner expects here, 0 to 1.
         p95_ns: 95th percentile of one attempt's latency that the planner expects; 0 for unknown.
     """
@@ -43,6 +45,7 @@ class CascadeTier(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     threshold: float = 0.0
     replicas: list[ReplicaCount] = []
+    awaited: bool = False
     share: float = 0.0
     p95_ns: int = 0
 

@@ -110,7 +110,9 @@ def planned_tiers(parent: OpenCascade) -> list[int]:
     return [
         position
         for position, tier in enumerate(parent.served.plan.tiers)
-        if tier.replicas and _member(parent, tier.model) is not None and (highest is None or position <= highest)
+        if (tier.replicas or tier.awaited)
+        and _member(parent, tier.model) is not None
+        and (highest is None or position <= highest)
     ]
 
 

@@ -73,9 +73,9 @@ class CascadePlans:
         return self._served.get(name)
 
     def wants(self, model: str) -> bool:
-        """False for a model that some plan names as a tier and none gives a replica."""
+        """False for a model that some plan names as a tier and none gives a replica, or awaits one."""
         tiers = [tier for served in self._served.values() for tier in served.plan.tiers if tier.model == model]
-        return not tiers or any(tier.replicas for tier in tiers)
+        return not tiers or any(tier.replicas or tier.awaited for tier in tiers)
 
     @property
     def served(self) -> Mapping[str, ServedCascade]:
