@@ -125,8 +125,12 @@ def check_invariants(state: IngressState) -> None:
 
 
 def _check_parent(state: IngressState, parent: OpenCascade) -> None:
-    tiers = [attempt.tier for attempt in parent.attempts]
+    tiers = [attempt.tier for attempt in parent.attempts if not attempt.again]
     assert tiers == sorted(set(tiers)), f"{parent.request}: tiers {tiers} do not rise"
+    early = [attempt.model for attempt in parent.attempts if attempt.outcome == "rejected_early"]
+    again = [attempt.model for attempt in parent.attempts if attempt.again]
+    assert set(again) <= set(early), f"{parent.request}: {again} ran again, {early} were rejected early"
+    assert len(again) == len(set(again)), f"{parent.request}: {again} ran again more than once"
     assert not parent.events
     open_attempts = [attempt for attempt in parent.attempts if attempt.request in state.calls]
     if parent.phase is CascadePhase.JUDGING:

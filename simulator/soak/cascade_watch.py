@@ -10,7 +10,7 @@ from typing import Protocol
 
 from millrace.actor.effects import Effect, Log, Publish
 from millrace.contracts.message import Message
-from millrace.contracts.observers import RequestFinished
+from millrace.contracts.observers import CascadeAttempt, RequestFinished
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 
@@ -24,11 +24,13 @@ class CascadeWatch(Checker):
     Attributes:
         reasons: Of delivered answers, counted.
         attempts: By outcome, counted.
+        again: Tiers that were rejected early and then ran to their end.
     """
 
     def __init__(self) -> None:
         self.reasons: Counter[str] = Counter()
         self.attempts: Counter[str] = Counter()
+        self.again = 0
         self._children: dict[str, RequestFinished] = {}
         self._parents: dict[str, RequestFinished] = {}
 
@@ -44,9 +46,21 @@ class CascadeWatch(Checker):
                 self._look(body)
 
     def _look(self, body: RequestFinished) -> None:
-        tiers = [attempt.tier for attempt in body.attempts]
+        early: set[str] = set()
+        again: set[str] = set()
+        first: list[CascadeAttempt] = []
+        for attempt in body.attempts:
+            if attempt.model in early:  # it may run once more, to its end
+                assert attempt.model not in again, f"{body.request}: {attempt.model} three times"
+                again.add(attempt.model)
+                continue
+            first.append(attempt)
+            if attempt.outcome == "rejected_early":
+                early.add(attempt.model)
+        self.again += len(again)
+        tiers = [attempt.tier for attempt in first]
         assert tiers == sorted(set(tiers)), f"{body.request}: tiers {tiers} do not rise"
-        assert len({attempt.model for attempt in body.attempts}) == len(tiers), f"{body.request}: a model twice"
+        assert len({attempt.model for attempt in first}) == len(tiers), f"{body.request}: a model twice"
         self.attempts.update(attempt.outcome for attempt in body.attempts)
         self._check_scores(body)
         self._check_books(body)

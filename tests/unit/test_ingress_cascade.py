@@ -1,8 +1,9 @@
 """Cascades in ingress's core: attempts, scores, escalation, delivery, failures."""
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
+import msgspec
 import pytest
 from millrace.actor.effects import Publish
 from millrace.actor.errors import ConfigError
@@ -247,6 +248,14 @@ def test_tiers_rise_over_a_swap_that_reorders_them():
     assert report.reason == "last_tier"
 
 
+def test_an_answer_of_a_model_that_the_plan_no_longer_names_is_judged_by_its_last_tier():
+    bench = CascadeBench(70.0, 70.0, 0.0)
+    bench.ask(options=CascadeOptions(entry_tier=1))
+    bench.put(cascade_plan(90.0, epoch=2))
+    bench.answer("ab$", logprob(60))
+    assert (bench.report().model, bench.report().attempts[0].tier) == ("middle", 1)
+
+
 def test_a_tier_without_replicas_is_skipped():
     bench = CascadeBench(70.0, 70.0, 0.0)
     tiers = cascade_plan(70.0, 70.0, 0.0).tiers
@@ -392,6 +401,69 @@ def test_the_best_answer_so_far_is_delivered_where_the_next_tier_fails():
     assert (report.model, report.reason) == ("small", "tier_unavailable")
     assert [a.outcome for a in report.attempts] == ["delivered", "failed"]
     assert bench.outcomes()[-1].outcome == "completed"
+
+
+def _rejected_early(*judged: str, thresholds: tuple[float, ...] = (70.0, 0.0), **fields: Any) -> CascadeBench:
+    """A call whose first attempt was cancelled because it could not reach its threshold; the next one is accepted."""
+    judges = {model: msgspec.structs.replace(BY_SUM, model=model) for model in judged or ("small",)}
+    bench = CascadeBench(*thresholds, judges=judges)
+    bench.ask(**fields)
+    bench.answer("ab", -0.5, end=False)
+    assert bench.attempts()[1:] == [("r~2.0", "w-middle")]
+    bench.accept()
+    return bench
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tier_that_was_rejected_early_answers_where_every_later_one_fails(stream: bool):
+    bench = _rejected_early(stream=stream)
+    bench.pass_time(5.0, alive=("w-small",))
+    assert bench.attempts()[2:] == [("r~3.0", "w-small")]
+    bench.answer("abc", -0.5, end=False)
+    assert bench.text() == ("abc" if stream else "")
+    bench.answer("d$", -0.5, first_index=3)
+    assert bench.text() == "abcd"
+    report = bench.report()
+    assert (report.model, report.tier, report.reason) == ("small", 0, "tier_unavailable")
+    assert [(a.tier, a.outcome) for a in report.attempts] == [
+        (0, "rejected_early"),
+        (1, "failed"),
+        (0, "delivered"),
+    ]
+    assert not bench.actor.state.parents
+
+
+def test_of_two_tiers_that_were_rejected_early_the_higher_answers_and_then_the_lower():
+    bench = _rejected_early("small", "middle", thresholds=(70.0, 70.0, 0.0))
+    bench.answer("ab", -0.5, end=False)
+    bench.accept()
+    bench.pass_time(5.0, alive=("w-small", "w-middle"))
+    assert bench.attempts()[3:] == [("r~4.0", "w-middle")]
+    bench.accept()
+    bench.pass_time(5.0, alive=("w-small",))
+    assert bench.attempts()[4:] == [("r~5.0", "w-small")]
+    bench.accept()
+    bench.pass_time(40.0, alive=())
+    assert not bench.attempts()[5:]
+    assert [e.request for e in bench.made(RefuseCall)] == ["r"]
+
+
+def test_a_call_without_time_left_does_not_begin_anew():
+    bench = _rejected_early(timeout_ns=4 * SECOND)
+    bench.pass_time(5.0)
+    assert len(bench.attempts()) == 2
+    assert [e.kind for e in bench.made(RefuseCall)] == [RefusalKind.TIMEOUT]
+
+
+def test_a_tier_that_has_come_back_is_asked_after_the_last_resort():
+    bench = _rejected_early("small", thresholds=(70.0, 70.0, 0.0))
+    bench.pass_time(5.0, alive=("w-small",))
+    assert bench.attempts()[2:] == [("r~3.0", "w-small")]
+    bench.summary("w-large")
+    bench.answer("ab$", -1.0)
+    assert bench.attempts()[3:] == [("r~4.0", "w-large")]
+    bench.answer("xy$", -1.0)
+    assert (bench.report().model, bench.report().reason) == ("large", "last_tier")
 
 
 def test_nothing_is_escalated_that_would_end_too_late():

@@ -54,15 +54,28 @@ class AttemptListener:
 
 def start_attempt(state: IngressState, parent: OpenCascade, tier: int, out: list[Effect]) -> None:
     """Open the child call of a tier and dispatch it."""
-    plan = parent.served.plan
-    member = _member(parent, plan.tiers[tier].model)
-    assert member is not None, f"{plan.tiers[tier].model} cannot take {parent.request}"
+    _start(state, parent, parent.served.plan.tiers[tier].model, tier, out)
+
+
+def start_again(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+    """Run an attempt that was rejected early once more, to its end: no later tier can answer."""
+    rejected = resumable(state, parent)
+    assert rejected is not None
+    _start(state, parent, rejected.model, rejected.tier, out, again=True)
+
+
+def _start(
+    state: IngressState, parent: OpenCascade, model: str, tier: int, out: list[Effect], *, again: bool = False
+) -> None:
+    member = _member(parent, model)
+    assert member is not None, f"{model} cannot take {parent.request}"
     request = f"{parent.request}~{len(parent.attempts) + 1}"
-    attempt = Attempt(request, tier=tier, model=member.model, epoch=plan.epoch, now_ns=state.now_ns)
+    attempt = Attempt(request, tier=tier, model=model, epoch=parent.served.plan.epoch, now_ns=state.now_ns)
+    attempt.again = again
     parent.attempts.append(attempt)
     further, why = next_tier(state, parent)
     attempt.streams = parent.call.stream and further is None
-    attempt.reason = why
+    attempt.reason = DeliveryReason.TIER_UNAVAILABLE if again else why
     attempt.bound = rejection_bound(state, parent) if further is not None else None
     listener = AttemptListener(state, parent, attempt)
     call = _child(state, parent, member)
@@ -71,7 +84,7 @@ def start_attempt(state: IngressState, parent: OpenCascade, tier: int, out: list
         listener.on_failed(OpenCall(call, state.now_ns, 0, listener), refusal, out)
         return
     attempt.call = open_call(state, call, listener)
-    if further is not None or parent.best() is not None:
+    if further is not None or parent.best() is not None or resumable(state, parent) is not None:
         attempt.call.patience_ns = int(parent.served.config.tier_wait_s * SECOND_NS)
     dispatch_new(state, attempt.call, out)
 
@@ -154,6 +167,17 @@ def next_tier(state: IngressState, parent: OpenCascade) -> tuple[int | None, Del
     return position, DeliveryReason.SCORE
 
 
+def resumable(state: IngressState, parent: OpenCascade) -> Attempt | None:
+    """The highest attempt that was rejected early, was not run again, and whose model has an instance."""
+    again = {attempt.model for attempt in parent.attempts if attempt.again}
+    rejected = [
+        attempt
+        for attempt in parent.attempts
+        if attempt.outcome == "rejected_early" and attempt.model not in again and state.cluster.usable(attempt.model)
+    ]
+    return max(rejected, key=lambda attempt: attempt.tier, default=None)
+
+
 def _latest_ns(parent: OpenCascade) -> int:
     own_ns = int(parent.served.config.deadline_s * SECOND_NS)
     return min(parent.deadline_ns, parent.arrival_ns + own_ns) if own_ns else parent.deadline_ns
@@ -168,9 +192,11 @@ def planned_threshold(parent: OpenCascade) -> float:
     """Least score at which the current attempt's answer is delivered, without the escalation budget."""
     if parent.call.cascade.quality is not None:
         return parent.call.cascade.quality
-    plan = parent.served.plan
-    position = parent.served.position(parent.attempt.model)
-    return plan.tiers[parent.attempt.tier if position is None else position].threshold
+    plan, attempt = parent.served.plan, parent.attempt
+    position = parent.served.position(attempt.model)
+    if position is None:  # the plan that named it was replaced
+        position = min(attempt.tier, len(plan.tiers) - 1)
+    return plan.tiers[position].threshold
 
 
 def threshold_now(state: IngressState, parent: OpenCascade) -> float:
@@ -182,6 +208,6 @@ def threshold_now(state: IngressState, parent: OpenCascade) -> float:
 def rejection_bound(state: IngressState, parent: OpenCascade) -> float | None:
     """Evidence below which the current attempt cannot reach its threshold; None where that cannot be known early."""
     config, judge = parent.served.config, state.judges.get(parent.attempt.model)
-    if judge is None or not config.early_rejection or parent.served.plan.judge != "confidence":
+    if judge is None or not config.early_rejection or parent.served.plan.judge != "confidence" or parent.attempt.again:
         return None
     return judge.least_value(threshold_now(state, parent))

@@ -23,6 +23,8 @@ from services.ingress.cascade.attempts import (
     planned_threshold,
     planned_tiers,
     rejection_bound,
+    resumable,
+    start_again,
     start_attempt,
     threshold_now,
     usable_tiers,
@@ -183,6 +185,9 @@ def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard:
         case CascadeGuard.NEXT_TIER:
             open_way = not isinstance(event, AttemptFailed) or may_follow(event.refusal)
             return open_way and next_tier(state, parent)[0] is not None
+        case CascadeGuard.RESUMABLE:
+            assert isinstance(event, AttemptFailed)
+            return may_follow(event.refusal) and resumable(state, parent) is not None
         case CascadeGuard.HAS_ANSWER:
             return parent.best() is not None
         case CascadeGuard.ALWAYS:
@@ -234,6 +239,12 @@ def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | Att
     start_attempt(state, parent, position, out)
 
 
+def run_again(state: IngressState, parent: OpenCascade, event: AttemptFailed, out: list[Effect]) -> None:
+    """No later tier answers, and no answer is complete: run the one that was rejected early to its end."""
+    ending.record_attempt(parent, parent.attempt, out)
+    start_again(state, parent, out)
+
+
 def reject_early(state: IngressState, parent: OpenCascade, event: ScoreOutOfReach, out: list[Effect]) -> None:
     """Cancel an attempt that cannot reach its threshold, and escalate."""
     attempt = parent.attempt
@@ -262,7 +273,7 @@ def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | A
     attempt = parent.attempt
     if isinstance(event, AnswerCompleted):
         score_by_confidence(state, attempt)
-        attempt.reason = DeliveryReason.LAST_TIER
+        attempt.reason = DeliveryReason.TIER_UNAVAILABLE if attempt.again else DeliveryReason.LAST_TIER
     else:
         attempt.reason = _acceptance(parent) or DeliveryReason.LAST_TIER
     ending.accept(state, parent, attempt, out)
@@ -315,6 +326,7 @@ REACTIONS: Mapping[CascadeReaction, Callable[[IngressState, OpenCascade, Any, li
     CascadeReaction.DELIVER: deliver,
     CascadeReaction.DELIVER_BEST: deliver_best,
     CascadeReaction.ESCALATE: escalate,
+    CascadeReaction.START_AGAIN: run_again,
     CascadeReaction.REJECT_EARLY: reject_early,
     CascadeReaction.COMMIT: commit,
     CascadeReaction.COMPLETE: complete,

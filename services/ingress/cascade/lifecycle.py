@@ -89,6 +89,7 @@ class CascadeGuard(Enum):
     GOOD_ENOUGH = "the score reaches the threshold in force"
     NEXT_TIER = "a further tier can answer in time"
     HAS_ANSWER = "an attempt is complete"
+    RESUMABLE = "a tier that was rejected early can answer after all"
 
 
 class CascadeReaction(Enum):
@@ -98,6 +99,7 @@ class CascadeReaction(Enum):
     DELIVER_BEST = "deliver best"
     JUDGE = "judge"
     ESCALATE = "escalate"
+    START_AGAIN = "start again"
     REJECT_EARLY = "reject early"
     COMMIT = "commit"
     COMPLETE = "complete"
@@ -123,6 +125,7 @@ CASCADE_TRANSITIONS: tuple[CascadeTransition, ...] = (
     CascadeTransition(_S.ATTEMPTING, AnswerCompleted, _G.ALWAYS, _S.JUDGING, _R.JUDGE),
     CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.NEXT_TIER, _S.ATTEMPTING, _R.ESCALATE),
     CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.HAS_ANSWER, _S.ENDED, _R.DELIVER_BEST),
+    CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.RESUMABLE, _S.ATTEMPTING, _R.START_AGAIN),
     CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.ALWAYS, _S.ENDED, _R.FAIL),
     CascadeTransition(_S.ATTEMPTING, ScoreOutOfReach, _G.ALWAYS, _S.ATTEMPTING, _R.REJECT_EARLY),
     CascadeTransition(_S.ATTEMPTING, TextReady, _G.ALWAYS, _S.STREAMING, _R.COMMIT),

@@ -35,6 +35,7 @@ class Attempt:
         call: The child call; kept after its end for its counts.
         streams: Its deltas go to the client as they come, once there is text: nothing may follow it.
         reason: Why it will be delivered; meaningful with ``streams`` and once it is delivered.
+        again: It runs a tier to its end that was rejected early, because no later one could answer.
         bound: Raw evidence below which it cannot reach its threshold; None where that is not known.
         deltas: What was not yet delivered.
         outcome: As in ``CascadeAttempt``; empty while it is open, ``complete`` until it is delivered or rejected.
@@ -43,6 +44,7 @@ class Attempt:
     """
 
     __slots__ = (
+        "again",
         "bound",
         "call",
         "deltas",
@@ -72,6 +74,7 @@ class Attempt:
         self.call: OpenCall | None = None
         self.streams = False
         self.reason = DeliveryReason.LAST_TIER
+        self.again = False
         self.bound: float | None = None
         self.deltas: list[ChoiceDelta] = []
         self.outcome = ""
