@@ -173,6 +173,18 @@ def test_an_attempt_that_cannot_reach_its_threshold_is_cancelled_at_once():
     assert bench.report().attempts[0].score < 70.0
 
 
+def test_a_plan_that_raises_a_threshold_ends_attempts_that_it_makes_hopeless():
+    bench = CascadeBench(20.0, 0.0, judges={"small": BY_SUM})
+    bench.ask()
+    bench.answer("ab", -0.5, end=False)
+    assert len(bench.attempts()) == 1
+    bench.put(cascade_plan(60.0, 0.0, epoch=2))
+    assert bench.attempts()[1:] == [("r~2.0", "w-middle")]
+    bench.answer("xy$", -3.0)
+    (rejected, _) = bench.outcomes()[-1].attempts
+    assert (rejected.outcome, rejected.threshold, rejected.epoch) == ("rejected_early", 60.0, 2)
+
+
 def test_an_attempt_that_nothing_can_follow_is_not_rejected_early():
     bench = CascadeBench(70.0, 0.0, judges={"small": BY_SUM})
     bench.lose("w-middle")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import msgspec
 import numpy as np
@@ -43,6 +44,15 @@ class IsotonicCurve(msgspec.Struct, frozen=True):
         if probability > self.probabilities[-1]:
             return math.inf
         return float(np.interp(probability, self.probabilities, self.scores))
+
+    def at_one(self, score: float) -> float:
+        """Probability of one raw score; as ``at``, for a tenth of its cost."""
+        knots, values = self.scores, self.probabilities
+        above = bisect_right(knots, score)
+        if above == 0 or above == len(knots):
+            return values[max(0, above - 1)]
+        share = (score - knots[above - 1]) / (knots[above] - knots[above - 1])
+        return values[above - 1] + share * (values[above] - values[above - 1])
 
     def at(self, scores: Floats) -> Floats:
         """Probabilities of raw scores, of the same shape."""

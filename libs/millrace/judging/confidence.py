@@ -61,7 +61,7 @@ class ConfidenceModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.curve.least(score / 100.0) if self.feature.only_falls else None
 
     def _score(self, value: float) -> float:
-        return float(100 * self.curve.at(np.array([value]))[0])
+        return 100 * self.curve.at_one(value)
 
 
 def fit_confidence(

@@ -34,12 +34,16 @@ class ConfidenceFeature(StrEnum):
         return self in (ConfidenceFeature.SUM, ConfidenceFeature.LEAST)
 
 
-def usable(logprobs: Sequence[float]) -> Floats | None:
-    """The log-probabilities with infinities bounded, (n,); None where there is none, or one is no log-probability."""
-    values = np.asarray(logprobs, dtype=np.float64)
-    if not len(values) or np.isnan(values).any() or values.max() > 1e-6:
+def usable(logprobs: Sequence[float]) -> list[float] | None:
+    """The log-probabilities with infinities bounded; None where there is none, or one is no log-probability.
+
+    Plain Python: answers are short, and making an array of them costs more than adding them up.
+    """
+    if not logprobs or max(logprobs) > 1e-6 or any(map(math.isnan, logprobs)):
         return None
-    return np.maximum(values, LEAST_LOGPROB)
+    if min(logprobs) >= LEAST_LOGPROB:
+        return list(logprobs)
+    return [max(value, LEAST_LOGPROB) for value in logprobs]
 
 
 def feature_of(feature: ConfidenceFeature, logprobs: Sequence[float]) -> float | None:
@@ -49,14 +53,14 @@ def feature_of(feature: ConfidenceFeature, logprobs: Sequence[float]) -> float |
         return None
     match feature:
         case ConfidenceFeature.SUM:
-            return float(values.sum())
+            return math.fsum(values)
         case ConfidenceFeature.LEAST:
-            return float(values.min())
+            return min(values)
         case ConfidenceFeature.LOW_MEAN:
             count = max(1, math.ceil(LOW_SHARE * len(values)))
-            return float(np.partition(values, count - 1)[:count].mean())
+            return math.fsum(sorted(values)[:count]) / count
         case ConfidenceFeature.MEAN:
-            return float(values.mean())
+            return math.fsum(values) / len(values)
 
 
 class RunningEvidence(msgspec.Struct):

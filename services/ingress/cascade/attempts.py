@@ -10,7 +10,14 @@ from services.ingress.calls.admission import open_call, too_long
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, CascadeOptions, ChoiceDelta, MemberCall, RefusalKind
 from services.ingress.calls.open_call import OpenCall
-from services.ingress.cascade.lifecycle import AnswerCompleted, AttemptFailed, CascadeEvent, DeliveryReason
+from services.ingress.cascade.judgement import out_of_reach
+from services.ingress.cascade.lifecycle import (
+    AnswerCompleted,
+    AttemptFailed,
+    CascadeEvent,
+    CascadePhase,
+    DeliveryReason,
+)
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.dispatch.dispatcher import dispatch_new
 from services.ingress.state import IngressState
@@ -29,17 +36,23 @@ class AttemptListener:
         self._state = state
         self._parent = parent
         self._attempt = attempt
+        self._commits = parent.call.cascade.early_commit
 
     def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
         self._parent.accepted = True
 
     def on_tokens(self, call: OpenCall) -> None:
-        self._parent.progressed = True
-        self._state.unsettled[self._parent.request] = self._parent
+        if self._commits or (self._attempt.bound is not None and out_of_reach(self._state, self._attempt)):
+            self._progressed()
 
     def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
         self._attempt.deltas += deltas
-        self.on_tokens(call)
+        if self._commits or self._attempt.streams:
+            self._progressed()
+
+    def _progressed(self) -> None:
+        self._parent.progressed = True
+        self._state.unsettled[self._parent.request] = self._parent
 
     def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
         self._tell(AnswerCompleted())
@@ -114,7 +127,7 @@ def _child(state: IngressState, parent: OpenCascade, member: MemberCall) -> Call
 
 
 def _member(parent: OpenCascade, model: str) -> MemberCall | None:
-    return next((member for member in parent.call.members if member.model == model), None)
+    return parent.members.get(model)
 
 
 def planned_tiers(parent: OpenCascade) -> list[int]:
@@ -155,13 +168,14 @@ def _ends_at(parent: OpenCascade, position: int) -> bool:
 
 def next_tier(state: IngressState, parent: OpenCascade) -> tuple[int | None, DeliveryReason]:
     """Position of the next tier that can answer in time; None with the reason where there is none."""
-    after = _after(parent)
-    if is_last(parent):
+    after, tiers = _after(parent), parent.served.plan.tiers
+    further = [position for position in planned_tiers(parent) if position > after]
+    if not further:
         return None, DeliveryReason.LAST_TIER
-    position = next((i for i in usable_tiers(state, parent) if i > after), None)
+    position = next((i for i in further if state.cluster.usable(tiers[i].model)), None)
     if position is None:
         return None, DeliveryReason.TIER_UNAVAILABLE
-    expected_ns = parent.served.plan.tiers[position].p95_ns
+    expected_ns = tiers[position].p95_ns
     if state.now_ns + expected_ns >= _latest_ns(parent):
         return None, DeliveryReason.DEADLINE
     return position, DeliveryReason.SCORE
@@ -203,6 +217,15 @@ def threshold_now(state: IngressState, parent: OpenCascade) -> float:
     """The same, as the escalation budget has it."""
     budget = parent.served.budget(parent.attempt.model)
     return budget.threshold(planned_threshold(parent), state.now_ns)
+
+
+def look_again(state: IngressState, parent: OpenCascade) -> None:
+    """Another plan is in force: where the open attempt becomes hopeless may have changed."""
+    attempt = parent.attempt
+    if parent.phase is CascadePhase.ATTEMPTING and attempt.request in state.calls and not attempt.streams:
+        attempt.epoch, attempt.bound = parent.served.plan.epoch, rejection_bound(state, parent)
+        parent.progressed = True
+        state.unsettled[parent.request] = parent
 
 
 def rejection_bound(state: IngressState, parent: OpenCascade) -> float | None:

@@ -18,11 +18,11 @@ from services.ingress.calls.messages import Call, CallAbandoned, RefusalKind
 from services.ingress.cascade import ending
 from services.ingress.cascade.attempts import (
     is_last,
+    look_again,
     may_follow,
     next_tier,
     planned_threshold,
     planned_tiers,
-    rejection_bound,
     resumable,
     start_again,
     start_attempt,
@@ -90,6 +90,10 @@ def take_cascade_plan(state: IngressState, key: str, plan: CascadePlan | None, o
     fault = state.cascades.take(key, plan)
     if fault:
         out.append(Log(level="error", event="cascade_refused", fields={"key": key, "reason": fault}))
+    elif plan is not None:
+        for parent in state.parents.values():
+            if parent.call.model == plan.cascade:
+                look_again(state, parent)
 
 
 # Events.
@@ -129,8 +133,6 @@ def _look_at_progress(state: IngressState, parent: OpenCascade, out: list[Effect
         return
     if attempt.request not in state.calls:
         return  # it is complete: its score decides
-    if attempt.epoch != parent.served.plan.epoch:
-        attempt.epoch, attempt.bound = parent.served.plan.epoch, rejection_bound(state, parent)
     if _commits_early(state, parent):
         fire(state, parent, TextReady(DeliveryReason.EARLY_COMMIT), out)
     elif out_of_reach(state, attempt) and next_tier(state, parent)[0] is not None:
@@ -213,8 +215,7 @@ def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted, out:
     score_by_confidence(state, parent.attempt)
     open_choice = next_tier(state, parent)[0] is not None or len(parent.attempts) > 1
     if open_choice and wants_judge(state, parent):
-        member = next(m for m in parent.call.members if m.model == parent.attempt.model)
-        ask_judge(state, parent, member, out)
+        ask_judge(state, parent, parent.members[parent.attempt.model], out)
     else:
         _scored(state, parent, out)
 

@@ -129,9 +129,10 @@ class OpenCascade:
 
     Attributes:
         served: Its cascade.
+        members: The request as each model takes it.
         phase: State in ``cascade/lifecycle.py``; changed by ``advance`` only.
         events: Of its attempts, in order; handled after the message that caused them, when their books are closed.
-        progressed: Tokens or deltas of the current attempt arrived.
+        progressed: Tokens or deltas of the current attempt arrived that may settle who answers.
         asking: Correlation of the open question to the judge; empty for none.
         entry: Why it entered where it did.
         last: Highest tier that is asked for a better answer, by the entry policy; None for the plan's last.
@@ -153,6 +154,7 @@ class OpenCascade:
         "events",
         "first_ns",
         "last",
+        "members",
         "progressed",
         "quiet_ns",
         "refusal",
@@ -165,6 +167,7 @@ class OpenCascade:
         self.call = call
         self.request = call.request
         self.served = served
+        self.members = {member.model: member for member in call.members}
         self.arrival_ns = self.quiet_ns = now_ns
         self.deadline_ns = now_ns + timeout_ns
         self._phase = CascadePhase.ATTEMPTING

@@ -25,6 +25,11 @@ class TokenEvidence:
 
     def take(self, entries: Sequence[TokenLogprobs] | None, tokens: int) -> None:
         """Add the entries of so many new tokens."""
+        if tokens == 1 and entries and entries[0].logprobs:  # as engines send them
+            value = entries[0].logprobs[0]
+            self.logprobs.append(value)
+            self.running.add((value,) if value == value else ())
+            return
         given = [entry.logprobs[0] if entry.logprobs else math.nan for entry in (entries or ())[:tokens]]
         self.logprobs += given + [math.nan] * (tokens - len(given))
         self.running.add([value for value in given if not math.isnan(value)])
