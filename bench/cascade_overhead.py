@@ -13,6 +13,7 @@ import math
 import pstats
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from millrace.actor.effects import Effect, Request
@@ -54,9 +55,9 @@ def main() -> int:
     head = ("plain us", "judged us", "cascade us", "us an attempt")
     print(f"{'attempts':<10}{head[0]:>10}{head[1]:>12}{head[2]:>12}{head[3]:>16}")
     for attempts in (1, 2, 3):
-        plain = best(lambda n=attempts: plain_us(n, options.tokens, judged=False))
-        judged = best(lambda n=attempts: plain_us(n, options.tokens, judged=True))
-        cascade = best(lambda n=attempts: cascade_us(n, options.tokens))
+        plain = best(partial(plain_us, attempts, options.tokens, judged=False))
+        judged = best(partial(plain_us, attempts, options.tokens, judged=True))
+        cascade = best(partial(cascade_us, attempts, options.tokens))
         print(f"{attempts:<10}{plain:>10.0f}{judged:>12.0f}{cascade:>12.0f}{(cascade - plain) / attempts:>16.0f}")
     print("us an attempt: what the cascade costs above the same calls by their models' own names, over its attempts")
     return 0
@@ -142,10 +143,10 @@ class CascadeRig:
 
     def _decode(self, out: list[Effect], model: str, tokens: int, *, good: bool, logprobs: bool) -> list[Effect]:
         """Tag, submission, one message per token; returns what the last of them caused."""
-        ask = next(e for e in out if isinstance(e, Request) and isinstance(e.body, TagRequest))
-        out = self.send(Replied(correlation=ask.correlation, body=LengthTag(request=ask.body.request)))
-        ask = next(e for e in out if isinstance(e, Request) and isinstance(e.body, SubmitSequence))
-        sequence = ask.body.sequence
+        ask, tag = next((e, e.body) for e in out if isinstance(e, Request) and isinstance(e.body, TagRequest))
+        out = self.send(Replied(correlation=ask.correlation, body=LengthTag(request=tag.request)))
+        ask, body = next((e, e.body) for e in out if isinstance(e, Request) and isinstance(e.body, SubmitSequence))
+        sequence = body.sequence
         self.send(Replied(correlation=ask.correlation, body=SequenceAccepted(sequence=sequence, epoch=0)))
         said = [TokenLogprobs(token_ids=[1], logprobs=[-0.001 if good else -0.5], rank=1)] if logprobs else None
         for index in range(tokens):

@@ -46,7 +46,7 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Message
-from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.observers import DecisionMade, RequestFinished, ShadowFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
@@ -75,6 +75,7 @@ ACCEPTS = (
     ServicePresence,
     DecisionMade,
     RequestFinished,
+    ShadowFinished,
     LoadReported,
     SetInstances,
     SetRole,

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
 from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult, planned_move
+from millrace.cascade.sample import Floats
 from millrace.contracts.cascade import CascadeMove, CascadePlan
-from millrace.contracts.observers import RequestFinished
+from millrace.contracts.observers import RequestFinished, ShadowFinished
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.registered import scheduler_parameters
 
@@ -46,6 +47,12 @@ def take_outcome(state: CascadeState, body: RequestFinished) -> None:
             score=first.score if first is not None else None,
         )
     )
+
+
+def take_shadow(state: CascadeState, body: ShadowFinished) -> None:
+    """Notes a shadow run. One of other tiers is left out."""
+    if [answer.model for answer in body.answers] == [tier.model for tier in state.config.tiers]:
+        state.shadows.append((body.arrival_ns, [answer.score for answer in body.answers[:-1]]))
 
 
 def why_plan(state: CascadeState, now_ns: int) -> str:
@@ -84,8 +91,10 @@ def _drift(state: CascadeState, now_ns: int) -> str:
     current = [one for one in _recent(state, now_ns) if one.arrival_ns > until_ns]
     settings = DriftSettings(interval_s=state.config.period_s)
     start_ns = max(until_ns, now_ns - round(state.config.window_s * NS))
+    before = _shadow_scores(state, state.since_ns, until_ns)
+    after = _shadow_scores(state, until_ns + 1, now_ns)
     found = detect_drift(
-        _window(state.baseline, state.since_ns, until_ns), _window(current, start_ns, now_ns), settings
+        _window(state.baseline, state.since_ns, until_ns, before), _window(current, start_ns, now_ns, after), settings
     )
     return "; ".join(each.text() for each in found)
 
@@ -195,7 +204,16 @@ def _recent(state: CascadeState, now_ns: int) -> list[CascadeTraffic]:
     return [one for one in state.finished if one.arrival_ns >= since_ns]
 
 
-def _window(requests: Sequence[CascadeTraffic], start_ns: int, end_ns: int) -> TrafficWindow:
+def _shadow_scores(state: CascadeState, start_ns: int, end_ns: int) -> list[Floats]:
+    """Scores of the second and later tiers by shadow runs of requests that arrived within a span."""
+    within = [scores for arrival_ns, scores in state.shadows if start_ns <= arrival_ns <= end_ns]
+    tiers = range(1, len(state.config.tiers) - 1)
+    return [np.array([row[tier] for row in within if row[tier] is not None], dtype=np.float64) for tier in tiers]
+
+
+def _window(
+    requests: Sequence[CascadeTraffic], start_ns: int, end_ns: int, later_tiers: Sequence[Floats] = ()
+) -> TrafficWindow:
     """Requests that arrived within a span; a last bin that is not full is left out."""
     bins = max(0, (end_ns - start_ns) // BIN_NS)
     edges = start_ns + BIN_NS * np.arange(bins + 1)
@@ -205,5 +223,5 @@ def _window(requests: Sequence[CascadeTraffic], start_ns: int, end_ns: int) -> T
         counts=np.histogram(arrivals, bins=edges)[0].tolist() if bins else [],
         prompt_tokens=np.array([one.prompt_tokens for one in requests], dtype=np.int64),
         output_tokens=np.array([one.output_tokens for one in requests], dtype=np.int64),
-        scores=[np.array(scores, dtype=np.float64)],
+        scores=[np.array(scores, dtype=np.float64), *later_tiers],
     )

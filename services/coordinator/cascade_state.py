@@ -58,6 +58,7 @@ class CascadeState:
     Attributes:
         records: The newest record of an instance by model: what a tier is when nobody serves it any more.
         finished: Requests, oldest first.
+        shadows: Scores of every tier but the last by shadow runs, with the arrival of the request; oldest first.
         baseline: The first ones under the thresholds in force: what later traffic is compared with. Early rejection
             cuts answers by threshold, so traffic under other thresholds looks different without being so.
         since_ns: When the thresholds in force were seen first.
@@ -77,6 +78,7 @@ class CascadeState:
     plan: CascadePlan | None = None
     plan_key: KeyState = field(default_factory=KeyState)
     finished: deque[CascadeTraffic] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    shadows: deque[tuple[int, list[float | None]]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     records: dict[str, InstanceRecord] = field(default_factory=dict)
     baseline: list[CascadeTraffic] = field(default_factory=list)
     since_ns: int = 0

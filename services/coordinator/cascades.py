@@ -14,7 +14,7 @@ import msgspec
 from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, WatchKeys
 from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
 from millrace.contracts.local import BucketReady, KeyChanged, KeyNotPut, KeyPut, Replied, RequestFailed
-from millrace.contracts.observers import RequestFinished
+from millrace.contracts.observers import RequestFinished, ShadowFinished
 from millrace.contracts.plan import Lease
 from millrace.contracts.status import InstanceRecord
 from millrace.contracts.subjects import Subjects, subject_token
@@ -22,7 +22,7 @@ from millrace.contracts.subjects import Subjects, subject_token
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
 from services.coordinator.cascade_moves import CascadeMoves
-from services.coordinator.cascade_planning import job_of, planned, take_outcome, why_plan
+from services.coordinator.cascade_planning import job_of, planned, take_outcome, take_shadow, why_plan
 from services.coordinator.cascade_state import CascadeState, Serving
 from services.coordinator.state import KeyState
 
@@ -104,6 +104,12 @@ class Cascades:
         state = self.states.get(subject_token(body.model))
         if state is not None and body.outcome == "completed":
             take_outcome(state, body)
+
+    def on_shadow(self, body: ShadowFinished) -> None:
+        """Notes what every tier answered to a sampled request."""
+        state = self.states.get(subject_token(body.cascade))
+        if state is not None:
+            take_shadow(state, body)
 
     def on_planned(self, body: CascadePlanned, now_ns: int) -> list[Effect]:
         """Puts better thresholds in force. What a planner said to one that no longer leads is dropped."""

@@ -8,6 +8,7 @@ Owns nothing itself; messages about cascades go to one part, all others to the o
 | TimerFired(tick), KeyChanged(instance), InstanceSummary, ServicePresence | after the models' part |
 PutKey(cascade_lease), PutKey(cascade) where thresholds or instances changed |
 | RequestFinished (of a cascade) | rate, lengths and scores of its traffic | perhaps PlanCascade, at the next tick |
+| ShadowFinished | scores of its later tiers, on a fair sample | |
 | CascadePlanned, CascadePlanningFailed | no planner is at work | PutKey(cascade) where other thresholds are better |
 | TimerFired(tick), Replied, RequestFailed | a move goes on | Request(StartInstance / StopInstance), PutKey(cascade) |
 | KeyPut, KeyNotPut (of cascades) | write done, or lost to another writer | |
@@ -34,7 +35,7 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Message
-from millrace.contracts.observers import RequestFinished
+from millrace.contracts.observers import RequestFinished, ShadowFinished
 from millrace.contracts.subjects import Subjects
 
 from services.coordinator.actor import CoordinatorActor
@@ -59,7 +60,8 @@ class CascadingCoordinator:
         effects = self.models.start(now_ns)
         outcomes = Subscribe(subject=self._subjects.outcomes())
         listens = self.cascades.learns and outcomes not in effects
-        return [*effects, *([outcomes] if listens else []), *self.cascades.start()]
+        shadows = [Subscribe(subject=self._subjects.shadows())] if self.cascades.learns else []
+        return [*effects, *([outcomes] if listens else []), *shadows, *self.cascades.start()]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
@@ -80,6 +82,9 @@ class CascadingCoordinator:
                 return self.cascades.on_planning_failed(body)
             case Replied() | RequestFailed() as body if body.correlation.startswith(PREFIX):
                 return self.cascades.on_answer(body, now_ns)
+            case ShadowFinished() as body:
+                self.cascades.on_shadow(body)
+                return []
             case RequestFinished() as body:
                 self.cascades.on_outcome(body)
                 return self.models.handle(message, now_ns)

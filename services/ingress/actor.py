@@ -77,6 +77,7 @@ from services.ingress.calls.finding import answer_find
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.cascade.course import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.cascade.ending import keep_alive
+from services.ingress.cascade.shadow import look_at_shadows
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
 from services.ingress.failover.hangs import leave_hung_engines
@@ -343,6 +344,7 @@ class IngressActor:
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state, out)
         keep_alive(state, out)
+        look_at_shadows(state, out)
         state.metrics.sequences_waiting = len(state.waiting)
 
     def _on_reconnected(self, out: list[Effect]) -> None:

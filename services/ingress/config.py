@@ -102,6 +102,9 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         escalation_window_s: See there.
         tier_wait_s: How long an attempt waits for an instance of its model while another tier could answer.
         keep_alive_s: Interval of comments in a stream that has nothing to show yet.
+        shadow_share: Share of answered calls that run on all tiers, for planners (``cascade/shadow.py``); 0 for none.
+        shadow_wait_s: A shadow run is given up after so long without an idle instance of its next tier.
+        shadow_timeout_s: Time limit of each of its attempts.
     """
 
     name: str
@@ -120,6 +123,9 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     escalation_window_s: float = 60.0
     tier_wait_s: float = 2.0
     keep_alive_s: float = 10.0
+    shadow_share: float = 0.0
+    shadow_wait_s: float = 10.0
+    shadow_timeout_s: float = 60.0
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

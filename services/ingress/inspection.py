@@ -9,6 +9,7 @@ import msgspec
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.lifecycle import CascadePhase
 from services.ingress.cascade.open_cascade import OpenCascade
+from services.ingress.cascade.shadow import SHADOWS_MAX
 from services.ingress.lifecycle import SequencePhase
 from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit
 from services.ingress.sequence import OpenSequence
@@ -24,6 +25,7 @@ def snapshot(state: IngressState) -> dict[str, Any]:
         "stopping": state.stopping,
         "calls": {request: _call(call) for request, call in state.calls.items()},
         "cascades": {request: _cascade(parent) for request, parent in state.parents.items()},
+        "shadows": len(state.shadows),
         "cascade_plans": {name: served.plan.epoch for name, served in state.cascades.served.items()},
         "sequences": {name: _sequence(sequence) for name, sequence in state.sequences.items()},
         "waiting": list(state.waiting),
@@ -98,6 +100,11 @@ def check_invariants(state: IngressState) -> None:
     own = [call for call in state.calls.values() if call.listener.is_client]
     assert len(own) + len(state.parents) == state.admission.calls_open
     assert not state.unsettled
+    assert not state.shadows_due
+    assert len(state.shadows) <= SHADOWS_MAX
+    for run in state.shadows.values():
+        assert run.parent.phase is CascadePhase.ENDED
+        assert run.open is None or run.open.request in state.calls
     for parent in state.parents.values():
         _check_parent(state, parent)
     for name, sequence in state.sequences.items():

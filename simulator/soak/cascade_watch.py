@@ -10,7 +10,7 @@ from typing import Protocol
 
 from millrace.actor.effects import Effect, Log, Publish
 from millrace.contracts.message import Message
-from millrace.contracts.observers import CascadeAttempt, RequestFinished
+from millrace.contracts.observers import CascadeAttempt, RequestFinished, ShadowFinished
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 
@@ -24,6 +24,7 @@ class CascadeWatch(Checker):
     Attributes:
         reasons: Of delivered answers, counted.
         attempts: By outcome, counted.
+        shadows: Requests that every tier answered.
         again: Tiers that were rejected early and then ran to their end.
     """
 
@@ -31,11 +32,14 @@ class CascadeWatch(Checker):
         self.reasons: Counter[str] = Counter()
         self.attempts: Counter[str] = Counter()
         self.again = 0
+        self.shadows = 0
         self._children: dict[str, RequestFinished] = {}
         self._parents: dict[str, RequestFinished] = {}
 
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, Publish) and isinstance(effect.body, ShadowFinished):
+                self._look_at_shadow(effect.body)
             if not isinstance(effect, Publish) or not isinstance(effect.body, RequestFinished):
                 continue
             body = effect.body
@@ -44,6 +48,13 @@ class CascadeWatch(Checker):
             known[body.request] = body
             if body.attempts:
                 self._look(body)
+
+    def _look_at_shadow(self, body: ShadowFinished) -> None:
+        """Only what was answered is shadowed, and the last tier agrees with itself."""
+        assert self._parents[body.request].outcome == "completed", f"{body.request} was shadowed, but not answered"
+        assert body.answers[-1].agrees, f"{body}"
+        assert len({answer.model for answer in body.answers}) == len(body.answers), f"{body}"
+        self.shadows += 1
 
     def _look(self, body: RequestFinished) -> None:
         early: set[str] = set()

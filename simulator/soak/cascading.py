@@ -133,7 +133,9 @@ class CascadeSoakCluster(SoakCluster):
 
     def _ingress(self, name: str) -> IngressConfig:
         tiers = [TierConfig(model=model) for model in MODELS]
-        cascade = CascadeConfig(name=CASCADE, tiers=tiers, tier_wait_s=1.0, judge_pause_s=1.0)
+        cascade = CascadeConfig(
+            name=CASCADE, tiers=tiers, tier_wait_s=1.0, judge_pause_s=1.0, shadow_share=0.3, shadow_wait_s=2.0
+        )
         return msgspec.structs.replace(super()._ingress(name), cascades=[cascade])
 
 

@@ -24,6 +24,7 @@ def test_every_way_through_a_cascade_is_taken_without_faults() -> None:
     assert set(report.outcomes) <= {"completed", "abandoned"}
     assert {"delivered", "rejected", "rejected_early"} <= set(run.watch.attempts)
     assert {"score", "last_tier"} <= set(run.watch.reasons)
+    assert run.watch.shadows > 0
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

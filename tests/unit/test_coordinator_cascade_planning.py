@@ -10,11 +10,11 @@ from millrace.actor.effects import Effect, Log, PutKey, Subscribe
 from millrace.cascade.jobs import FrontPoint, PlanningResult
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.local import KeyChanged
-from millrace.contracts.observers import RequestFinished
+from millrace.contracts.observers import RequestFinished, ShadowAnswer, ShadowFinished
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
-from services.coordinator.cascade_planning import BASELINE_MIN, REQUESTS_MIN, planned, why_plan
+from services.coordinator.cascade_planning import BASELINE_MIN, REQUESTS_MIN, planned, take_shadow, why_plan
 from services.coordinator.cascade_state import CascadeState, CascadeTraffic
 from tests.unit.test_coordinator_cascades import Story
 
@@ -225,3 +225,37 @@ def test_a_day_of_stationary_traffic_gives_at_most_one_false_alarm() -> None:
                 state.baseline, state.since_ns = [], at_ns
     assert len(state.baseline) >= BASELINE_MIN
     assert len(alarms) <= 1, alarms
+
+
+@pytest.mark.parametrize(("shadowed", "alarm"), [(True, True), (False, False)])
+def test_a_later_tier_whose_answers_get_worse_is_seen_by_shadow_runs_only(shadowed: bool, alarm: bool) -> None:
+    """Rate, lengths and first scores stay as they are; the second tier is heard only where the first one fails."""
+    rng, at_ns = Random(3), 0
+    models = ("nano", "micro", "mini")
+    config = msgspec.structs.replace(
+        CASCADE, tiers=[CoordinatedTier(model=model, threshold=50.0, judge="j") for model in models], window_s=3_000.0
+    )
+    plan = CascadePlan(cascade="c", epoch=1, tiers=[CascadeTier(model=model) for model in models], quality=50.0)
+    state = CascadeState(config, plan=plan, planned_ns=1)
+    found = ""
+    for number in range(2_400):
+        at_ns += S
+        state.finished.append(CascadeTraffic(at_ns, rng.randrange(20, 60), rng.randrange(5, 60), 100 * rng.random()))
+        if shadowed and number % 10 == 0:
+            second = 100 * rng.betavariate(2, 1) if number < 1_200 else 100 * rng.betavariate(1, 2)
+            answers = [
+                ShadowAnswer(model=model, score=score, agrees=True, prompt_tokens=20, output_tokens=20)
+                for model, score in zip(models, (100 * rng.random(), second, 90.0), strict=True)
+            ]
+            told = ShadowFinished(request="r", cascade="c", epoch=1, ingress="i", arrival_ns=at_ns, answers=answers)
+            take_shadow(state, told)
+        found = found or (why_plan(state, at_ns) if number in (1_200, 2_399) else "")
+    assert ("scores of tier 2" in found) is alarm, found
+    assert bool(found) is alarm
+
+
+def test_a_shadow_run_of_other_tiers_is_left_out() -> None:
+    state = CascadeState(CASCADE)
+    answers = [ShadowAnswer(model="nano", score=5.0, agrees=True, prompt_tokens=1, output_tokens=1)]
+    take_shadow(state, ShadowFinished(request="r", cascade="c", epoch=1, ingress="i", arrival_ns=1, answers=answers))
+    assert not state.shadows

@@ -18,7 +18,7 @@ from millrace.contracts.ingress import (
 )
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
+from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished, ShadowFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
 from millrace.contracts.provisioner import (
@@ -79,6 +79,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     ServicePresence,
     SetInstances,
     SetRole,
+    ShadowFinished,
     StartInstance,
     StatusSnapshot,
     StopInstance,
@@ -264,6 +265,15 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.INGRESS,),
         receivers=(Role.TAGGER, Role.PREDICTOR, Role.COORDINATOR),
         summary="What became of a request.",
+    ),
+    Channel(
+        name="shadow",
+        subject="shadow.{cascade}",
+        pattern=Pattern.PUBLISH,
+        messages=(ShadowFinished,),
+        senders=(Role.INGRESS,),
+        receivers=(Role.COORDINATOR,),
+        summary="What every tier of a cascade answered to one sampled request.",
     ),
     Channel(
         name="provisioning",

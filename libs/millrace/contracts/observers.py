@@ -170,6 +170,41 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     reason: str = ""
 
 
+class ShadowAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of one tier in a shadow run.
+
+    Attributes:
+        score: 0 to 100, by confidence; None where the engine gave no log-probabilities.
+        agrees: Whether it is the last tier's answer, but for white space around it.
+        logprobs: Of its tokens, thousandths; empty without a score.
+    """
+
+    model: str
+    score: float | None
+    agrees: bool
+    prompt_tokens: int
+    output_tokens: int
+    logprobs: list[int] = []
+
+
+class ShadowFinished(Body, frozen=True, kw_only=True, tag="ShadowFinished/1"):
+    """Answers of every tier of a cascade to one sampled request: what clients' answers alone cannot tell.
+
+    Attributes:
+        request: The client's request. It was answered before, and has an outcome of its own.
+        epoch: Of the plan in force at the end.
+        arrival_ns: Of the client's request.
+        answers: One per tier of the plan, in its order.
+    """
+
+    request: str
+    cascade: str
+    epoch: int
+    ingress: str
+    arrival_ns: int
+    answers: list[ShadowAnswer]
+
+
 class ProvisioningDecided(Body, frozen=True, kw_only=True, tag="ProvisioningDecided/1"):
     """A coordinator asks for more or fewer instances of a model: what, and why.
 

@@ -95,6 +95,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         cascade: What the client wants of the cascade.
         client_id: The client's own request id; empty where it sent none.
         parent: Request id of the cascade's call that this is an attempt of; empty for a client's own call.
+        priority: As in SubmitSequence; clients' calls have 0.
     """
 
     request: str
@@ -120,6 +121,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     cascade: CascadeOptions = CascadeOptions()
     client_id: str = ""
     parent: str = ""
+    priority: int = 0
 
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):

@@ -46,6 +46,7 @@ from services.ingress.cascade.lifecycle import (
     TextReady,
 )
 from services.ingress.cascade.open_cascade import OpenCascade
+from services.ingress.cascade.shadow import sample, settle_shadows
 from services.ingress.pending import PendingJudge
 from services.ingress.state import IngressState
 
@@ -119,6 +120,7 @@ def settle(state: IngressState, out: list[Effect]) -> None:
                 fire(state, parent, event, out)
         if parent.phase is CascadePhase.STREAMING:
             ending.deliver_deltas(state, parent, out)
+    settle_shadows(state, out)
 
 
 def _look_at_progress(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
@@ -176,6 +178,8 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent, out: lis
         parent.refusal = event.refusal
     transition = parent.advance(event, lambda guard: _holds(state, parent, event, guard))
     REACTIONS[transition.reaction](state, parent, event, out)
+    if transition.target is CascadePhase.ENDED:
+        sample(state, parent, out)
 
 
 def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard: CascadeGuard) -> bool:

@@ -224,3 +224,26 @@ class OpenCascade:
             reason=delivered.reason.value,
             attempts=[attempt.report() for attempt in self.attempts],
         )
+
+
+class ShadowRun:
+    """One sampled request.
+
+    Attributes:
+        parent: The call that was answered. It is over.
+        answers: Whole answers by model: plans may change the order of tiers meanwhile.
+        asked: Attempts so far.
+        open: The attempt under way; None between two.
+        since_ns: Since when it waits for an idle instance.
+        ended: The attempt under way ended: completely, or not.
+    """
+
+    __slots__ = ("answers", "asked", "ended", "open", "parent", "since_ns")
+
+    def __init__(self, parent: OpenCascade, now_ns: int) -> None:
+        self.parent = parent
+        self.answers: dict[str, Attempt] = {}
+        self.asked = 0
+        self.open: Attempt | None = None
+        self.ended: bool | None = None
+        self.since_ns = now_ns

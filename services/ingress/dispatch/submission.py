@@ -81,6 +81,7 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: l
                 output_token_ids=sequence.log[:],
                 expected_output_tokens=call.expected_output_tokens,
                 deadline_ns=call.deadline_ns,
+                priority=call.call.priority,
             ),
             correlation=sequence.submit,
             timeout_ns=max(1, min(state.times.submit_timeout, call.deadline_ns - state.now_ns)),
