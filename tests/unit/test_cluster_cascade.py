@@ -14,7 +14,7 @@ from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
 from millrace.cluster import ClusterSpec, JudgeKind, cluster_toml, instances_of, parse_cluster
 from millrace.cluster.model_folders import judge_files, with_model_folders
-from millrace.supervision.cascade_fields import judge_fields
+from millrace.supervision.cascade_fields import SHADOW_SHARE, ingress_cascades, judge_fields
 
 from services.coordinator.config import CoordinatorConfig
 from services.judge.config import JudgeConfig
@@ -149,6 +149,16 @@ def test_ingress_is_told_the_cascade_and_each_models_judge(tmp_path: Path) -> No
         }
     ]
     assert all(Path(model["judge"]).is_file() for model in told["models"])
+
+
+def test_a_cascade_with_a_target_has_shadow_runs_unless_it_says_otherwise() -> None:
+    def share(table: str) -> float | None:
+        told: float | None = ingress_cascades(_spec(table))["cascades"][0].get("shadow_share")
+        return told
+
+    assert share("") is None
+    assert share('quality = 50\nsample = "s.jsonl"') == SHADOW_SHARE
+    assert share('latency_s = 2\nsample = "s.jsonl"\nsettings = { shadow_share = 0.0 }') == 0.0
 
 
 def test_judges_start_where_the_kind_needs_them(tmp_path: Path) -> None:

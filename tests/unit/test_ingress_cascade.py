@@ -206,6 +206,26 @@ def test_an_answer_is_streamed_from_early_on_where_the_client_wants_that_and_its
     assert bench.report().reason == "early_commit"
 
 
+def test_an_early_commit_with_a_poor_beginning_waits_for_the_end_and_may_escalate():
+    bench = CascadeBench(70.0, 0.0, early_commit_tokens=3)
+    bench.ask(stream=True, options=CascadeOptions(early_commit=True))
+    bench.answer("abcd", logprob(80), end=False)
+    assert not bench.made(AcceptCall)
+    bench.answer("e$", logprob(10), first_index=4)
+    bench.answer("xy", logprob(50), end=False)
+    assert bench.text() == "xy"
+    assert bench.made(AcceptCall)[0].answering == AnsweringTier(1, "middle", None)
+
+
+def test_an_early_commit_that_breaks_off_fails_as_a_stream_does():
+    bench = CascadeBench(70.0, 0.0, early_commit_tokens=2)
+    bench.ask(stream=True, options=CascadeOptions(early_commit=True), timeout_ns=5 * SECOND)
+    bench.answer("abc", logprob(95), end=False)
+    assert bench.text() == "abc"
+    bench.pass_time(6.0)
+    assert [e.kind for e in bench.made(FailCall)] == [RefusalKind.TIMEOUT]
+
+
 # Plans.
 
 
@@ -324,6 +344,19 @@ def test_a_client_may_set_the_quality_the_last_tier_and_the_first():
     bench.ask("c", options=CascadeOptions(entry_tier=2))
     bench.answer("ab$", logprob(60))
     assert (bench.report("c").model, len(bench.report("c").attempts)) == ("large", 1)
+
+
+def test_a_quality_that_no_tier_reaches_delivers_the_last_answer_and_says_so():
+    bench = CascadeBench(10.0, 0.0)
+    bench.ask(options=CascadeOptions(quality=100.0))
+    bench.answer("ab$", logprob(99))
+    bench.answer("cd$", logprob(90))
+    report = bench.report()
+    assert (report.model, report.reason, round(report.score or 0)) == ("middle", "last_tier", 90)
+    assert report.attempts[0].threshold == 100.0
+    bench.ask("s", options=CascadeOptions(quality=100.0, max_tier=0))
+    bench.answer("ab$", logprob(99))
+    assert (bench.report("s").model, bench.report("s").reason) == ("small", "last_tier")
 
 
 def test_an_entry_tier_beyond_the_plan_is_refused_with_the_fields_name():
