@@ -39,9 +39,9 @@ from services.ingress.tokens.detokenizer import TextModel
 MODELS = ("nano", "micro", "mini")
 CASCADE = "auto"
 PROMPT = list(range(20))
-REPEATS = 7
+REPEATS = 25
 #: Requests of one repeat.
-REQUESTS = 300
+REQUESTS = 60
 
 
 def main() -> int:
@@ -55,17 +55,20 @@ def main() -> int:
     head = ("plain us", "judged us", "cascade us", "us an attempt")
     print(f"{'attempts':<10}{head[0]:>10}{head[1]:>12}{head[2]:>12}{head[3]:>16}")
     for attempts in (1, 2, 3):
-        plain = best(partial(plain_us, attempts, options.tokens, judged=False))
-        judged = best(partial(plain_us, attempts, options.tokens, judged=True))
-        cascade = best(partial(cascade_us, attempts, options.tokens))
+        plain, judged, cascade = least(
+            partial(plain_us, attempts, options.tokens, judged=False),
+            partial(plain_us, attempts, options.tokens, judged=True),
+            partial(cascade_us, attempts, options.tokens),
+        )
         print(f"{attempts:<10}{plain:>10.0f}{judged:>12.0f}{cascade:>12.0f}{(cascade - plain) / attempts:>16.0f}")
     print("us an attempt: what the cascade costs above the same calls by their models' own names, over its attempts")
     return 0
 
 
-def best(measure: Callable[[], float]) -> float:
-    """The least of some repeats: what else runs on the machine only adds."""
-    return min(measure() for _ in range(REPEATS))
+def least(*measures: Callable[[], float]) -> list[float]:
+    """The least of some repeats of each, in turn: what else runs on the machine only adds."""
+    rounds = [[measure() for measure in measures] for _ in range(REPEATS)]
+    return [min(found) for found in zip(*rounds, strict=True)]
 
 
 def plain_us(attempts: int, tokens: int, *, judged: bool) -> float:

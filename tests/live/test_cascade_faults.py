@@ -1,0 +1,133 @@
+"""A cascade of three models on modelled engines under faults: every request is answered, by one attempt's text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_openai import ChatOpenAI
+from millrace.contracts.cascade import CascadePlan
+
+from bench.up_cluster import UpRig, prompt_text
+from tests.live.cascading import MISSING, ask, barrage, client_of, plan_in_force, swap_thresholds
+from tests.live.faults import PATIENCE_S, kill
+from tests.live.ingress_rig import write_model_folder
+
+TIERS = ("small", "middle", "large")
+CASCADE = "auto"
+#: Modelled engines give each token the same log-probability whatever it is, so thresholds alone decide.
+PROMPTS = [prompt_text(number) for number in range(8)]
+LENGTH = {"max_tokens": 12}
+
+CLUSTER = "".join(
+    f"""
+[[models]]
+name = "{name}"
+path = "{name}"
+
+[[models.groups]]
+engine = "modelled"
+names = ["{name}-0"]
+"""
+    for name in TIERS
+)
+CLUSTER += f"""
+[cascade]
+name = "{CASCADE}"
+tiers = ["small", "middle", "large"]
+thresholds = [70, 70]
+judge = "verifier"
+"""
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("cascade")
+    for name in TIERS:
+        write_model_folder(folder / name)
+    (folder / "cluster.toml").write_text(CLUSTER)
+    cluster = UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model=CASCADE)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+async def _each_models_own(rig: UpRig) -> dict[tuple[str, str], str]:
+    """Text of each model for each prompt, asked by its own name."""
+    async with client_of(rig) as client:
+        asked = [(model, prompt) for model in TIERS for prompt in PROMPTS]
+        told = await asyncio.gather(*(ask(client, model, prompt, stream=False, **LENGTH) for model, prompt in asked))
+    assert not [answer.error for answer in told if answer.error]
+    return {key: answer.text for key, answer in zip(asked, told, strict=True)}
+
+
+async def _until_every_tier_is_planned(rig: UpRig) -> CascadePlan:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        plan = await plan_in_force(rig, CASCADE)
+        if all(tier.replicas for tier in plan.tiers):
+            return plan
+        assert time.monotonic() < deadline, plan
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.timeout(220)
+async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRig) -> None:
+    """Two engines serve at first, as ``large`` is away; later ``middle`` is killed."""
+    own = await _each_models_own(rig)
+    assert "large-0 is gone" in rig.cli("drain", "large-0", "--force", "--limit", "1")
+    faults: dict[int, Callable[[], Any]] = {
+        30: lambda: kill(rig.pids("services.judge")[0]),
+        70: lambda: swap_thresholds(rig, CASCADE, 0.0, 0.0),
+    }
+    answers = await barrage(rig, CASCADE, PROMPTS, count=100, rate=8.0, faults=faults, **LENGTH)
+    assert "large-0 is ready" in rig.cli("drain", "large-0", "--back")
+    await _until_every_tier_is_planned(rig)
+    faults = {
+        5: lambda: swap_thresholds(rig, CASCADE, 100.0, 70.0),
+        30: lambda: kill(rig.pids("middle-0.json")[0]),
+        60: lambda: kill(rig.pids("services.coordinator")[0]),
+        80: lambda: swap_thresholds(rig, CASCADE, 100.0, 100.0),
+    }
+    answers += await barrage(rig, CASCADE, PROMPTS, count=100, rate=8.0, faults=faults, **LENGTH)
+    for answer in answers:
+        answer.check(TIERS)
+        assert answer.text == own[answer.model, answer.prompt]
+    models = Counter(answer.model for answer in answers)
+    reasons = Counter(answer.cascade["reason"] for answer in answers)
+    assert set(models) == set(TIERS), (models, reasons)
+    assert reasons[MISSING] > 0, "no answer said that a tier was missing"
+    assert reasons["score"] > 0
+    assert reasons["last_tier"] > 0
+    await rig.well(3)
+    plan = await _until_every_tier_is_planned(rig)
+    assert [tier.threshold for tier in plan.tiers] == [100.0, 100.0, 0.0]
+
+
+async def test_langchain_reads_who_answered_and_what_it_cost(rig: UpRig) -> None:
+    chat = ChatOpenAI(base_url=f"{rig.url}/v1", api_key="none", model=CASCADE, max_retries=0, temperature=0)
+    answer = await chat.ainvoke(PROMPTS[0])
+    assert answer.response_metadata["model_name"] == TIERS[-1]
+    attempts = answer.response_metadata["token_usage"]["cascade"]["attempts"]
+    assert [attempt["model"] for attempt in attempts] == list(TIERS)
+
+
+async def test_explain_and_trace_show_attempts_scores_and_thresholds(rig: UpRig) -> None:
+    async with client_of(rig) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=CASCADE, messages=[{"role": "user", "content": PROMPTS[1]}], max_tokens=8
+        )
+    request = raw.parse().id
+    await asyncio.sleep(1.0)  # spans are written behind
+    for verb in ("explain", "trace"):
+        told = rig.cli(verb, request)
+        for tier in TIERS:
+            assert tier in told, told
+        assert "rejected" in told, told
+    told = rig.cli("explain", request)
+    assert "100" in told, told
+    assert "last_tier" in told or "last tier" in told, told
