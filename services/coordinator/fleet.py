@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.provisioning import ProvisioningDecision, InstanceLoad, ProvisioningView, LatencySample
+from millrace.policies.provisioning import InstanceLoad, LatencySample, ProvisioningDecision, ProvisioningView
 
 from services.coordinator.state import RegisteredInstance
 
@@ -146,7 +146,13 @@ class Fleet:
 
 
 def decided(
-    view: ProvisioningView, decision: Decision, orders: Sequence[Order], by: str, *, coordinator: str, now_ns: int
+    view: ProvisioningView,
+    decision: ProvisioningDecision,
+    orders: Sequence[Order],
+    by: str,
+    *,
+    coordinator: str,
+    now_ns: int,
 ) -> ProvisioningDecided:
     """A decision as observers are told of it. ``by``: the strategy's name, or ``operator``."""
     return ProvisioningDecided(

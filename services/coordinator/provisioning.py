@@ -167,7 +167,13 @@ class Provisioning:
         return self._begin(fleet, view, decision, orders, self._config.strategy, now_ns)
 
     def _begin(
-        self, fleet: Fleet, view: ProvisioningView, decision: Decision, orders: list[Order], by: str, now_ns: int
+        self,
+        fleet: Fleet,
+        view: ProvisioningView,
+        decision: ProvisioningDecision,
+        orders: list[Order],
+        by: str,
+        now_ns: int,
     ) -> list[Effect]:
         """Tells of a decision and asks provisioners. ``by``: the strategy's name, or ``operator``."""
         if not orders:
@@ -195,7 +201,7 @@ class Provisioning:
         body: SetInstances,
         answer: ScaleAnswer,
         limits_s: Mapping[str, float | None],
-        instances: Iterable[InstanceView],
+        instances: Iterable[RegisteredInstance],
         reply_to: str,
         now_ns: int,
     ) -> list[Effect]:
@@ -223,7 +229,7 @@ class Provisioning:
         names = {order.name for order in orders}
         self._scaling.begin(waiter, WaitingScale(reply_to=reply_to, open=names, limit_ms=limit_ms))
         what = " ".join(filter(None, (str(body.count), body.shape, str(body.role or ""))))
-        decision = Decision(start=answer.start, stop=answer.stop, reason=f"an operator asked for {what}")
+        decision = ProvisioningDecision(start=answer.start, stop=answer.stop, reason=f"an operator asked for {what}")
         return self._begin(fleet, fleet.view(body.model, known, set(known)), decision, orders, "operator", now_ns)
 
     def refusal(self, model: str) -> OrderRefused | None:

@@ -184,7 +184,7 @@ class Rungs:
         return self.roles.order(body, plan, ladder, now_ns)
 
     def on_scale(
-        self, body: SetInstances, plan: Plan | None, instances: Sequence[InstanceView], reply_to: str, now_ns: int
+        self, body: SetInstances, plan: Plan | None, instances: Sequence[RegisteredInstance], reply_to: str, now_ns: int
     ) -> list[Effect]:
         """An operator's order to have more or fewer instances of a model that is led here."""
         question = self._question(body, plan, instances)
@@ -214,7 +214,9 @@ class Rungs:
         held = scaling_held(msgspec.structs.replace(ladder, decisions=()), now_ns)
         return OrderRefused(reason=reason, detail=f"{held}; {APART_NS // 10**9} s apart") if held else None
 
-    def _question(self, body: SetInstances, plan: Plan | None, instances: Sequence[InstanceView]) -> ScaleQuestion:
+    def _question(
+        self, body: SetInstances, plan: Plan | None, instances: Sequence[RegisteredInstance]
+    ) -> ScaleQuestion:
         stages = plan.stages if plan is not None else []
         known = {view.record.instance: view for view in instances}
         return ScaleQuestion(
@@ -226,7 +228,7 @@ class Rungs:
             ],
         )
 
-    def _scalable(self, view: InstanceView, stage: Stage) -> ScalableInstance:
+    def _scalable(self, view: RegisteredInstance, stage: Stage) -> ScalableInstance:
         record, summary = view.record, view.summary
         heard = summary if summary is not None and summary.incarnation == record.incarnation else None
         kv = record.kv

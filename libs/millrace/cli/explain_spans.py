@@ -82,7 +82,7 @@ def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> 
     )
 
 
-def _with_move(placement: Placement, moves: Mapping[Any, SpanLine], span: SpanLine) -> Placement:
+def _with_move(placement: ExplainedPlacement, moves: Mapping[Any, SpanLine], span: SpanLine) -> ExplainedPlacement:
     """A migration with what its migrator recorded of it."""
     move = moves.get(attribute(span, "migration")) if placement.kind == "migration" else None
     if move is None:
