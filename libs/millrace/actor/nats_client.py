@@ -1,29 +1,29 @@
 """nats-py's client with a synchronous hot path: a message goes from the socket's buffer to its taker by plain calls.
 
 nats-py parses every header into a dictionary, queues each message and wakes a task per subscription; two
-subscriptions may then be served out of order. Here subscriptions of the runtime bypass the queue, so messages of one
-connection are handled in the order in which the server sent them, and publishing appends to the client's buffer
-without awaiting.
+subscriptions may then be served out of order. Here subscriptions of the runtime bypass the queue
+(``nats_parser.py``), so messages of one connection are handled in the order in which the server sent them. Publishing
+appends to the client's buffer without awaiting; the end of the loop's turn writes it, and nats-py's flusher does where
+the socket is behind, since it waits for it.
 
 Everything of nats-py that is not its public interface and that this module relies on (nats-py 2.16; the bus contract
-suite fails where one of them changes): ``Client._process_msg`` (called by the parser), ``_subs``, ``_sid`` (replayed
-after a reconnect), ``_pending``, ``_pending_data_size``, ``_flush_queue`` (the write buffer and its flusher),
-``_server_pool``, ``_resp_sub_prefix`` and ``_ps`` (cleared before a closed client is opened again), and
-``nats.protocol.command``.
+suite fails where one of them changes): ``_ps`` (its parser, called with what was read), ``Client._process_msg``,
+``_subs``, ``_sid`` (replayed after a reconnect), ``_pending``, ``_pending_data_size``, ``_flush_queue``, ``_transport``
+(the write buffer, its flusher and the socket), ``_server_pool`` and ``_resp_sub_prefix`` (cleared before a closed
+client is opened again), and ``nats.protocol.command``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.protocol import command
 
-#: Takes (subject, reply subject, payload, raw header block); runs to completion and never raises.
-Taker = Callable[[str, str, bytes, bytes], None]
+from millrace.actor.nats_parser import DirectParser, Taker
 
 #: Bound of bytes that wait for the socket. A healthy server takes them within a millisecond; 8 MiB are about a second
 #: of full token traffic of a large node, after which dropping beats serving stale messages.
@@ -50,6 +50,8 @@ class DirectClient(Client):
         super().__init__()
         self._takers: dict[int, Taker] = {}
         self._wanted: dict[int, tuple[str, str]] = {}
+        self._ps = DirectParser(self, self._takers)
+        self._writing = False  # the end of this turn writes
 
     async def reopen(self, **options: Any) -> None:
         """Connects again after the client gave a connection up, with all subscriptions; tries for ever.
@@ -97,13 +99,19 @@ class DirectClient(Client):
     def _push(self, whole: bytes) -> None:
         self._pending.append(whole)
         self._pending_data_size += len(whole)
-        flushes = self._flush_queue
-        if flushes is not None and flushes.empty():
-            flushes.put_nowait(asyncio.get_running_loop().create_future())
+        if not self._writing:
+            self._writing = True
+            asyncio.get_running_loop().call_soon(self._write)
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        taker = self._takers.get(sid)
-        if taker is None:  # nats-py's own: JetStream API answers
-            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
+    def _write(self) -> None:
+        """Write what this turn published; left to nats-py's flusher where the socket has not taken the last bytes."""
+        self._writing = False
+        if not self._pending or not self.is_connected:
             return
-        taker(subject.decode(), reply.decode(), data, headers or b"")
+        writer = self._transport._io_writer if isinstance(self._transport, TcpTransport) else None
+        flushes = self._flush_queue
+        if writer is not None and not writer.is_closing() and not writer.transport.get_write_buffer_size():
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            writer.write(b"".join(pending))
+        elif flushes is not None and flushes.empty():
+            flushes.put_nowait(asyncio.get_running_loop().create_future())
