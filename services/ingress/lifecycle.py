@@ -30,6 +30,8 @@ from services.ingress.dispatch.choice import DispatchChoice
 class SequencePhase(Enum):
     """State of a sequence."""
 
+    __hash__ = object.__hash__  # Enum's own hashes the name, in Python; the table is looked up with each event
+
     WAITING = "waiting"
     FORECASTING = "forecasting"
     SUBMITTED = "submitted"
@@ -143,6 +145,8 @@ class Guard(Enum):
 
 class Reaction(Enum):
     """Effect of a transition; ``reactions.REACTIONS`` maps each to its function."""
+
+    __hash__ = object.__hash__  # as above
 
     ENQUEUE = "enqueue"
     AWAIT_FORECASTS = "await forecasts"

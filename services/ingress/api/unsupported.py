@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -52,6 +54,11 @@ _ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
     for kind, own in ((ChatRequest, _CHAT), (CompletionRequest, _COMPLETION))
 }
 
+#: Type -> (reads all these fields of a request, what it reads where the client sent none).
+_ABSENT: dict[type[Struct], tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
+    kind: (attrgetter(*(name for name, _, _ in items)), (UNSET,) * len(items)) for kind, items in _ITEMS.items()
+}
+
 NOT_SUPPORTED: dict[type[Struct], frozenset[str]] = {k: frozenset(n for n, _, _ in v) for k, v in _ITEMS.items()}
 
 
@@ -61,6 +68,9 @@ def refuse_unsupported(request: Shared) -> None:
     Raises:
         ApiError: 400 naming the first one that does.
     """
+    read, absent = _ABSENT[type(request)]
+    if read(request) == absent:
+        return
     for name, harmless, hint in _ITEMS[type(request)]:
         value = getattr(request, name)
         if value is UNSET:

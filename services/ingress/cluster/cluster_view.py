@@ -28,6 +28,7 @@ class IngressClusterView:
         self._keys: dict[str, str] = {}  # KV key -> model
         self._lengths: dict[str, tuple[int, int] | None] = {}  # by model, filled when asked for
         self._block_sizes: dict[str, int] = {}  # the same
+        self._usable: dict[str, int] = {}  # the same
 
     def take_plan(self, key: str, plan: Plan | None) -> None:
         """A plan is new, changed or gone. One of an older epoch than the known one is ignored and counted.
@@ -180,7 +181,10 @@ class IngressClusterView:
 
     def usable(self, model: str) -> int:
         """Number of instances that take new work."""
-        return len({i.name for s in self._stages.get(model, ()) for i in s.instances if i.usable})
+        if model not in self._usable:
+            usable = {i.name for s in self._stages.get(model, ()) for i in s.instances if i.usable}
+            self._usable[model] = len(usable)
+        return self._usable[model]
 
     def check_invariants(self) -> None:
         """Raises AssertionError where views and lists are not what the facts say."""
@@ -190,6 +194,8 @@ class IngressClusterView:
             assert model in self.plans
             for stage in stages:
                 assert stage.candidates() == tuple(i.view for i in stage.instances if i.usable)
+            if model in self._usable:
+                assert self._usable[model] == len({i.name for s in stages for i in s.instances if i.usable})
 
     def _instance(self, name: str) -> KnownInstance | None:
         instance = self.instances.get(name)
@@ -229,10 +235,12 @@ class IngressClusterView:
         usable = not instance.why_not()
         if usable != instance.usable:
             instance.usable = usable
+            self._usable.clear()
             for stage in instance.stages:
                 stage.rebuild()
 
     def _relist(self, model: str) -> None:
+        self._usable.clear()
         for stage in self._stages.pop(model, []):
             for instance in stage.instances:
                 instance.stages.remove(stage)
