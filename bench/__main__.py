@@ -4,6 +4,10 @@ Every module of this folder that has a ``main()`` is a figure; the first line of
 Each run prints machine, commit and seed first (``bench.stamp``), then a table; ``--save`` puts both into the figure's
 section in ``bench/results/``, in place of the run before (``bench.saving``); ``--save='NAME WORDS'`` into the section
 with that heading.
+
+``python -m bench --check`` lists claims of RESULTS.md that rest on a commit which is gone or on code that has changed
+since, and looks at the CPU-time budgets of the hot path; it fails for a commit that is gone or a budget that is
+overstepped.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ import signal
 import sys
 from pathlib import Path
 
+from bench.budgets import BUDGETS, MARGIN, is_busy, judged, measured_ratio
+from bench.claims import findings
+from bench.measured import MEASURED
 from bench.saving import command_of, file_of, saved, section_of
 from bench.stamp import stamp
 
@@ -29,6 +36,8 @@ def main(words: list[str]) -> int:
         for name, summary in figures.items():
             print(f"  {name:<24} {summary}")
         return 0
+    if words == ["--check"]:
+        return _check()
     name, *rest = words
     if name not in figures:
         print(f"bench: no figure {name!r}; there are: {', '.join(figures)}", file=sys.stderr)
@@ -44,6 +53,21 @@ def main(words: list[str]) -> int:
         title = asked[-1].partition("=")[2] or section_of(name, rest)
         _save(title, command_of(name, rest), output.getvalue())
     return int(code)
+
+
+def _check() -> int:
+    found = findings(HERE.parent, MEASURED)
+    for one in found:
+        kind = "gone" if one.gone else "stale"
+        print(f"  {kind:<6} {one.claim.text[:70]} ({one.claim.file}#{one.claim.anchor}): {one.why}")
+    overstepped = 0
+    for budget in BUDGETS:
+        verdict = judged(budget, measured_ratio, busy=is_busy())
+        overstepped += verdict.word == "SLOWER"
+        print(f"  {verdict.word:<6} {budget.name}: {verdict.ratio:.3f}, budget {budget.ratio:.3f} +{MARGIN:.0%}")
+    gone = sum(one.gone for one in found)
+    print(f"{len(found) - gone} claims rest on older code, {gone} on no commit; {overstepped} budgets are overstepped")
+    return 1 if gone or overstepped else 0
 
 
 class _Tee(io.TextIOBase):

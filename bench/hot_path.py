@@ -20,12 +20,11 @@ from pathlib import Path
 
 import msgspec
 
+from bench.calibration import calibration_us
 from bench.hot_path_rig import HotPathRig
 
 #: Requests before anything is measured, and of one slice.
 WARM_REQUESTS, SLICE_REQUESTS = 200, 20
-#: Of the calibration loop, per slice.
-CALIBRATION_TURNS = 20_000
 
 
 def main() -> int:
@@ -42,7 +41,7 @@ def main() -> int:
         return _profiled(arguments)
     for instances in map(int, arguments.instances.split(",")):
         cost = measured(instances, arguments)
-        told = f"{cost.request_us:7.1f} µs per request, ratio {cost.ratio:.2f}"
+        told = f"{cost.request_us:7.1f} µs per request, ratio {cost.ratio:.3f}"
         print(f"{instances:3} instances, {arguments.policy}: {told}")
     return 0
 
@@ -52,7 +51,7 @@ class HotPathCost(msgspec.Struct, frozen=True):
 
     Attributes:
         request_us: CPU microseconds per request.
-        ratio: Of them to a turn of the calibration loop right before and after, in thousands.
+        ratio: Of them to a round of the calibration loop, which runs between the slices.
     """
 
     request_us: float
@@ -68,19 +67,17 @@ def measured(instances: int, arguments: argparse.Namespace) -> HotPathCost:
 async def _slices(folder: Path, instances: int, arguments: argparse.Namespace) -> HotPathCost:
     rig = HotPathRig(folder, instances=instances, policy=arguments.policy)
     await rig.start()
-    costs, ratios = [], []
+    costs, calibrations = [], []
     try:
         await rig.serve(WARM_REQUESTS, tokens=arguments.tokens, stream=arguments.stream)
-        before_us = calibration_us()
-        for _ in range(arguments.requests // SLICE_REQUESTS):
-            request_us = await _slice_us(rig, arguments)
-            after_us = calibration_us()
-            costs.append(request_us)
-            ratios.append(2 * request_us / (before_us + after_us))
-            before_us = after_us
+        calibration_us(WARM_REQUESTS)
+        for _ in range(max(1, arguments.requests // SLICE_REQUESTS)):
+            costs.append(await _slice_us(rig, arguments))
+            calibrations.append(calibration_us())
     finally:
         rig.close()
-    return HotPathCost(statistics.median(costs), statistics.median(ratios))
+    request_us = statistics.median(costs)
+    return HotPathCost(request_us, request_us / statistics.median(calibrations))
 
 
 async def _slice_us(rig: HotPathRig, arguments: argparse.Namespace) -> float:
@@ -89,16 +86,6 @@ async def _slice_us(rig: HotPathRig, arguments: argparse.Namespace) -> float:
     taken = time.thread_time_ns() - begun
     rig.check(SLICE_REQUESTS)
     return (taken - rig.engines_ns) / 1e3 / SLICE_REQUESTS
-
-
-def calibration_us() -> float:
-    """CPU microseconds of a thousand turns of what ingress's code is made of: calls, dictionaries, strings."""
-    known: dict[str, int] = {}
-    begun = time.thread_time_ns()
-    for turn in range(CALIBRATION_TURNS):
-        key = f"k{turn & 4095}"
-        known[key] = known.get(key, 0) + len(key)
-    return (time.thread_time_ns() - begun) / CALIBRATION_TURNS
 
 
 def _profiled(arguments: argparse.Namespace) -> int:

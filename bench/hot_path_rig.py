@@ -13,8 +13,9 @@ import msgspec
 from millrace.actor.companion import Companion
 from millrace.actor.config import TelemetryConfig
 from millrace.actor.headers import write_headers
-from millrace.actor.nats_client import Taker
+from millrace.actor.nats_parser import Taker
 from millrace.actor.runtime_nats import NatsRuntime
+from millrace.cluster.spec import TelemetrySpec
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
 from millrace.contracts.local import KeyChanged
@@ -44,6 +45,8 @@ MODEL = "m"
 PROMPT = "List five animals and say which of them is the largest."
 #: Requests between two snapshots of one instance: 2,000 requests a second over 2 instances with one in 20 ms each.
 SNAPSHOT_EVERY = 20
+#: Time after which all engines are shown anew, whatever the requests: silence of 1.5 s means death.
+SHOWN_EVERY_NS = 500_000_000
 #: Requests of one turn of the event loop.
 REQUESTS_PER_TURN = 8
 #: Sequences that each snapshot shows as running.
@@ -91,10 +94,12 @@ class Engines:
         self._incarnation = now_ns
         self._answers: deque[tuple[str, bytes, bytes]] = deque()
         self._takers: list[tuple[str, Taker]] = []
+        self._routes: dict[str, list[Taker]] = {}
 
     def subscribe(self, subject: str, queue_group: str, taker: Taker) -> int:
         """As the client's ``subscribe_now``."""
         self._takers.append((subject, taker))
+        self._routes.clear()
         return len(self._takers)
 
     def publish(self, subject: str, reply: str, headers: bytes, payload: bytes) -> bool:
@@ -127,9 +132,15 @@ class Engines:
         """Deliver what waits."""
         while self._answers:
             subject, headers, payload = self._answers.popleft()
-            for pattern, taker in self._takers:
-                if pattern == subject or ("*" in pattern and covers(pattern, subject)):
-                    taker(subject, "", payload, headers)
+            for taker in self._takers_of(subject):
+                taker(subject, "", payload, headers)
+
+    def _takers_of(self, subject: str) -> list[Taker]:
+        if subject.startswith("_INBOX."):
+            return [taker for pattern, taker in self._takers if pattern[:-1] == subject[: len(pattern) - 1]]
+        if subject not in self._routes:
+            self._routes[subject] = [taker for pattern, taker in self._takers if covers(pattern, subject)]
+        return self._routes[subject]
 
     def _queue(self, subject: str, body: Body, sender: str) -> None:
         self._answers.append((subject, write_headers(body.type_name(), sender, "", ""), encode(body)))
@@ -188,6 +199,16 @@ class Engines:
         )
 
 
+def _traced_as_shipped(folder: Path) -> TelemetryConfig:
+    shipped = TelemetrySpec()
+    return TelemetryConfig(
+        trace_dir=str(folder / "traces"),
+        log_file=str(folder / "log"),
+        trace_sample=shipped.trace_sample,
+        trace_first_per_s=shipped.trace_first_per_s,
+    )
+
+
 class HotPathRig:
     """One ingress with its hosted actors, and engines."""
 
@@ -197,7 +218,7 @@ class HotPathRig:
         self.config = IngressConfig(
             models=[ModelConfig(name=MODEL, path=str(folder / "model"))],
             dispatch=DispatchConfig(policy=policy),
-            telemetry=TelemetryConfig(trace_dir=str(folder / "traces"), log_file=str(folder / "log")),
+            telemetry=_traced_as_shipped(folder),
         )
         self._telemetry = open_telemetry("ingress", "ingress-0", self.config.telemetry)
         self._process = IngressProcess(self.config, self._telemetry)
@@ -211,6 +232,7 @@ class HotPathRig:
         self._engines = Engines([f"i{n:02}" for n in range(instances)], self._runtime.now_ns())
         self._transport = SilentTransport()
         self._served = 0
+        self._shown_ns = 0
 
     @property
     def engines_ns(self) -> int:
@@ -264,10 +286,20 @@ class HotPathRig:
             self._served += 1
             if self._served % SNAPSHOT_EVERY == 0:
                 engines.tell(names[self._served // SNAPSHOT_EVERY % len(names)], self._runtime.now_ns())
+            self._keep_alive()
             self._connection.data_received(whole)
             engines.pump()
             if self._served % REQUESTS_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+    def _keep_alive(self) -> None:
+        """Show all engines anew where a slow machine left one silent for nearly as long as the dead are."""
+        now_ns = self._runtime.now_ns()
+        if now_ns - self._shown_ns > SHOWN_EVERY_NS:
+            self._shown_ns = now_ns
+            for name in self._engines.names:
+                self._engines.tell(name, now_ns)
+            self._engines.pump()
 
     def check(self, requests: int) -> None:
         """Refuses a figure of something that did not work."""

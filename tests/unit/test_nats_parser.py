@@ -69,7 +69,7 @@ def spoken() -> bytes:
 
 
 def heard(pieces: list[bytes], takers: tuple[int, ...]) -> list[tuple[Any, ...]]:
-    """What a client with takers of these subscriptions hears."""
+    """Calls that a client with takers of these subscriptions gets."""
 
     async def feed() -> list[tuple[Any, ...]]:
         client = Client()

@@ -1,0 +1,94 @@
+"""Paths of the code that each figure measures, for ``python -m bench --check``.
+
+What a figure shares with everything (contracts, logs) is left out: a table that names all code says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_LIBS, _POLICIES = "libs/millrace/", "libs/millrace/policies/"
+_RUNTIME = (_LIBS + "actor",)
+_INGRESS = ("services/ingress", "deployment/ingress.py", *_RUNTIME)
+_WORKER = ("services/worker", *_RUNTIME)
+_ENGINES = (_LIBS + "enginemodel", "native/enginemodel")
+_PREDICTOR = ("services/predictor", *_ENGINES)
+_SIMULATOR = ("simulator", _LIBS + "sim", *_ENGINES)
+_DISPATCH = ("services/ingress/dispatch", _POLICIES + "dispatch", *_PREDICTOR)
+_MOVING = ("services/migrator", "services/worker", "services/ingress/migration", _LIBS + "kvcopy")
+_TRADING = ("services/broker", _POLICIES + "trading", *_SIMULATOR)
+_STAGES = (_POLICIES + "stages", "services/coordinator/planning.py")
+_CASCADE = (_LIBS + "cascade", "services/ingress/cascade")
+_JUDGE = (_LIBS + "judging", "services/judge")
+_BLOCK = (*_DISPATCH, *_SIMULATOR)
+
+MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # serving
+        "as_shipped": (*_INGRESS, "services/worker", "services/predictor", "services/tagger"),
+        "hot_path": (*_INGRESS, "services/predictor", "services/tagger"),
+        "ingress_api": _INGRESS,
+        "ingress_core": _INGRESS,
+        "ingress_latency": _INGRESS,
+        "ingress_memory": _INGRESS,
+        "ingress_throughput": _INGRESS,
+        "actors": (*_RUNTIME, _LIBS + "sim"),
+        "vllm_overhead": (*_INGRESS, *_WORKER),
+        "worker_overhead": _WORKER,
+        "worker_snapshot": _WORKER,
+        "continuation_gap": ("services/ingress/failover", "services/worker"),
+        # forecasting
+        "step_time": _ENGINES,
+        "heterogeneity": _ENGINES,
+        "forecast": _ENGINES,
+        "forecast_moves": _ENGINES,
+        "predictor": _PREDICTOR,
+        "tagger": ("services/tagger", _LIBS + "lengths"),
+        "forecast_error": _DISPATCH,
+        "live_policies": _DISPATCH,
+        "conversations": _DISPATCH,
+        # lengths and moves
+        "remaining": (_LIBS + "lengths",),
+        "remaining_overhead": ("services/worker", _LIBS + "lengths"),
+        "ares_decision": (_POLICIES + "trading",),
+        "ares_testbed": _TRADING,
+        "ares_bandwidth": _TRADING,
+        # cascades
+        "cascade_example": _CASCADE,
+        "cascade_solver": _CASCADE,
+        "cascade_judge": _JUDGE,
+        "cascade_early_rejection": _JUDGE,
+        "cascade_entry": (*_CASCADE, *_JUDGE),
+        "cascade_slo": (*_CASCADE, *_ENGINES),
+        "cascade_parallelism": (*_CASCADE, *_ENGINES),
+        "cascade_plans": _CASCADE,
+        "cascade_drift": _CASCADE,
+        "cascade_fidelity": (*_CASCADE, *_SIMULATOR),
+        # simulation
+        "sim_speed": _SIMULATOR,
+        "fidelity": _SIMULATOR,
+        # Block
+        "block_testbed": _BLOCK,
+        "block_provisioning": _BLOCK,
+        "block_beyond": _BLOCK,
+        # migration
+        "migration_gap": _MOVING,
+        "migration_watch": _MOVING,
+        "migration_cap": _MOVING,
+        "migration_soak": _MOVING,
+        "migration_sim": ("services/migrator", *_SIMULATOR),
+        "disaggregation": _MOVING,
+        "disaggregation_sim": ("services/migrator", *_SIMULATOR),
+        "transfer": (_LIBS + "kvcopy", "native/kvcopy"),
+        "kvcopy": (_LIBS + "kvcopy", "native/kvcopy"),
+        "segments": (_LIBS + "kvcache", "native/kvcache"),
+        "block_lists": (_LIBS + "kvcache", "native/kvcache"),
+        # stages
+        "stage_planner": _STAGES,
+        "qoe_fit": _STAGES,
+        "stages_headline": (*_STAGES, *_TRADING),
+        "stages_fairness": (*_STAGES, *_TRADING),
+        "trade_noise": _TRADING,
+    }
+)
