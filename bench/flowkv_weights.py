@@ -6,7 +6,7 @@
 A row is an instance over five seconds: its indicators, and what its requests felt in the five seconds after: mean TTFT
 of those placed there, mean time per token of those that decoded there, each over its objective (5 s, 25 ms) and cut at
 FELT_MAX. Weights are the least squares that are not negative, so a score of 1 says that the objective is just met.
-Seeds beside those of the fit judge it. ``--write`` puts the weights and their error where the policy reads them.
+Seeds beside those of the fit judge it. ``--write`` puts the weights and their error into the policy's README.md.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=400, help="per run (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="parts of the trace; the last one judges")
     parser.add_argument("--rows", type=Path, help="keep windows here, JSON lines, and make no run twice")
-    parser.add_argument("--write", action="store_true", help="write weights.py and README.md of the policy")
+    parser.add_argument("--write", action="store_true", help="write the table into the README.md of the policy")
     arguments = parser.parse_args()
     if arguments.seeds < 2:
         parser.error("--seeds: at least 2, the last one judges")
@@ -84,7 +84,7 @@ def main() -> int:
     told = report(fits, arguments.requests, arguments.seeds)
     print(told)
     if arguments.write:
-        _write(fits, told)
+        _write(told)
     return 0
 
 
@@ -204,12 +204,8 @@ def report(fits: dict[str, Fit], requests: int, seeds: int) -> str:
     return "\n".join([*lines, "", foot])
 
 
-def _write(fits: dict[str, Fit], told: str) -> None:
-    """Puts the weights beside the policy, and the table between the marks of its README."""
-    shown = "\n".join(f"{phase.upper()}_WEIGHTS = {found.weights}" for phase, found in fits.items())
-    (POLICY / "weights.py").write_text(
-        f'"""Weights of the scores: written by ``python -m bench flowkv_weights``."""\n\n{shown}\n'
-    )
+def _write(told: str) -> None:
+    """Puts the table between the marks of the policy's README."""
     page = POLICY / "README.md"
     before, _, rest = page.read_text().partition("<!-- weights -->\n")
     _, _, after = rest.partition("<!-- /weights -->\n")

@@ -1,8 +1,8 @@
 """FlowKV: scores of prefill and decode from weighted indicators, and three scenarios.
 
-Source: FlowKV, Algorithm 1 and appendix B. The paper gives neither weights nor thresholds; these weights are fitted by
-``python -m bench flowkv_weights``. Differs: "change priority" is the role BOTH, and the terminate signal is the end of
-the imbalance.
+Source: FlowKV, Algorithm 1 and appendix B. The paper gives neither weights nor thresholds; the defaults are set by
+hand, README.md has weights fitted to one kind of machine. Differs: "change priority" is the role BOTH, and the
+terminate signal is the end of the imbalance.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import msgspec
 
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.roles.flowkv.weights import DECODE_WEIGHTS, PREFILL_WEIGHTS
 from millrace.policies.roles.indicators import DECODE_TERMS, PREFILL_TERMS, score
 from millrace.policies.roles.view import Flip, RoleDecision, RoleInstance, RolesView, Scenario, may_take_role
 
@@ -26,8 +25,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         extreme_s: An extreme load must last so long before it is told on, seconds.
     """
 
-    prefill_weights: tuple[float, float, float, float, float, float, float, float] = PREFILL_WEIGHTS
-    decode_weights: tuple[float, float, float, float, float, float, float, float] = DECODE_WEIGHTS
+    prefill_weights: tuple[float, float, float, float, float, float, float, float] = (
+        1.0, 1.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0,
+    )  # fmt: skip
+    decode_weights: tuple[float, float, float, float, float, float, float, float] = (
+        0.5, 1.0, 1.0, 0.0, 0.0, 0.5, 0.0, 0.0,
+    )  # fmt: skip
     prefill_low: float = 0.6
     decode_low: float = 0.6
     prefill_high: float = 4.0
