@@ -297,5 +297,6 @@ def ends_of(engine: ModelledEngine, now_ns: int, *, cancelled: str = "") -> dict
 
 
 def published(state: EngineSnapshot) -> StatusSnapshot:
-    fields = {name: getattr(state, name) for name in state.__struct_fields__}
+    both = set(state.__struct_fields__) & set(StatusSnapshot.__struct_fields__)
+    fields = {name: getattr(state, name) for name in both}
     return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)

@@ -169,9 +169,9 @@ def _ends_at(parent: OpenCascade, position: int) -> bool:
 def next_tier(state: IngressState, parent: OpenCascade) -> tuple[int | None, DeliveryReason]:
     """Position of the next tier that can answer in time; None with the reason where there is none."""
     after, tiers = _after(parent), parent.served.plan.tiers
-    further = [position for position in planned_tiers(parent) if position > after]
-    if not further:
+    if is_last(parent):
         return None, DeliveryReason.LAST_TIER
+    further = [position for position in planned_tiers(parent) if position > after]
     position = next((i for i in further if state.cluster.usable(tiers[i].model)), None)
     if position is None:
         return None, DeliveryReason.TIER_UNAVAILABLE
