@@ -6,7 +6,8 @@
 Eight modelled H200; the rate is a share of the fluid bound without a penalty. Parts: ``split`` (R1 lengths, each
 mechanism switched on by itself and one after the other, beside all baselines), ``kappa`` (R1, from kernels that split
 to the paper's largest penalty), ``traces`` (the other three), ``light`` (0.3 of the bound, and equal lengths). Layouts
-are those of ``exact`` for the trace's own lengths: what it would plan after its first minutes.
+are those of ``exact`` for the trace's own lengths: what it would plan after its first minutes. In ``learnt`` (four
+instances, a longer run) the coordinator plans in the run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from bench.stages.runs import RunOptions, add_options, options, run_all
 from bench.stages.setups import TRACES, Setup, told
 from bench.stages.tables import comparison
-from bench.stages.variants import BASE, BASELINES, Layer, full, steps, trading
+from bench.stages.variants import BASE, BASELINES, Layer, full, learnt, steps, trading
 
 KAPPAS = (0.0, 0.2, 0.76)
 
@@ -35,6 +36,7 @@ def main() -> int:
         "kappa": _kappa,
         "traces": _traces,
         "light": _light,
+        "learnt": _learnt,
     }
     parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
     parser.add_argument("--kappa", type=float, default=0.2, help="of the parts split and traces")
@@ -76,6 +78,13 @@ def _light(chosen: RunOptions, arguments: argparse.Namespace) -> None:
     )
     print("\nequal lengths, 500 + 1,000 tokens, 60 requests/s")
     _print(uniform, {BASE: BASELINES[BASE], "balance": trading("delay")}, chosen)
+
+
+def _learnt(chosen: RunOptions, arguments: argparse.Namespace) -> None:
+    setup = Setup(kappa=arguments.kappa, load=arguments.load, instances=4, requests=2_000)
+    shapes = setup.planned("exact")
+    layers = {BASE: BASELINES[BASE], "planned before": full(shapes, refinement={}), "planned in the run": learnt()}
+    _compare(setup, layers, chosen)
 
 
 def _compare_few(setup: Setup, chosen: RunOptions) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.stages.regret import drawn_layouts
 from bench.stages.runs import StageRow
 from bench.stages.setups import Setup, fixed, merged
 from bench.stages.tables import against, comparison, paired
@@ -64,3 +65,23 @@ def test_a_layer_without_stages_trades_in_one_stage():
     spec = Setup(requests=300).spec(trading("delay"))
     assert (spec.stages.policy, spec.trading.policy) == ("one_stage", "delay")
     assert "stages" in fixed(())
+
+
+def test_drawn_layouts_differ_and_use_every_instance():
+    layouts = drawn_layouts(Setup(), 20)
+    assert len(set(layouts)) == 20
+    assert [shape.instances for shape in layouts[0]] == [8]
+    for shapes in layouts:
+        assert sum(shape.instances for shape in shapes) == 8
+        assert shapes[0].length_min == 0
+        assert shapes[-1].length_max is None
+        assert [shape.length_max for shape in shapes[:-1]] == [shape.length_min for shape in shapes[1:]]
+
+
+def test_a_steady_cluster_begins_with_what_one_stage_would_hold():
+    setup = Setup(load=0.5, requests=300)
+    few, many = setup.residents(), Setup(load=0.8, requests=300).residents()
+    assert 0 < few < many
+    assert setup.spec().workload.count == few + 300
+    assert setup.spec().workload.residents == few
+    assert Setup(requests=300, steady=False).spec().workload.residents == 0
