@@ -73,7 +73,6 @@ def _light(chosen: RunOptions, arguments: argparse.Namespace) -> None:
         kappa=arguments.kappa,
         load=0.3,
         requests=1_500,
-        steady=False,
         changes={"workload": {"lengths": UNIFORM, "arrivals": {"kind": "poisson", "rate_per_s": 60.0}}},
     )
     print("\nequal lengths, 500 + 1,000 tokens, 60 requests/s")

@@ -45,19 +45,21 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         requests: Of a run of eight instances, besides residents.
+        long_lived: Sequences live for minutes, longer than a run: it begins with those of the steady state.
         ttft_s, tpot_s: SLO: about five times an idle engine's.
     """
 
     lengths: str
     requests: int
+    long_lived: bool = False
     ttft_s: float = 1.0
     tpot_s: float = 0.03
 
 
 TRACES: Mapping[str, Trace] = {
-    "R1": Trace(lengths="servegen-deepseek-r1", requests=800),
+    "R1": Trace(lengths="servegen-deepseek-r1", requests=800, long_lived=True),
     "Mooncake": Trace(lengths="mooncake-conversation", requests=800, ttft_s=5.0),
-    "ShareGPT": Trace(lengths="sharegpt", requests=3_000),
+    "ShareGPT": Trace(lengths="sharegpt", requests=4_000),
     "Azure": Trace(lengths="azure-conversation", requests=2_400),
 }
 
@@ -68,7 +70,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         load: Share of the fluid bound at kappa 0.
         requests: 0 for the trace's own number, in proportion to the instances.
-        steady: The cluster begins with the sequences that one stage would hold at this load, instead of empty.
+        steady: With long-lived sequences the cluster begins with those that one stage would hold at this load.
         changes: Tables laid over the scenario.
     """
 
@@ -87,7 +89,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def residents(self) -> int:
         """Sequences of the steady state of one stage, by the planner's model; those that memory holds where none is."""
-        if not self.steady:
+        if not (self.steady and TRACES[self.trace].long_lived):
             return 0
         costs = open_costs(self.statistics(), self.model(), (0, BINS), self.instances, Constraints())
         each, context = float(costs.sequences[0, 1, self.instances]), float(costs.context[0, 1])
