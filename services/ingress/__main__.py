@@ -173,7 +173,7 @@ class IngressProcess:
 
     def _serving(self, model: str) -> Serving:
         cluster = self._actor.state.cluster
-        wanted = self._actor.state.cascades.wants(model)
+        wanted = self._actor.state.cascades.wants(model, seen=cluster.expects(model))
         return Serving(cluster.usable(model), cluster.length_max(model) or 0, wanted)
 
     def _cascades(self) -> dict[str, list[str]]:

@@ -293,8 +293,8 @@ def test_a_tier_without_replicas_is_skipped():
     tiers = cascade_plan(70.0, 70.0, 0.0).tiers
     empty = cascade_plan(epoch=2, tiers=[tiers[0], type(tiers[1])(model="middle"), tiers[2]])
     bench.put(empty)
-    assert not bench.actor.state.cascades.wants("middle")
-    assert bench.actor.state.cascades.wants("large")
+    assert not bench.actor.state.cascades.wants("middle", seen=False)
+    assert bench.actor.state.cascades.wants("large", seen=False)
     bench.ask()
     bench.answer("ab$", logprob(60))
     assert bench.attempts()[1:] == [("r~2.0", "w-large")]
@@ -305,7 +305,8 @@ def test_below_a_tier_that_has_not_come_yet_an_answer_is_not_called_the_last_tie
     tiers = cascade_plan(70.0, 70.0, 0.0).tiers
     awaited = type(tiers[2])(model="large", awaited=True)
     bench.put(cascade_plan(epoch=2, tiers=[tiers[0], tiers[1], awaited]))
-    assert bench.actor.state.cascades.wants("large")
+    assert bench.actor.state.cascades.wants("large", seen=False)
+    assert not bench.actor.state.cascades.wants("large", seen=True)
     bench.lose("w-large")
     bench.ask()
     bench.answer("ab$", logprob(60))

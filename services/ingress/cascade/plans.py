@@ -82,10 +82,15 @@ class CascadePlans:
         """The cascade of that name."""
         return self._served.get(name)
 
-    def wants(self, model: str) -> bool:
-        """False for a model that some plan names as a tier and none gives a replica, or awaits one."""
+    def wants(self, model: str, *, seen: bool) -> bool:
+        """Whether readiness waits for an instance of a model. False for a tier that no plan gives a replica, unless
+        one is awaited that never came: a tier that died later is passed over, and the others go on serving.
+
+        Args:
+            seen: An instance of it was there before.
+        """
         tiers = [tier for served in self._served.values() for tier in served.plan.tiers if tier.model == model]
-        return not tiers or any(tier.replicas or tier.awaited for tier in tiers)
+        return not tiers or any(tier.replicas or (tier.awaited and not seen) for tier in tiers)
 
     @property
     def served(self) -> Mapping[str, ServedCascade]:
