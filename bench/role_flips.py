@@ -93,7 +93,8 @@ class FlipLoad:
             stream = await play(self._http, self._rig, TimedStream(), **self._fields(number))
             self.streams += 1
             self.failed += bool(stream.error)
-            self.errors[stream.error] += bool(stream.error)
+            if stream.error:
+                self.errors[stream.error] += 1
             self.differing += (stream.text, stream.finish, stream.tokens) != self._expected[number]
 
 
