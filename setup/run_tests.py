@@ -7,7 +7,7 @@
 Everything runs in three lanes side by side. Tests that start processes run one after the other in two of them, each on
 cores of its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its
 turn takes more than half of both. Tests without I/O fill what the two leave idle (they wait a good part of their time),
-at the lowest priority. On one core, and where arguments for pytest are given, there is one run.
+at a low priority. On one core, and where arguments for pytest are given, there is one run.
 """
 
 import os
@@ -71,7 +71,7 @@ def _lanes(cores: list[int]) -> int:
     shares = dict(zip(PROCESSES, (cores[:half], cores[half:]), strict=True))
     lanes = [Lane(name, [*_pinned(shares[name]), *_command(name, *folders)]) for name, folders in PROCESSES.items()]
     limit = f"--timeout={PURE_LIMIT_S}"
-    lanes.append(Lane("pure", ["nice", "-n", "19", *_command("pure", *_parallel(len(cores)), limit, *PURE)]))
+    lanes.append(Lane("pure", ["nice", "-n", "15", *_command("pure", *_parallel(len(cores)), limit, *PURE)]))
     statuses = [lane.wait() for lane in lanes]
     for lane in lanes:
         print(lane.closing, flush=True)
