@@ -17,6 +17,7 @@ class CoordinatedTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         judge: File of its confidence judge; planning from a sample needs one of every tier but the last.
         tensor_parallel: GPUs of an instance.
         device: Kind of device; empty for any.
+        instances: At the start; 0 for a tier that begins empty.
         instances_max: Instances that can run, spare ones included; 0 for unknown.
     """
 
@@ -25,6 +26,7 @@ class CoordinatedTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     judge: str = ""
     tensor_parallel: int = 1
     device: str = ""
+    instances: int = 1
     instances_max: int = 0
 
 

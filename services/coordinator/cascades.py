@@ -278,7 +278,9 @@ def next_plan(
         if not any(replicas):
             return None
         tiers = [
-            CascadeTier(model=tier.model, threshold=tier.threshold, replicas=held, awaited=not held)
+            CascadeTier(
+                model=tier.model, threshold=tier.threshold, replicas=held, awaited=not held and tier.instances > 0
+            )
             for tier, held in zip(config.tiers, replicas, strict=True)
         ]
         epoch = plan.epoch + 1 if plan is not None else 1
@@ -290,13 +292,13 @@ def next_plan(
             coordinator=coordinator,
             reason="thresholds as configured; nothing was judged yet",
         )
-    known = [(tier.replicas, tier.awaited) for tier in plan.tiers]
-    if known == [(held, not held) for held in replicas] and plan.judge == config.judge:
-        return None
+    awaited = [not held and wanted for held, wanted in zip(replicas, _wanted(plan), strict=True)]
     tiers = [
-        msgspec.structs.replace(tier, replicas=held, awaited=not held)
-        for tier, held in zip(plan.tiers, replicas, strict=True)
+        msgspec.structs.replace(tier, replicas=held, awaited=missing)
+        for tier, held, missing in zip(plan.tiers, replicas, awaited, strict=True)
     ]
+    if tiers == plan.tiers and plan.judge == config.judge:
+        return None
     return msgspec.structs.replace(
         plan,
         epoch=plan.epoch + 1,
@@ -304,6 +306,13 @@ def next_plan(
         judge=config.judge,
         reason=membership_change(plan, tiers),
     )
+
+
+def _wanted(plan: CascadePlan) -> list[bool]:
+    """Whether each tier is to have instances: those of the move under way, else those that had some."""
+    if plan.move is not None:
+        return [count > 0 for count in plan.move.instances]
+    return [tier.awaited or bool(tier.replicas) for tier in plan.tiers]
 
 
 def _still_valid(config: CoordinatedCascade, plan: CascadePlan) -> bool:

@@ -92,6 +92,15 @@ class Fleet:
         if body.outcome == "completed":
             self.measured.append(LatencySample(now_ns, body.e2e_ns))
 
+    def snapshot(self) -> dict[str, Any]:
+        """Open orders."""
+        return {
+            "asked": len(self.asked),
+            "starting": sorted(self.starting),
+            "stopping": sorted(self.stopping),
+            "failures": self.failures,
+        }
+
     def view(self, model: str, known: Mapping[str, RegisteredInstance], serving: set[str]) -> ProvisioningView:
         """The policy's view of the model: each known instance is in exactly one state."""
         leaving = {

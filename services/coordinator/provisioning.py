@@ -381,15 +381,7 @@ class Provisioning:
 
     def snapshot(self) -> dict[str, Any]:
         """Open orders, by model."""
-        return {
-            model: {
-                "asked": len(fleet.asked),
-                "starting": sorted(fleet.starting),
-                "stopping": sorted(fleet.stopping),
-                "failures": fleet.failures,
-            }
-            for model, fleet in sorted(self._fleets.items())
-        }
+        return {model: fleet.snapshot() for model, fleet in sorted(self._fleets.items())}
 
     def check(self) -> None:
         """Bounds hold."""

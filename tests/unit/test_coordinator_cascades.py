@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import DeleteKey, Effect, PutKey, Stop
-from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.cascade import CascadeMove, CascadePlan, CascadeTier
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -128,6 +128,33 @@ def test_a_tier_that_nobody_serves_yet_is_awaited() -> None:
     assert [tier.awaited for tier in story.plan.tiers] == [False, False]
     story.tick(5.0, alive=(("w1", "mini"),))
     assert [tier.awaited for tier in story.plan.tiers] == [True, False]
+
+
+def test_a_tier_that_a_move_has_emptied_is_not_awaited() -> None:
+    story = Story(msgspec.structs.replace(CASCADE, moves=True))
+    story.register("w0", "nano")
+    story.register("w1", "mini")
+    assert story.plan is not None
+    move = CascadeMove(instances=[0, 1], until_ns=story.now_ns + 600 * S)
+    story.told("cascade", "c", msgspec.structs.replace(story.plan, epoch=story.plan.epoch + 1, move=move))
+    story.tick(5.0, alive=(("w1", "mini"),))
+    assert story.counts() == [0, 1]
+    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
+    story.told("cascade", "c", msgspec.structs.replace(story.plan, epoch=story.plan.epoch + 1, move=None))
+    story.tick(1.0, alive=(("w1", "mini"),))
+    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
+    move = CascadeMove(instances=[1, 1], until_ns=story.now_ns + 600 * S)
+    story.told("cascade", "c", msgspec.structs.replace(story.plan, epoch=story.plan.epoch + 1, move=move))
+    story.tick(1.0, alive=(("w1", "mini"),))
+    assert [tier.awaited for tier in story.plan.tiers] == [True, False]
+
+
+def test_a_tier_that_begins_empty_is_not_awaited() -> None:
+    nano, mini = CASCADE.tiers
+    story = Story(msgspec.structs.replace(CASCADE, tiers=[nano, msgspec.structs.replace(mini, instances=0)]))
+    story.register("w0", "nano")
+    assert story.plan is not None
+    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
 
 
 def test_membership_follows_at_once_and_keeps_the_thresholds() -> None:

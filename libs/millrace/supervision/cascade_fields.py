@@ -36,12 +36,13 @@ def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[s
         return {}
     groups = {model.name: model.groups[0] for model in spec.models}
     moves = instances_may_move(spec)
+    first = {model.name: len(instances_of(spec, model)) for model in spec.models}
     most = {model.name: len(instances_of(spec, model, spares=True)) for model in spec.models}
     tiers = [
         tier
         | {"tensor_parallel": groups[tier["model"]].tensor_parallel, "device": groups[tier["model"]].device}
         | ({"judge": judges[tier["model"]]} if tier["model"] in judges else {})
-        | ({"instances_max": most[tier["model"]]} if moves else {})
+        | ({"instances": first[tier["model"]], "instances_max": most[tier["model"]]} if moves else {})
         for tier in _tiers(cascade)
     ]
     target = {name: value for name in ("quality", "latency_s") if (value := getattr(cascade, name)) is not None}
