@@ -16,6 +16,10 @@ from simulator.soak.cluster import SoakCluster
 #: Harm that one scenario takes at most.
 FAULTS_MAX = 8
 
+#: So long after healing everything has been started again and heard of, and a sequence that nobody took in the harm is
+#: offered anew: brokers leave it alone for four seconds at most.
+CALM_NS = 10 * SECOND
+
 
 class FaultPlan:
     """Schedules faults between ``begin_ns`` and ``end_ns`` of virtual time; heal() ends whatever still lasts.
@@ -25,6 +29,7 @@ class FaultPlan:
 
     def __init__(self, cluster: SoakCluster, rng: Random) -> None:
         self.done: list[str] = []
+        self._healed_ns: int | None = None
         self._cluster = cluster
         self._sim = cluster.simulation
         self._faults = cluster.simulation.faults
@@ -57,11 +62,23 @@ class FaultPlan:
 
     def heal(self) -> None:
         """The network is whole again; the supervisor restarts what is down."""
+        self._healed_ns = self._sim.now_ns
         self._heal_bus()
         self._heal_reads()
         for node in self._cluster.nodes():
             self._faults.heal(node)
             self._faults.change_link(node, LinkModel(jitter_ns=50_000))
+
+    @property
+    def calm_ns(self) -> int | None:
+        """Since when no harm can show any more: 0 where none was done; None while it lasts."""
+        if not self.done:
+            return 0
+        return self._healed_ns + CALM_NS if self._healed_ns is not None else None
+
+    def disturbs(self) -> bool:
+        """Whether harm may show: brokers may have forgotten moves, and hosts be slow."""
+        return self.calm_ns is None or self._sim.now_ns < self.calm_ns
 
     def _do(self, kind: Callable[[], str]) -> None:
         at_ms = self._sim.now_ns // MILLISECOND % 1_000_000

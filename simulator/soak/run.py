@@ -7,6 +7,7 @@ every ingress, no worker holds anything, and every block is free.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from random import Random
 
@@ -20,6 +21,7 @@ from millrace.sim.checkers.queues import BoundedQueues
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.links import LinkModel
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
+from msgspec.structs import replace
 
 from services.ingress.calls.messages import Call, CallKind
 from simulator.soak.cluster import SoakCluster
@@ -34,9 +36,6 @@ HEALTHY = LinkModel(jitter_ns=50_000)
 #: The cluster has this long to find itself before load comes.
 WARM_NS = 1500 * MILLISECOND
 
-#: Calls a second: from engines that are idle now and then to queues and preemptions.
-RATES = (4.0, 12.0, 30.0)
-
 #: Faults end this long after the load began.
 FAULTS_NS = 6 * SECOND
 
@@ -48,6 +47,9 @@ SETTLE_NS = 70 * SECOND
 
 #: A call to the healed cluster must complete within this time.
 SERVE_NS = 15 * SECOND
+
+#: Long calls to the healed cluster must complete within this time.
+GROW_NS = 50 * SECOND
 
 #: Workers cancel what nobody wants within this time.
 EMPTY_NS = 45 * SECOND
@@ -79,8 +81,8 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakRun:
-    """Runs one seed. ``faults`` False gives the same load undisturbed; ``rate`` 0 draws one of RATES; ``cluster`` is
-    what builds it.
+    """Runs one seed. ``faults`` False gives the same load undisturbed; ``rate`` 0 draws one of the shape's; ``cluster``
+    is what builds it.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class SoakRun:
         self.outcomes = OneOutcome()
         self._sim = self.cluster.simulation
         self._rng = Random(f"{seed}/load")
-        self._rate = rate or self._rng.choice(RATES)
+        self._rate = rate or self._rng.choice(self.cluster.shape.rates)
         self._calls = 0
         self._load_ends_ns = 0
         self._plan = FaultPlan(self.cluster, Random(f"{seed}/faults"))
@@ -106,7 +108,7 @@ class SoakRun:
         self.migrations = MigrationLoad(self.cluster, Random(f"{seed}/migrations"))
         self.trading: TradingWatch | None = None
         if self.cluster.shape.trading is not None:
-            self.trading = TradingWatch(self.cluster, disturbed=lambda: bool(self._plan.done))
+            self.trading = TradingWatch(self.cluster, disturbed=self._plan.disturbs)
             self._sim.check_with(self.trading)
         self.pauses: BoundedPauses | None = None
         if self.cluster.network is not None:
@@ -152,6 +154,7 @@ class SoakRun:
         sim.run(self._load_ends_ns)
         self._until(lambda: not self.cluster.clients.open(), SETTLE_NS, "calls are still open")
         self._serve()
+        self._grow()
         self._until(self._is_empty, EMPTY_NS, "workers still hold sequences or blocks")
         self._settle()
         sim.finish()
@@ -184,7 +187,7 @@ class SoakRun:
         ]
         stop = [chr(rng.randrange(97, 123)) + chr(rng.randrange(97, 123))] if rng.random() < 0.3 else []
         sampling = Sampling(
-            max_tokens=rng.choice((1, 5, 30, 120)),
+            max_tokens=rng.choice(self.cluster.shape.max_tokens),
             temperature=0.0 if stop else rng.choice((0.0, 0.8)),  # what is sampled may stop anywhere
             seed=rng.choice((None, rng.getrandbits(32))),
         )
@@ -220,14 +223,25 @@ class SoakRun:
             SERVE_NS,
             "an ingress is not ready",
         )
-        requests = []
-        for actor in self.cluster.ingresses:
-            call = self._draw_call()
-            requests.append(call.request)
-            assert actor.process is not None
-            self.cluster.clients.submit(actor.process, call)
-        self._until(lambda: not self.cluster.clients.open(), SERVE_NS, "the healed cluster does not serve")
-        for request in requests:
+        self._complete([self._draw_call() for _ in self.cluster.ingresses], SERVE_NS)
+
+    def _grow(self) -> None:
+        """Where brokers trade, long calls flow through the stages of the healed cluster."""
+        trading, longest = self.cluster.shape.trading, max(self.cluster.shape.max_tokens)
+        if trading is None or not trading.growing:
+            return
+        self._until(lambda: not self._plan.disturbs(), SETTLE_NS, "harm does not end")
+        calls = [self._draw_call() for _ in range(trading.growing)]
+        long = [replace(call, sampling=replace(call.sampling, max_tokens=longest)) for call in calls]
+        self._complete(long, GROW_NS)
+
+    def _complete(self, calls: list[Call], limit_ns: int) -> None:
+        """Each of these calls, divided among the ingresses, completes within that time."""
+        processes = itertools.cycle([actor.process for actor in self.cluster.ingresses if actor.process is not None])
+        for call in calls:
+            self.cluster.clients.submit(next(processes), call)
+        self._until(lambda: not self.cluster.clients.open(), limit_ns, "the healed cluster does not serve")
+        for request in [call.request for call in calls]:
             outcome = self.cluster.clients.exchanges[request].outcome
             assert outcome == "completed", f"the healed cluster ended {request} as {outcome}"
 

@@ -43,11 +43,13 @@ class TradingChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: Trading policy; empty for one that the seed draws.
+        slow: Engines are slow and sequences long; None for what the seed draws.
         wrong_estimates: Engines tell rests that are wrong.
         flips: Roles flip, and instances come and go, in place of plans that change.
     """
 
     policy: str = ""
+    slow: bool | None = None
     wrong_estimates: bool = False
     flips: bool = False
 
@@ -73,7 +75,7 @@ def run_seed(
             shape = roles_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
             return RolesSoakRun(seed, shape=shape).run()
         if trading:
-            shape = trading_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
+            shape = trading_shape(seed, **msgspec.structs.asdict(choice))
             return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=policy)).run()
         return SoakRun(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
     except SimulationFailed as failure:

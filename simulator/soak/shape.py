@@ -14,6 +14,9 @@ from services.coordinator.config import StagesConfig
 
 MODEL = "modelled"
 
+#: Calls a second: from engines that are idle now and then to queues and preemptions.
+RATES = (4.0, 12.0, 30.0)
+
 
 class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
     """Migration of running sequences between the workers of a cluster.
@@ -41,6 +44,7 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
         plan_ns: Between two plans; 0 for one plan that stays.
         stages_max: Most stages of a plan.
         wrong_estimates: Engines tell rests of their sequences that are wrong, or no numbers (wrong_estimates.py).
+        growing: Long calls that the cluster gets when all harm is healed: they pass the boundaries.
     """
 
     policy: str = "cascade"
@@ -49,6 +53,7 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
     plan_ns: int = 2_000 * MILLISECOND
     stages_max: int = 3
     wrong_estimates: bool = False
+    growing: int = 0
 
 
 class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,8 @@ class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
         predictors: Each serves every instance (replicas of each other); 0 for none, which leaves a policy that asks
             them to its fallback.
         restart_ns: A process that ended is started again after a time between these.
+        rates: Calls a second, one of these for the whole run.
+        max_tokens: Of a call, one of these.
         call_timeout_s: Deadline of every call.
         migration: A migrator for each worker, and how KV travels; None for neither.
         trading: A broker for each worker, and plans that change; None for neither. Needs ``migration``.
@@ -75,6 +82,8 @@ class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
     )
     step_time: LinearStepTime = LinearStepTime(fixed=8e6, per_decode=3e5, per_prefill_token=3e4)
     lengths: OutputLengths = OutputLengths(mean=40, sigma=0.8, length_max=250)
+    rates: tuple[float, ...] = RATES
+    max_tokens: tuple[int, ...] = (1, 5, 30, 120)
     policy: str = "join_shortest_queue"
     queue_max: int = 32
     calls_open_max: int = 200

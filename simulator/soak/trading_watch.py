@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 #: Two moves of one sequence for memory, boundary or balance are at least so far apart (services/broker/fences.py).
 COOLDOWN_NS = 2 * SECOND
+FENCED = (MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE)
+
+#: Moves of one sequence for balance, in its life.
+BALANCE_MOVES_MAX = 3
 
 #: Nobody is past its boundary for longer while there is room in the next stage.
 STARVING_NS = 5 * SECOND
@@ -42,12 +46,13 @@ class TradingWatch(Checker):
     """
 
     def __init__(self, cluster: SoakCluster, *, disturbed: Callable[[], bool]) -> None:
-        """Args: disturbed: whether faults were done; then brokers may have forgotten moves, and hosts be slow."""
+        """Args: disturbed: whether harm may show; then brokers may have forgotten moves, and hosts be slow."""
         self.ended: Counter[str] = Counter()
         self._cluster = cluster
         self._disturbed = disturbed
         self._reasons: dict[str, MoveReason] = {}
         self._moved_ns: dict[str, int] = {}
+        self._balances: Counter[str] = Counter()
         self._past_ns: dict[str, int] = {}
         self._looked_ns = 0
 
@@ -64,27 +69,41 @@ class TradingWatch(Checker):
         reason = self._reasons[body.deal]
         how = f"{body.outcome} {body.refusal}" if body.refusal else str(body.outcome)
         self.ended[f"{reason} {how}"] += 1
-        assert self._disturbed() or body.moves <= 3, f"{body.sequence} moved {body.moves} times for balance"
+        assert body.moves <= BALANCE_MOVES_MAX, f"{body.sequence} moved {body.moves} times for balance"
         if body.outcome is not MigrationOutcome.MOVED:
             return
-        before_ns = self._moved_ns.get(body.sequence)
-        fenced = reason in (MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE) and not self._disturbed()
-        if fenced and before_ns is not None:
-            apart_ns = now_ns - before_ns
-            assert apart_ns >= COOLDOWN_NS, f"{body.sequence} moved again after {apart_ns / 1e9:.2f} s for {reason}"
+        if self._disturbed():
+            self._forget()
+        self._check_apart(body.sequence, reason, now_ns)
         self._moved_ns[body.sequence] = now_ns
+        self._balances[body.sequence] += reason is MoveReason.BALANCE
+        times = self._balances[body.sequence]
+        assert times <= BALANCE_MOVES_MAX, f"{body.sequence} was moved {times} times for balance"
+
+    def _check_apart(self, sequence: str, reason: MoveReason, now_ns: int) -> None:
+        before_ns = self._moved_ns.get(sequence)
+        if reason in FENCED and before_ns is not None:
+            apart_ns = now_ns - before_ns
+            assert apart_ns >= COOLDOWN_NS, f"{sequence} moved again after {apart_ns / 1e9:.2f} s for {reason}"
+
+    def _forget(self) -> None:
+        """Moves that brokers may have forgotten, too, and waits that a fault may have caused."""
+        self._moved_ns.clear()
+        self._balances.clear()
+        self._past_ns.clear()
 
     def on_interval(self, simulation: Simulation) -> None:
-        """At most one deal about a sequence has not begun to move; nobody starves."""
+        """At most one deal about a sequence of an epoch has not begun to move; nobody starves."""
         if simulation.now_ns - self._looked_ns < LOOK_NS:
             return
         self._looked_ns = simulation.now_ns
-        if self._disturbed():
-            return
-        open_deals = Counter(sequence for sequence, state in self._deals() if state in BEFORE_MOVING)
-        twice = [sequence for sequence, count in open_deals.items() if count > 1]
+        open_deals = Counter(about for about, state in self._deals() if state in BEFORE_MOVING)
+        twice = [about for about, count in open_deals.items() if count > 1]
         assert not twice, f"two open deals about {twice}"
-        self._look_for_starving(simulation.now_ns)
+        if self._disturbed():
+            self._forget()
+        else:
+            self._look_for_starving(simulation.now_ns)
 
     def _instances(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what each running broker reports of its instances."""
@@ -92,9 +111,16 @@ class TradingWatch(Checker):
             if actor.process is not None:
                 yield from actor.actor.snapshot()["instances"].items()
 
-    def _deals(self) -> Iterator[tuple[str, str]]:
-        for _, own in self._instances():
-            yield from ((sequence, state) for sequence, _, _, state in own["out"].values())
+    def _deals(self) -> Iterator[tuple[tuple[str, int], str]]:
+        """Yield sequence and epoch at the source, where the source still has it, and the state of each deal away."""
+        held = {
+            worker.name: worker.actor.snapshot()["sequences"] if worker.process is not None else {}
+            for worker in self._cluster.workers
+        }
+        for name, own in self._instances():
+            for sequence, _, _, state in own["out"].values():
+                if sequence in held[name]:
+                    yield (sequence, held[name][sequence][0]), state
 
     def _look_for_starving(self, now_ns: int) -> None:
         """Whoever is far past its boundary, with room above: not for long."""
@@ -115,8 +141,8 @@ class TradingWatch(Checker):
         return free and scheduler.pool.free >= 2 * blocks + 16
 
     def is_quiet(self) -> bool:
-        """Whether no deal is open."""
+        """Whether no deal is open, no bid holds and no sequence waits to be offered anew."""
         brokers = self._cluster.of_role(Role.BROKER)
         if any(actor.process is None for actor in brokers):
             return False
-        return not any(own["out"] or own["in"] for _, own in self._instances())
+        return not any(own[what] for _, own in self._instances() for what in ("out", "in", "bids", "resting"))
