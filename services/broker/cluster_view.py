@@ -12,8 +12,11 @@ from millrace.contracts.status import InstanceRecord, PresenceState, ServicePres
 from millrace.contracts.subjects import subject_token
 from millrace.membership import Membership, MembershipConfig
 from millrace.policies.migration import compatible
+from millrace.policies.stages.boundaries import present_cuts
 from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
+
+from services.broker.deals import LENGTH_MAX
 
 _MS = 1_000_000
 
@@ -35,6 +38,7 @@ class BrokerView:
         self._plans: dict[str, Plan] = {}  # by model token
         self._stages: dict[str, tuple[str, Stage]] = {}  # by instance: (model token, stage)
         self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}  # by (model token, stage)
+        self._cuts: dict[tuple[str, str], int] = {}  # present upper boundaries, by (model token, stage)
         self._loads: dict[str, tuple[int, LoadReported]] = {}  # by instance token
         self._brokers: dict[str, tuple[str, int, int]] = {}  # by instance token: (broker, heard, incarnation)
 
@@ -71,6 +75,16 @@ class BrokerView:
         stale = [key for key in self._boundaries if key[0] == token and not self._valid(self._boundaries[key])]
         for key in stale:
             del self._boundaries[key]
+        self._cut(token)
+
+    def _cut(self, token: str) -> None:
+        """Finds the present cuts of a model anew."""
+        self._cuts = {key: cut for key, cut in self._cuts.items() if key[0] != token}
+        plan = self._plans.get(token)
+        if plan is not None:
+            refined = {stage: body.length for (model, stage), body in self._boundaries.items() if model == token}
+            cuts = zip(plan.stages, present_cuts(plan, refined), strict=False)
+            self._cuts |= {(token, stage.name): cut for stage, cut in cuts}
 
     def on_presence(self, body: ServicePresence, now_ns: int) -> None:
         """A broker says for whom it acts; a worker leaves or died."""
@@ -104,15 +118,22 @@ class BrokerView:
         return True
 
     def on_boundary(self, body: BoundaryMoved) -> bool:
-        """A refined boundary. Returns whether it counts: of this plan's cuts, between its neighbours, and new."""
-        if not self._valid(body) or body.length < 1 or not body.stage:
+        """A refined boundary. Returns whether it counts: of this plan's cuts, of a keeper of the lower stage, and not
+        older than the known one. One that crosses its neighbour is known, and applies when it does so no more.
+        """
+        if not self._valid(body) or not 1 <= body.length < LENGTH_MAX or not self._serves(body.keeper, body.stage):
             return False
         key = (subject_token(body.model), body.stage)
         known = self._boundaries.get(key)
         if known is not None and (known.plan_epoch, known.version) > (body.plan_epoch, body.version):
             return False
         self._boundaries[key] = body
+        self._cut(key[0])
         return True
+
+    def _serves(self, instance: str, stage: str) -> bool:
+        entry = self._stages.get(instance)
+        return entry is not None and entry[1].name == stage
 
     def _valid(self, body: BoundaryMoved) -> bool:
         plan = self._plans.get(subject_token(body.model)) if body.model else None
@@ -162,10 +183,7 @@ class BrokerView:
 
     def boundary_above(self, model: str, stage: Stage) -> int | None:
         """Current upper boundary of the stage, tokens; None for the last stage."""
-        if stage.length_max is None:
-            return None
-        refined = self.refined(model, stage.name)
-        return refined.length if refined is not None else stage.length_max
+        return self._cuts.get((subject_token(model), stage.name))
 
     def boundary(self, instance: str) -> int | None:
         """Current upper boundary of the instance's stage, tokens; None for the last stage, and without a plan."""
@@ -280,7 +298,7 @@ class BrokerView:
         """For people and checkers."""
         return {
             "plans": {token: plan.epoch for token, plan in sorted(self._plans.items())},
-            "boundaries": {f"{m}/{s}": body.length for (m, s), body in sorted(self._boundaries.items())},
+            "boundaries": {f"{m}/{s}": self._cuts[m, s] for m, s in sorted(self._boundaries)},
             "loads": sorted(token for token, (at_ns, _) in self._loads.items() if now_ns - at_ns < self._load_age_ns),
         }
 

@@ -7,6 +7,8 @@ import random
 
 import msgspec
 import pytest
+from millrace.contracts.plan import Plan, Stage
+from millrace.policies.stages.boundaries import present_cuts
 from millrace.policies.stages.digest import BINS, STARTS, LengthDigest, digest, merged
 from millrace.policies.stages.quality import DEFAULT_QUALITY, QualityModel
 from millrace.policies.stages.refinement import (
@@ -174,3 +176,27 @@ def test_the_default_coefficients_are_those_of_decoding() -> None:
     assert DEFAULT_QUALITY.batch(2, 1000, instances=2) == pytest.approx(
         2 * (6.2e-3 + (9.3e-6 * 2 + 30.8e-9 * 1000) / 2)
     )
+
+
+@pytest.mark.parametrize(
+    ("refined", "cuts"),
+    [
+        ({}, [100, 200, 300]),
+        ({"s0": 150, "s2": 900}, [150, 200, 900]),
+        ({"s0": 250, "s1": 280}, [250, 280, 300]),  # beyond the plan's next cut, which has moved as well
+        ({"s0": 200}, [100, 200, 300]),
+        ({"s0": 180, "s1": 150}, [100, 200, 300]),  # crossed: neither counts
+        ({"s0": 250, "s1": 320}, [100, 200, 300]),
+        ({"s1": 90, "s2": 250}, [100, 200, 250]),
+        ({"s0": 0, "s1": -5}, [100, 200, 300]),
+        ({"s3": 40, "other": 7}, [100, 200, 300]),
+    ],
+)
+def test_refined_boundaries_replace_the_plans_where_they_do_not_cross(refined: dict[str, int], cuts: list[int]) -> None:
+    ranges = [0, 100, 200, 300]
+    stages = [
+        Stage(name=f"s{index}", length_min=begin, length_max=end, instances=[f"i{index}"])
+        for index, (begin, end) in enumerate(zip(ranges, [*ranges[1:], None], strict=True))
+    ]
+    plan = Plan(model="m", epoch=1, stages=stages, coordinator="c")
+    assert present_cuts(plan, refined) == cuts

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import Plan
 from millrace.policies.dispatch.view import InstanceView
+from millrace.policies.stages.boundaries import present_cuts
 from millrace.policies.stages.routing import stage_order
 
 from services.ingress.cluster.instances import StageCandidates
@@ -70,17 +71,9 @@ class StageBoundaries:
     def apply(self, plan: Plan, lists: Sequence[StageCandidates]) -> None:
         """Sets the ranges of a plan's stages: the plan's cuts, and over them the refined ones that fit between."""
         known = self._known.get(plan.model, {})
-        cuts = plan.cuts
-        for index, stage in enumerate(plan.stages[:-1]):
-            body = known.get(stage.name)
-            if body is None:
-                continue
-            if not plan.boundary_epoch <= body.plan_epoch <= plan.epoch:
-                del known[stage.name]
-                continue
-            above = cuts[index + 1] if index + 1 < len(cuts) else None
-            if body.length > (cuts[index - 1] if index else 0) and (above is None or body.length < above):
-                cuts[index] = body.length
+        for name in [n for n, each in known.items() if not plan.boundary_epoch <= each.plan_epoch <= plan.epoch]:
+            del known[name]
+        cuts = present_cuts(plan, {name: body.length for name, body in known.items()})
         bounds: list[int | None] = [0, *cuts, None]
         at = {stage.name: index for index, stage in enumerate(plan.stages)}
         for each in lists:
