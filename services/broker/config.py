@@ -40,7 +40,8 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         cooldown_tokens: A sequence that has moved decodes so many tokens before it moves for balance or memory again.
         cooldown_ms: And stays for so long at least.
-        cooldown_factor: And for so many times as long as its last move took.
+        cooldown_factor: And for so many times as long as its last move took,
+        cooldown_ms_max: but no longer than this: nobody shall be past a boundary for five seconds beside idle room.
         balance_moves_max: Balance moves in a sequence's life.
         payback_factor: It must be expected to run for so many times as long as a move takes.
         hysteresis: A sequence leaves at the stage's boundary if it is predicted to exceed it by this factor, and
@@ -54,6 +55,7 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cooldown_tokens: int = 64
     cooldown_ms: int = 2_000
     cooldown_factor: int = 10
+    cooldown_ms_max: int = 4_000
     balance_moves_max: int = 3
     payback_factor: int = 10
     hysteresis: float = 1.0
@@ -150,7 +152,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transfer_ms: int = 30_000
     confirm_ms: int = 1_000
     rest_ms: int = 500
-    rest_ms_max: int = 8_000
+    rest_ms_max: int = 4_000
     balance_pause_ms: int = 1_000
     growth_blocks: int = 4
     boundary_ms: int = 1_000

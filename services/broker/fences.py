@@ -65,7 +65,8 @@ def cooled(status: SequenceStatus, history: MoveHistory, fences: FenceConfig, no
     """Whether enough tokens and time have passed since its last move."""
     if history.moved_ns == 0:
         return True
-    least_ns = max(fences.cooldown_ms * _MS, fences.cooldown_factor * history.duration_ns)
+    wanted_ns = min(fences.cooldown_factor * history.duration_ns, fences.cooldown_ms_max * _MS)
+    least_ns = max(fences.cooldown_ms * _MS, wanted_ns)
     return now_ns - history.moved_ns >= least_ns and length_of(status) - history.tokens >= fences.cooldown_tokens
 
 

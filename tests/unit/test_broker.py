@@ -257,6 +257,17 @@ def test_a_sequence_that_has_moved_stays_for_a_while_and_64_tokens():
     assert second_ns - first_ns >= 2 * SECOND
 
 
+def test_a_last_move_that_took_long_keeps_nobody_past_a_boundary_for_five_seconds():
+    world = BrokerWorld(filled("a", 1, 4_000), FakeInstance("b"), FakeInstance("c"))
+    world.transfer_ns = SECOND
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"]), (2_000, ["c"]), epoch=1))
+    world.run(2_000)
+    assert world.where("ar0.0") == ["c"]
+    world.set_plan(plan((0, ["a"]), (1_000, ["c"]), (2_000, ["b"]), epoch=2))
+    world.run(5_000)
+    assert [target for _, _, _, target in world.moves] == ["c", "b"]
+
+
 def test_a_sequence_without_a_prediction_moves_for_balance_only_after_64_tokens():
     young = filled("a", 6, 1_000, output=1, token_ns=50 * MS)
     world = BrokerWorld(young, FakeInstance("b"))
@@ -491,8 +502,8 @@ def offer_of(world: BrokerWorld, **changes) -> OfferDeal:
         "target": "b",
         "reason": MoveReason.BALANCE,
         "plan_epoch": -1,
-        "tokens": 100,
-        "blocks": 10,
+        "tokens": 110,
+        "blocks": 7,
     }
     return OfferDeal(**fields | changes)
 
