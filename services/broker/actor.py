@@ -224,6 +224,7 @@ class BrokerActor:
         body = message.body
         peer = trade_peer(body, to=own.instance) if own is not None else None
         if own is None or peer is None:
+            self._ctx.metrics.refused["misdirected"] += 1
             return unexpected(message)
         if not self._is_broker(peer, message.sender, now_ns):
             return forged(message)

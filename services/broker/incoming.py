@@ -28,7 +28,7 @@ from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationOutcome
 from millrace.contracts.sequences import request_id_of
 
-from services.broker.deals import LENGTH_MAX, TIME_MAX, DealEvent, DealState, IncomingDeal, OpenBid
+from services.broker.deals import TIME_MAX, DealEvent, DealState, IncomingDeal, OpenBid
 from services.broker.fences import MoveHistory
 from services.broker.state import MS, BrokerContext, OwnInstance
 
@@ -85,7 +85,9 @@ class IncomingDeals:
         ask = bid.ask
         if (ask.sequence, ask.epoch, ask.source) != (body.sequence, body.epoch, body.source):
             return DealRefusal.INVALID
-        if not 0 < body.tokens < LENGTH_MAX or not 0 <= body.blocks < LENGTH_MAX or body.queued_tokens < 0:
+        if (body.reason, body.moves, body.tokens, body.blocks) != (ask.reason, ask.moves, bid.tokens, bid.blocks):
+            return DealRefusal.INVALID
+        if not 0 <= body.queued_tokens < TIME_MAX:
             return DealRefusal.INVALID
         if any(deal.offer.sequence == body.sequence for deal in own.incoming.values()):
             return DealRefusal.INVALID
@@ -187,8 +189,10 @@ class IncomingDeals:
     def on_started(self, own: OwnInstance, body: DealStarted, now_ns: int) -> list[Effect]:
         """The source has used its slot."""
         deal = own.incoming.get(body.deal)
-        if deal is not None and deal.offer.sequence == body.sequence:
-            self._start(deal, now_ns)
+        if deal is None or deal.offer.sequence != body.sequence:
+            self._ctx.metrics.refused["late_end"] += 1
+            return []
+        self._start(deal, now_ns)
         return []
 
     def _start(self, deal: IncomingDeal, now_ns: int) -> None:
@@ -209,7 +213,7 @@ class IncomingDeals:
         """The source does not want it any more."""
         deal = own.incoming.get(body.deal)
         if deal is None or deal.offer.sequence != body.sequence or not deal.advance(DealEvent.CLOSE):
-            own.bids.pop(body.deal, None)
+            self._ctx.metrics.refused["late_end"] += own.bids.pop(body.deal, None) is None
             return []
         self._end(own, deal, now_ns)
         return self.hand_out(own, now_ns)
@@ -218,6 +222,7 @@ class IncomingDeals:
         """The migration is over."""
         deal = own.incoming.get(body.deal)
         if deal is None or deal.offer.sequence != body.sequence or not deal.advance(DealEvent.FINISH):
+            self._ctx.metrics.refused["late_end"] += 1
             return []
         came = body.outcome is MigrationOutcome.LOST and own.status(body.sequence) is not None
         if came or body.outcome is MigrationOutcome.MOVED:

@@ -162,7 +162,7 @@ class OutgoingDeals:
         match body:
             case DealQueued(granted=True):
                 deal.advance(DealEvent.GRANT)
-                deal.deadline_ns = now_ns + max(1, body.start_within_ms) * MS
+                deal.deadline_ns = now_ns + self._granted_ns(body.start_within_ms)
                 return self._start_granted(own, now_ns)
             case DealQueued():
                 deal.advance(DealEvent.QUEUE)
@@ -176,14 +176,14 @@ class OutgoingDeals:
         """A slot of the target is free for it: it starts, or says that it cannot yet."""
         deal = own.outgoing.get(body.deal)
         if deal is None or deal.target != body.target or deal.sequence != body.sequence:
-            return self._answer(reply_to, _unknown(body), body.sequence)
+            return self._unknown(body, reply_to)
         if deal.state is DealState.MOVING:  # the grant was repeated
             return self._answer(reply_to, _started(deal), body.sequence)
         if deal.state is DealState.OFFERING:
             deal.advance(DealEvent.QUEUE)
         if not deal.advance(DealEvent.GRANT):
-            return self._answer(reply_to, _unknown(body), body.sequence)
-        deal.deadline_ns = now_ns + max(1, body.start_within_ms) * MS
+            return self._unknown(body, reply_to)
+        deal.deadline_ns = now_ns + self._granted_ns(body.start_within_ms)
         deal.kept = body.starving
         if own.moving_out < self._ctx.limits.out_max:
             return [*self._answer(reply_to, _started(deal), body.sequence), *self._start(own, deal, now_ns)]
@@ -191,6 +191,15 @@ class OutgoingDeals:
             deal.advance(DealEvent.POSTPONE)
         postponed = DealPostponed(deal=deal.deal, sequence=deal.sequence, epoch=deal.ask.epoch, outgoing=own.moving_out)
         return self._answer(reply_to, postponed, body.sequence)
+
+    def _unknown(self, body: GrantDeal, reply_to: str) -> list[Effect]:
+        self._ctx.metrics.refused["late_grant"] += 1
+        answer = DealRefused(deal=body.deal, sequence=body.sequence, reason=DealRefusal.UNKNOWN)
+        return self._answer(reply_to, answer, body.sequence)
+
+    def _granted_ns(self, start_within_ms: int) -> int:
+        """How long a grant holds here: as long as it says, within our own bound."""
+        return min(max(1, start_within_ms), self._ctx.limits.keep_ms) * MS
 
     def _answer(self, reply_to: str, body: Body, sequence: str) -> list[Effect]:
         return [Reply(to=reply_to, body=body, request=request_id_of(sequence))] if reply_to else []
@@ -368,10 +377,6 @@ def _cause(own: OwnInstance, deal: OutgoingDeal) -> str:
 def _started(deal: OutgoingDeal) -> DealStarted:
     ask = deal.ask
     return DealStarted(deal=ask.deal, sequence=ask.sequence, epoch=ask.epoch, source=ask.source, target=deal.target)
-
-
-def _unknown(body: GrantDeal) -> DealRefused:
-    return DealRefused(deal=body.deal, sequence=body.sequence, reason=DealRefusal.UNKNOWN)
 
 
 def _plausible(body: MoveBid) -> bool:

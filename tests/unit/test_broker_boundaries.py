@@ -65,6 +65,19 @@ def test_the_next_one_keeps_it_when_the_keeper_falls_silent_and_goes_on_from_the
     assert first.length / 1.11 <= following.length <= first.length * 1.11
 
 
+def test_it_is_frozen_while_the_bus_is_away():
+    world = staged()
+    world.run(3_000)
+    world.partition(away=True)
+    rounds, before = len(told(world)), world.brokers["a"].snapshot()["boundaries"]
+    world.run(5_000)
+    assert len(told(world)) == rounds
+    assert world.brokers["a"].snapshot()["boundaries"] == before
+    world.partition(away=False)
+    world.run(3_000)
+    assert len(told(world)) > rounds
+
+
 def test_every_broker_uses_the_boundary_that_it_heard():
     world = staged()
     world.run(6_000)

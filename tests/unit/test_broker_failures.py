@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from millrace.contracts.broker import (
     AskForMove,
+    BoundaryMoved,
     DealEnded,
     DealPostponed,
     DealQueued,
@@ -269,6 +270,36 @@ def test_a_downstream_that_refuses_for_long_keeps_the_sequence_where_it_is():
     assert world.where("ar0.0") == ["a"]
     assert len(world.bodies(AskForMove)) < 10
     assert world.metrics["a"].deals["boundary", "no_bids"] == len(world.bodies(AskForMove))
+
+
+def test_it_leaves_within_five_seconds_when_there_is_room_again():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b", blocks=16), reasons=STANDING)
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
+    world.run(20_000)
+    world.instances["b"].blocks = 2_000
+    world.run(5_000)
+    assert world.where("ar0.0") == ["b"]
+
+
+def test_an_instance_that_changes_its_stage_hands_on_what_is_too_long_and_keeps_what_is_short():
+    sequences = {"short.0": FakeSequence(prompt=100), "long.0": FakeSequence(prompt=3_000)}
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b", sequences=sequences), FakeInstance("c"), reasons=STANDING)
+    world.set_plan(plan((0, ["a"]), (1_000, ["b", "c"]), epoch=1))
+    world.run(3_000)
+    assert world.moves == []  # nobody is moved down
+    world.set_plan(plan((0, ["a", "b"]), (1_000, ["c"]), epoch=2))
+    world.run(3_000)
+    assert [(sequence, target) for _, sequence, _, target in world.moves] == [("long.0", "c")]
+
+
+def test_nobody_needs_a_coordinator_to_go_on():
+    """The last plan holds, boundaries are kept and sequences are handed on."""
+    world = BrokerWorld(filled("a", 2, 900, token_ns=50 * MS), FakeInstance("b"), reasons=STANDING)
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
+    world.run(60_000)
+    assert len(world.bodies(BoundaryMoved)) > 50
+    assert world.instances["a"].sequences == {}
+    assert world.quiet()
 
 
 def test_a_broker_that_is_asked_to_stop_withdraws_what_has_not_started():
