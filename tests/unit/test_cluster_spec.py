@@ -172,6 +172,12 @@ def stage(name: str, *lines: str) -> str:
         (SMALL + '[policies.migration]\nname = "best"', "policies.migration.name: no such policy 'best'; there are"),
         (SMALL + "[policies.migration]\nparameters = { a = 1 }", "policies.migration.parameters: given without"),
         (SMALL + '[policies.provisioning]\nname = "best"', "policies.provisioning.name: no such policy 'best'"),
+        (SMALL + '[policies.stages]\nname = "best"', "policies.stages.name: no such policy 'best'; there are"),
+        (SMALL + '[policies.trading]\nname = "best"', "policies.trading.name: no such policy 'best'; there are"),
+        (
+            SMALL + '[policies.trading]\nname = "delay"\nparameters = { nope = 1 }',
+            "policies.trading.parameters of delay: Object contains unknown field `nope`",
+        ),
         (SMALL + "[policies.trade]\n", "policies: Object contains unknown field `trade`"),
         (
             SMALL + "[settings.workers.worker-9]\n",
@@ -233,6 +239,34 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     file.write_text(SMALL + '[api]\nkeys = "keys.toml"')
     spec = read_cluster(file)
     assert (spec.models[0].path, spec.api.keys) == (str(tmp_path / "llama"), str(tmp_path / "keys.toml"))
+
+
+STEP_TIMES = """fixed = 1e6
+
+[provenance]
+model = "llama"
+hardware = "h"
+source = "s"
+error = "1 percent"
+"""
+
+
+@pytest.mark.parametrize("field", ["models[0].groups[0].step_time", "settings.worker.step_time"])
+def test_a_real_engines_step_times_of_another_model_are_refused_before_anything_starts(
+    tmp_path: Path, field: str
+) -> None:
+    file = tmp_path / "mine.toml"
+    given = f'step_time = "{file}"' if field.startswith("models") else f'[settings.worker]\nstep_time = "{file}"'
+    file.write_text(STEP_TIMES)
+    assert parse_cluster(SMALL + given).models
+    file.write_text(STEP_TIMES.replace("llama", "nano"))
+    with pytest.raises(ConfigError) as refused:
+        parse_cluster(SMALL + given)
+    assert str(refused.value) == f"{field}: {file} is of another model, nano, not of llama"
+    assert parse_cluster(SMALL + 'engine = "modelled"\n' + given).models
+    file.write_text("fixed = -1.0")
+    with pytest.raises(ConfigError, match=r"mine\.toml"):
+        parse_cluster(SMALL + given)
 
 
 def test_a_refusal_names_the_file(tmp_path: Path) -> None:

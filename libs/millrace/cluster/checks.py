@@ -1,10 +1,11 @@
-"""Validation of a specification before anything of it is started. Pure except for a dispatch policy's file."""
+"""Validation of a specification before anything of it is started. Pure but for files of policies and step times."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from millrace.cluster.cascade_checks import check_cascade
 from millrace.cluster.spec import ClusterSpec, EngineName, ExtraService, GroupSpec, ModelSpec, PolicyChoice, StageSpec
 from millrace.cluster.workers import instances_of, workers_of
 from millrace.contracts.channels import Role
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.policies.dispatch.loading import PolicyError, load_policy
 from millrace.policies.migration import TARGET_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
@@ -43,6 +45,7 @@ def check_spec(spec: ClusterSpec) -> None:
     for index, model in enumerate(spec.models):
         for number, group in enumerate(model.groups):
             _check_group(f"models[{index}].groups[{number}]", group)
+            _check_step_times(spec, f"models[{index}].groups[{number}]", model, group)
     workers = workers_of(spec)
     _check_names("models[].groups[].names", [name for slot in workers for name in {slot.name, *slot.instances}])
     for index, model in enumerate(spec.models):
@@ -82,6 +85,22 @@ def _check_group(where: str, group: GroupSpec) -> None:
         raise ConfigError(f"{where}.processes: {group.processes}, but a vLLM engine has a process of its own")
     if group.tensor_parallel > 1 and group.device == "cpu":
         raise ConfigError(f"{where}.tensor_parallel: {group.tensor_parallel}, but device is cpu; it splits over GPUs")
+
+
+def _check_step_times(spec: ClusterSpec, where: str, model: ModelSpec, group: GroupSpec) -> None:
+    """A real engine's file of step times is of its model; a modelled engine may stand for any other."""
+    if group.engine is not EngineName.VLLM:
+        return
+    told = {f"{where}.step_time": group.step_time, f"{where}.settings.step_time": group.settings.get("step_time")}
+    for field, file in {**told, "settings.worker.step_time": spec.settings.worker.get("step_time")}.items():
+        if not isinstance(file, str) or not file.endswith(".toml") or not Path(file).is_file():
+            continue  # a set that ships, or one that this machine does not have: its reader says so
+        try:
+            provenance = load_step_time(file).provenance
+        except ValueError as error:
+            raise ConfigError(f"{field}: {error}") from None
+        if provenance is not None and provenance.model not in (model.name, Path(model.path).name):
+            raise ConfigError(f"{field}: {file} is of another model, {provenance.model}, not of {model.name}")
 
 
 def _check_model(where: str, model: ModelSpec, instances: list[str]) -> None:
