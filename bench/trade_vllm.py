@@ -1,0 +1,218 @@
+"""Hand-overs at a stage's boundary on two real engines: differing tokens, failed requests, leaked blocks.
+
+Two vLLM engines with a context of 8,192 tokens, stages cut at 1,024, brokers that trade. Greedy and seeded streams of a
+random float32 model begin below the cut and end above it. Each stream's text, finish reason and token count are
+compared with the same request's while the broker is stopped, when nothing is handed over; at the end every block must
+be free. ``--minutes`` ends a call in time; with ``--state FILE`` the next one goes on and the figure is the sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+from millrace.contracts.codec import decode
+from millrace.contracts.migration import MigrationFinished
+from nats.aio.msg import Msg
+
+from bench.migration.operator import Operator
+from bench.migration.streams import TimedStream, client, play, prompt_ids
+from bench.up_cluster import UpRig
+
+#: Requests that repeat.
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.9, "seed": 7},
+    {"temperature": 0, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+    {"temperature": 0.7, "seed": 3, "top_p": 0.9, "min_p": 0.02},
+)
+
+#: Without its broker an instance hands nothing on at a boundary.
+SILENT_S = 2.0
+
+CLUSTER = """
+[[models]]
+name = "m"
+path = "{model}"
+
+[[models.groups]]
+count = 2
+engine = "{engine}"
+{processes}
+
+[[models.stages]]
+name = "s0"
+length_max = {cut}
+
+[[models.stages]]
+name = "s1"
+length_min = {cut}
+
+[policies.trading]
+name = "cascade"
+
+[services]
+brokers = true
+
+[settings.broker.fences]
+hysteresis = 1.0
+payback_factor = 0
+
+[telemetry]
+trace_first_per_s = 0
+trace_sample = 0.0
+"""
+
+
+class HandOvers:
+    """One call's streams, and the migrations that their cluster published."""
+
+    def __init__(self, rig: UpRig, http: httpx.AsyncClient, operator: Operator, options: argparse.Namespace) -> None:
+        self._rig, self._http, self._operator, self._options = rig, http, operator, options
+        self._expected: dict[int, tuple[str, str, int]] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.ways: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+
+    async def hear(self, message: Msg) -> None:
+        """Count a migration that has ended."""
+        body = decode(message.data)
+        if isinstance(body, MigrationFinished):
+            refusal = f" ({body.refusal})" if body.refusal else ""
+            self.outcomes[f"{body.outcome}{refusal}"] += 1
+            if body.outcome == "moved":
+                self.ways[f"{body.source} to {body.target}"] += 1
+
+    async def _play(self, number: int) -> TimedStream:
+        rng = Random(f"{self._options.seed}/{number}")
+        prompt = prompt_ids(rng, self._options.cut - rng.randrange(20, 60))
+        fields = {"prompt": prompt, "max_tokens": self._options.tokens, "ignore_eos": True}
+        return await play(self._http, self._rig, TimedStream(), **fields, **KINDS[number % len(KINDS)])
+
+    async def learn(self) -> None:
+        """Record what each request says while nothing is handed over."""
+        numbers = range(self._options.prompts)
+        for begin in range(0, len(numbers), self._options.streams):
+            few = numbers[begin : begin + self._options.streams]
+            for number, stream in zip(few, await asyncio.gather(*map(self._play, few)), strict=True):
+                assert not stream.error, stream.error
+                self._expected[number] = (stream.text, stream.finish, stream.tokens)
+        assert not self.outcomes, f"without its broker nothing is handed over: {self.outcomes}"
+
+    async def run(self, wanted: int, until: float) -> None:
+        """Streams until enough was handed over, or the time is up."""
+        await asyncio.gather(*(self._stream(index, wanted, until) for index in range(self._options.streams)))
+
+    async def _stream(self, index: int, wanted: int, until: float) -> None:
+        rng = Random(f"{self._options.seed}/{index}/{until}")
+        while self.outcomes["moved"] < wanted and time.monotonic() < until:
+            number = rng.randrange(self._options.prompts)
+            stream = await self._play(number)
+            self.counts["streams"] += 1
+            self.counts["failed"] += bool(stream.error)
+            if (stream.text, stream.finish, stream.tokens) != self._expected[number]:
+                self.counts["differing"] += 1
+                sys.stderr.write(f"differs: {number} {stream.sequence} {stream.error}\n")
+
+    async def leaked(self) -> int:
+        """Blocks that are not free although nothing runs."""
+        await asyncio.sleep(3)  # leases and reservations have run out
+        return sum(s.blocks_total - s.blocks_free for s in self._operator.snapshots.values())
+
+
+async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: float) -> dict[str, Any]:
+    """One call's part."""
+    (broker,) = rig.pids("broker-0.json")
+    async with client() as http, Operator(rig) as operator:
+        await operator.know(2)
+        found = HandOvers(rig, http, operator, options)
+        await operator.subscribe(operator.subjects.migrations(), found.hear)
+        os.kill(broker, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(SILENT_S)
+            await found.learn()
+        finally:
+            os.kill(broker, signal.SIGCONT)
+        await asyncio.sleep(SILENT_S)
+        began = time.monotonic()
+        await found.run(wanted, until)
+        found.counts["seconds"] = round(time.monotonic() - began)
+        found.counts["leaked"] = await found.leaked()
+    return {"counts": found.counts, "outcomes": found.outcomes, "ways": found.ways}
+
+
+def summed(parts: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """All calls together."""
+    total: dict[str, Counter[str]] = {name: Counter() for name in ("counts", "outcomes", "ways")}
+    for part in parts:
+        for name, counter in total.items():
+            counter.update(part[name])
+    return total
+
+
+def report(parts: list[dict[str, Any]], options: argparse.Namespace) -> bool:
+    """Prints the sum; returns whether nothing differed, failed or leaked."""
+    total = summed(parts)
+    counts, moved = total["counts"], total["outcomes"]["moved"]
+    rate = moved / max(1, counts["seconds"])
+    print(f"cut at {options.cut} of 8,192 tokens, {options.streams} streams at a time, seed {options.seed}")
+    print(f"{moved} hand-overs in {counts['seconds']} s of {len(parts)} calls: {rate:.1f}/s")
+    print(f"migrations {dict(sorted(total['outcomes'].items()))}; {dict(sorted(total['ways'].items()))}")
+    print(f"{counts['streams']} streams: {counts['differing']} differ, {counts['failed']} failed")
+    print(f"blocks not free at the end {counts['leaked']}", flush=True)
+    return not (counts["differing"] or counts["failed"] or counts["leaked"])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--handovers", type=int, default=500)
+    parser.add_argument("--minutes", type=float, default=8.0, help="the call ends then, start of the cluster included")
+    parser.add_argument("--state", type=Path, help="JSON lines of the calls so far")
+    parser.add_argument("--engine", choices=["vllm", "modelled"], default="vllm", help="modelled: to try the rig")
+    parser.add_argument("--cut", type=int, default=1_024)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Builds the model, starts the cluster, runs."""
+    from tests.engine.tiny_llama import build
+
+    options = _options()
+    until = time.monotonic() + 60 * options.minutes - 15  # to look for leaks, and to stop
+    parts = [json.loads(line) for line in options.state.read_text().splitlines()] if _exists(options.state) else []
+    wanted = options.handovers - summed(parts)["outcomes"]["moved"]
+    if wanted > 0:
+        with tempfile.TemporaryDirectory() as folder:
+            model = build(Path(folder) / "model", max_model_len=8_192)
+            processes = "processes = 2" if options.engine == "modelled" else ""
+            text = CLUSTER.format(model=model, engine=options.engine, processes=processes, cut=options.cut)
+            (Path(folder) / "cluster.toml").write_text(text)
+            words = ["--cluster", str(Path(folder) / "cluster.toml")]
+            rig = UpRig.of_words(Path(folder) / "cluster", words, "m")
+            rig.start()
+            try:
+                parts.append(asyncio.run(measure(rig, options, wanted, until)))
+            finally:
+                rig.stop()
+    if options.state is not None:
+        options.state.write_text("".join(json.dumps(part) + "\n" for part in parts))
+    return 0 if report(parts, options) else 1
+
+
+def _exists(path: Path | None) -> bool:
+    return path is not None and path.exists()
