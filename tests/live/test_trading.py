@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import pytest
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
 
+from bench.migration.operator import Operator
 from bench.up_cluster import UpRig, offer
-from tests.live.faults import expect_identical, kill, told, under_fire, undisturbed
+from tests.live.faults import expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 
@@ -105,8 +106,19 @@ VICTIMS = ["broker-0.json", "migrator-0.json", "migrator-1.json", "worker-1.json
 async def test_whoever_dies_amid_deals_costs_no_request_and_no_token(
     rig: UpRig, expected: Outcomes, victim: str
 ) -> None:
-    async with Mover(rig, modes=()) as onlooker:
-        results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=3, shots=1, **LONG)
+    killed: list[int] = []
+
+    def shoot() -> None:
+        killed.append(pid)
+        kill(pid)
+
+    (pid, *_) = rig.pids(victim)
+    async with Mover(rig, modes=()) as onlooker, Operator(rig) as eyes:
+        load = asyncio.create_task(offer(rig, rate=20, count=60, prompts=8, **LONG))
+        await onlooker.seen(8)
+        await eyes.at("deal.*", shoot)  # an offer, a grant or an end: deals are open
+        results = await load
+    assert killed
     expect_identical(results, expected)
     assert len(moved(onlooker)) >= 5, onlooker.outcomes()
     await rig.well(INSTANCES)
