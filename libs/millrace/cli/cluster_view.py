@@ -17,6 +17,7 @@ from millrace.contracts.status import (
     PresenceState,
     ServicePresence,
 )
+from millrace.policies.stages.boundaries import present_cuts
 
 #: An instance without a summary for this long is suspect, as ingress sees it.
 SUSPECT_NS = 1_500_000_000
@@ -130,7 +131,7 @@ class ClusterView:
         """One row per stage of each plan that has several, in its order. ``rows``: of ``instances``."""
         found: list[StageRow] = []
         for model, plan in sorted(self._plans.items()):
-            bounds = [0, *(self._boundary(plan, stage) for stage in plan.stages)]
+            bounds: list[int | None] = [0, *self._cuts(plan), None]
             if len(plan.stages) > 1:
                 found += [
                     _stage_row(model, stage, (low or 0, high), rows)
@@ -138,12 +139,14 @@ class ClusterView:
                 ]
         return found
 
-    def _boundary(self, plan: Plan, stage: Stage) -> int | None:
-        """Return the upper bound of the stage: its last refinement within this plan, else the plan's own bound."""
-        refined = self._boundaries.get((plan.model, stage.name))
-        if stage.length_max is None or refined is None:
-            return stage.length_max
-        return refined.length if plan.boundary_epoch <= refined.plan_epoch <= plan.epoch else stage.length_max
+    def _cuts(self, plan: Plan) -> list[int]:
+        """Where its stages end now: as they were refined last within this plan, else as planned."""
+        refined = {
+            stage: body.length
+            for (model, stage), body in self._boundaries.items()
+            if model == plan.model and plan.boundary_epoch <= body.plan_epoch <= plan.epoch
+        }
+        return present_cuts(plan, refined)
 
     def services(self, now_ns: int) -> list[ServiceRow]:
         """One row per service other than workers, by role and name."""
