@@ -53,15 +53,16 @@ def _ask(body: AskForMove) -> str:
     rest = "?" if body.rest_p50 is None else f"{body.rest_p50}" + (f"..{body.rest_p90}" if body.rest_p90 else "")
     gain = f" gain={duration(body.gain_ns)}" if body.gain_ns else ""
     return (
-        f"{_name(body.deal)} {body.source}: {body.reason}, length={body.prompt_tokens + body.output_tokens} "
+        f"{_name(body.deal)} {body.source} asks: {body.reason}, length={body.prompt_tokens + body.output_tokens} "
         f"blocks={body.blocks} rest={rest}{gain} plan={body.plan_epoch}"
     )
 
 
 def _bid(body: MoveBid) -> str:
     return (
-        f"{_name(body.deal)} {body.bidder} → {body.source}: burden={duration(body.burden_ns)} load={body.load_tokens} "
-        f"idle={body.blocks_idle} start={duration(body.start_ms * _MS)} valid={duration(body.valid_ms * _MS)}"
+        f"{_name(body.deal)} {body.bidder} → {body.source}: yes, delays its own by {duration(body.burden_ns)} "
+        f"load={body.load_tokens} idle={body.blocks_idle} start={duration(body.start_ms * _MS)} "
+        f"valid={duration(body.valid_ms * _MS)}"
     )
 
 
