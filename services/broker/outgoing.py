@@ -198,7 +198,7 @@ class OutgoingDeals:
         return self._answer(reply_to, answer, body.sequence)
 
     def _granted_ns(self, start_within_ms: int) -> int:
-        """How long a grant holds here: as long as it says, within our own bound."""
+        """Time that a grant holds here: what it says, within our own bound."""
         return min(max(1, start_within_ms), self._ctx.limits.keep_ms) * MS
 
     def _answer(self, reply_to: str, body: Body, sequence: str) -> list[Effect]:

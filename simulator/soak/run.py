@@ -226,7 +226,7 @@ class SoakRun:
         self._complete([self._draw_call() for _ in self.cluster.ingresses], SERVE_NS)
 
     def _grow(self) -> None:
-        """Where brokers trade, long calls flow through the stages of the healed cluster."""
+        """Send long calls through the stages of the healed cluster, if brokers trade there."""
         trading, longest = self.cluster.shape.trading, max(self.cluster.shape.max_tokens)
         if trading is None or not trading.growing:
             return

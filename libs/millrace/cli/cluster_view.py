@@ -140,7 +140,7 @@ class ClusterView:
         return found
 
     def _cuts(self, plan: Plan) -> list[int]:
-        """Where its stages end now: as they were refined last within this plan, else as planned."""
+        """Present upper bounds of its stages but the last: as refined last within this plan, else as planned."""
         refined = {
             stage: body.length
             for (model, stage), body in self._boundaries.items()
