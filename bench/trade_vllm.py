@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +30,9 @@ from nats.aio.msg import Msg
 from bench.migration.operator import Operator
 from bench.migration.streams import TimedStream, client, play, prompt_ids
 from bench.up_cluster import UpRig
+
+#: Takes the part so far of a call that may be cut off.
+Keep = Callable[[dict[str, Any]], None]
 
 #: Requests that repeat.
 KINDS: tuple[dict[str, Any], ...] = (
@@ -78,8 +82,9 @@ trace_sample = 0.0
 class HandOvers:
     """One call's streams, and the migrations that their cluster published."""
 
-    def __init__(self, rig: UpRig, http: httpx.AsyncClient, operator: Operator, options: argparse.Namespace) -> None:
-        self._rig, self._http, self._operator, self._options = rig, http, operator, options
+    def __init__(self, rig: UpRig, http: httpx.AsyncClient, options: argparse.Namespace, keep: Keep) -> None:
+        self._rig, self._http, self._options, self._keep = rig, http, options, keep
+        self._began = time.monotonic()
         self._expected: dict[int, tuple[str, str, int]] = {}
         self.outcomes: Counter[str] = Counter()
         self.ways: Counter[str] = Counter()
@@ -112,6 +117,7 @@ class HandOvers:
 
     async def run(self, wanted: int, until: float) -> None:
         """Streams until enough was handed over, or the time is up."""
+        self._began = time.monotonic()
         await asyncio.gather(*(self._stream(index, wanted, until) for index in range(self._options.streams)))
 
     async def _stream(self, index: int, wanted: int, until: float) -> None:
@@ -124,19 +130,21 @@ class HandOvers:
             if (stream.text, stream.finish, stream.tokens) != self._expected[number]:
                 self.counts["differing"] += 1
                 sys.stderr.write(f"differs: {number} {stream.sequence} {stream.error}\n")
+            self.counts["seconds"] = round(time.monotonic() - self._began)
+            self._keep(self.part)
 
-    async def leaked(self) -> int:
-        """Blocks that are not free although nothing runs."""
-        await asyncio.sleep(3)  # leases and reservations have run out
-        return sum(s.blocks_total - s.blocks_free for s in self._operator.snapshots.values())
+    @property
+    def part(self) -> dict[str, Any]:
+        """This call's part so far."""
+        return {"counts": self.counts, "outcomes": self.outcomes, "ways": self.ways}
 
 
-async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: float) -> dict[str, Any]:
-    """One call's part."""
+async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: float, keep: Keep) -> None:
+    """One call's part, kept after each stream."""
     (broker,) = rig.pids("broker-0.json")
     async with client() as http, Operator(rig) as operator:
         await operator.know(2)
-        found = HandOvers(rig, http, operator, options)
+        found = HandOvers(rig, http, options, keep)
         await operator.subscribe(operator.subjects.migrations(), found.hear)
         os.kill(broker, signal.SIGSTOP)
         try:
@@ -145,11 +153,12 @@ async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: f
         finally:
             os.kill(broker, signal.SIGCONT)
         await asyncio.sleep(SILENT_S)
-        began = time.monotonic()
         await found.run(wanted, until)
-        found.counts["seconds"] = round(time.monotonic() - began)
-        found.counts["leaked"] = await found.leaked()
-    return {"counts": found.counts, "outcomes": found.outcomes, "ways": found.ways}
+        await asyncio.sleep(3)  # leases and reservations have run out
+        snapshots = operator.snapshots.values()
+        found.counts["leaked"] = sum(each.blocks_total - each.blocks_free for each in snapshots)
+        found.counts["looked for leaks"] = 1
+        keep(found.part)
 
 
 def summed(parts: list[dict[str, Any]]) -> dict[str, Counter[str]]:
@@ -170,7 +179,8 @@ def report(parts: list[dict[str, Any]], options: argparse.Namespace) -> bool:
     print(f"{moved} hand-overs in {counts['seconds']} s of {len(parts)} calls: {rate:.1f}/s")
     print(f"migrations {dict(sorted(total['outcomes'].items()))}; {dict(sorted(total['ways'].items()))}")
     print(f"{counts['streams']} streams: {counts['differing']} differ, {counts['failed']} failed")
-    print(f"blocks not free at the end {counts['leaked']}", flush=True)
+    looked = counts["looked for leaks"]
+    print(f"blocks not free at the end of {looked} calls: {counts['leaked']}", flush=True)
     return not (counts["differing"] or counts["failed"] or counts["leaked"])
 
 
@@ -195,7 +205,13 @@ def main() -> int:
     options = _options()
     until = time.monotonic() + 60 * options.minutes - 15  # to look for leaks, and to stop
     parts = [json.loads(line) for line in options.state.read_text().splitlines()] if _exists(options.state) else []
-    wanted = options.handovers - summed(parts)["outcomes"]["moved"]
+    wanted, before = options.handovers - summed(parts)["outcomes"]["moved"], list(parts)
+
+    def keep(part: dict[str, Any]) -> None:
+        parts[:] = [*before, part]
+        if options.state is not None:
+            options.state.write_text("".join(json.dumps(each) + "\n" for each in parts))
+
     if wanted > 0:
         with tempfile.TemporaryDirectory() as folder:
             model = build(Path(folder) / "model", max_model_len=8_192)
@@ -206,11 +222,9 @@ def main() -> int:
             rig = UpRig.of_words(Path(folder) / "cluster", words, "m")
             rig.start()
             try:
-                parts.append(asyncio.run(measure(rig, options, wanted, until)))
+                asyncio.run(measure(rig, options, wanted, until, keep))
             finally:
                 rig.stop()
-    if options.state is not None:
-        options.state.write_text("".join(json.dumps(part) + "\n" for part in parts))
     return 0 if report(parts, options) else 1
 
 
