@@ -72,8 +72,7 @@ def test_random_faults_and_new_plans_break_no_promise_of_trades(seed: int):
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_failed_once_does_not_fail_again(seed: int):
-    report = run_seed(seed, trading=True, choice=TradingChoice(slow=False))
-    assert isinstance(report, SoakReport), report
+    assert passed(seed, trading=True, choice=TradingChoice(slow=False)).outcomes
 
 
 def test_sequences_are_traded_under_faults_and_some_deals_fail():
