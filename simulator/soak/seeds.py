@@ -75,7 +75,7 @@ def run_seed(
             shape = roles_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
             return RolesSoakRun(seed, shape=shape).run()
         if trading:
-            shape = trading_shape(seed, **msgspec.structs.asdict(choice))
+            shape = trading_shape(seed, policy=choice.policy, slow=choice.slow, wrong_estimates=choice.wrong_estimates)
             return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=policy)).run()
         return SoakRun(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
     except SimulationFailed as failure:
