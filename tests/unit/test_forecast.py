@@ -264,7 +264,8 @@ def sequence(rng: random.Random, name: str, *, output_min: int = 1) -> EngineSeq
 
 
 def published(state: EngineSnapshot) -> StatusSnapshot:
-    fields = {name: getattr(state, name) for name in state.__struct_fields__}
+    both = set(state.__struct_fields__) & set(StatusSnapshot.__struct_fields__)
+    fields = {name: getattr(state, name) for name in both}
     return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)
 
 
