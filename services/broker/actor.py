@@ -16,7 +16,7 @@ both sides; and the boundaries that its instances keep. It moves nothing itself:
 | Replied, RequestFailed(move/...) | the deal is over | DealEnded |
 | DealStarted, WithdrawDeal, DealEnded | the target's slot is in use, or free | GrantDeal |
 | BoundaryMoved | the cut's boundary | |
-| EvacuationAnnounced | the instance drains, until its migrator says that this is over | |
+| EvacuationAnnounced | the instance drains, until its migrator says that this is over | AskForMove |
 | KeyChanged(plan) | what has not started is void | WithdrawDeal, Subscribe |
 | BusDisconnected, BusReconnected | nothing is traded until a fresh snapshot came | |
 | TimerFired(tick) | intents, deadlines, slots | LoadReported, AskForMove, ReturnSequences, BoundaryMoved,
@@ -168,16 +168,13 @@ class BrokerActor:
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
         match message.body:
-            case (
-                StatusSnapshot()
-                | InstanceSummary()
-                | ServicePresence()
-                | LoadReported()
-                | BoundaryMoved()
-                | EvacuationAnnounced()
-            ):
+            case StatusSnapshot() | InstanceSummary() | ServicePresence() | LoadReported() | BoundaryMoved():
                 self._observe(message, now_ns)
                 return []
+            case EvacuationAnnounced() as body:
+                self._observe(message, now_ns)
+                own = self._owns.get(body.instance)
+                return self._look(own, now_ns) if own is not None and self._ctx.connected else []
             case KeyChanged() as body:
                 return self._observation.on_key(body, now_ns)
             case Replied(correlation=correlation, body=body):

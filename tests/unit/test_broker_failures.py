@@ -362,6 +362,14 @@ def test_an_announced_evacuation_moves_everything_though_the_instance_does_not_d
     assert {body.reason for body in world.bodies(AskForMove)} == {MoveReason.DRAIN}
 
 
+def test_an_announced_evacuation_is_asked_for_at_once():
+    world = BrokerWorld(filled("a", 2, 100), FakeInstance("b"), reasons=STANDING)
+    world.run(300)
+    world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=3_000), "migrator-a")
+    world.run(20)
+    assert len(world.bodies(AskForMove)) == 2
+
+
 def test_an_instance_that_is_evacuated_takes_nothing():
     world = BrokerWorld(FakeInstance("a"), filled("b", 6, 100), FakeInstance("c"), reasons=STANDING)
     world.instances["b"].draining = True
