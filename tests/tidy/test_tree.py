@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,15 @@ def _package(requirement: str) -> str:
     name = re.match(r"[\w.-]+", requirement)
     assert name, requirement
     return re.sub(r"[-_.]+", "-", name.group()).lower()
+
+
+def test_classes_that_vllm_imports_by_name_exist():
+    folder = ROOT / "services/worker/vllm_engine"
+    named = re.findall(r"\{_PACKAGE\}\.(\w+)\.(\w+)", (folder / "startup.py").read_text())
+    assert named
+    missing = [f"{module}.{name}" for module, name in named if f"class {name}(" not in _source(folder / f"{module}.py")]
+    assert not missing, ", ".join(missing)
+
+
+def _source(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

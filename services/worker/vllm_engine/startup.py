@@ -65,7 +65,7 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         "async_scheduling": config.async_scheduling,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "scheduler_cls": f"{_PACKAGE}.scheduler.SnapshotAsyncScheduler",
+        "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotAsyncScheduler",
         "additional_config": {
             SNAPSHOT_PATH: str(snapshot_path),
             **state_settings(config),
@@ -78,14 +78,14 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         arguments |= {
             "enforce_eager": True,
             "distributed_executor_backend": "uni",
-            "scheduler_cls": f"{_PACKAGE}.scheduler.SnapshotScheduler",
+            "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler",
             "worker_cls": f"{_PACKAGE}.runner.ContinuingCPUWorker",
             "kv_cache_memory_bytes": config.kv_bytes or CPU_KV_BYTES,
         }
     elif current_platform.is_cuda_alike():
         arguments["worker_cls"] = f"{_PACKAGE}.gpu_worker.ContinuingGPUWorker"
         if config.async_scheduling is False:
-            arguments["scheduler_cls"] = f"{_PACKAGE}.scheduler.SnapshotScheduler"
+            arguments["scheduler_cls"] = f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler"
     return AsyncEngineArgs(**{**arguments, **config.engine_args})
 
 
