@@ -48,5 +48,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scheduler_fields(source: SchedulerConfig) -> dict[str, Any]:
-    """The fields of SchedulerConfig by name, of a struct that extends it."""
-    return {name: getattr(source, name) for name in SchedulerConfig.__struct_fields__}
+    """The fields of SchedulerConfig by name, of a struct that extends it.
+
+    Values that equal a default are that very object: msgspec leaves defaults out of a message by identity.
+    """
+    fields = {field.name: field.default for field in msgspec.structs.fields(SchedulerConfig)}
+    values = {name: getattr(source, name) for name in fields}
+    return {name: fields[name] if value == fields[name] else value for name, value in values.items()}
