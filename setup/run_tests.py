@@ -4,10 +4,9 @@
     python setup/run_tests.py --fast          # what needs no engine and no process
     python setup/run_tests.py tests/unit -k broker
 
-Everything runs in three lanes side by side. Tests that start processes run one after the other in two of them, each on
-cores of its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its
-turn takes more than half of both. Tests without I/O fill what the two leave idle (they wait a good part of their time),
-at a low priority. On one core, and where arguments for pytest are given, there is one run.
+Tests without I/O come first, on all cores. Tests that start processes then run in two lanes side by side, each on cores
+of its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its turn
+takes more than half of both. On one core, and where arguments for pytest are given, there is one run.
 """
 
 import os
@@ -33,9 +32,6 @@ FAST = (
     "tests/sim/test_several_models.py",
     "tests/sim/test_permissions.py",
 )
-
-#: Tests without I/O may take long beside the others: their results depend on no clock, so neither may their time limit.
-PURE_LIMIT_S = 1800
 
 
 def main(words: list[str]) -> int:
@@ -66,14 +62,14 @@ def _pytest(*words: str) -> int:
 
 
 def _lanes(cores: list[int]) -> int:
-    """Runs all lanes at once, the cores divided between those that start processes."""
+    """Runs tests without I/O on all cores, then those that start processes, the cores divided between their lanes."""
+    pure = Lane("pure", _command("pure", *_parallel(len(cores)), *PURE))
+    first = pure.wait()
     half = len(cores) // 2
     shares = dict(zip(PROCESSES, (cores[:half], cores[half:]), strict=True))
     lanes = [Lane(name, [*_pinned(shares[name]), *_command(name, *folders)]) for name, folders in PROCESSES.items()]
-    limit = f"--timeout={PURE_LIMIT_S}"
-    lanes.append(Lane("pure", ["nice", "-n", "15", *_command("pure", *_parallel(len(cores)), limit, *PURE)]))
-    statuses = [lane.wait() for lane in lanes]
-    for lane in lanes:
+    statuses = [first, *(lane.wait() for lane in lanes)]
+    for lane in (pure, *lanes):
         print(lane.closing, flush=True)
     return next((status for status in statuses if status), 0)
 
