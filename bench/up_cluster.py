@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nats
 import psutil
 from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.cluster_rows import Totals
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
+from nats.aio.client import Client
 
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0
@@ -196,6 +198,19 @@ class UpRig:
             assert time.monotonic() < deadline, self.logs()
             return False
         return True
+
+    async def operator_bus(self) -> Client:
+        """A connection with an operator's rights, which outlives a server that goes away."""
+        known = self.cluster_file()
+        user = known["operator_user"]
+        return await nats.connect(
+            known["nats_url"],
+            user=user,
+            password=known["operator_password"],
+            inbox_prefix=f"_INBOX.{user}".encode(),
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,
+        )
 
     def connection(self) -> ConnectionSettings:
         """The bus with an observer's rights."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import nats
 import nats.errors
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetRole
@@ -32,21 +31,12 @@ class RoleOperator:
 
     def __init__(self, rig: UpRig) -> None:
         self._rig = rig
-        self._known = rig.cluster_file()
-        self._subjects = Subjects(self._known["cluster"])
+        self._subjects = Subjects(rig.cluster_file()["cluster"])
         self.told: LadderReported | None = None
         self.took_s: list[float] = []
 
     async def __aenter__(self) -> RoleOperator:
-        user, password = self._known["operator_user"], self._known["operator_password"]
-        self._bus = await nats.connect(
-            self._known["nats_url"],
-            user=user,
-            password=password,
-            inbox_prefix=f"_INBOX.{user}".encode(),
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.1,
-        )
+        self._bus = await self._rig.operator_bus()
         await self._bus.subscribe(self._subjects.ladder("*"), cb=self._hear)
         return self
 

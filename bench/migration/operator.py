@@ -12,7 +12,6 @@ from millrace.contracts.ingress import TokensGenerated
 from millrace.contracts.migration import MigrateSequence, MigrationFinished
 from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.subjects import Subjects
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
@@ -32,19 +31,14 @@ class Operator:
 
     def __init__(self, rig: UpRig) -> None:
         self._rig = rig
-        self._client = Client()
         self.where: dict[str, str] = {}
         self.snapshots: dict[str, StatusSnapshot] = {}
         self.subjects = Subjects("local")
         self._heard = asyncio.Condition()
 
     async def __aenter__(self) -> Operator:
-        cluster = self._rig.cluster_file()
-        self.subjects = Subjects(cluster["cluster"])
-        user = cluster["operator_user"]
-        await self._client.connect(
-            cluster["nats_url"], user=user, password=cluster["operator_password"], inbox_prefix=f"_INBOX.{user}"
-        )
+        self.subjects = Subjects(self._rig.cluster_file()["cluster"])
+        self._client = await self._rig.operator_bus()
         await self._client.subscribe(self.subjects.tokens("x").rpartition(".")[0] + ".*", cb=self._hear)
         await self._client.subscribe(self.subjects.status("x", "x").rpartition(".")[0][:-1] + "*.*", cb=self._hear)
         await self._client.flush()

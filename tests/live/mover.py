@@ -7,7 +7,6 @@ import random
 from types import TracebackType
 from typing import Any
 
-import nats
 import nats.errors
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.migration import (
@@ -40,8 +39,8 @@ class Mover:
 
     def __init__(self, rig: UpRig, *, seed: int = 1, modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,)) -> None:
         """Without ``modes`` it only looks."""
-        self._known = rig.cluster_file()
-        self._subjects = Subjects(self._known["cluster"])
+        self._rig = rig
+        self._subjects = Subjects(rig.cluster_file()["cluster"])
         self._rng = random.Random(seed)
         self._modes = modes
         self._running: dict[str, list[str]] = {}
@@ -52,15 +51,7 @@ class Mover:
         self.unanswered = 0
 
     async def __aenter__(self) -> Mover:
-        user, password = self._known["operator_user"], self._known["operator_password"]
-        self._bus = await nats.connect(
-            self._known["nats_url"],
-            user=user,
-            password=password,
-            inbox_prefix=f"_INBOX.{user}".encode(),
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.1,
-        )
+        self._bus = await self._rig.operator_bus()
         await self._bus.subscribe(f"{self._subjects.prefix}.status.*.*", cb=self._hear)
         await self._bus.subscribe(self._subjects.migrations(), cb=self._hear)
         self._loop = asyncio.create_task(self._go_on())

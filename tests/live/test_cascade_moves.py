@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import nats
 import pytest
 from millrace.contracts.cascade import CascadeMove, CascadePlan
 from millrace.contracts.codec import decode, encode
@@ -70,12 +69,7 @@ class CascadePlanStore:
 
     @classmethod
     async def of(cls, rig: UpRig) -> CascadePlanStore:
-        known = rig.cluster_file()
-        user = known["operator_user"]
-        client = await nats.connect(
-            known["nats_url"], user=user, password=known["operator_password"], inbox_prefix=f"_INBOX.{user}".encode()
-        )
-        return cls(client, known["cluster"])
+        return cls(await rig.operator_bus(), rig.cluster_file()["cluster"])
 
     async def read(self) -> CascadePlan:
         subject = f"$KV.{self._bucket}.{subject_token(CASCADE)}"
