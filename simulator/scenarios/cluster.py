@@ -162,7 +162,7 @@ class ScenarioCluster(SimulatedCluster):
         self.operator = self._add_operator() if self.spec.orders else None
 
     def _add_operator(self) -> ScenarioOperator:
-        """Whoever gives the scenario's orders."""
+        """The cell that gives the scenario's orders."""
         model = self.spec.cluster.groups[0].model
         made = ScenarioOperator(self.spec.orders, cluster=CLUSTER, model=model, begin_ns=self.begin_ns)
         self.simulation.add(lambda _start: made, node=made.name, accepts=scenario_operator.ACCEPTS, role=Role.OPERATOR)

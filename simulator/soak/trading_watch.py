@@ -123,7 +123,7 @@ class TradingWatch(Checker):
                     yield (sequence, held[name][sequence][0]), state
 
     def _look_for_starving(self, now_ns: int) -> None:
-        """Whoever is far past its boundary, with room above: not for long."""
+        """Fails for sequences that stay far past their boundary while the stage above has room."""
         past: dict[str, int] = {}
         for name, own in self._instances():
             for sequence in self._cluster.engines[name].engine.scheduler.running:

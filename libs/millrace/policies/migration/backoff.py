@@ -204,7 +204,7 @@ class MoveBackoff:
         return now_ns >= self.pause.until_ns
 
     def forget(self) -> None:
-        """Whoever must leave now waits for nothing of before."""
+        """Ends the pause, and the rest of every sequence that has not moved: they must leave now."""
         self.rests = {sequence: rest for sequence, rest in self.rests.items() if rest.moved}
         self.pause = None
 
