@@ -26,6 +26,7 @@ import numpy as np
 from bench.migration.long_context import stretched
 from bench.migration.operator import Operator
 from bench.migration.others import OthersApart
+from bench.migration.separate_cores import separate
 from bench.migration.streams import TimedStream, client, play, prompt_ids
 from bench.up_cluster import UpRig
 
@@ -138,6 +139,11 @@ def main() -> int:
     parser.add_argument("--loads", type=int, nargs="+", default=[0, 4, 8], help="other streams per engine")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--moves", type=int, default=20, help="migrations per cell")
+    parser.add_argument(
+        "--separate-cores",
+        action="store_true",
+        help="both engines on one core, all else on the others; for idle rows, as the engines share theirs",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -148,6 +154,8 @@ def main() -> int:
         rig.start()
         try:
             print(f"{options.model}, two engines, {options.moves} migrations per row, seed {options.seed}")
+            if options.separate_cores:
+                print(f"{separate(rig)} engine processes on a core of their own")
             print(HEAD, flush=True)
             good = asyncio.run(measure(rig, options, lambda text: print(text, flush=True)))
         finally:

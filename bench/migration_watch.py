@@ -27,6 +27,7 @@ import psutil
 from bench.migration.long_context import stretched
 from bench.migration.operator import Operator
 from bench.migration.others import OthersApart
+from bench.migration.separate_cores import separate
 from bench.migration.streams import TimedStream, client, play, prompt_ids
 from bench.migration.watching import FOLDER, POINTS, Heard, Watch, noted, read
 from bench.migration_gap import SETTLE_TOKENS
@@ -190,6 +191,7 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=8, help="migrations per table")
     parser.add_argument("--each", action="store_true", help="one line for every migration too")
     parser.add_argument("--awake", action="store_true", help="keep cores from sleeping in every other move")
+    parser.add_argument("--separate-cores", action="store_true", help="as of migration_gap")
     parser.add_argument("--worker-set", default="{}", help="JSON, as of `millrace up`")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -204,6 +206,8 @@ def main() -> int:
         keeping = Awake(options.awake)
         try:
             print(f"{options.model}, two engines, seed {options.seed}; ms, median (least to most)")
+            if options.separate_cores:
+                print(f"{separate(rig)} engine processes on a core of their own")
             asyncio.run(measure(rig, options, Path(folder), keeping))
         finally:
             keeping.end()
