@@ -87,14 +87,16 @@ async def measure(rig: UpRig, options: argparse.Namespace) -> None:
 
 async def _row(rig: UpRig, options: argparse.Namespace, state: str, wait: Any, moved: Counter[str]) -> None:
     before, began, moves = processor_s(rig), time.monotonic(), moved["moved"]
+    psutil.cpu_percent()
     await wait
+    busy = psutil.cpu_percent() / 100
     took = time.monotonic() - began
     spent = processor_s(rig)
     shares = {role: (spent[role] - before[role]) / took for role in ROLES}
     each = shares["broker"] / options.instances
     others = "  ".join(f"{role} {share:.0%}" for role, share in shares.items())
     rate = (moved["moved"] - moves) / took
-    print(f"{options.instances:>9} {state:<7}{took:>6.0f} s{each:>12.2%}{rate:>9.1f}   {others}", flush=True)
+    print(f"{options.instances:>9} {state:<7}{took:>6.0f} s{each:>12.2%}{rate:>9.1f}{busy:>9.0%}   {others}", flush=True)
 
 
 def main() -> int:
@@ -117,7 +119,7 @@ def main() -> int:
         rig.start()
         try:
             print(f"{options.stages} stages, {options.trading}, {options.running} requests per instance at a time")
-            print(f"{'instances':>9} {'':<7}{'':>8}{'per broker':>12}{'moves/s':>9}   share of a core, by role")
+            print(f"{'instances':>9} {'':<7}{'':>8}{'per broker':>12}{'moves/s':>9}{'machine':>9}   share of a core, by role")
             asyncio.run(measure(rig, options))
         finally:
             rig.stop()
