@@ -96,7 +96,9 @@ async def _row(rig: UpRig, options: argparse.Namespace, state: str, wait: Any, m
     each = shares["broker"] / options.instances
     others = "  ".join(f"{role} {share:.0%}" for role, share in shares.items())
     rate = (moved["moved"] - moves) / took
-    print(f"{options.instances:>9} {state:<7}{took:>6.0f} s{each:>12.2%}{rate:>9.1f}{busy:>9.0%}   {others}", flush=True)
+    print(
+        f"{options.instances:>9} {state:<7}{took:>6.0f} s{each:>12.2%}{rate:>9.1f}{busy:>9.0%}   {others}", flush=True
+    )
 
 
 def main() -> int:
@@ -119,7 +121,8 @@ def main() -> int:
         rig.start()
         try:
             print(f"{options.stages} stages, {options.trading}, {options.running} requests per instance at a time")
-            print(f"{'instances':>9} {'':<7}{'':>8}{'per broker':>12}{'moves/s':>9}{'machine':>9}   share of a core, by role")
+            columns = f"{'per broker':>12}{'moves/s':>9}{'machine':>9}"
+            print(f"{'instances':>9} {'':<7}{'':>8}{columns}   share of a core, by role")
             asyncio.run(measure(rig, options))
         finally:
             rig.stop()
