@@ -5,13 +5,13 @@
 `examples/scenarios/roles.toml`: Mooncake's conversations at eight times their speed on four modelled H200. Prompts are
 long in the first half of the requests, answers in the second. Each seed takes the next rows of the trace. ``--phase``
 takes one of the halves for all requests; ``--steady`` a light load without a drift, at half the speed of the trace, in
-which nobody should be flipped: 3,000 requests are half an hour.
+which nobody should be flipped: 3,000 requests are half an hour. `brokers`: running requests move by `delay` as
+well, the rung below a flip.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,15 +26,24 @@ from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.scenarios.statistics import summarise
 
-#: Layouts: how many of the four prefill (the others decode), or None where all do both; and the policy.
-LAYOUTS: dict[str, tuple[int | None, str]] = {
-    "1 prefill, 3 decode": (1, "fixed"),
-    "2 prefill, 2 decode": (2, "fixed"),
-    "3 prefill, 1 decode": (3, "fixed"),
-    "all both": (None, "fixed"),
-    "flowkv, from 2 and 2": (2, "flowkv"),
-    "pressure, from 2 and 2": (2, "pressure"),
+#: Layouts: how many of the four prefill (the others decode), or None where all do both; the policy; brokers or none.
+LAYOUTS: dict[str, tuple[int | None, str, bool]] = {
+    "1 prefill, 3 decode": (1, "fixed", False),
+    "2 prefill, 2 decode": (2, "fixed", False),
+    "3 prefill, 1 decode": (3, "fixed", False),
+    "all both": (None, "fixed", False),
+    "all both, brokers": (None, "fixed", True),
+    "flowkv, from 2 and 2": (2, "flowkv", False),
+    "flowkv, brokers": (2, "flowkv", True),
+    "pressure, from 2 and 2": (2, "pressure", False),
+    "pressure, brokers": (2, "pressure", True),
 }
+STATIC = tuple(label for label, (prefills, policy, _) in LAYOUTS.items() if prefills and policy == "fixed")
+BROKERS = (
+    "trading.on=true",
+    "trading.policy=delay",
+    'trading.reasons=["drain", "handoff", "memory", "balance"]',
+)
 INSTANCES = tuple(f"h200-{index}" for index in range(4))
 STEADY_SPEED = 0.5
 PHASES = {"prompts": "[{output_scale=0.25}]", "answers": "[{prompt_scale=0.1, output_scale=4.0}]"}
@@ -80,17 +89,18 @@ def main() -> int:
             rows.append(row)
     print(f"{arguments.requests:,} requests a run, {arguments.seeds} parts of the trace, ± a 95 % t-interval over them")
     print(_table(rows))
-    if set(arguments.layouts) == set(LAYOUTS):
+    if set(STATIC) <= set(arguments.layouts):
         print(_verdict(rows))
     return int(any(row.lost for row in rows))
 
 
 def spec_of(label: str, seed: int, arguments: argparse.Namespace) -> ScenarioSpec:
     """The scenario of a layout and a seed."""
-    prefills, policy = LAYOUTS[label]
+    prefills, policy, brokers = LAYOUTS[label]
     settings = [f"seed={seed}", f"roles.policy={policy}", f"workload.count={arguments.requests}"]
     settings += [f"workload.lengths.skip={seed * arguments.requests}"]
     settings += [] if policy == "pressure" else ["roles.parameters={}"]
+    settings += BROKERS if brokers else ()
     if arguments.steady:
         settings += ["workload.phases=[]", f"workload.arrivals.speed={STEADY_SPEED}"]
     elif arguments.phase:
@@ -158,19 +168,16 @@ def _table(rows: Sequence[RoleRow]) -> str:
 
 
 def _verdict(rows: Sequence[RoleRow]) -> str:
-    """Makespan of each policy over the best static split of the same part of the trace, and over all doing both."""
-    told, wins = [], Counter[str]()
+    """Makespan of each other layout over that of the best static split of the same part of the trace."""
+    told = []
     spans = {(row.label, row.seed): row.makespan for row in rows}
     seeds = sorted({row.seed for row in rows})
-    best = {s: min(spans[label, s] for label, (p, policy) in LAYOUTS.items() if policy == "fixed" and p) for s in seeds}
-    for label, (_, policy) in LAYOUTS.items():
-        if policy != "fixed" or label == "all both":
-            shares = [spans[label, seed] / best[seed] for seed in seeds]
-            wins[label] = sum(share <= 1 for share in shares)
-            told.append(
-                f"{label}: {figure(shares, places=3)} of the best static split's makespan, {wins[label]} of "
-                f"{len(seeds)} not longer"
-            )
+    best = {seed: min(spans[label, seed] for label in STATIC) for seed in seeds}
+    for label in dict.fromkeys(row.label for row in rows if row.label not in STATIC):
+        shares = [spans[label, seed] / best[seed] for seed in seeds]
+        wins = sum(share <= 1 for share in shares)
+        share = figure(shares, places=3)
+        told.append(f"{label}: {share} of the best static split's makespan, {wins} of {len(seeds)} not longer")
     return "\n".join(told)
 
 
