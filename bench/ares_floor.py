@@ -17,13 +17,13 @@ from statistics import median
 
 import msgspec
 from millrace.enginemodel.coefficients import load_step_time
-from simulator.scenarios.observer import EngineSample
-from simulator.scenarios.running import run_scenario
 
 from bench.ares_testbed import BLOCKS, WARM_UP
 from bench.block.scenarios import data_folder, scenario
 from bench.block.tables import figure, table
 from bench.moving.variants import VARIANTS
+from simulator.scenarios.observer import EngineSample
+from simulator.scenarios.running import run_scenario
 
 LABELS = ("none", "delay, survival", "delay, takes no risk")
 SCALE = 0.25
