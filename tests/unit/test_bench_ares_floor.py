@@ -1,4 +1,4 @@
-"""Which preemptions found no room elsewhere."""
+"""Room elsewhere at the time of a preemption."""
 
 from bench.ares_floor import preempted
 from simulator.scenarios.observer import EngineSample
