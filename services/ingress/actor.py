@@ -280,7 +280,7 @@ class IngressActor:
             and (value is None or isinstance(value, InstanceRecord))
             and state.cluster.take_record(change.key, value, state.now_ns)
         ):
-            lose_earlier_incarnation(state, change.key, out)
+            lose_earlier_incarnation(state, value.instance if value is not None else change.key, out)
         elif change.bucket == "cascade" and (value is None or isinstance(value, CascadePlan)):
             take_cascade_plan(state, change.key, value, out)
         if state.waiting:
@@ -288,18 +288,14 @@ class IngressActor:
 
     def _on_presence(self, presence: ServicePresence, out: list[Effect]) -> None:
         state = self._state
-        instance = state.cluster.instances.get(presence.name)
-        if presence.role != Role.WORKER.value or presence.state is not PresenceState.DEAD or instance is None:
-            return
-        same = presence.incarnation == instance.incarnation
-        if same or (presence.incarnation == 0 and instance.incarnation <= presence.at_ns):
-            state.cluster.mark_dead(instance)
-            lose_instance(state, instance, InstanceLost("instance_dead", LossCause.ENGINE_DIED), out)
+        ended = state.cluster.take_presence(presence)
+        if ended is not None:
+            lose_instance(state, ended, InstanceLost("instance_dead", LossCause.ENGINE_DIED), out)
 
     def _on_returned(self, message: SequencesReturned, out: list[Effect]) -> None:
         state = self._state
         instance = state.cluster.instances.get(message.instance)
-        if instance is None or instance.incarnation != message.incarnation:
+        if instance is None or instance.member.incarnation != message.incarnation:
             return
         if message.reason is not ReturnReason.REQUESTED:
             state.cluster.withdraw(instance)
@@ -337,8 +333,7 @@ class IngressActor:
         if state.now_ns >= state.deadline_ns:
             end_late_calls(state, out)
         if state.detecting(state.now_ns):
-            for instance in state.cluster.silent(state.now_ns, state.times.silence):
-                state.cluster.lose(instance)
+            for instance in state.cluster.expire(state.now_ns):
                 lose_instance(state, instance, InstanceLost("instance_silent"), out)
             leave_hung_engines(state, out)
             if self._ticks % TICKS_PER_LOOK == 0:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
+from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy, QueryParameters
 from millrace.policies.dispatch.loading import PolicyError, load_policy
 
@@ -186,7 +187,6 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Loss of instances, and failover.
 
     Attributes:
-        silence_s: An instance without a summary for so long is lost.
         hang_s: An engine process without a sign of life for so long hangs: it gets no new sequence, and those that wait
             there for their first token are moved.
         hang_failover_s: After so long its streams are moved, too. Together with recompute their pause stays below 3 s.
@@ -203,7 +203,6 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         fruitless_max: Continuations in a row without a single new token, then the call fails.
     """
 
-    silence_s: float = 1.5
     hang_s: float = 0.5
     hang_failover_s: float = 1.75
     step_s: float = 5.0
@@ -221,6 +220,7 @@ class IngressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Everything that ``python -m services.ingress --config FILE`` takes.
 
     Attributes:
+        membership: When an instance counts as silent: it is lost then.
         record: File that keeps the core's inbox for ``millrace replay``; empty for none.
     """
 
@@ -234,6 +234,7 @@ class IngressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dispatch: DispatchConfig = DispatchConfig()
     tagging: TaggingConfig = TaggingConfig()
     continuation: ContinuationConfig = ContinuationConfig()
+    membership: MembershipConfig = MembershipConfig()
     record: str = ""
 
 

@@ -33,10 +33,10 @@ def snapshot(state: IngressState) -> dict[str, Any]:
         "unacknowledged": sum(map(len, state.acknowledge.values())),
         "instances": {
             i.name: {
-                "incarnation": i.incarnation,
+                "incarnation": i.member.incarnation,
                 "usable": i.usable,
                 "why_not": i.why_not(),
-                "heard_ns": i.heard_ns,
+                "heard_ns": i.member.heard_ns,
                 "sequences": list(state.owned.get(i.name, ())),
                 "in_flight_sequences": i.view.in_flight_sequences,
                 "in_flight_tokens": i.view.in_flight_tokens,
@@ -195,7 +195,7 @@ def _check_grant(state: IngressState, sequence: OpenSequence) -> None:
     assert sequence.epoch < grant.epoch <= sequence.epoch_max
     assert grant.instance is not grant.source
     assert sequence.instance in (grant.source, None)
-    assert grant.incarnation == grant.instance.incarnation
+    assert grant.incarnation == grant.instance.member.incarnation
     assert grant.tokens <= len(sequence.log)
     assert state.granted[grant.instance.name][sequence.id] is sequence
     assert not grant.proof or grant.proof in state.pending

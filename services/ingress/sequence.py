@@ -146,7 +146,7 @@ class EpochGrant:
         self.epoch = epoch
         self.source = sequence.instance
         self.instance = target
-        self.incarnation = target.incarnation
+        self.incarnation = target.member.incarnation
         self.tokens = len(sequence.log)
         self.at_ns = now_ns
         self.span = span

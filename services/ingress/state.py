@@ -114,7 +114,7 @@ class IngressState:
         self._react: React | None = None
         self.subjects = Subjects(config.bus.cluster)
         self.times = Times.of(config)
-        self.cluster = IngressClusterView(hang_limits(config.continuation))
+        self.cluster = IngressClusterView(hang_limits(config.continuation), config.membership)
         self.admission = AdmissionLimits(config.limits)
         self.calls: dict[str, OpenCall] = {}
         self.judges = {name: model.judge for name, model in models.items() if model.judge is not None}

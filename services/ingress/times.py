@@ -20,7 +20,6 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     wait: int
     tag_timeout: int
     tag_pause: int
-    silence: int
     hang: int
     hang_failover: int
     reconnect_grace: int
@@ -42,7 +41,6 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
             wait=ns(config.dispatch.wait_s),
             tag_timeout=ns(config.tagging.timeout_s),
             tag_pause=ns(config.tagging.pause_s),
-            silence=ns(c.silence_s),
             hang=ns(c.hang_s),
             hang_failover=ns(c.hang_failover_s),
             reconnect_grace=ns(c.reconnect_grace_s),

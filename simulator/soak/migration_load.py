@@ -64,11 +64,12 @@ def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     """Return the bounds on a client's wait where sequences move, from the configurations of all participants."""
     assert shape.migration is not None
     engine, limits, times = shape.engine, MigratorLimits(), Times.of(IngressConfig(name="any"))
+    silence_ns = IngressConfig().membership.instance_silence_ns
     budget, tokens = engine.token_budget, engine.max_sequences * engine.max_model_len
     fullest = BatchComposition(decodes=engine.max_sequences, prefill_tokens=budget, context_tokens=tokens)
     step_ns = shape.step_time.duration_ns(fullest)
     freeze_ns = MigrationConfig().freeze_ms_max * MILLISECOND
-    elsewhere_ns = times.silence + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
+    elsewhere_ns = silence_ns + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
     return PauseBounds(
         message=2 * (link.delay_ns + JITTERS * link.jitter_ns),
         step=step_ns,

@@ -32,17 +32,17 @@ def dead(bench: Bench, instance: str, *, incarnation: int = 0) -> None:
 
 
 def restarted(bench: Bench, instance: str) -> None:
-    bench.incarnations[instance] += 1
+    bench.incarnations[instance] = bench.now_ns + 1
     bench.summary(instance)
 
 
 def restarted_by_record(bench: Bench, instance: str) -> None:
-    bench.incarnations[instance] += 1
+    bench.incarnations[instance] = bench.now_ns + 1
     bench.register(instance)
 
 
 def restarted_by_tokens(bench: Bench, instance: str) -> None:
-    bench.incarnations[instance] += 1
+    bench.incarnations[instance] = bench.now_ns + 1
     bench.tokens(instance)
 
 
@@ -196,16 +196,26 @@ def test_the_bound_of_tokens_ends_a_sequence_without_its_engines_word():
 # Who is lost, and who is not.
 
 
-def test_death_of_another_incarnation_or_role_or_name_loses_nothing():
+def test_death_of_an_earlier_incarnation_or_another_role_or_name_loses_nothing():
     bench = Bench()
+    for name in list(bench.incarnations):
+        bench.incarnations[name] = 7
+        bench.summary(name)
     instance = bench.run_call()
-    dead(bench, instance, incarnation=99)
+    dead(bench, instance, incarnation=6)
     for role, name in (("tagger", instance), ("worker", "w9")):
         bench.send(ServicePresence(role=role, name=name, incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD))
     bench.send(
-        ServicePresence(role="worker", name=instance, incarnation=1, at_ns=bench.now_ns, state=PresenceState.LEAVING)
+        ServicePresence(role="worker", name=instance, incarnation=7, at_ns=bench.now_ns, state=PresenceState.LEAVING)
     )
     assert len(bench.submissions()) == 1
+
+
+def test_death_of_a_later_incarnation_ends_the_earlier_one():
+    bench = Bench()
+    instance = bench.run_call()
+    dead(bench, instance, incarnation=99)
+    assert len(bench.submissions()) == 2
 
 
 def test_a_late_summary_does_not_raise_the_dead_and_a_new_incarnation_does():
@@ -243,7 +253,7 @@ def test_a_queued_sequence_may_be_handed_back_often_and_its_instance_goes_on():
         request, instance = bench.last_submission()
         assert request.body.epoch == epoch + 1
         bench.accept(request)
-    assert not any(known.withdrawn for known in bench.actor.state.cluster.instances.values())
+    assert all(known.usable for known in bench.actor.state.cluster.instances.values())
     assert bench.metrics.continuations.counts == {("returned_requested",): fruitless_max + 3}
     bench.tokens(instance, chunk("ok", epoch=fruitless_max + 3, finish=LENGTH))
     assert bench.text() == "ok"

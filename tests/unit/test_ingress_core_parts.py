@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import InstanceSummary
+from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.membership import MembershipConfig
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.ingress.calls import limits
@@ -153,8 +154,8 @@ def test_a_draining_or_silent_instance_is_no_candidate_and_says_why():
     cluster.take_plan("m", plan(stage("s", 0, None, "a", "b", "c")))
     cluster.take_summary(summary("a", START, draining=True), START)
     cluster.take_summary(summary("b", START), START)
-    (lost,) = [i for i in cluster.silent(START + 2 * SECOND, SECOND) if i.name == "b"]
-    cluster.lose(lost)
+    cluster.take_summary(summary("a", START + SECOND, draining=True), START + SECOND)
+    assert [i.name for i in cluster.expire(START + 2 * SECOND)] == ["b"]
     listed = cluster.stages("m", 0)[0]
     assert listed.candidates() == ()
     assert {s.name: s.note for s in listed.filtered()} == {
@@ -162,14 +163,62 @@ def test_a_draining_or_silent_instance_is_no_candidate_and_says_why():
         "b": "silent or dead",
         "c": "never heard of",
     }
-    cluster.take_summary(summary("a", START + 1), START + 1)
+    cluster.take_summary(summary("a", START + 2 * SECOND), START + 2 * SECOND)
     assert [c.name for c in listed.candidates()] == ["a"]
     cluster.check_invariants()
 
 
-def test_strangers_make_room_for_instances_that_are_planned(monkeypatch):
-    monkeypatch.setattr("services.ingress.cluster.cluster_view.INSTANCES_MAX", 4)
+def test_a_worker_that_says_it_leaves_gets_nothing_new_before_its_next_summary():
     cluster = IngressClusterView()
+    cluster.take_plan("m", plan(stage("s", 0, None, "a")))
+    cluster.take_summary(summary("a", START), START)
+    leaving = ServicePresence(role="worker", name="a", incarnation=1, at_ns=START, state=PresenceState.LEAVING)
+    assert cluster.take_presence(leaving) is None
+    assert cluster.usable("m") == 0
+    assert not cluster.instances["a"].dead
+    cluster.check_invariants()
+
+
+def test_a_worker_whose_process_ended_is_lost_once_and_its_late_summaries_are_ignored():
+    cluster = IngressClusterView()
+    cluster.take_plan("m", plan(stage("s", 0, None, "a")))
+    cluster.take_summary(summary("a", START), START)
+    ended = ServicePresence(role="worker", name="a", incarnation=0, at_ns=START + 1, state=PresenceState.DEAD)
+    assert cluster.take_presence(ended) is cluster.instances["a"]
+    assert cluster.take_presence(ended) is None
+    cluster.take_summary(summary("a", START + 2), START + 2)
+    assert cluster.usable("m") == 0
+    cluster.take_summary(summary("a", START + 3, incarnation=START + 3), START + 3)
+    assert cluster.usable("m") == 1
+    cluster.check_invariants()
+
+
+def test_an_instance_registers_under_its_subject_token():
+    cluster = IngressClusterView()
+    cluster.take_plan("m", plan(stage("s", 0, None, "host.0")))
+    record = InstanceRecord(
+        instance="host.0",
+        incarnation=1,
+        model="m",
+        engine="modelled",
+        engine_version="1",
+        max_model_len=4_096,
+        max_sequences=8,
+        token_budget=512,
+        block_size=16,
+        blocks_total=100,
+    )
+    cluster.take_record("host_0", record, START)
+    assert cluster.lengths("m") == (4_096, 4_096)
+    cluster.take_record("host_0", None, START)
+    assert cluster.lengths("m") is None
+    cluster.take_record("other", record, START)
+    assert cluster.ignored == 1
+    cluster.check_invariants()
+
+
+def test_strangers_make_room_for_instances_that_are_planned():
+    cluster = IngressClusterView(membership=MembershipConfig(members_max=4))
     cluster.take_plan("m", plan(stage("s", 0, None, "a")))
     cluster.take_summary(summary("a", START), START)
     for number in range(20):
@@ -183,7 +232,7 @@ def test_strangers_make_room_for_instances_that_are_planned(monkeypatch):
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["summary", "place", "accept", "remove", "lose", "withdraw", "restart", "plan"]),
+        st.sampled_from(["summary", "place", "accept", "remove", "lose", "silence", "withdraw", "restart", "plan"]),
         st.integers(0, 3),
         st.integers(0, 5),
     ),
@@ -200,14 +249,21 @@ def test_views_and_sums_are_always_what_the_facts_say(steps):
         now_ns = START + number
         instance = cluster.instances[names[which]]
         if what == "summary":
-            cluster.take_summary(summary(instance.name, now_ns, incarnation=max(1, instance.incarnation)), now_ns)
+            cluster.take_summary(
+                summary(instance.name, now_ns, incarnation=max(1, instance.member.incarnation)), now_ns
+            )
         elif what == "restart":
-            cluster.observe_incarnation(instance.name, instance.incarnation + 1, now_ns)
+            cluster.observe_incarnation(instance.name, instance.member.incarnation + 1, now_ns)
         elif what == "plan":
             epoch = cluster.plans["m"].epoch + 1
             cluster.take_plan("m", plan(stage("s", 0, None, *names[: which + 1]), epoch=epoch))
         elif what == "lose":
-            cluster.lose(instance)
+            ended = ServicePresence(
+                role="worker", name=instance.name, incarnation=0, at_ns=value, state=PresenceState.DEAD
+            )
+            cluster.take_presence(ended)
+        elif what == "silence":
+            cluster.expire(now_ns + 2 * SECOND)
         elif what == "withdraw":
             cluster.withdraw(instance)
         elif what == "place":

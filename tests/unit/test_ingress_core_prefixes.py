@@ -88,7 +88,7 @@ def test_while_nobody_answers_decisions_still_say_who_will_have_the_prompt() -> 
 def test_blocks_have_the_size_that_instances_cache_and_without_a_cache_there_are_none() -> None:
     bench = asking()
     for name, changes in {"w0": {"prefix_caching": False, "block_size": 8}, "w1": {"block_size": 32}}.items():
-        known = bench.actor.state.cluster.instances[name].record
+        known = bench.actor.state.cluster.instances[name].member.record
         assert isinstance(known, InstanceRecord)
         value = msgspec.structs.replace(known, **changes)
         bench.send(KeyChanged(bucket="instance", key=name, value=value, revision=2))

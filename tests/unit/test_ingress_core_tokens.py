@@ -15,9 +15,11 @@ from millrace.contracts.worker import (
     SubmitSequence,
     TokensForgotten,
 )
+from millrace.membership import MembershipConfig
 
 from services.ingress.calls.messages import AcceptCall, CompleteCall, DeliverDeltas, FailCall, RefuseCall
-from tests.unit.ingress_core import Bench, chunk, ids, instance_of
+from services.ingress.config import IngressConfig
+from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, ids, instance_of
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 LETTERS = st.text("abcdefghij", min_size=1, max_size=40)
@@ -90,9 +92,8 @@ def test_tokens_of_another_epoch_or_instance_or_incarnation_are_late():
     assert discarded(bench) == {"late": 4}
 
 
-def test_a_token_message_of_a_forgotten_instance_is_kept_out_when_the_instance_table_is_full(monkeypatch):
-    monkeypatch.setattr("services.ingress.cluster.cluster_view.INSTANCES_MAX", 2)
-    bench = Bench()
+def test_a_token_message_of_a_forgotten_instance_is_kept_out_when_the_instance_table_is_full():
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, membership=MembershipConfig(members_max=2)))
     bench.incarnations["w9"] = 5
     bench.tokens("w9", chunk("a"))
     assert "w9" not in bench.actor.snapshot()["instances"]
@@ -303,7 +304,7 @@ def test_loss_repetition_disorder_and_deaths_never_change_the_text(text, steps, 
         if number in kills and worker.owned:
             victim = next(iter(worker.owned))[0]
             worker.kill(victim)
-            bench.incarnations[victim] += 1
+            bench.incarnations[victim] = bench.now_ns + 1
             bench.summary(victim)
         for instance, epoch in list(worker.owned):
             made = worker.step(instance, epoch, count)

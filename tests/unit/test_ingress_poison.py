@@ -55,7 +55,7 @@ def die(bench: Bench, instance: str, how: str) -> None:
         bench.send(
             ServicePresence(role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=dead)
         )
-    bench.incarnations[instance] += 1
+    bench.incarnations[instance] = bench.now_ns + 1
     bench.register(instance)
     bench.summary(instance)
 

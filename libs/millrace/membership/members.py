@@ -9,13 +9,13 @@
 | ``expire`` | silence: a transition, which an observer does not make while its own connection is down |
 
 Invariants: at most ``members_max`` members; incarnations never fall; a summary is of the present incarnation.
-Overload: beyond ``members_max`` those that are gone or were never heard make room, then new ones are ignored and
-counted in ``ignored``.
+Overload: beyond ``members_max`` those that are expendable make room (by default the unregistered ones that are gone or
+were never heard), then new ones are ignored and counted in ``ignored``.
 """  # noqa: E501  (a table's row is one line)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
@@ -57,17 +57,27 @@ class Membership:
         ignored: Inputs that did not count.
     """
 
-    def __init__(self, *, silence_ns: int, members_max: int) -> None:
-        """Args: silence_ns: time without a sign of life after which ``expire`` makes an instance silent."""
+    def __init__(
+        self, *, silence_ns: int, members_max: int, expendable: Callable[[Member], bool] | None = None
+    ) -> None:
+        """Start without members.
+
+        Args:
+            silence_ns: Time without a sign of life after which ``expire`` makes an instance silent.
+            members_max: Members known at once.
+            expendable: Whether an unregistered member may be dropped to make room; None for those that are gone or
+                were never heard.
+        """
         self.silence_ns = silence_ns
         self.ignored = 0
         self._members_max = members_max
+        self._expendable = expendable or _idle
         self._members: dict[str, Member] = {}
 
     @classmethod
-    def of(cls, config: MembershipConfig) -> Membership:
+    def of(cls, config: MembershipConfig, *, expendable: Callable[[Member], bool] | None = None) -> Membership:
         """The membership of a service that sends work to instances."""
-        return cls(silence_ns=config.instance_silence_ns, members_max=config.members_max)
+        return cls(silence_ns=config.instance_silence_ns, members_max=config.members_max, expendable=expendable)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -196,8 +206,7 @@ class Membership:
         return member
 
     def _make_room(self) -> None:
-        idle = (MemberState.GONE, MemberState.UNKNOWN)
-        for member in [each for each in self if each.state in idle and each.record is None]:
+        for member in [each for each in self if each.record is None and self._expendable(each)]:
             del self._members[member.token]
 
     def _ignore(self, member: Member | None) -> MembershipChange:
@@ -243,6 +252,10 @@ class Membership:
         if member.record is None:
             _apply(member, MemberEvent.UNREGISTERED)
         return True
+
+
+def _idle(member: Member) -> bool:
+    return member.state in (MemberState.GONE, MemberState.UNKNOWN)
 
 
 def _apply(member: Member, event: MemberEvent) -> None:

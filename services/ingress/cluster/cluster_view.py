@@ -4,31 +4,41 @@ from __future__ import annotations
 
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
+from millrace.contracts.subjects import subject_token
+from millrace.membership import Member, Membership, MembershipChange, MembershipConfig, MemberState
 
 from services.ingress.cluster.instances import DEFAULT_LIMITS, HangLimits, KnownInstance, StageCandidates
 from services.ingress.cluster.stage_routing import StageBoundaries, in_order
 
-#: Instances known at once. A cluster has hundreds; beyond it unknown ones are forgotten, then more are ignored.
-INSTANCES_MAX = 4_096
-
 
 class IngressClusterView:
-    """All instances and plans. Methods take observations; their return values say that an incarnation is lost."""
+    """All instances and plans. Methods take observations; their return values say that an incarnation is lost.
 
-    def __init__(self, hang_limits: HangLimits = DEFAULT_LIMITS) -> None:
+    Attributes:
+        instances: By name. Beyond ``members_max`` those in no plan that have not registered and were never used make
+            room, then more are ignored.
+    """
+
+    def __init__(self, hang_limits: HangLimits = DEFAULT_LIMITS, membership: MembershipConfig | None = None) -> None:
         self._hang_limits = hang_limits
+        self.members = Membership.of(membership or MembershipConfig(), expendable=self._expendable)
         self.instances: dict[str, KnownInstance] = {}
         self.plans: dict[str, Plan] = {}
         self._once_planned: set[str] = set()
         self._unconfirmed: set[str] = set()  # models whose plan the store may have lost: any epoch replaces it
-        self.ignored = 0
+        self._ignored = 0
         self._stages: dict[str, list[StageCandidates]] = {}
         self._boundaries = StageBoundaries()
         self._keys: dict[str, str] = {}  # KV key -> model
         self._lengths: dict[str, tuple[int, int] | None] = {}  # by model, filled when asked for
         self._block_sizes: dict[str, int] = {}  # the same
         self._usable: dict[str, int] = {}  # the same
+
+    @property
+    def ignored(self) -> int:
+        """Observations that did not count."""
+        return self._ignored + self.members.ignored
 
     def take_plan(self, key: str, plan: Plan | None) -> None:
         """A plan is new, changed or gone. One of an older epoch than the known one is ignored and counted.
@@ -43,7 +53,7 @@ class IngressClusterView:
             return
         known = self.plans.get(plan.model)
         if known is not None and plan.epoch < known.epoch and plan.model not in self._unconfirmed:
-            self.ignored += 1
+            self._ignored += 1
             return
         self._unconfirmed.discard(plan.model)
         self._keys[key] = plan.model
@@ -57,88 +67,66 @@ class IngressClusterView:
             return
         self._boundaries.apply(plan, self._stages.get(body.model, []))
 
-    def take_record(self, name: str, record: InstanceRecord | None, now_ns: int) -> bool:
-        """A registration is new, changed or gone. True if this says that an earlier incarnation is lost.
-
-        A new incarnation counts as a sign of life; a repeated record does not (it may be read from the store long
-        after the process ended), and a record that is gone says nothing: summaries do.
-        """
-        if record is None:
-            instance = self.instances.get(name)
-            if instance is not None:
-                instance.record = None
-                self._forget_limits()
+    def take_record(self, key: str, record: InstanceRecord | None, now_ns: int) -> bool:
+        """A registration is new, changed or gone. True if this says that an earlier incarnation is lost."""
+        if record is not None and not self._registers(key, record):
+            self._ignored += 1
             return False
-        if record.instance != name:
-            self.ignored += 1
-            return False
-        instance = self._instance(name)
-        if instance is None or record.incarnation < instance.incarnation:
-            self.ignored += 1
-            return False
-        restarted = self._observe(instance, record.incarnation, now_ns)
-        if record != instance.record:  # else it was renewed, as every few seconds
-            instance.record = record
+        change = self.members.on_record(key, record, now_ns)
+        if change.rerecorded:  # else it was renewed, as every few seconds
             self._forget_limits()
-        return restarted
+        return self._take(change)
 
     def take_summary(self, summary: InstanceSummary, now_ns: int) -> bool:
         """A heartbeat. True if it says that an earlier incarnation is lost. Replayed and late ones are ignored."""
-        instance = self.instances.get(summary.instance) or self._instance(summary.instance)
-        if instance is None or summary.incarnation < instance.incarnation:
-            self.ignored += 1
+        instance = self._instance(summary.instance)
+        if instance is None:
+            self._ignored += 1
             return False
-        restarted = False
-        if summary.incarnation > instance.incarnation:
-            restarted = self._observe(instance, summary.incarnation, now_ns)
-        elif instance.ended or (instance.summary is not None and summary.at_ns <= instance.summary.at_ns):
-            self.ignored += 1
-            return False
-        instance.heard_ns = now_ns
-        instance.dead = False
-        instance.take_summary(summary, self._hang_limits)
-        self._judge(instance)
-        return restarted
+        change = self.members.on_summary(summary, now_ns)
+        if change.restarted:
+            instance.restart()
+        if change.accepted:
+            instance.take_summary(summary, self._hang_limits)
+            self._judge(instance)
+        return change.restarted
+
+    def take_presence(self, presence: ServicePresence) -> KnownInstance | None:
+        """A worker's presence. Returns the instance if this says that its process has ended."""
+        change = self.members.on_presence(presence)
+        self._take(change)
+        if change.member is None or not change.moved or change.member.state is not MemberState.DEAD:
+            return None
+        return self.instances[change.member.name]
 
     def observe_incarnation(self, name: str, incarnation: int, now_ns: int) -> bool:
         """Take an incarnation seen in a token message. True if an earlier one is lost by it."""
-        instance = self._instance(name)
-        return (
-            instance is not None and incarnation > instance.incarnation and self._observe(instance, incarnation, now_ns)
-        )
-
-    def lose(self, instance: KnownInstance) -> None:
-        """It is dead or silent: no new work until its next summary."""
-        instance.dead = True
-        self._judge(instance)
-
-    def mark_dead(self, instance: KnownInstance) -> None:
-        """Its process ended: ignore summaries of this incarnation that are still in transit."""
-        instance.ended = True
-        self.lose(instance)
+        return self._instance(name) is not None and self._take(self.members.observe(name, incarnation, now_ns))
 
     def withdraw(self, instance: KnownInstance) -> None:
         """It returned sequences or has no subscription: no new work until its next summary."""
-        instance.withdrawn = True
-        self._judge(instance)
+        self._take(self.members.withdraw(instance.name))
 
-    def silent(self, now_ns: int, silence_ns: int) -> list[KnownInstance]:
-        """Instances that count as alive and were not heard for so long."""
-        return [i for i in self.instances.values() if not i.dead and now_ns - i.heard_ns > silence_ns]
+    def expire(self, now_ns: int) -> list[KnownInstance]:
+        """Instances that have just fallen silent: no new work until their next summary."""
+        silent = [self.instances[member.name] for member in self.members.expire(now_ns)]
+        for instance in silent:
+            self._judge(instance)
+        return silent
 
     def hung(self) -> list[KnownInstance]:
         """Instances whose engine process gives no sign of life."""
-        return [i for i in self.instances.values() if i.hang and i.summary is not None and i.summary.engine_silent_ns]
+        hanging = (i for i in self.instances.values() if i.hang)
+        return [i for i in hanging if i.member.summary is not None and i.member.summary.engine_silent_ns]
 
     def reset_liveness(self, now_ns: int) -> None:
         """Restart liveness timers after a reconnect; the KV store may have lost the plans."""
         self._unconfirmed.update(self.plans)
-        for instance in self.instances.values():
-            instance.heard_ns = max(instance.heard_ns, now_ns)
+        self.members.restart_timers(now_ns)
 
     def knows(self, model: str) -> bool:
         """Whether the model has a plan or an instance that registered for it."""
-        return model in self.plans or any(i.record and i.record.model == model for i in self.instances.values())
+        return model in self.plans or any(r.model == model for _, r in self.members.registered())
 
     def expects(self, model: str) -> bool:
         """Whether an instance may come for this model: a plan named one, now or at any time since this ingress began.
@@ -159,7 +147,7 @@ class IngressClusterView:
     def lengths(self, model: str) -> tuple[int, int] | None:
         """Longest sequence that every, and that any, registered instance takes, tokens; None where none registered."""
         if model not in self._lengths:
-            known = [i.record for s in self._stages.get(model, ()) for i in s.instances if i.record is not None]
+            known = self._records(model)
             limits = [record.max_model_len for record in known]
             self._lengths[model] = (min(limits), max(limits)) if limits else None
         return self._lengths[model]
@@ -169,7 +157,7 @@ class IngressClusterView:
         no registered instance has one.
         """
         if model not in self._block_sizes:
-            known = [i.record for s in self._stages.get(model, ()) for i in s.instances if i.record is not None]
+            known = self._records(model)
             sizes = [record.block_size for record in known if record.prefix_caching and record.block_size > 0]
             self._block_sizes[model] = min(sizes, default=0)
         return self._block_sizes[model]
@@ -188,6 +176,7 @@ class IngressClusterView:
 
     def check_invariants(self) -> None:
         """Raises AssertionError where views and lists are not what the facts say."""
+        self.members.check_invariants()
         for instance in self.instances.values():
             instance.check_invariants()
         for model, stages in self._stages.items():
@@ -199,32 +188,44 @@ class IngressClusterView:
 
     def _instance(self, name: str) -> KnownInstance | None:
         instance = self.instances.get(name)
-        if instance is not None or not name:
+        if instance is not None:
             return instance
-        if len(self.instances) >= INSTANCES_MAX:
-            self._forget_unknown()
-        if len(self.instances) < INSTANCES_MAX:
-            instance = self.instances[name] = KnownInstance(name)
+        if name and self.members.find(name) is not None:
+            return None  # another one has the same subjects
+        member = self.members.expect(name)
+        if member is None:
+            return None
+        if len(self.instances) >= len(self.members):  # some made room
+            self.instances = {n: i for n, i in self.instances.items() if self.members.find(n) is i.member}
+        instance = self.instances[name] = KnownInstance(member)
         return instance
 
-    def _forget_unknown(self) -> None:
-        """Drop instances that are in no plan, have not registered and were never used."""
-        unknown = [i.name for i in self.instances.values() if not (i.stages or i.record or i.used)]
-        for name in unknown:
-            del self.instances[name]
-        self.ignored += len(unknown)
-
-    def _observe(self, instance: KnownInstance, incarnation: int, now_ns: int) -> bool:
-        """True if an earlier incarnation is lost by it."""
-        if incarnation == instance.incarnation:
+    def _registers(self, key: str, record: InstanceRecord) -> bool:
+        """Whether the key is the record's own, and there is room for its instance."""
+        if not record.instance or subject_token(record.instance) != subject_token(key):
             return False
-        restarted = instance.incarnation != 0
-        instance.restart(incarnation)
-        instance.heard_ns = now_ns
-        instance.dead = False
-        instance.refresh()
+        return self._instance(record.instance) is not None
+
+    def _expendable(self, member: Member) -> bool:
+        """Whether it is in no plan and was never used."""
+        instance = self.instances.get(member.name)
+        return instance is None or not (instance.stages or instance.used)
+
+    def _take(self, change: MembershipChange) -> bool:
+        """Follow a change of a member. True if an earlier incarnation is lost by it."""
+        if change.member is None:
+            return False
+        instance = self.instances[change.member.name]
+        if change.restarted:
+            instance.restart()
+            instance.refresh()
         self._judge(instance)
-        return restarted
+        return change.restarted
+
+    def _records(self, model: str) -> list[InstanceRecord]:
+        """Registrations of the model's planned instances."""
+        planned = (i.member.record for s in self._stages.get(model, ()) for i in s.instances)
+        return [record for record in planned if record is not None]
 
     def _forget_limits(self) -> None:
         """Registrations changed: forget what was derived from them."""

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import msgspec
 from millrace.contracts.observers import CandidateScore
 from millrace.contracts.plan import Stage
-from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.contracts.status import InstanceSummary
+from millrace.membership import Member, MemberState
 from millrace.policies.dispatch.view import InstanceView
 
 #: Fresh summaries that must come after an acceptance until it no longer counts as in flight.
@@ -50,37 +51,25 @@ DEFAULT_LIMITS = HangLimits()
 
 
 class KnownInstance:
-    """One instance. ``incarnation`` 0 means that nothing was received from it."""
+    """One instance: its member, and what this ingress placed there."""
 
     __slots__ = (
         "_in_flight",
         "_in_flight_tokens",
         "_summaries",
-        "dead",
-        "ended",
         "hang",
-        "heard_ns",
-        "incarnation",
+        "member",
         "name",
         "placements",
-        "record",
         "stages",
-        "summary",
         "usable",
         "used",
         "view",
-        "withdrawn",
     )
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.incarnation = 0
-        self.heard_ns = 0
-        self.ended = False  # its process was seen to end
-        self.dead = True  # nothing heard yet, or said to be dead, or silent: no new work
-        self.withdrawn = False  # it handed sequences back; until its next summary says that it is not draining
-        self.record: InstanceRecord | None = None
-        self.summary: InstanceSummary | None = None
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.name = name = member.name
         self.hang = ""  # sign of a hang in its latest summary
         self.usable = False
         self.used = False  # something was placed here once
@@ -91,15 +80,18 @@ class KnownInstance:
         self._in_flight: dict[str, list[int]] = {}  # sequence -> [tokens, summary number at which it leaves]
         self._in_flight_tokens = 0
 
+    @property
+    def dead(self) -> bool:
+        """Whether nothing of it is to be expected now: never heard, silent, or ended."""
+        return self.member.state not in (MemberState.SERVING, MemberState.DRAINING)
+
     def why_not(self) -> str:
         """Reason for giving it no new work; empty where it takes some."""
-        if self.incarnation == 0:
+        if self.member.incarnation == 0:
             return "never heard of"
         if self.dead:
             return "silent or dead"
-        if self.withdrawn or (self.summary is not None and self.summary.draining):
-            return "draining"
-        return self.hang
+        return self.hang if self.member.serving else "draining"
 
     def place(self, sequence: str, tokens: int) -> None:
         """Counts a sequence as in flight."""
@@ -124,28 +116,23 @@ class KnownInstance:
             if refresh:
                 self.refresh()
 
-    def restart(self, incarnation: int) -> None:
+    def restart(self) -> None:
         """A new process: what the earlier one had is gone."""
-        self.incarnation = incarnation
-        self.ended = False
-        self.summary = None
         self.hang = ""
-        self.withdrawn = False
         self._summaries = 0
         self._in_flight.clear()
         self._in_flight_tokens = 0
 
     def silent_ns(self, now_ns: int) -> int:
         """Age of its engine process's last sign of life; 0 while it is alive."""
-        if self.summary is None or not self.summary.engine_silent_ns:
+        summary = self.member.summary
+        if summary is None or not summary.engine_silent_ns:
             return 0
-        return self.summary.engine_silent_ns + now_ns - self.heard_ns
+        return summary.engine_silent_ns + self.member.silence_ns(now_ns)
 
     def take_summary(self, summary: InstanceSummary, limits: HangLimits = DEFAULT_LIMITS) -> None:
-        """Store a fresh summary; what it covers is no longer in flight."""
-        self.summary = summary
+        """A fresh summary: what it covers is no longer in flight."""
         self.hang = limits.fault(summary)
-        self.withdrawn = False
         self._summaries += 1
         if self._in_flight:
             number = self._summaries
@@ -155,7 +142,7 @@ class KnownInstance:
 
     def refresh(self) -> None:
         """Rebuild the view and patch it into the stages' lists."""
-        s = self.summary
+        s, record = self.member.summary, self.member.record
         flights = len(self._in_flight)
         if s is None:
             self.view = InstanceView(
@@ -173,7 +160,7 @@ class KnownInstance:
                 total_tokens=s.blocks_total * s.block_size,
                 in_flight_sequences=flights,
                 in_flight_tokens=self._in_flight_tokens,
-                sequences_max=self.record.max_sequences if self.record is not None else 0,
+                sequences_max=record.max_sequences if record is not None else 0,
             )
         for stage in self.stages:
             stage.patch(self)

@@ -56,7 +56,7 @@ def stage_length(state: IngressState, sequence: OpenSequence) -> int:
 
 
 def _long_enough(state: IngressState, name: str, length_tokens: int) -> bool:
-    record = state.cluster.instances[name].record
+    record = state.cluster.instances[name].member.record
     return record is None or record.max_model_len >= length_tokens
 
 
@@ -64,7 +64,7 @@ def _allowed(state: IngressState, sequence: OpenSequence, name: str, lenient: bo
     failed = sequence.retry.excluded.get(name)
     if failed is None:
         return True
-    return lenient and (sequence.retry.rounds > 0 or state.cluster.instances[name].incarnation != failed)
+    return lenient and (sequence.retry.rounds > 0 or state.cluster.instances[name].member.incarnation != failed)
 
 
 def has_alternative(state: IngressState, sequence: OpenSequence) -> bool:

@@ -158,7 +158,7 @@ def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | 
         read.notes[name] = body.reason.value
         return body.reason.value
     instance = state.cluster.instances[name]
-    if body.incarnation < instance.incarnation:
+    if body.incarnation < instance.member.incarnation:
         read.notes[name] = "of an earlier incarnation"
         return "outdated"
     wrong = absurdity(body)

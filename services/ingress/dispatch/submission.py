@@ -61,7 +61,7 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: l
     instance = state.cluster.instances[chosen]
     sequence.retry.tries += 1
     sequence.epoch = sequence.next_epoch()
-    sequence.instance, sequence.incarnation = instance, instance.incarnation
+    sequence.instance, sequence.incarnation = instance, instance.member.incarnation
     sequence.fresh, sequence.moved = True, False
     tracing.begin_placement(sequence, event.choice, state.now_ns, state.rng)
     note_submission(state, sequence, instance)

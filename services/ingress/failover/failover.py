@@ -3,7 +3,7 @@
     trigger                                                                  reason
     presence says DEAD                                                       instance_dead
     a new incarnation of the instance shows itself                           instance_restarted
-    no summary for ``silence_s``                                             instance_silent
+    no summary for ``instance_silence_ms``                                   instance_silent
     no sign of life of the engine process (``hangs.py``)                     instance_hung
     SequencesReturned                                                        returned_draining, returned_engine_died,
                                                                              returned_requested

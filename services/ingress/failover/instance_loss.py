@@ -35,4 +35,4 @@ def lose_earlier_incarnation(state: IngressState, name: str, out: list[Effect]) 
     """A new incarnation showed itself: fail over what the earlier one had."""
     instance = state.cluster.instances[name]
     event = InstanceLost("instance_restarted", LossCause.ENGINE_DIED)
-    lose_instance(state, instance, event, out, before_incarnation=instance.incarnation)
+    lose_instance(state, instance, event, out, before_incarnation=instance.member.incarnation)

@@ -57,7 +57,7 @@ def _refusal(state: IngressState, body: AllotEpoch, sequence: OpenSequence | Non
         where = f"{sequence.phase.value} at {owner.name}" if owner is not None else sequence.phase.value
         return f"it is {where} in epoch {sequence.epoch}"
     target = state.cluster.instances.get(body.target)
-    if target is None or target.dead or target.incarnation != body.incarnation:
+    if target is None or target.dead or target.member.incarnation != body.incarnation:
         return f"no such target: {body.target} of incarnation {body.incarnation}"
     if target is owner:
         return "source and target are the same"
@@ -118,7 +118,7 @@ def granted_to(sequence: OpenSequence, epoch: int, instance: KnownInstance) -> b
         grant is not None
         and epoch == grant.epoch
         and instance is grant.instance
-        and instance.incarnation == grant.incarnation
+        and instance.member.incarnation == grant.incarnation
     )
 
 
@@ -127,7 +127,7 @@ def target_alive(state: IngressState, sequence: OpenSequence) -> bool:
     grant = sequence.grant
     if grant is None or not state.connected:
         return False
-    return not grant.instance.dead and grant.instance.incarnation == grant.incarnation
+    return not grant.instance.dead and grant.instance.member.incarnation == grant.incarnation
 
 
 def ask_proof(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:

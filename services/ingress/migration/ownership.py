@@ -47,7 +47,7 @@ def take_move(state: IngressState, body: SequenceMoved, out: list[Effect]) -> No
     """Handle a worker's message that a sequence migrated to it."""
     sequence = state.sequences.get(body.sequence)
     instance = state.cluster.instances.get(body.instance)
-    if sequence is None or instance is None or body.incarnation != instance.incarnation:
+    if sequence is None or instance is None or body.incarnation != instance.member.incarnation:
         _not_owner(state, sequence, body, out)
     elif sequence.instance is instance and sequence.epoch == body.epoch:
         _request_missing(state, sequence, body.first_index, out)

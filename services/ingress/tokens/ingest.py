@@ -60,12 +60,12 @@ def _sender(state: IngressState, message: TokensGenerated, out: list[Effect]) ->
     A newer one than the known one means that the earlier is gone.
     """
     instance = state.cluster.instances.get(message.instance)
-    if instance is not None and message.incarnation == instance.incarnation:
+    if instance is not None and message.incarnation == instance.member.incarnation:
         return instance
     if state.cluster.observe_incarnation(message.instance, message.incarnation, state.now_ns):
         lose_earlier_incarnation(state, message.instance, out)
     instance = state.cluster.instances.get(message.instance)
-    return instance if instance is not None and message.incarnation == instance.incarnation else None
+    return instance if instance is not None and message.incarnation == instance.member.incarnation else None
 
 
 def _take_foreign(
