@@ -48,11 +48,11 @@ from millrace.contracts.local import (
 from millrace.contracts.message import Message
 from millrace.contracts.observers import DecisionMade, RequestFinished, ShadowFinished
 from millrace.contracts.plan import Lease, Plan
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
 from millrace.contracts.subjects import Subjects, subject_token
-from millrace.membership import Heartbeat
+from millrace.membership import Heartbeat, Membership, MemberState
 
-from services.coordinator.config import ProvisioningConfig, RolePolicyConfig, StagesConfig
+from services.coordinator.config import CoordinatorConfig, RolePolicyConfig, StagesConfig
 from services.coordinator.leases import may_write_lease, put_lease
 from services.coordinator.planning import Planning, nobody_prefills, put_plan
 from services.coordinator.provisioning import Provisioning
@@ -63,11 +63,7 @@ from services.coordinator.state import KeyState, ModelState, RegisteredInstance
 #: How often liveness and leases are looked at, and presence is published.
 TICK_NS = 1_000_000_000
 
-#: An instance that said nothing for this long leaves the plan. Ingress acts sooner, by itself; the plan follows.
-SILENCE_NS_MAX = 3_000_000_000
-
-#: Bounds of the state; far above what one coordinator can sensibly plan for.
-INSTANCES_MAX = 10_000
+#: Bound of the state; far above what one coordinator can sensibly plan for.
 MODELS_MAX = 1_000
 
 ACCEPTS = (
@@ -91,12 +87,10 @@ class CoordinatorActor:
 
     def __init__(
         self,
+        config: CoordinatorConfig,
         *,
-        name: str,
-        cluster: str,
         incarnation: int,
         planning: Planning | None = None,
-        provisioning: ProvisioningConfig | None = None,
         roles: Roles | None = None,
     ) -> None:
         """Without ``planning`` there is one stage, and everybody does both without ``roles``.
@@ -104,16 +98,19 @@ class CoordinatorActor:
         Raises:
             ConfigError: the provisioning strategy is wrong.
         """
-        self.name = name
-        self._subjects = Subjects(cluster)
+        self.name = name = config.name
+        self._subjects = Subjects(config.bus.cluster)
         self._incarnation = incarnation
         self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.COORDINATOR, name=name, incarnation=incarnation)
-        self._instances: dict[str, RegisteredInstance] = {}
+        self._membership = config.membership
+        self._members = Membership(
+            silence_ns=self._membership.plan_silence_ns, members_max=self._membership.members_max
+        )
         self._models: dict[str, ModelState] = {}
         self._ready: set[str] = set()
         self._bound_reached = False
         self.provisioning = Provisioning(
-            provisioning or ProvisioningConfig(), name=name, incarnation=incarnation, subjects=self._subjects
+            config.provisioning, name=name, incarnation=incarnation, subjects=self._subjects
         )
         self.rungs = Rungs(
             planning=planning or Planning(StagesConfig(policy="one_stage"), name=name),
@@ -176,44 +173,47 @@ class CoordinatorActor:
 
     def _on_instance(self, body: KeyChanged, now_ns: int) -> list[Effect]:
         if body.value is None:
-            self._instances.pop(body.key, None)
+            self._members.forget(body.key)
             return self._plan_all(now_ns)
         record = body.value
         if not isinstance(record, InstanceRecord):
             return [Log(level="warning", event="key_of_wrong_type", fields={"bucket": "instance", "key": body.key})]
-        view = self._instances.get(body.key)
-        if view is None:
-            if len(self._instances) >= INSTANCES_MAX:
-                return self._say_bound_reached("instances")
-            self._instances[body.key] = RegisteredInstance(record=record, seen_ns=now_ns)
-        else:
-            served = view.serves(now_ns, SILENCE_NS_MAX)
-            same = view.record == record
-            fresh = view.record.incarnation != record.incarnation
-            view.record, view.seen_ns = record, now_ns
-            view.draining = view.draining and not fresh
-            if same and served == view.serves(now_ns, SILENCE_NS_MAX):
-                return self._leases(now_ns)  # a renewal, as nearly all are; who fell silent, the tick sees
+        served = self._serves(body.key, now_ns)
+        change = self._members.on_record(body.key, record, now_ns)
+        if change.member is None:  # no room for it, or another instance's key
+            return self._say_bound_reached() if len(self._members) >= self._membership.members_max else []
+        if not change.rerecorded and served == change.member.serving:
+            return self._leases(now_ns)  # a renewal, as nearly all are; who fell silent, the tick sees
         return self._lead(now_ns) + self._plan(record.model, now_ns)
 
     def _on_summary(self, body: InstanceSummary, now_ns: int) -> list[Effect]:
-        view = self._instances.get(subject_token(body.instance))
-        if view is None or view.record.incarnation != body.incarnation:
+        member = self._members.find(body.instance)
+        if member is None or member.record is None or member.record.incarnation != body.incarnation:
             return []
-        served = view.serves(now_ns, SILENCE_NS_MAX)
-        view.seen_ns, view.draining, view.summary = now_ns, body.draining, body
+        served = self._serves(body.instance, now_ns)
+        if not self._members.on_summary(body, now_ns).accepted:
+            return []
         self.rungs.on_summary(body)
-        return self._plan(body.model, now_ns) if view.serves(now_ns, SILENCE_NS_MAX) != served else []
+        return self._plan(body.model, now_ns) if member.serving != served else []
 
     def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
         if body.role == Role.MIGRATOR:
             self.rungs.on_migrator(body, now_ns)
             return []
-        view = self._instances.get(subject_token(body.name))
-        if view is None or body.role != Role.WORKER or body.state is not PresenceState.DEAD:
+        change = self._members.on_presence(body)
+        if change.member is None or change.member.record is None or not change.moved:
             return []
-        view.dead_before_ns = max(view.dead_before_ns, body.incarnation or body.at_ns)
-        return self._plan(view.record.model, now_ns)
+        return self._plan(change.member.record.model, now_ns)
+
+    def _serves(self, name: str, now_ns: int) -> bool:
+        member = self._members.find(name)
+        return member is not None and self._members.state(member, now_ns) is MemberState.SERVING
+
+    def _registered(self, model: str, now_ns: int) -> list[RegisteredInstance]:
+        """The model's instances as they are now."""
+        self._members.expire(now_ns)
+        known = self._members.registered()
+        return [RegisteredInstance.of(member, record) for member, record in known if record.model == model]
 
     # lease and plan
 
@@ -268,8 +268,7 @@ class CoordinatorActor:
         for state in self._models.values():
             for held in (state.plan_key, state.lease_key):
                 held.stale, held.writing = True, False
-        for view in self._instances.values():
-            view.seen_ns = now_ns  # nobody could be heard; silence is counted anew
+        self._members.restart_timers(now_ns)  # nobody could be heard
         return []
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
@@ -286,9 +285,9 @@ class CoordinatorActor:
         """Takes leases that are free and renews the ones held, for every model that has instances."""
         if not {"instance", "lease", "plan"} <= self._ready:
             return []
-        for view in self._instances.values():
-            if view.record.model not in self._models and len(self._models) < MODELS_MAX:
-                self._models[view.record.model] = ModelState()
+        for _, record in self._members.registered():
+            if record.model not in self._models and len(self._models) < MODELS_MAX:
+                self._models[record.model] = ModelState()
         return self._leases(now_ns)
 
     def _leases(self, now_ns: int) -> list[Effect]:
@@ -323,8 +322,7 @@ class CoordinatorActor:
 
     def serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
         """Those that the plan names."""
-        views = [view for view in self._instances.values() if view.record.model == model]
-        return [view.record for view in views if view.serves(now_ns, SILENCE_NS_MAX)]
+        return [view.record for view in self._registered(model, now_ns) if view.serving]
 
     def _decide(self, now_ns: int) -> list[Effect]:
         """Asks the policies about every model that is led."""
@@ -333,13 +331,9 @@ class CoordinatorActor:
             if not self._leads(state, now_ns):
                 self.rungs.forget(model)
                 continue
-            instances = [view for view in self._instances.values() if view.record.model == model]
-            effects += self.rungs.decide(model, state.plan, instances, now_ns, silence_ns=SILENCE_NS_MAX)
-        self.rungs.roles.windows.keep(self._instances_named())
+            effects += self.rungs.decide(model, state.plan, self._registered(model, now_ns), now_ns)
+        self.rungs.roles.windows.keep({record.instance for _, record in self._members.registered()})
         return effects
-
-    def _instances_named(self) -> set[str]:
-        return {view.record.instance for view in self._instances.values()}
 
     def _on_order(self, body: SetRole | SetInstances, reply_to: str, now_ns: int) -> list[Effect]:
         """An operator's order; whoever does not lead the model leaves it to who does."""
@@ -348,8 +342,7 @@ class CoordinatorActor:
             return []
         if isinstance(body, SetRole):
             return answer(reply_to, self.rungs.on_order(body, state.plan, now_ns))
-        instances = [view for view in self._instances.values() if view.record.model == body.model]
-        return self.rungs.on_scale(body, state.plan, instances, reply_to, now_ns)
+        return self.rungs.on_scale(body, state.plan, self._registered(body.model, now_ns), reply_to, now_ns)
 
     # small things
 
@@ -368,11 +361,13 @@ class CoordinatorActor:
             return None
         return {"plan": state.plan_key, "lease": state.lease_key}.get(kind)
 
-    def _say_bound_reached(self, what: str) -> list[Effect]:
+    def _say_bound_reached(self) -> list[Effect]:
         if self._bound_reached:
             return []
         self._bound_reached = True
-        return [Log(level="error", event="bound_reached", fields={"what": what, "max": INSTANCES_MAX})]
+        return [
+            Log(level="error", event="bound_reached", fields={"what": "instances", "max": self._membership.members_max})
+        ]
 
     def snapshot(self) -> dict[str, Any]:
         """Instances, and who leads what with which plan."""
@@ -385,11 +380,11 @@ class CoordinatorActor:
             }
             for model, state in sorted(self._models.items())
         }
-        known = {"name": self.name, "instances": sorted(self._instances), "models": models}
+        known = {"name": self.name, "instances": sorted(member.token for member in self._members), "models": models}
         return known | self.rungs.snapshot()
 
     def check_invariants(self) -> None:
         """Raises AssertionError where a bound does not hold. Plans check themselves."""
-        assert len(self._instances) <= INSTANCES_MAX
+        self._members.check_invariants()
         assert len(self._models) <= MODELS_MAX
         self.rungs.check()

@@ -39,10 +39,8 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
     extra = deps.step_times if isinstance(deps, CoordinatorDeps) else {}
     planning = build_planning(config, extra)
     actor = CoordinatorActor(
-        name=config.name,
-        cluster=config.bus.cluster,
+        config,
         incarnation=deps.incarnation,
-        provisioning=config.provisioning,
         planning=planning,
         roles=Roles(config.flips, configured=config.roles, instance_model=planning.instance_model),
     )

@@ -8,6 +8,7 @@ import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
 from millrace.contracts.plan import InstanceRole
+from millrace.membership import MembershipConfig
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.roles import ROLE_POLICIES
 from millrace.policies.stages import STAGE_POLICIES
@@ -114,6 +115,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             name wins, then the first pattern that fits; who stands nowhere does both.
         cascades: Cascades that it plans.
         flips: How roles change under load.
+        membership: When an instance leaves the plan: ``plan_silence_ms`` after its last sign of life. Ingress acts
+            sooner, by itself.
     """
 
     name: str = "coordinator-0"
@@ -124,6 +127,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     roles: dict[str, InstanceRole] = {}
     cascades: list[CoordinatedCascade] = []
     flips: RolePolicyConfig = RolePolicyConfig()
+    membership: MembershipConfig = MembershipConfig()
     record: str = ""
 
 

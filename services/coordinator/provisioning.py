@@ -110,23 +110,20 @@ class Provisioning:
 
     # decisions
 
-    def tick(
-        self, model: str, instances: Iterable[RegisteredInstance], now_ns: int, *, silence_ns: int, held: str = ""
-    ) -> list[Effect]:
+    def tick(self, model: str, instances: Iterable[RegisteredInstance], now_ns: int, *, held: str = "") -> list[Effect]:
         """Looks at one led model and its instances.
 
         Args:
             model: Its name.
             instances: All that are registered for it.
             now_ns: Unix ns.
-            silence_ns: One that was silent for longer does not serve.
             held: Why nothing new may be ordered now; empty where it may.
         """
         if not self.on and model not in self._fleets:
             return []
         fleet = self._fleets.setdefault(model, Fleet(self._policy.initial_state))
         known = {view.record.instance: view for view in instances}
-        serving = {name for name, view in known.items() if view.serves(now_ns, silence_ns)}
+        serving = {name for name, view in known.items() if view.serving}
         fleet.serving = len(serving)
         effects = self._settle(fleet, known, serving, now_ns)
         if held or not self.on:

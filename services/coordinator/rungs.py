@@ -122,8 +122,6 @@ class Rungs:
         plan: Plan | None,
         instances: Sequence[RegisteredInstance],
         now_ns: int,
-        *,
-        silence_ns: int,
     ) -> list[Effect]:
         """Lets each rung look at one led model, the fastest first.
 
@@ -132,15 +130,12 @@ class Rungs:
             plan: In force.
             instances: All that are registered for it.
             now_ns: Unix ns.
-            silence_ns: One that was silent for longer does not serve.
         """
-        serving = [view.record for view in instances if view.serves(now_ns, silence_ns)]
+        serving = [view.record for view in instances if view.serving]
         scaling = self.provisioning.ladder_view(model)
         effects = self.roles.tick(model, plan, serving, scaling, now_ns)
         ladder = self.roles.ladder(model, scaling)
-        effects += self.provisioning.tick(
-            model, instances, now_ns, silence_ns=silence_ns, held=scaling_held(ladder, now_ns)
-        )
+        effects += self.provisioning.tick(model, instances, now_ns, held=scaling_held(ladder, now_ns))
         if not ladder.flipping:
             effects += self.planning.tick(model, plan, serving, now_ns)
         return [*effects, self._told(model, ladder, now_ns)]

@@ -1,4 +1,4 @@
-"""State of the coordinator: instances, and per model the lease and the plan."""
+"""State of the coordinator: registered instances, and per model the lease and the plan."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.membership import Member, MemberState
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class RegisteredInstance:
-    """One registered instance.
+    """One registered instance as it is now.
 
     Attributes:
-        seen_ns: When its last sign of life came.
-        dead_before_ns: Incarnations up to this time are known to be dead.
-        summary: The last one of this incarnation or an earlier one; None before the first.
+        serving: Whether the plan should name it.
+        draining: Whether it says that it leaves.
+        summary: The last one of this incarnation; None before the first.
     """
 
     record: InstanceRecord
-    seen_ns: int
+    serving: bool
     draining: bool = False
-    dead_before_ns: int = 0
     summary: InstanceSummary | None = None
 
-    def serves(self, now_ns: int, silence_ns_max: int) -> bool:
-        """Whether the plan should name it."""
-        alive = now_ns - self.seen_ns <= silence_ns_max and self.record.incarnation > self.dead_before_ns
-        return alive and not self.draining
+    @classmethod
+    def of(cls, member: Member, record: InstanceRecord) -> RegisteredInstance:
+        """A member that has a record."""
+        return cls(record, member.serving, member.state is MemberState.DRAINING, member.summary)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 from millrace.actor.effects import Effect, PutKey
 from millrace.contracts.local import BucketReady, KeyChanged, KeyFailure, KeyNotPut, KeyPut, TimerFired
 from millrace.contracts.message import Body, Message
@@ -11,7 +12,7 @@ from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 from services.coordinator.actor import CoordinatorActor
-from services.coordinator.config import RolePolicyConfig
+from services.coordinator.config import CoordinatorConfig, RolePolicyConfig
 from services.coordinator.roles import Roles
 
 S = 1_000_000_000
@@ -25,15 +26,20 @@ class Bench:
         self, name: str = "coordinator-0", incarnation: int = 1, roles: Roles | Mapping[str, InstanceRole] | None = None
     ) -> None:
         known = roles if isinstance(roles, Roles) else Roles(RolePolicyConfig(), configured=roles or {})
-        self.actor = CoordinatorActor(name=name, cluster="local", incarnation=incarnation, roles=known)
+        self.actor = CoordinatorActor(CoordinatorConfig(name=name), incarnation=incarnation, roles=known)
         self.now_ns = 100 * S
         self.revision = 0
+        self.summaries = 0
         self.keys: dict[tuple[str, str], tuple[Body, int]] = {}
         self.effects = self.actor.start(self.now_ns)
         for bucket in ("instance", "plan", "lease"):
             self.send(BucketReady(bucket=bucket))
 
     def send(self, body: Body, *, store: bool = True) -> list[Effect]:
+        """A summary without a time is of now."""
+        if isinstance(body, InstanceSummary) and not body.at_ns:
+            self.summaries += 1
+            body = msgspec.structs.replace(body, at_ns=self.now_ns + self.summaries)
         effects = self.actor.handle(Message(body), self.now_ns)
         self.actor.check_invariants()
         for effect in effects:
@@ -51,6 +57,15 @@ class Bench:
         self.send(KeyPut(correlation=effect.correlation, revision=self.revision))
         changed = KeyChanged(bucket=effect.bucket, key=effect.key, value=effect.value, revision=self.revision)
         self.send(changed)
+
+    @property
+    def registered(self) -> list[str]:
+        return self.actor.snapshot()["instances"]
+
+    def all_report(self) -> None:
+        """Every registered instance gives a sign of life."""
+        for name in self.registered:
+            self.send(summary(name))
 
     def register(self, name: str, incarnation: int = 5) -> None:
         self.send(KeyChanged(bucket="instance", key=name, value=record(name, incarnation), revision=1))

@@ -15,8 +15,9 @@ from millrace.contracts.local import (
 from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole, Lease, Plan, Stage
 from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.membership import MembershipConfig
 
-from services.coordinator.actor import SILENCE_NS_MAX, TICK_NS
+from services.coordinator.actor import TICK_NS
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leases import LEASE_NS
 from services.coordinator.roles import role_of
@@ -79,7 +80,7 @@ def test_a_silent_instance_leaves_the_plan_and_returns_with_its_next_word() -> N
     bench.register("a")
     bench.register("b")
     bench.tick()
-    for _ in range(SILENCE_NS_MAX // S + 1):
+    for _ in range(MembershipConfig().plan_silence_ns // S + 1):
         bench.send(summary("b"))
         bench.tick()
     assert bench.planned == ["b"]

@@ -29,6 +29,7 @@ from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedT
 from services.coordinator.cascades import LEASE_NS, OPERATOR
 from services.coordinator.cascading import CascadingCoordinator
 from services.coordinator.config import CoordinatorConfig
+from tests.unit.coordinator_bench import summary
 
 S = 1_000_000_000
 TIERS = [CoordinatedTier(model="nano", threshold=60.0), CoordinatedTier(model="mini", threshold=0.0)]
@@ -84,6 +85,7 @@ class Story:
         self.now_ns += int(seconds * S)
         for name, model in alive:
             self.register(name, model)
+            self.send(msgspec.structs.replace(summary(name), model=model, at_ns=self.now_ns))
         self.send(TimerFired(name="tick"))
 
     @property

@@ -295,7 +295,7 @@ def test_roles_stand_in_the_plan() -> None:
 def test_the_actor_listens_to_outcomes_once_where_the_policy_learns() -> None:
     for policy, count in (("exact", 1), ("one_stage", 0)):
         config = CoordinatorConfig(stages=StagesConfig(policy=policy))
-        actor = CoordinatorActor(name="c", cluster="l", incarnation=1, planning=build_planning(config))
+        actor = CoordinatorActor(CoordinatorConfig(name="c"), incarnation=1, planning=build_planning(config))
         subjects = [e.subject for e in actor.start(0) if isinstance(e, Subscribe) and "outcome" in e.subject]
         assert len(subjects) == count
 

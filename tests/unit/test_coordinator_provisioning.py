@@ -29,7 +29,7 @@ from millrace.contracts.provisioner import (
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 
 from services.coordinator.actor import CoordinatorActor
-from services.coordinator.config import ProvisioningConfig
+from services.coordinator.config import CoordinatorConfig, ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
 from services.coordinator.leases import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
@@ -44,7 +44,7 @@ class Bench:
 
     def __init__(self, *names: str, strategy: str = "preempt", hosts: list[str] | None = None, **rules: Any) -> None:
         config = ProvisioningConfig(strategy=strategy, parameters=RULES | rules, hosts=hosts or ["local"])
-        self.actor = CoordinatorActor(name="c", cluster="local", incarnation=1, provisioning=config)
+        self.actor = CoordinatorActor(CoordinatorConfig(name="c", provisioning=config), incarnation=1)
         self.now_ns = 100 * S
         self.effects = self.actor.start(self.now_ns)
         self.alive = list(names)
@@ -89,7 +89,7 @@ class Bench:
     def tick(self, seconds: float = 1.0) -> list[Effect]:
         self.now_ns += int(seconds * S)
         for name in self.alive:
-            view = self.actor._instances[name]
+            (view,) = [view for view in self.actor._registered(MODEL, self.now_ns) if view.record.instance == name]
             self.send(
                 InstanceSummary(
                     instance=name,
@@ -176,7 +176,7 @@ def decided(effects: list[Effect]) -> list[ProvisioningDecided]:
 
 
 def test_without_a_strategy_nothing_is_heard_and_nothing_asked() -> None:
-    actor = CoordinatorActor(name="c", cluster="local", incarnation=1)
+    actor = CoordinatorActor(CoordinatorConfig(name="c"), incarnation=1)
     subjects = [effect.subject for effect in actor.start(0) if isinstance(effect, Subscribe)]
     assert not [subject for subject in subjects if "decision" in subject or "outcome" in subject]
 
@@ -374,4 +374,4 @@ def test_windows_are_bounded() -> None:
 )
 def test_a_wrong_configuration_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        CoordinatorActor(name="c", cluster="l", incarnation=1, provisioning=ProvisioningConfig(**fields))
+        CoordinatorActor(CoordinatorConfig(name="c", provisioning=ProvisioningConfig(**fields)), incarnation=1)

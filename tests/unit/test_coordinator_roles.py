@@ -50,7 +50,7 @@ class Story(Bench):
         self.tick()
 
     def tick(self, seconds: float = 1.0) -> list[object]:
-        for name in [view.record.instance for view in self.actor._instances.values()]:
+        for name in self.registered:
             self.send(loaded(name, self.now_ns, self.loads.get(name, LoadIndicators())))
         told = [InstanceMigrations(name, count, 0, 0) for name, count in self.moving.items()]
         self.send(ServicePresence(role="migrator", name="m", incarnation=1, at_ns=self.now_ns, moving=told))
@@ -342,8 +342,9 @@ def test_a_new_leader_begins_no_flip_at_once() -> None:
 
 def test_absurd_indicators_are_counted_and_ignored() -> None:
     story = Story()
-    for load in (LoadIndicators(prefill_tokens_left=-7), LoadIndicators(memory_busy=float("nan"))):
-        story.send(loaded("p0", story.now_ns + 1, load))
+    absurd = (LoadIndicators(prefill_tokens_left=-7), LoadIndicators(memory_busy=float("nan")))
+    for later, load in enumerate(absurd, start=1):
+        story.send(loaded("p0", story.now_ns + later, load))
     assert story.actor.rungs.roles.windows.ignored["p0"] == 2
 
 

@@ -33,7 +33,7 @@ from millrace.policies.provisioning.by_order import (
 from services.coordinator.config import RolePolicyConfig
 from services.coordinator.ladder import APART_NS
 from services.coordinator.roles import Roles
-from tests.unit.coordinator_bench import MODEL, Bench, S, record, summary
+from tests.unit.coordinator_bench import MODEL, Bench, record, summary
 
 BOTH, PREFILL, DECODE = InstanceRole
 
@@ -122,8 +122,8 @@ class Scaled(Bench):
         return [e.body for e in effects if isinstance(e, Reply) and isinstance(e.body, OrderAccepted | OrderRefused)]
 
     def order(self, count: int, **fields: Any) -> list[OrderAccepted | OrderRefused]:
-        for view in self.actor._instances.values():
-            body = msgspec.structs.replace(summary(view.record.instance), running=3, running_tokens=900)
+        for name in self.registered:
+            body = msgspec.structs.replace(summary(name), running=3, running_tokens=900)
             self.send(body)
         body = SetInstances(model=MODEL, count=count, **fields)
         return self.take(self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns))
@@ -223,15 +223,13 @@ def test_flips_and_orders_to_scale_keep_apart() -> None:
     assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.FLIP_OPEN
     for _ in range(8):
-        for view in bench.actor._instances.values():
-            view.seen_ns = bench.now_ns + S
+        bench.all_report()
         bench.tick()
     (answer,) = bench.order(2)
     assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.FLIPPED_LATELY
     bench.now_ns += APART_NS
-    for view in bench.actor._instances.values():
-        view.seen_ns = bench.now_ns
+    bench.all_report()
     bench.tick(0)
     assert bench.order(4) == []
     (answer,) = bench.take(
