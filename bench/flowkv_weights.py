@@ -32,7 +32,7 @@ from simulator.scenarios.spec import ScenarioSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY = ROOT / "libs/millrace/policies/roles/flowkv"
-SPLITS = [label for label, (_, policy) in LAYOUTS.items() if policy == "fixed"]
+SPLITS = [label for label, (_, policy, brokers) in LAYOUTS.items() if policy == "fixed" and not brokers]
 SPEEDS = (4.0, 8.0, 12.0)
 TTFT_S, TPOT_S = 5.0, 0.025
 
