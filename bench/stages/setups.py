@@ -140,7 +140,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         assert isinstance(step_time, LinearStepTime)
         cost = step_time.unequal(self.kappa).cost(engine)
         return linear_instance(
-            cost, kv_tokens=engine.blocks_total * engine.block_size, max_sequences=engine.max_sequences
+            cost,
+            kv_tokens=engine.blocks_total * engine.block_size,
+            max_sequences=engine.max_sequences,
+            token_budget=engine.token_budget,
         )
 
     def planned(self, planner: str) -> tuple[StageShape, ...]:

@@ -298,6 +298,7 @@ def _instance_model(record: InstanceRecord, step_time: StepTimeModel | None) -> 
         step_time.cost(parameters),
         kv_tokens=record.block_size * record.blocks_total,
         max_sequences=record.max_sequences,
+        token_budget=record.token_budget,
     )
     if record.kv is None:
         return made

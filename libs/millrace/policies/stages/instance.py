@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.policies.stages.curves import StepCurves, sampled
 from millrace.policies.stages.least_squares import nonnegative
 
 #: Batch sizes and mean context lengths at which a step cost is sampled to make it linear.
@@ -31,6 +33,7 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
         copy_bytes_per_s: Bandwidth of one transfer.
         copy_overhead_s: Time of a transfer beside its bytes.
         copies_max: Transfers each way at once.
+        curves: Sampled step times, where costs bend; None for the lines above.
     """
 
     fixed_s: float
@@ -46,17 +49,36 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     copy_bytes_per_s: float = 10e9
     copy_overhead_s: float = 0.05
     copies_max: int = 3
+    curves: StepCurves | None = None
 
     def copy_s(self, length_tokens: float) -> float:
         """Seconds for which a sequence of this length holds a transfer slot."""
         return self.copy_overhead_s + length_tokens * self.kv_bytes_per_token / self.copy_bytes_per_s
 
+    def step_curves(self) -> StepCurves:
+        """Return what was sampled, or the lines as curves."""
+        return self.curves or StepCurves.straight(
+            fixed_s=self.fixed_s,
+            decode_s=self.per_decode_s,
+            token_s=self.per_prefill_token_s,
+            work_s=self.per_prefill_work_s,
+        )
 
-def linear_instance(cost: StepCost, *, kv_tokens: int, max_sequences: int) -> InstanceModel:
+
+def linear_instance(
+    cost: StepCost, *, kv_tokens: int, max_sequences: int, token_budget: int = EngineParameters().token_budget
+) -> InstanceModel:
     """Makes a step cost linear: least relative error over batches that fit into the memory.
 
-    Curves of tables and bends become straight lines; an engine's own scheduler and forecasts keep the full cost. What
-    unequal lengths cost is taken from the difference between an uneven and an even batch.
+    Curves of tables and bends become straight lines, and are kept beside them as samples; an engine's own scheduler and
+    forecasts keep the full cost. What unequal lengths cost is taken from the difference between an uneven and an even
+    batch.
+
+    Args:
+        cost: Of one step.
+        kv_tokens: Tokens that the KV cache holds.
+        max_sequences: Bound of the running batch.
+        token_budget: Tokens of one step at most.
     """
     rows, times = [], []
     for decodes in _DECODES:
@@ -80,6 +102,7 @@ def linear_instance(cost: StepCost, *, kv_tokens: int, max_sequences: int) -> In
         tail_decodes_min=decodes_min,
         kv_tokens=float(kv_tokens),
         max_sequences=float(max_sequences),
+        curves=sampled(cost, per_context_token_s=per_context, token_budget=token_budget),
     )
 
 

@@ -16,14 +16,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from millrace.policies.stages.instance import InstanceModel
+from millrace.policies.stages.paces import LengthSums, open_paces, ratio
 from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.statistics import BINS, EDGES, PER_OCTAVE, Array, LengthStatistics
-
-#: Rounds of the fixed point between a batch's size and the pace that the tail term gives it.
-_ROUNDS = 12
 
 #: The paper's resident set at a load beyond what the cluster can serve is that of this utilisation.
 _UTILISATION_MAX = 0.95
@@ -116,33 +113,17 @@ def open_costs(
     """Mean normalised latency of an open system: sum over stages of the share of output times the time per token.
 
     A sequence that decodes sees itself and the Poisson number of others, whose mean is Little's n = rate · time:
-    ``t = (c0 + (c1 + c3·L)·(1 + n) + tail) / (1 − prefill share)``.
+    ``t = (step(1 + n) + c3·L·(1 + n) + tail) / (1 − prefill share)``. The share is of the prompts that begin in the
+    stage; a sequence that is handed over brings its KV and none.
     """
-    sums = _Sums(statistics, edges, instances)
-    share = statistics.span_s or 1.0
-    d = sums.instances
-    decoded = sums.of(statistics.decode_tokens)[:, :, None] / share / d  # tokens per second and instance
-    context = _ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens))
-    prefill = sums.of(
-        statistics.prefill_tokens * instance.per_prefill_token_s + statistics.prefill_work * instance.per_prefill_work_s
-    )
-    own = (instance.per_decode_s + instance.per_context_token_s * context)[:, :, None]
-    spare = 1.0 - prefill[:, :, None] / share / d - own * decoded
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pace = np.where(spare > 0, (instance.fixed_s + own) / spare, np.inf)
-        if instance.tail_s > 0:
-            longest = _Longest(statistics, edges)
-            for _ in range(_ROUNDS):
-                n = np.where(np.isfinite(pace), decoded * pace, 0.0)
-                over = np.maximum(0.0, longest.expected(n) - context[:, :, None])
-                tail = np.where(n + 1 >= instance.tail_decodes_min, instance.tail_s * over, 0.0)
-                pace = np.where(spare > 0, (instance.fixed_s + own + tail) / spare, np.inf)
-    sequences = np.where(np.isfinite(pace), decoded * np.where(np.isfinite(pace), pace, 0.0), np.inf)
-    held = sequences * context[:, :, None]
+    sums = LengthSums(statistics, edges, instances)
+    context = ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens))
+    pace, sequences = open_paces(statistics, instance, edges, instances)
+    held = np.where(np.isfinite(sequences), sequences, 0.0) * context[:, :, None]
     fits = (held <= constraints.kv_used_max * instance.kv_tokens) & (sequences <= instance.max_sequences)
     moves = [_moves_per_s(statistics, edge, constraints) for edge in edges]
     busy = np.asarray([rate * instance.copy_s(_length(edge)) for rate, edge in zip(moves, edges, strict=True)])
-    slots = np.maximum(busy[:, None], busy[None, :])[:, :, None] / (instance.copies_max * d)
+    slots = np.maximum(busy[:, None], busy[None, :])[:, :, None] / (instance.copies_max * sums.instances)
     allowed = sums.valid & fits & (slots <= constraints.slots_used_max)
     weight = sums.of(statistics.weight)[:, :, None] / max(1.0, statistics.requests)
     per_move = constraints.move_gap_s / max(1.0, statistics.output_tokens_mean)
@@ -173,7 +154,7 @@ def quality_costs(
 
     Source: CascadeInfer, section 4.2.
     """
-    sums = _Sums(statistics, edges, instances)
+    sums = LengthSums(statistics, edges, instances)
     per_second = 1.0 / (statistics.span_s or 1.0)
     step = _resident_pace(statistics, quality, instances) * per_second
     n = sums.of(statistics.decode_tokens * step)
@@ -195,7 +176,7 @@ def quality_costs(
         pace_s=pace,
         cut=np.asarray(cut),
         sequences=n[:, :, None] / sums.instances,
-        context=_ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens)),
+        context=ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens)),
     )
 
 
@@ -214,40 +195,6 @@ def priced(costs: StageCosts, cut_margin: float) -> StageCosts:
     if not math.isfinite(one):
         return costs
     return replace(costs, cut=costs.cut + cut_margin * one)
-
-
-class _Sums:
-    """Sums of per-bin figures over each pair of cuts, by differences of running sums."""
-
-    def __init__(self, statistics: LengthStatistics, edges: Sequence[int], instances: int) -> None:
-        self._edges = np.asarray(edges)
-        below = np.arange(len(edges))
-        counts = np.arange(instances + 1)
-        self.valid: npt.NDArray[np.bool_] = (below[:, None] < below[None, :])[:, :, None] & (counts > 0)
-        self.instances = np.maximum(1, counts)[None, None, :].astype(np.float64)
-
-    def of(self, values: Array) -> Array:
-        """(J + 1, J + 1): sum over the bins between cut i and cut j; 0 where j is not above i."""
-        running = np.concatenate([[0.0], np.cumsum(values)])[self._edges]
-        found: Array = np.maximum(0.0, running[None, :] - running[:, None])
-        return found
-
-
-class _Longest:
-    """Expected longest of n sequences of a stage: the length below which the share n / (n + 1) of them lies."""
-
-    def __init__(self, statistics: LengthStatistics, edges: Sequence[int]) -> None:
-        counts = statistics.decode_tokens + 1e-9  # resident sequences are in proportion to tokens decoded
-        self._running = np.concatenate([[0.0], np.cumsum(counts)])
-        self._lengths = np.asarray([*EDGES, EDGES[-1] * 16], dtype=np.float64)
-        at = self._running[np.asarray(edges)]
-        self._low, self._width = at[:, None, None], (at[None, :] - at[:, None])[:, :, None]
-
-    def expected(self, n: Array) -> Array:
-        """(J + 1, J + 1, E + 1) lengths for as many numbers of sequences."""
-        wanted = self._low + np.maximum(0.0, self._width) * ((n + 1) / (n + 2))
-        found: Array = np.interp(wanted, self._running, self._lengths)
-        return found
 
 
 def _moves_per_s(statistics: LengthStatistics, edge: int, constraints: Constraints) -> float:
@@ -270,7 +217,3 @@ def _resident_pace(statistics: LengthStatistics, quality: QualityModel, instance
     )
     utilisation = float(used) / (statistics.span_s or 1.0) / max(1, instances)
     return quality.d0 / (1 - min(utilisation, _UTILISATION_MAX))
-
-
-def _ratio(above: Array, below: Array) -> Array:
-    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)

@@ -1,0 +1,130 @@
+"""Times of an instance's steps as curves: decode steps by their sequences, prompts by length and by who decodes beside.
+
+Costs bend with the tokens of a step: the same chunk takes more beside many decoding sequences, and a long one more per
+token than a short one. A straight line through both understates what prompts cost beside decodes by a quarter.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.policies.stages.statistics import Array
+
+#: Batch sizes at which steps are sampled.
+DECODES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024)
+
+#: Batches beside which prompts are sampled.
+BESIDE = (1, 16, 32, 64, 96, 128, 192, 256, 512, 1024)
+
+#: Lengths of sampled prompts, tokens.
+PROMPTS = tuple(round(16 * 2 ** (k / 2)) for k in range(27))
+
+#: Context of each decoding sequence in a sample, tokens.
+CONTEXT = 1024
+
+
+class StepCurves(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled step times; between samples and beyond them lines.
+
+    Attributes:
+        decodes: (K) numbers of decoding sequences, rising, at least two.
+        step_s: (K) seconds of such a step, the reading of context left out.
+        beside: (M) numbers of decoding sequences, rising, at least two.
+        prompts: (P) prompt lengths, tokens, rising, at least two.
+        token_s: (M, P) seconds per prompt token that a prompt adds to steps of so many decoding sequences, the work of
+            its attention included.
+    """
+
+    decodes: tuple[float, ...]
+    step_s: tuple[float, ...]
+    beside: tuple[float, ...]
+    prompts: tuple[float, ...]
+    token_s: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def straight(cls, *, fixed_s: float, decode_s: float, token_s: float, work_s: float) -> Self:
+        """Curves of an instance whose costs are lines.
+
+        Args:
+            fixed_s: Of any step.
+            decode_s: Of each decoding sequence.
+            token_s: Of each prompt token.
+            work_s: Of each squared token of prompt attention.
+        """
+        row = (token_s, token_s + work_s / 2)
+        return cls(
+            decodes=(0.0, 1.0),
+            step_s=(fixed_s, fixed_s + decode_s),
+            beside=(0.0, 1.0),
+            prompts=(0.0, 1.0),
+            token_s=(row, row),
+        )
+
+    def step(self, decodes: Array) -> Array:
+        """Seconds of steps with so many decoding sequences, context left out; any shape."""
+        return _on_lines(decodes, np.asarray(self.decodes), np.asarray(self.step_s))
+
+    def prompt(self, decodes: float, lengths: Array) -> Array:
+        """Seconds per prompt token of prompts of these lengths beside so many decoding sequences."""
+        table, beside = np.asarray(self.token_s), np.asarray(self.beside)
+        above = int(np.clip(np.searchsorted(beside, decodes), 1, len(beside) - 1))
+        share = min(1.0, max(0.0, (decodes - beside[above - 1]) / (beside[above] - beside[above - 1])))
+        row = (1 - share) * table[above - 1] + share * table[above]
+        return _on_lines(lengths, np.asarray(self.prompts), row)
+
+
+def sampled(cost: StepCost, *, per_context_token_s: float, token_budget: int) -> StepCurves:
+    """Samples a step cost.
+
+    Args:
+        cost: Of one step.
+        per_context_token_s: Taken off decode steps, which are sampled at 1,024 tokens of context each.
+        token_budget: Tokens of one step at most; decoding sequences take their part of it before prompts.
+    """
+    steps = [_decode_s(cost, decodes) - per_context_token_s * decodes * CONTEXT for decodes in DECODES]
+    return StepCurves(
+        decodes=tuple(map(float, DECODES)),
+        step_s=tuple(steps),
+        beside=tuple(map(float, BESIDE)),
+        prompts=tuple(map(float, PROMPTS)),
+        token_s=tuple(
+            tuple(_prompt_s(cost, decodes, tokens, token_budget) / tokens for tokens in PROMPTS) for decodes in BESIDE
+        ),
+    )
+
+
+def _prompt_s(cost: StepCost, decodes: int, tokens: int, token_budget: int) -> float:
+    """Seconds that a prompt adds to the steps that compute it, chunk by chunk."""
+    alone, chunk_max, found, done = _decode_s(cost, decodes), max(1, token_budget - decodes), 0.0, 0
+    while done < tokens:
+        chunk = min(chunk_max, tokens - done)
+        batch = BatchComposition(
+            decodes=decodes,
+            prefills=1,
+            prefill_tokens=chunk,
+            context_tokens=decodes * CONTEXT + done + chunk,
+            prefill_work=chunk * (done + chunk / 2),
+            prefill_context_tokens=done + chunk,
+            longest_context=CONTEXT,
+        )
+        found += cost.duration_fs(batch) / FS_PER_NS / 1e9 - alone
+        done += chunk
+    return found
+
+
+def _decode_s(cost: StepCost, decodes: int) -> float:
+    batch = BatchComposition(decodes=decodes, context_tokens=decodes * CONTEXT, longest_context=CONTEXT)
+    return cost.duration_fs(batch) / FS_PER_NS / 1e9
+
+
+def _on_lines(at: Array, x: Array, y: Array) -> Array:
+    """Values on the lines between points, and on the outer ones beyond them."""
+    right = np.clip(np.searchsorted(x, at), 1, len(x) - 1)
+    slope = (y[right] - y[right - 1]) / (x[right] - x[right - 1])
+    found: Array = y[right - 1] + slope * (at - x[right - 1])
+    return found

@@ -1,0 +1,126 @@
+"""Time per token and running sequences of every stage and number of instances, by Little's law.
+
+For a number of sequences n the instances that it takes follow in closed form: with the step ``b(n)``, the decoded
+tokens ``v`` and the prefill time ``s(n)`` per second, ``n = (v/d)·b/(1 − s/d)`` gives ``d = s + v·b/n``. So d is
+computed on a grid of n, and n at each d is read off. Among several solutions the smallest n counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.policies.stages.instance import InstanceModel
+from millrace.policies.stages.statistics import EDGES, Array, LengthStatistics
+
+#: Grid points per factor of e in the number of sequences, from 1/8 on.
+_POINTS = 12
+
+#: Ends of the grid: fewer sequences change no step, and no engine runs more.
+_FEWEST, _FEW, _MOST = 1e-9, 1 / 8, 8192.0
+
+
+def open_paces(
+    statistics: LengthStatistics, instance: InstanceModel, edges: Sequence[int], instances: int
+) -> tuple[Array, Array]:
+    """(J + 1, J + 1, E + 1) each: seconds per token, and sequences per instance; ``inf`` where there is no such state.
+
+    An instance that would have to run more sequences than its batch holds has a pace as long as its engine would have
+    one: up to four times the bound.
+
+    Args:
+        statistics: Lengths and rate.
+        instance: Step times; its curves where it has some.
+        edges: Candidate cuts, as indices into EDGES.
+        instances: E.
+    """
+    sums, n = LengthSums(statistics, edges, instances), _grid(instance)
+    decoded = sums.of(statistics.decode_tokens) / (statistics.span_s or 1.0)
+    step = _steps(statistics, instance, edges, n)
+    prefill = _prefill(statistics, instance, sums, n)
+    counts = np.arange(1, instances + 1, dtype=np.float64)
+    shape = (len(edges), len(edges), instances + 1)
+    pace, sequences = np.full(shape, np.inf), np.full(shape, np.inf)
+    for i, j in zip(*np.triu_indices(len(edges), 1), strict=True):
+        if decoded[i, j] <= 0:
+            spare = 1.0 - prefill[i, j, 0] / counts
+            pace[i, j, 1:] = np.divide(step[i, j, 0], spare, out=np.full_like(spare, np.inf), where=spare > 0)
+            sequences[i, j, 1:] = np.where(spare > 0, 0.0, np.inf)
+            continue
+        needed = np.minimum.accumulate(prefill[i, j] + decoded[i, j] * step[i, j] / n)
+        found = np.exp(np.interp(np.log(counts), np.log(needed[::-1]), np.log(n[::-1])))
+        sequences[i, j, 1:] = np.where(counts >= needed[-1], found, np.inf)
+        pace[i, j, 1:] = sequences[i, j, 1:] * counts / decoded[i, j]
+    return pace, sequences
+
+
+def _grid(instance: InstanceModel) -> Array:
+    """Return the numbers of sequences, rising."""
+    most = min(_MOST, 4 * instance.max_sequences)
+    return np.concatenate([[_FEWEST], np.geomspace(_FEW, most, round(_POINTS * np.log(most / _FEW)))])
+
+
+def _steps(statistics: LengthStatistics, instance: InstanceModel, edges: Sequence[int], n: Array) -> Array:
+    """(J + 1, J + 1, G): seconds of a step in which 1 + n sequences decode."""
+    sums = LengthSums(statistics, edges, 1)
+    context = ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens))[:, :, None]
+    step: Array = instance.step_curves().step(1 + n) + instance.per_context_token_s * context * (1 + n)
+    if instance.tail_s > 0:
+        over = np.maximum(0.0, LongestOf(statistics, edges).expected(n) - context)
+        step = step + np.where(n + 1 >= instance.tail_decodes_min, instance.tail_s * over, 0.0)
+    return step
+
+
+def _prefill(statistics: LengthStatistics, instance: InstanceModel, sums: LengthSums, n: Array) -> Array:
+    """(J + 1, J + 1, G): seconds per second that prompts take, beside n decoding sequences.
+
+    A bin's prompts count as alike; what their attention costs beyond that is added.
+    """
+    began = statistics.paths.sum(axis=1)
+    mean = ratio(statistics.prefill_tokens, began)
+    uneven = np.maximum(0.0, statistics.prefill_work - began * mean**2 / 2) * instance.per_prefill_work_s
+    curves, span_s = instance.step_curves(), statistics.span_s or 1.0
+    each = [sums.of(statistics.prefill_tokens * curves.prompt(float(count), mean) + uneven) for count in n]
+    return np.stack(each, axis=-1) / span_s
+
+
+class LengthSums:
+    """Sums of per-bin figures over each pair of cuts, by differences of running sums."""
+
+    def __init__(self, statistics: LengthStatistics, edges: Sequence[int], instances: int) -> None:
+        self._edges = np.asarray(edges)
+        below = np.arange(len(edges))
+        counts = np.arange(instances + 1)
+        self.valid: npt.NDArray[np.bool_] = (below[:, None] < below[None, :])[:, :, None] & (counts > 0)
+        self.instances = np.maximum(1, counts)[None, None, :].astype(np.float64)
+
+    def of(self, values: Array) -> Array:
+        """(J + 1, J + 1): sum over the bins between cut i and cut j; 0 where j is not above i."""
+        running = np.concatenate([[0.0], np.cumsum(values)])[self._edges]
+        found: Array = np.maximum(0.0, running[None, :] - running[:, None])
+        return found
+
+
+class LongestOf:
+    """Expected longest of n sequences of a stage: the length below which the share n / (n + 1) of them lies."""
+
+    def __init__(self, statistics: LengthStatistics, edges: Sequence[int]) -> None:
+        counts = statistics.decode_tokens + 1e-9  # resident sequences are in proportion to tokens decoded
+        self._running = np.concatenate([[0.0], np.cumsum(counts)])
+        self._lengths = np.asarray([*EDGES, EDGES[-1] * 16], dtype=np.float64)
+        at = self._running[np.asarray(edges)]
+        self._low, self._width = at[:, None, None], (at[None, :] - at[:, None])[:, :, None]
+
+    def expected(self, n: Array) -> Array:
+        """(J + 1, J + 1, G) lengths for G numbers of sequences."""
+        wanted = self._low + np.maximum(0.0, self._width) * ((n + 1) / (n + 2))
+        found: Array = np.interp(wanted, self._running, self._lengths)
+        return found
+
+
+def ratio(above: Array, below: Array) -> Array:
+    """Quotient; 0 where the divisor is not above 0."""
+    found: Array = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    return found
