@@ -27,8 +27,7 @@ def open_paces(
 ) -> tuple[Array, Array]:
     """(J + 1, J + 1, E + 1) each: seconds per token, and sequences per instance; ``inf`` where there is no such state.
 
-    An instance that would have to run more sequences than its batch holds has a pace as long as its engine would have
-    one: up to four times the bound.
+    The bound of the batch is not applied here: up to four times as many sequences have a pace.
 
     Args:
         statistics: Lengths and rate.
