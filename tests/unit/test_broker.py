@@ -50,7 +50,12 @@ def test_level_instances_leave_each_other_alone(policy):
 
 
 def test_delay_moves_what_shortens_the_sum_of_times():
-    world = BrokerWorld(filled("a", 8, 1_000, expected=2_000, final=2_000), FakeInstance("b"), policy="delay")
+    world = BrokerWorld(
+        filled("a", 8, 1_000, expected=2_000, final=2_000),
+        FakeInstance("b"),
+        policy="delay",
+        parameters={"margin_share": 0.05},
+    )
     world.run(10_000)
     assert len(world.instances["b"].sequences) == 3  # five against three are 25 % above the mean, and stay
     asks = world.bodies(AskForMove)

@@ -167,15 +167,15 @@ def test_delay_bids_what_its_own_sequences_lose():
 @pytest.mark.parametrize(
     ("gain", "stay", "burden", "rest", "cost", "chosen"),
     [
-        # Seconds. 4 + 10 before, 1 + 8 after, cost 0.1: 4.9 are saved, the margin is 0.5.
-        (4.0, 10.0, 1.0, 8.0, 0.1, "b"),
-        # 0.5 saved is no more than the margin of 5 % of 10 s.
-        (1.0, 10.0, 0.5, 10.0, 0.0, None),
+        # Seconds. 10 + 10 before, 1 + 8 after, cost 0.1: 10.9 are saved, the margin is the rest of 10.
+        (10.0, 10.0, 1.0, 8.0, 0.1, "b"),
+        # 9.5 saved is less.
+        (10.0, 10.0, 0.5, 10.0, 0.0, None),
         # The absolute margin holds for short rests.
-        (0.2, 1.0, 0.0, 1.0, 0.0, None),
-        (0.3, 1.0, 0.0, 1.0, 0.0, "b"),
+        (0.2, 0.1, 0.0, 0.1, 0.0, None),
+        (0.3, 0.1, 0.0, 0.1, 0.0, "b"),
         # The cost of the move counts.
-        (0.3, 1.0, 0.0, 1.0, 0.1, None),
+        (0.3, 0.1, 0.0, 0.1, 0.1, None),
         # It would run faster there, but others pay for it.
         (0.0, 10.0, 6.0, 5.0, 0.0, None),
     ],

@@ -23,14 +23,16 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         excess: An instance offers where its forecast load exceeds the mean of its set by this share; at least 0.
         persistence_ms: And has done so for this long without a break; at least 0.
         margin_ms: Time that a balance move must save in all, beyond its cost; at least 0.
-        margin_share: And as a share of the time that the sequence would still run; at least 0.
+        margin_share: And as a share of the time that the sequence would still run; at least 0. Forecasts leave out
+            arrivals, which go where tokens have become fewer and undo most of what a move relieves: less than a second
+            saved for each second that it would still run is not told from nothing.
         offers_max: Sequences whose leaving is simulated at a time; at least 1.
     """
 
     excess: float = 0.25
     persistence_ms: int = 1_000
     margin_ms: int = 250
-    margin_share: float = 0.05
+    margin_share: float = 1.0
     offers_max: int = 8
 
     def __post_init__(self) -> None:
