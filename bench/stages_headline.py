@@ -7,7 +7,7 @@ Eight modelled H200; the rate is a share of the fluid bound without a penalty. P
 mechanism switched on by itself and one after the other, beside all baselines), ``kappa`` (R1, from kernels that split
 to the paper's largest penalty), ``traces`` (the other three), ``light`` (0.3 of the bound, and equal lengths). Layouts
 are those of ``exact`` for the trace's own lengths: what it would plan after its first minutes. In ``learnt`` (four
-instances, a longer run) the coordinator plans in the run.
+instances, a longer run that begins empty) the coordinator plans in the run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _light(chosen: RunOptions, arguments: argparse.Namespace) -> None:
 
 
 def _learnt(chosen: RunOptions, arguments: argparse.Namespace) -> None:
-    setup = Setup(kappa=arguments.kappa, load=arguments.load, instances=4, requests=2_000)
+    setup = Setup(kappa=arguments.kappa, load=arguments.load, instances=4, requests=1_600, steady=False)
     shapes = setup.planned("exact")
     layers = {BASE: BASELINES[BASE], "planned before": full(shapes, refinement={}), "planned in the run": learnt()}
     _compare(setup, layers, chosen)

@@ -1,38 +1,34 @@
 """Planning of a model's stages: takes statistics of lengths and publishes the next plan.
 
-Owns, per model whose lease is held: the lengths of the last finished requests, the layout that was decided, and the
+Owns, per model whose lease is held: the lengths of the last arrivals, the layout that was decided, and the
 stage in which each instance served. The coordinator owns the plan in force. A policy (libs/millrace/policies/stages)
 decides layouts at the first tick and once a period. Changes of membership apply at once and move no other instance.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, Log, PutKey
-from millrace.contracts.observers import RequestFinished
+from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import InstanceRecord
+from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.subjects import subject_token
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, StageShape, assign, stages_of
+from millrace.policies.stages.cohort import ARRIVALS_MAX, ArrivalCohort
 from millrace.policies.stages.fixed import policy as fixed
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.quality import QualityModel
-from millrace.policies.stages.statistics import LengthStatistics, statistics_of
+from millrace.policies.stages.statistics import LengthStatistics
 
 from services.coordinator.config import StagesConfig, stage_parameters
 from services.coordinator.state import ModelState
-
-#: Finished sequences kept per model. At 10 a second the usual window of 10 minutes is nearly whole; beyond, it is
-#: shorter. Statistics of so many take about 30 ms.
-SAMPLES_MAX = 4096
 
 #: Stages in which instances served are remembered for so many instances of a model; beyond, returning ones go where
 #: most are missing.
@@ -43,31 +39,39 @@ HOMES_MAX = 10_000
 INSTANCE_MODELS_MAX = 256
 
 
-class SequenceLengths(msgspec.Struct, frozen=True, array_like=True):
-    """One finished sequence: when it arrived and ended (unix ns), and its lengths in tokens."""
-
-    arrival_ns: int
-    ended_ns: int
-    prompt: int
-    cached: int
-    output: int
-
-
 @dataclass
 class ModelPlanning:
     """One model.
 
     Attributes:
-        samples: The last finished sequences.
+        cohort: The last arrivals and their lengths.
+        totals: Output tokens and running sequences that an instance told last, by its name and incarnation.
+        made: Output tokens since the last tick.
         decision: The last one of the policy; None before the first.
         due_ns: When the policy is asked again; 0 for at once.
         homes: Instance -> index of its stage in the present layout.
     """
 
-    samples: deque[SequenceLengths] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    cohort: ArrivalCohort = field(default_factory=ArrivalCohort)
+    totals: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    made: int = 0
     decision: StageDecision | None = None
     due_ns: int = 0
     homes: dict[str, int] = field(default_factory=dict)
+
+    def note(self, body: InstanceSummary) -> None:
+        """Takes what an instance has generated; one that was started anew begins at 0."""
+        incarnation, before, _ = self.totals.get(body.instance, (body.incarnation, body.output_tokens_total, 0))
+        if incarnation == body.incarnation:
+            self.made += max(0, body.output_tokens_total - before)
+        self.totals[body.instance] = (body.incarnation, body.output_tokens_total, max(0, body.running))
+
+    def advance(self, serving: Collection[str]) -> None:
+        """Let running sequences get on by what was generated since the last time."""
+        self.totals = {name: told for name, told in self.totals.items() if name in serving}
+        running = sum(told[2] for told in self.totals.values())
+        self.cohort.progress(self.made / max(1, running))
+        self.made = 0
 
 
 class Planning:
@@ -111,16 +115,26 @@ class Planning:
         """Bandwidth of one KV transfer between two instances."""
         return self._config.copy_bytes_per_s
 
+    def on_decision(self, body: DecisionMade, now_ns: int) -> None:
+        """Notes an arrival; of a model that is not led here, nothing."""
+        known = self._models.get(body.model)
+        if known is not None and self.learns and body.chosen and body.kind == "dispatch":
+            choices, tokens_max = len(body.sequences), body.max_tokens
+            known.cohort.arrive(
+                body.request, prompt=body.prompt_tokens, max_tokens=tokens_max, choices=choices, now_ns=now_ns
+            )
+
     def on_outcome(self, body: RequestFinished) -> None:
         """Notes the lengths of a request that ended; of a model that is not led here, nothing."""
         known = self._models.get(body.model)
-        if known is None or not self.learns or body.prompt_tokens <= 0:
-            return
-        ended_ns = body.arrival_ns + max(0, body.e2e_ns)
-        for index, output in enumerate(body.output_tokens):
-            if output > 0:  # further choices find the prompt in the cache
-                cached = body.cached_tokens if index == 0 else body.prompt_tokens
-                known.samples.append(SequenceLengths(body.arrival_ns, ended_ns, body.prompt_tokens, cached, output))
+        if known is not None and self.learns:
+            known.cohort.end(body.request, outputs=tuple(body.output_tokens), cached=body.cached_tokens)
+
+    def on_summary(self, body: InstanceSummary) -> None:
+        """Notes how much an instance has generated."""
+        known = self._models.get(body.model)
+        if known is not None and self.learns:
+            known.note(body)
 
     def forget(self, model: str) -> None:
         """Drops what is known of a model whose lease is somebody else's."""
@@ -136,6 +150,7 @@ class Planning:
             now_ns: Unix ns.
         """
         known = self._models.setdefault(model, ModelPlanning())
+        known.advance({record.instance for record in records})
         if now_ns < known.due_ns:
             return []
         known.due_ns = now_ns + round(self._config.period_s * 1e9)
@@ -237,20 +252,8 @@ class Planning:
         return pins
 
     def _statistics(self, known: ModelPlanning, now_ns: int) -> LengthStatistics | None:
-        """Of the sequences that ended within the window, whenever they arrived: of those that arrived in it the longest
-        have not ended yet.
-        """
-        since_ns = now_ns - round(self._config.window_s * 1e9)
-        kept = [sample for sample in known.samples if sample.ended_ns >= since_ns]
-        if not kept:
-            return None
-        first_ns = max(since_ns, min(sample.arrival_ns for sample in kept))
-        return statistics_of(
-            [sample.prompt for sample in kept],
-            [sample.output for sample in kept],
-            cached=[sample.cached for sample in kept],
-            span_s=max(1e-3, (now_ns - first_ns) / 1e9),
-        )
+        known.cohort.forget(now_ns - round(self._config.window_s * 1e9))
+        return known.cohort.statistics(now_ns)
 
     def _instance(self, records: Sequence[InstanceRecord]) -> InstanceModel | None:
         """The slowest of the instances by its fixed cost, with the smallest memory; None where one is unknown."""
@@ -274,16 +277,16 @@ class Planning:
         return self._instance_models.get(key)
 
     def snapshot(self) -> dict[str, Any]:
-        """Sequences known and the last decision, by model."""
+        """Requests known and the last decision, by model."""
         return {
-            model: {"sequences": len(known.samples), "reason": known.decision.reason if known.decision else ""}
+            model: {"requests": len(known.cohort.arrived), "reason": known.decision.reason if known.decision else ""}
             for model, known in sorted(self._models.items())
         }
 
     def check(self) -> None:
         """Raises AssertionError where a bound does not hold."""
         for known in self._models.values():
-            assert len(known.samples) <= SAMPLES_MAX
+            assert len(known.cohort.open) <= len(known.cohort.arrived) <= ARRIVALS_MAX
             assert len(known.homes) <= HOMES_MAX
 
 

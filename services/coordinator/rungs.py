@@ -73,16 +73,15 @@ class Rungs:
             self._subjects.presences(Role.MIGRATOR),
             self._subjects.loads(),
         ]
-        if self.provisioning.on or self.roles.observes:
-            subjects.append(self._subjects.decisions())
         if self.provisioning.on or self.roles.observes or self.planning.learns:
-            subjects.append(self._subjects.outcomes())
+            subjects += [self._subjects.decisions(), self._subjects.outcomes()]
         return [Subscribe(subject=subject) for subject in subjects]
 
     def hear(self, body: DecisionMade | RequestFinished | LoadReported, now_ns: int) -> list[Effect]:
         """A placement, an end, or the load that a broker tells."""
         match body:
             case DecisionMade():
+                self.planning.on_decision(body, now_ns)
                 self.roles.windows.on_decision(body, now_ns)
                 return self.provisioning.on_decision(body, now_ns)
             case RequestFinished():
@@ -95,6 +94,7 @@ class Rungs:
 
     def on_summary(self, body: InstanceSummary) -> None:
         """The load of a registered instance."""
+        self.planning.on_summary(body)
         self.roles.windows.on_summary(body)
 
     def on_migrator(self, body: ServicePresence, now_ns: int) -> None:

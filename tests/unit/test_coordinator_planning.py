@@ -10,16 +10,17 @@ import msgspec
 import pytest
 from millrace.actor.effects import Log, Subscribe
 from millrace.actor.errors import ConfigError
-from millrace.contracts.observers import RequestFinished
+from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan
-from millrace.contracts.status import InstanceRecord
+from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.enginemodel.coefficients import load_step_time
+from millrace.policies.stages.cohort import ARRIVALS_MAX
 from millrace.policies.stages.fixed.policy import FixedRange
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import CoordinatorConfig, StagesConfig
 from services.coordinator.files import build_planning, read_qualities
-from services.coordinator.planning import HOMES_MAX, SAMPLES_MAX, Planning
+from services.coordinator.planning import HOMES_MAX, Planning
 
 S = 1_000_000_000
 MODEL = "llama"
@@ -78,21 +79,45 @@ class Story:
         assert self.plan is not None
         return self.plan
 
+    def place(self, request: str, prompt: int, *, at_ns: int, choices: int = 1) -> None:
+        """A request arrives."""
+        self.planning.on_decision(
+            DecisionMade(
+                request=request,
+                sequences=[f"{request}/{index}" for index in range(choices)],
+                epoch=0,
+                kind="dispatch",
+                policy="p",
+                model=MODEL,
+                chosen="w00",
+                reason="",
+                prompt_tokens=prompt,
+                max_tokens=100_000,
+            ),
+            at_ns,
+        )
+
+    def end(self, request: str, outputs: list[int]) -> None:
+        """It ends."""
+        self.planning.on_outcome(
+            RequestFinished(
+                request=request,
+                model=MODEL,
+                outcome="completed",
+                ingress="i",
+                prompt_tokens=9,
+                output_tokens=outputs,
+            )
+        )
+
     def hear(self, count: int, rate: float, *, prompt: int | None = None, output: int | None = None) -> None:
         """Requests that arrive evenly up to now and have ended."""
         rng = random.Random(7)
         for index in range(count):
-            self.planning.on_outcome(
-                RequestFinished(
-                    request=f"r{index}",
-                    model=MODEL,
-                    outcome="completed",
-                    ingress="i",
-                    prompt_tokens=prompt or max(1, round(rng.lognormvariate(5.7, 1.0))),
-                    output_tokens=[output or max(1, min(60_000, round(rng.lognormvariate(6.8, 1.3))))],
-                    arrival_ns=self.now_ns - round((count - index) / rate * S),
-                )
-            )
+            request = f"{self.now_ns}/r{index}"
+            tokens = prompt or max(1, round(rng.lognormvariate(5.7, 1.0)))
+            self.place(request, tokens, at_ns=self.now_ns - round((count - index) / rate * S))
+            self.end(request, [output or max(1, min(60_000, round(rng.lognormvariate(6.8, 1.3))))])
 
     def members(self) -> dict[str, str]:
         assert self.plan is not None
@@ -132,27 +157,48 @@ def test_uniform_lengths_and_light_load_stay_one_stage() -> None:
         assert len(story.tick().stages) == 1
 
 
-def test_lengths_of_requests_count_by_when_they_ended() -> None:
-    """Of those that arrived within the window the longest have not ended: alone they would hide their lengths."""
-    story = Story(window_s=60.0)
-    story.tick()
-    for index in range(300):
-        story.planning.on_outcome(
-            RequestFinished(
-                request=f"r{index}",
-                model=MODEL,
-                outcome="completed",
-                ingress="i",
-                prompt_tokens=300,
-                output_tokens=[20_000],
-                arrival_ns=story.now_ns - 200 * S,
-                e2e_ns=round((150 + index / 6) * S),
-            )
-        )
-    assert "requests known" in story.logs[0]
-    story.tick()
-    assert len(story.logs) == 2
-    assert "requests known" not in story.logs[1]
+def test_a_steady_load_of_long_requests_is_planned_while_most_still_run() -> None:
+    """From an empty cluster, a minute at 40 ms per token: nobody has generated more than 1,500 of up to 60,000 tokens."""
+    story = Story(parameters={"requests_min": 200, "margin": 0.02, "change_margin": 0.02}, period_s=30.0)
+    story.tick(1.0)
+    rng, running, produced = random.Random(5), {}, 0  # type: random.Random, dict[str, list[int]], int
+    for second in range(61):
+        story.now_ns += S
+        for index in range(18):
+            request, output = f"r{second}/{index}", max(1, min(60_000, round(rng.lognormvariate(6.8, 1.3))))
+            story.place(request, round(rng.lognormvariate(5.7, 1.0)), at_ns=story.now_ns)
+            running[request] = [0, output]
+        for request, lengths in list(running.items()):
+            made = min(25, lengths[1] - lengths[0])
+            lengths[0], produced = lengths[0] + made, produced + made
+            if lengths[0] == lengths[1]:
+                story.end(request, [lengths[1]])
+                del running[request]
+        story.planning.on_summary(summary(len(running), produced))
+        story.tick(0.0)
+    assert story.plan is not None
+    assert len(story.plan.stages) > 1, story.logs
+    expects = story.plan.expects
+    assert expects is not None
+    assert expects.requests_per_s == pytest.approx(18.0, rel=0.1)
+
+
+def summary(running: int, produced: int) -> InstanceSummary:
+    return InstanceSummary(
+        instance="w00",
+        incarnation=1,
+        model=MODEL,
+        at_ns=0,
+        running=running,
+        waiting=0,
+        running_tokens=0,
+        waiting_prefill_tokens=0,
+        blocks_free=0,
+        blocks_total=0,
+        block_size=16,
+        preemptions=0,
+        output_tokens_total=produced,
+    )
 
 
 def test_two_equal_engines_stay_one_stage() -> None:
@@ -228,21 +274,17 @@ def test_a_model_that_is_not_led_is_forgotten() -> None:
 def test_what_is_kept_is_bounded() -> None:
     story = Story()
     story.tick()
-    story.hear(SAMPLES_MAX + 100, 20.0)
-    assert story.planning.snapshot()[MODEL]["sequences"] == SAMPLES_MAX
+    story.hear(ARRIVALS_MAX + 100, 200.0)
+    assert story.planning.snapshot()[MODEL]["requests"] == ARRIVALS_MAX
     assert HOMES_MAX >= 10_000
 
 
-def test_choices_of_a_request_count_each_and_prompts_without_output_do_not() -> None:
+def test_what_is_placed_again_counts_once() -> None:
     story = Story()
     story.tick()
-    for outputs in ([5, 7, 0], [], [0]):
-        story.planning.on_outcome(
-            RequestFinished(
-                request="r", model=MODEL, outcome="completed", ingress="i", prompt_tokens=9, output_tokens=outputs
-            )
-        )
-    assert story.planning.snapshot()[MODEL]["sequences"] == 2
+    for _ in range(2):
+        story.place("r", 100, at_ns=story.now_ns)
+    assert story.planning.snapshot()[MODEL]["requests"] == 1
 
 
 RANGES = [
@@ -292,11 +334,12 @@ def test_roles_stand_in_the_plan() -> None:
     assert plan.stages[0].roles == {"w00": InstanceRole.DECODE, "w01": InstanceRole.DECODE}
 
 
-def test_the_actor_listens_to_outcomes_once_where_the_policy_learns() -> None:
+@pytest.mark.parametrize("kind", ["decision", "outcome"])
+def test_the_actor_listens_to_requests_once_where_the_policy_learns(kind: str) -> None:
     for policy, count in (("exact", 1), ("one_stage", 0)):
         config = CoordinatorConfig(stages=StagesConfig(policy=policy))
         actor = CoordinatorActor(CoordinatorConfig(name="c"), incarnation=1, planning=build_planning(config))
-        subjects = [e.subject for e in actor.start(0) if isinstance(e, Subscribe) and "outcome" in e.subject]
+        subjects = [e.subject for e in actor.start(0) if isinstance(e, Subscribe) and kind in e.subject]
         assert len(subjects) == count
 
 
