@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import mean
 
-from bench.stages.runs import RunOptions, add_options, options, run_all
+from bench.block.tables import figure
+from bench.stages.runs import RunOptions, StageRow, add_options, options, run_all
 from bench.stages.setups import TRACES, Setup, told
-from bench.stages.tables import comparison
-from bench.stages.variants import BASE, BASELINES, Layer, full, learnt, steps, trading
+from bench.stages.tables import comparison, paired
+from bench.stages.variants import BASE, BASELINES, Layer, full, hand_over, learnt, steps, trading
 
 KAPPAS = (0.0, 0.2, 0.76)
 
@@ -90,6 +92,7 @@ def _compare_few(setup: Setup, chosen: RunOptions) -> None:
     shapes = setup.planned("exact")
     layers: dict[str, Layer] = {BASE: BASELINES[BASE], "balance": trading("delay")}
     if len(shapes) > 1:
+        layers["hand-over"] = hand_over(shapes)
         layers["+ trade"] = full(shapes, refinement={})
     _compare(setup, layers, chosen)
 
@@ -103,6 +106,16 @@ def _compare(setup: Setup, layers: dict[str, Layer], chosen: RunOptions) -> None
 def _print(setup: Setup, layers: dict[str, Layer], chosen: RunOptions) -> None:
     rows = run_all(chosen.jobs({label: setup.spec(layer) for label, layer in layers.items()}), chosen)
     print(comparison(rows, BASE), flush=True)
+    staged = [label for label in layers if label in ("hand-over", "+ refinement", "+ trade")]
+    for label in staged:
+        print(f"  {label}: slowest decile {_slowest(rows, label)} times as slow as in one stage", flush=True)
+
+
+def _slowest(rows: Sequence[StageRow], label: str) -> str:
+    """Of the ten deciles of the total length, the largest mean over seeds of what it takes against the base."""
+    pairs = [paired(rows, label, BASE, lambda row, at=decile: row.deciles[at]) for decile in range(10)]
+    ratios = [[ours / theirs for ours, theirs in each] for each in pairs if each]
+    return figure(max(ratios, key=mean), places=2) if ratios else "nowhere"
 
 
 if __name__ == "__main__":
