@@ -113,9 +113,12 @@ def _print(setup: Setup, layers: dict[str, Layer], chosen: RunOptions) -> None:
 
 def _slowest(rows: Sequence[StageRow], label: str) -> str:
     """Of the ten deciles of the total length, the largest mean over seeds of what it takes against the base."""
-    pairs = [paired(rows, label, BASE, lambda row, at=decile: row.deciles[at]) for decile in range(10)]
-    ratios = [[ours / theirs for ours, theirs in each] for each in pairs if each]
-    return figure(max(ratios, key=mean), places=2) if ratios else "nowhere"
+    ratios = [_ratios(rows, label, decile) for decile in range(10)]
+    return figure(max((each for each in ratios if each), key=mean, default=[]), places=2)
+
+
+def _ratios(rows: Sequence[StageRow], label: str, decile: int) -> list[float]:
+    return [ours / theirs for ours, theirs in paired(rows, label, BASE, lambda row: row.deciles[decile])]
 
 
 if __name__ == "__main__":

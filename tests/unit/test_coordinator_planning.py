@@ -158,7 +158,7 @@ def test_uniform_lengths_and_light_load_stay_one_stage() -> None:
 
 
 def test_a_steady_load_of_long_requests_is_planned_while_most_still_run() -> None:
-    """From an empty cluster, a minute at 40 ms per token: nobody has generated more than 1,500 of up to 60,000 tokens."""
+    """From an empty cluster, a minute at 40 ms per token: nobody has generated more than 1,500 tokens of 60,000."""
     story = Story(parameters={"requests_min": 200, "margin": 0.02, "change_margin": 0.02}, period_s=30.0)
     story.tick(1.0)
     rng, running, produced = random.Random(5), {}, 0  # type: random.Random, dict[str, list[int]], int

@@ -16,6 +16,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, search
 from millrace.policies.stages.deciding import apportion, costs_of
 from millrace.policies.stages.instance import InstanceModel, linear_instance
+from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.objectives import (
     Constraints,
     StageCosts,
@@ -507,3 +508,16 @@ def test_prompts_that_begin_elsewhere_cost_a_stage_nothing() -> None:
     dear = open_costs(found, msgspec.structs.replace(H200, per_prefill_token_s=50e-6), edges, 8, Constraints())
     assert costs.pace_s[1, 2, 4] == dear.pace_s[1, 2, 4]
     assert costs.pace_s[0, 1, 4] < dear.pace_s[0, 1, 4]
+
+
+def test_where_no_layout_keeps_the_constraints_the_one_in_force_stays() -> None:
+    current = (
+        StageShape(length_min=0, length_max=1024, instances=8),
+        StageShape(length_min=1024, length_max=None, instances=8),
+    )
+    decide = STAGE_POLICIES["exact"].decide
+    view = PlanningView(instances=16, statistics=statistics(500.0), instance=H200, current=current)
+    parameters = STAGE_POLICIES["exact"].parameters()
+    assert decide(view, parameters).shapes == current
+    unplanned = PlanningView(instances=16, statistics=statistics(500.0), instance=H200)
+    assert len(decide(unplanned, parameters).shapes) == 1

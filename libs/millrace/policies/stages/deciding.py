@@ -40,7 +40,8 @@ def decide_by(
 ) -> StageDecision:
     """Plans by a search: one stage where there is nothing to gain, the layout in force where it is good enough.
 
-    Going back to one stage needs no margin over the layout in force, since nothing has to move for it.
+    Going back to one stage needs no margin over the layout in force, since nothing has to move for it. Where no layout
+    keeps the constraints, the one in force stays.
 
     Args:
         search: Finds a partition.
@@ -56,7 +57,8 @@ def decide_by(
     costs = costs_of(view.statistics, view.instance, view.quality, view.instances, parameters)
     one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
     one_cost, parts = total(costs, one), search(priced(costs, parameters.cut_margin))
-    if parts is None or not math.isfinite(total(costs, parts)):
+    hopeless = parts is None or not math.isfinite(total(costs, parts))
+    if parts is None or hopeless:
         parts, why = one, "no layout keeps the constraints"
     elif not always and len(parts) > 1 and total(costs, parts) > (1 - parameters.margin) * one_cost:
         share = 1 - total(costs, parts) / one_cost
@@ -71,6 +73,8 @@ def decide_by(
         if math.isfinite(before) and total(costs, parts) > (1 - margin) * before:
             gain = _gain(total(costs, parts), before, "it")
             return _decision(view, held, current, reason=f"stays: the best layout is {gain}", keep=True)
+        if hopeless:
+            return _decision(view, held, current, reason="no layout keeps the constraints: no change", keep=True)
     return _decision(view, costs, parts, reason=why, keep=current == parts)
 
 
