@@ -47,7 +47,7 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         parameters: The policy's parameters.
         ranges: Model -> its stages, for models whose stages are fixed whatever ``policy`` says.
         period_s: How often the policy is asked, seconds.
-        window_s: Requests that ended longer ago say nothing, seconds.
+        window_s: Requests that arrived longer ago say nothing, seconds.
         copy_bytes_per_s: Bandwidth of one KV transfer between two instances.
         step_times: Name in instance records -> file, for step times beside those that ship.
         qualities: Model -> file that ``millrace profile --qoe`` wrote, for the objective ``quality``.

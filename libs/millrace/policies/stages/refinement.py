@@ -25,12 +25,16 @@ from millrace.policies.stages.quality import DEFAULT_QUALITY, QualityModel
 #: Candidate boundaries per bin of a digest; a bin spans a factor of 1.31, so candidates are 7 percent apart.
 CANDIDATES_PER_BIN = 4
 
+#: Prompts never count as leaving less time for decoding than this share.
+SPARE_MIN = 0.05
+
 
 class RefinementMethod(StrEnum):
     """Definition of the best boundary.
 
     Attributes:
-        WEIGHTED: Least total quality (equation 1), both sides weighted by their numbers of instances.
+        WEIGHTED: Least total quality (equation 1), both sides weighted by their numbers of instances and by the
+            time that prompts leave them.
         PAPER: The same for one upstream and one average downstream instance.
         MEMORY: As many tokens per instance on both sides.
         QUANTITY: As many sequences per instance on both sides.
@@ -80,6 +84,8 @@ class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):
         upper: The same above it.
         lower_instances: Instances of the stage below, at least 1.
         upper_instances: The same above.
+        lower_prompts: Instances that the prompts of the stage below keep busy, by bin of ``digest.STARTS``.
+        upper_prompts: The same above.
     """
 
     cut: int
@@ -89,6 +95,8 @@ class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):
     upper: LengthDigest
     lower_instances: int
     upper_instances: int
+    lower_prompts: tuple[float, ...] = ()
+    upper_prompts: tuple[float, ...] = ()
 
 
 class Refinement(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,11 +149,16 @@ def _best(view: BoundaryView, method: RefinementMethod, quality: QualityModel, *
     """Candidate with the least cost; of equals the one nearest to the present cut."""
     lower, upper = _Side(view.lower, view.lower_instances), _Side(view.upper, view.upper_instances)
     lengths = sorted({view.cut if low <= view.cut <= high else low, *(c for c in CANDIDATES if low <= c <= high)})
-    costs = [(_cost(lower, upper, method, quality, cut), abs(math.log(cut / view.cut)), cut) for cut in lengths]
+    prompts = _Prompts(view)
+    costs = [
+        (_cost(lower, upper, method, quality, cut, prompts), abs(math.log(cut / view.cut)), cut) for cut in lengths
+    ]
     return min(costs)[2]
 
 
-def _cost(lower: _Side, upper: _Side, method: RefinementMethod, quality: QualityModel, cut: int) -> float:
+def _cost(
+    lower: _Side, upper: _Side, method: RefinementMethod, quality: QualityModel, cut: int, prompts: _Prompts
+) -> float:
     """Return the cost that the method minimises, with all sequences below ``cut`` in the lower stage.
 
     All others are in the upper stage.
@@ -163,7 +176,9 @@ def _cost(lower: _Side, upper: _Side, method: RefinementMethod, quality: Quality
         return abs(s_low / e_lower - s_high / e_upper)
     if method is RefinementMethod.QUANTITY:
         return abs(n_low / e_lower - n_high / e_upper)
-    return quality.batch(n_low, s_low, instances=e_lower) + quality.batch(n_high, s_high, instances=e_upper)
+    spare_low, spare_high = prompts.spare(cut)
+    low = quality.batch(n_low, s_low, instances=e_lower) / spare_low
+    return low + quality.batch(n_high, s_high, instances=e_upper) / spare_high
 
 
 class _Side:
@@ -189,6 +204,27 @@ class _Side:
         shorter = share * math.sqrt(min(high, max(cut, low)) / high)
         count = self._counts[index] + self._digest.counts[index] * share
         return count, self._tokens[index] + self._digest.tokens[index] * shorter
+
+
+class _Prompts:
+    """Time that prompts leave for decoding on both sides, wherever the boundary is: a prompt follows its length."""
+
+    def __init__(self, view: BoundaryView) -> None:
+        both = itertools.zip_longest(view.lower_prompts, view.upper_prompts, fillvalue=0.0)
+        self._running = [0.0, *itertools.accumulate(a + b for a, b in both)]
+        self._lower, self._upper = view.lower_instances, view.upper_instances
+
+    def spare(self, cut: int) -> tuple[float, float]:
+        """Shares of the time, at least ``SPARE_MIN``, below and above."""
+        index = bisect_left(STARTS, cut) - 1
+        last = len(self._running) - 1
+        below = self._running[min(max(0, index), last)]
+        if 0 <= index < last:
+            low, high = max(1, STARTS[index]), STARTS[index + 1] if index + 1 < BINS else LONGEST * 2
+            share = min(1.0, math.log(max(cut, low) / low) / math.log(high / low))
+            below += share * (self._running[index + 1] - self._running[index])
+        above = self._running[-1] - below
+        return max(SPARE_MIN, 1 - below / self._lower), max(SPARE_MIN, 1 - above / self._upper)
 
 
 def divide(lengths: Sequence[int], parts: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Length statistics of finished requests: how many tokens are decoded at which context length.
+"""Length statistics of requests: how many tokens are decoded at which context length.
 
 Lengths fall into logarithmic bins, four per octave; cuts between stages lie on their edges.
 """

@@ -67,7 +67,7 @@ class PlanningParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         change_margin: A new layout must be better than the one in force by this share, else that one stays.
         instances_min: With fewer instances it is one stage: splitting two or three engines costs more in balance than
             lengths cost, and a stage of one engine has no spare.
-        requests_min: With fewer finished requests the layout in force stays.
+        requests_min: With fewer requests in the period the layout in force stays.
         cuts_per_octave: Candidate cuts: 1 (the paper's tiers), 2 or 4.
         constraints: What a stage must keep.
     """
