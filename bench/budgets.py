@@ -49,11 +49,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 BUDGETS: tuple[Budget, ...] = (
-    Budget("a short request, 2 instances", ("--instances", "2", "--requests", "1000"), 0.929),
+    Budget("a short request, 2 instances", ("--instances", "2", "--requests", "1000"), 0.856),
     Budget(
         "a stream of 64 tokens, 2 instances",
         ("--instances", "2", "--requests", "400", "--tokens", "64", "--stream"),
-        1.154,
+        0.871,
     ),
 )
 
