@@ -34,6 +34,17 @@ def test_the_line_tells_the_rung_the_flips_and_the_last_one() -> None:
     )
 
 
+def test_the_load_is_told_with_the_reason_where_it_is_not_normal() -> None:
+    told = {"scenario": "imbalanced", "reason": "prefill at 4.52, decode at 0.26 of their objectives, not for 5 s yet"}
+    line = ladder_line(msgspec.structs.replace(TOLD, rung="move", flipping={}, last="", **told))
+    assert line == (
+        "tiny: move acts; load imbalanced (prefill at 4.52, decode at 0.26 of their objectives, not for 5 s yet); "
+        "roles pressure; 3 flips"
+    )
+    normal = ladder_line(msgspec.structs.replace(TOLD, flipping={}, last="", scenario="normal", reason="prefill at 0"))
+    assert normal == "tiny: flip acts; load normal; roles pressure; 3 flips"
+
+
 def test_fixed_roles_without_flips_need_no_line() -> None:
     fixed = msgspec.structs.replace(TOLD, policy="fixed", flips=0, flipping={}, last="")
     assert ladder_line(fixed) == ""

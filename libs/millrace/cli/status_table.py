@@ -95,16 +95,23 @@ def cluster_tables(
 
 
 def ladder_line(body: LadderReported) -> str:
-    """Rung that acts on a model's load, and its flips; empty where roles are fixed and nobody was flipped."""
+    """Rung that acts on a model's load, why, and its flips; empty where roles are fixed and nobody was flipped."""
     if body.policy == "fixed" and not (body.flips or body.ordered):
         return ""
     given_up = f" ({body.flips_given_up} given up)" if body.flips_given_up else ""
-    parts = [f"{body.model}: {body.rung} acts", f"roles {body.policy}", f"{body.flips} flips{given_up}"]
+    parts = [f"{body.model}: {body.rung} acts"]
+    parts += [f"load {body.scenario}" + _why(body)] if body.scenario else []
+    parts += [f"roles {body.policy}", f"{body.flips} flips{given_up}"]
     parts += [f"{name} on its way to {role}" for name, role in sorted(body.flipping.items())]
     waiting = [f"{n} ordered to {role}" for n, role in sorted(body.ordered.items()) if n not in body.flipping]
     parts += [", ".join(waiting) + (f", waits: {body.held}" if body.held else "")] if waiting else []
     parts += [f"last: {body.last}"] if body.last else []
     return "; ".join(parts)
+
+
+def _why(body: LadderReported) -> str:
+    """The policy's reason where the load is not normal: why somebody is flipped, or why nobody is."""
+    return f" ({body.reason})" if body.reason and body.scenario != "normal" else ""
 
 
 def _headline(cluster: str, totals: Totals, width: int) -> Text:
