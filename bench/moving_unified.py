@@ -6,7 +6,8 @@
 Four instances at a share of the fluid bound; a seed is another part of the trace. `queue`: join the shortest queue, and
 nothing moves. `Block`: dispatch by forecast. `CascadeInfer`: stages by its two-phase heuristic and trades between them.
 `ARES`: dispatch by present load, running requests move by future load. `split`: one or three instances prefill, as
-FlowKV's start. `all`: dispatch by forecast, stages where the planner finds them better, running requests move by delay.
+FlowKV's start. `all`: dispatch by forecast, stages where the planner finds them better, running requests move by delay;
+`all, selfish`: the same, and dispatch does not weigh the delay of others (decision 0026).
 Lengths are predicted with the noise of Block's tagger where a part looks at them, and by survival once outrun.
 """
 
@@ -43,6 +44,7 @@ KNOWN = ("prediction.kind=noisy", f"prediction.sigma={BLOCK_SIGMA}", "prediction
 FORECAST = ("dispatch.policy=forecast", "dispatch.parameters.candidates=0")
 MOVES = ("migration.on=true", "trading.on=true")
 REASONS = 'trading.reasons=["drain", "handoff", "memory", "boundary", "balance"]'
+ALL = (*MOVES, *KNOWN, *FORECAST, "stages.policy=exact", "trading.policy=delay", REASONS)
 PARTS: dict[str, tuple[str, ...]] = {
     "queue": ("dispatch.policy=join_shortest_queue",),
     "Block": (*FORECAST, *KNOWN),
@@ -54,7 +56,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "ARES": (*MOVES, *KNOWN, "dispatch.policy=llumnix", "trading.policy=ares"),
     "split": (*MOVES, "dispatch.policy=join_shortest_queue", "trading.policy=none"),
-    "all": (*MOVES, *KNOWN, *FORECAST, "stages.policy=exact", "trading.policy=delay", REASONS),
+    "all": ALL,
+    "all, selfish": (*ALL, "dispatch.parameters.others_weight=0"),
 }
 VALUES: tuple[tuple[str, Callable[[Row], float | None], float, int], ...] = (
     ("e2e mean s", lambda row: row.e2e_mean, 1.0, 2),
