@@ -95,7 +95,7 @@ def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, 
 def renew_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now_ns: int) -> LoadReported:
     """The load with a curve forecast anew, where the policy looks at it; notes whether memory will run short."""
     assert own.snapshot is not None
-    if own.forecasts is not None:
+    if own.forecasts is not None and ctx.config.refinement.prompts:
         own.prompts.look(own.snapshot.running, own.histories, own.forecasts.prompt_s, now_ns)
     forecast = None
     if own.forecasts is not None and ctx.policy.needs_forecast:

@@ -202,16 +202,21 @@ def test_refined_boundaries_replace_the_plans_where_they_do_not_cross(refined: d
     assert present_cuts(plan, refined) == cuts
 
 
+#: Prompts are weighed.
+PROMPTED = RefinementParameters(smoothing=1.0, step_max=100.0, prompts=True)
+
+
 def test_a_boundary_leaves_the_side_whose_prompts_take_the_time() -> None:
     lengths = spread(3)
-    even = refine(view(lengths, 700, lower=4, upper=4), WHOLE_WAY, QUALITY)
+    even = refine(view(lengths, 700, lower=4, upper=4), PROMPTED, QUALITY)
     shares = [0.0] * BINS
     shares[next(index for index, start in enumerate(STARTS) if start > 2_000)] = 2.0
     prompted = msgspec.structs.replace(view(lengths, 700, lower=4, upper=4), upper_prompts=tuple(shares))
-    busy = refine(prompted, WHOLE_WAY, QUALITY)
+    busy = refine(prompted, PROMPTED, QUALITY)
+    assert refine(prompted, WHOLE_WAY, QUALITY).cut == even.cut  # unless they are to be weighed
     assert busy.cut > even.cut  # two of four instances above compute prompts: they decode less
     below = msgspec.structs.replace(view(lengths, 700, lower=4, upper=4), lower_prompts=(2.0,))
-    assert refine(below, WHOLE_WAY, QUALITY).cut < even.cut
+    assert refine(below, PROMPTED, QUALITY).cut < even.cut
 
 
 def test_prompts_follow_their_length_across_the_boundary() -> None:
@@ -221,4 +226,4 @@ def test_prompts_follow_their_length_across_the_boundary() -> None:
     for cut in (900, 1_100):
         there = msgspec.structs.replace(view(lengths, cut), lower_prompts=shares)
         here = msgspec.structs.replace(view(lengths, cut), upper_prompts=shares)
-        assert refine(there, WHOLE_WAY, QUALITY).best == refine(here, WHOLE_WAY, QUALITY).best
+        assert refine(there, PROMPTED, QUALITY).best == refine(here, PROMPTED, QUALITY).best

@@ -67,7 +67,8 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
         queued_tokens: Lengths of the sequences that it has agreed to take and that have not begun to move.
         length_counts, length_tokens: Histogram of the lengths of all its sequences: how many there are per bin of
             ``policies.stages.digest.STARTS``, and the sum of their lengths; bins behind the last one given are empty.
-        prefill_shares: Share of its time that prompts take, by bin of their lengths as above, over half a minute.
+        prefill_shares: Share of its time that prompts take, by bin of their lengths as above, over half a minute;
+            empty where nobody weighs it.
         draining: Takes nothing.
         memory_risk: Probability that it needs more KV blocks than there are before a few moves could end.
         curve: None where it cannot be forecast.

@@ -33,8 +33,7 @@ class RefinementMethod(StrEnum):
     """Definition of the best boundary.
 
     Attributes:
-        WEIGHTED: Least total quality (equation 1), both sides weighted by their numbers of instances and by the
-            time that prompts leave them.
+        WEIGHTED: Least total quality (equation 1), both sides weighted by their numbers of instances.
         PAPER: The same for one upstream and one average downstream instance.
         MEMORY: As many tokens per instance on both sides.
         QUANTITY: As many sequences per instance on both sides.
@@ -55,6 +54,7 @@ class RefinementParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         step_max: Largest relative change of one round, above 0.
         sequences_min: With fewer sequences on both sides together the boundary stays.
         spacing: Factor that two neighbouring cuts keep between them, at least 1.
+        prompts: Whether ``weighted`` also weighs both sides by the time that prompts leave them for decoding.
     """
 
     method: RefinementMethod = RefinementMethod.WEIGHTED
@@ -62,6 +62,7 @@ class RefinementParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     step_max: float = 0.1
     sequences_min: int = 5
     spacing: float = 1.1
+    prompts: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError outside of the ranges."""
@@ -131,7 +132,8 @@ def refine(
     low, high = _bounds(view, parameters.spacing)
     if low > high:
         return Refinement(cut=view.cut, best=view.cut, reason="frozen: no room between the neighbouring cuts")
-    best = _best(view, parameters.method, quality, low=low, high=high)
+    counted = view if parameters.prompts else msgspec.structs.replace(view, lower_prompts=(), upper_prompts=())
+    best = _best(counted, parameters.method, quality, low=low, high=high)
     wanted = math.exp((1 - parameters.smoothing) * math.log(view.cut) + parameters.smoothing * math.log(best))
     step = 1 + parameters.step_max
     bounded = min(max(wanted, view.cut / step), view.cut * step)
