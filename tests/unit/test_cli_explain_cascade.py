@@ -55,6 +55,17 @@ def test_spans_tell_attempts_scores_and_thresholds(bench: CascadeBench):
     ]
 
 
+def test_what_happened_is_of_the_attempt_that_was_delivered(bench: CascadeBench):
+    """The client's first token is no engine's: it came when it was known who answers."""
+    lines = told(explained_by_spans(spans(bench)))
+    happened = lines[lines.index("what happened: completed") :]
+    text = "\n".join(happened)
+    assert "r~2, from the decision" in text
+    assert "first token" not in text
+    (whole,) = [line for line in happened if line.startswith("      end to end")]
+    assert whole.split()[-2] == duration(60 * MILLISECOND)
+
+
 def test_a_recording_of_the_bus_tells_the_same(bench: CascadeBench, tmp_path: Path):
     file = tmp_path / "tap"
     writer = open_recording(str(file), actor="", kind="tap")

@@ -167,6 +167,9 @@ def _happened(explained: Explained) -> Iterator[str]:
         times = "once" if ending.migrations == 1 else f"{ending.migrations} times"
         yield f"  moved with its KV {times}, so the first forecast was of another course"
     taken = [p for p in explained.placements if p.chosen and not p.trouble and p.kind == "dispatch"]
+    if explained.attempts:
+        yield from _delivered(explained.attempts, taken, ending.choices)
+        return
     if not taken:
         yield f"  end to end {duration(ending.end_ns - ending.arrival_ns)} from arrival; its placement is not recorded"
         return
@@ -175,6 +178,35 @@ def _happened(explained: Explained) -> Iterator[str]:
         yield "  (nothing was predicted for the instance that took it)"
     if len(taken) > 1:
         yield "  (counted from, and predicted for, the last first placement of several)"
+
+
+def _delivered(attempts: list[CascadeAttempt], taken: list[ExplainedPlacement], choices: int) -> Iterator[str]:
+    """Of a cascade the attempt that was delivered; its first token is not recorded, as the client may wait for the
+    judge.
+    """
+    attempt = next((each for each in attempts if each.outcome == "delivered"), None)
+    if attempt is None:
+        return
+    placed = [p for p in taken if any(name.startswith(f"{attempt.request}.") for name in p.sequences)]
+    if not placed:
+        yield f"  {attempt.request} took {duration(attempt.ended_ns - attempt.started_ns)}; its placement is not recorded"
+        return
+    placement = placed[-1]
+    forecast = placement.forecast
+    rows: list[tuple[str, ...]] = [(f"{attempt.request}, from the decision", "predicted", "actual", "error")]
+    whole = attempt.ended_ns - placement.at_ns
+    rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, whole)))
+    rows.append(_lengths(_of_choices(choices), placement.expected_output_tokens, attempt.output_tokens / choices))
+    yield from _table(rows)
+
+
+def _of_choices(choices: int) -> str:
+    return "  output tokens" if choices == 1 else "  output tokens per choice"
+
+
+def _lengths(name: str, expected: float | None, mean: float) -> tuple[str, str, str, str]:
+    error = "-" if expected is None or not mean else f"{100 * (expected - mean) / mean:+.1f} %"
+    return name, "-" if expected is None else f"{expected:.4g}", f"{mean:.4g}", error
 
 
 def _errors(placement: ExplainedPlacement, ending: Ending) -> list[tuple[str, ...]]:
@@ -187,10 +219,7 @@ def _errors(placement: ExplainedPlacement, ending: Ending) -> list[tuple[str, ..
     expected = placement.expected_output_tokens
     if expected is None:
         expected = ending.expected_output_tokens
-    mean = ending.output_tokens / ending.choices
-    error = "-" if expected is None or not mean else f"{100 * (expected - mean) / mean:+.1f} %"
-    name = "  output tokens" if ending.choices == 1 else "  output tokens per choice"
-    rows.append((name, "-" if expected is None else f"{expected:.4g}", f"{mean:.4g}", error))
+    rows.append(_lengths(_of_choices(ending.choices), expected, ending.output_tokens / ending.choices))
     if ending.cached_tokens or (forecast is not None and forecast.cached_tokens):
         rows.append(_cached(None if forecast is None else forecast.cached_tokens, ending.cached_tokens))
     return rows
