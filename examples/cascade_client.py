@@ -29,7 +29,12 @@ def tell(told: dict, usage: openai.types.CompletionUsage) -> None:
         print(f"    {attempt['model']}: {attempt['outcome']}, {score}, {cost['completion_tokens']} output tokens")
 
 
-for question in ("What is 2 + 3?", "Sort these numbers: 9 3 7 1 8 2"):
+QUESTIONS = (
+    "Repeat the word apple 3 times.",  # of the models that ship, the smallest answers this one
+    "Reverse this text: xpvbfiwawuyp",  # ... the middle one this
+    "What is 99 times 5?",  # ... and the largest this
+)
+for question in QUESTIONS:
     messages = [{"role": "user", "content": question}]
     answer = client.chat.completions.create(model=name, messages=messages, temperature=0, max_tokens=64)
     print(f"{question} {answer.choices[0].message.content!r}")
@@ -38,7 +43,7 @@ for question in ("What is 2 + 3?", "Sort these numbers: 9 3 7 1 8 2"):
 print("as a stream, with a higher quality: ", end="")
 stream = client.chat.completions.create(
     model=name,
-    messages=[{"role": "user", "content": "What is 2 + 3?"}],
+    messages=[{"role": "user", "content": QUESTIONS[0]}],
     temperature=0,
     max_tokens=64,
     stream=True,
