@@ -94,7 +94,7 @@ def main(words: list[str] | None = None) -> int:
         "workers.yaml": json.dumps(compose_services(spec, slots, out), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
     }
-    if spec.cascade is not None and spec.cascade.judge_processes:
+    if spec.cascade is not None:
         files["judge.json"] = _service("judge-0", Role.JUDGE, passwords, arguments, _judge(spec))
     if spec.api.keys:
         files["keys.toml"] = Path(spec.api.keys).read_text()
@@ -112,7 +112,7 @@ def main(words: list[str] | None = None) -> int:
     for name, text in files.items():
         _write(out / name, text)
     _write_targets(out, workers, [*brokers])
-    profile = profile_of(spec) + (" --profile judge" if "judge.json" in files else "")
+    profile = profile_of(spec) + (" --profile cascade" if spec.cascade is not None else "")
     env = f"{os.path.relpath(out, HERE)}/.env"
     print(f"compose: {len(workers)} worker(s) prepared in {os.path.relpath(out)}; next:")
     print(f"  cd compose && docker compose --env-file {env} --profile {profile} up -d --build")

@@ -406,7 +406,7 @@ def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.Cap
     folder = tmp_path / "generated"
     words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
     assert _load(COMPOSE / "prepare.py").main(words) == 0
-    assert "--profile gpu --profile judge up" in capsys.readouterr().out
+    assert "--profile gpu --profile cascade up" in capsys.readouterr().out
     judge = load_config(JudgeConfig, folder / "judge.json")
     assert (judge.llm.url, judge.llm.model) == ("http://ingress:8000/v1", "big")
     (cascade,) = load_config(IngressConfig, folder / "ingress.json").cascades
@@ -414,6 +414,21 @@ def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.Cap
     (planned,) = load_config(CoordinatorConfig, folder / "coordinator.json").cascades
     assert planned.tiers[0].tensor_parallel == 1
     assert "judge" not in _resolved(folder, "gpu")["services"]
+    judging = _resolved(folder, "gpu", "cascade")["services"]["judge"]
+    assert judging["command"] == ["services.judge", "--config", "/run/secrets/judge.json"]
+
+
+def test_the_profile_of_a_cascade_works_for_confidence_too(tmp_path: Path) -> None:
+    """Compose refuses to start a service whose secret has no file."""
+    folder = tmp_path / "generated"
+    table = '[cascade]\ntiers = ["small", "big"]\n'
+    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
+    assert _load(COMPOSE / "prepare.py").main(words) == 0
+    content = _resolved(folder, "gpu", "cascade")
+    assert "judge" in content["services"]
+    assert Path(content["secrets"]["judge.json"]["file"]).is_file()
+    load_config(JudgeConfig, folder / "judge.json")
+    assert {"judge", "buckets", "nats"} <= set(_resolved(folder, "cascade")["services"])
 
 
 def test_roles_reach_the_coordinator(tmp_path: Path) -> None:
