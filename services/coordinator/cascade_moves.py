@@ -1,14 +1,15 @@
 """Moves of instances between the models of a cascade: carries out the ``move`` of its plan. No I/O.
 
-One instance at a time: one of a tier that has too many is drained and ends, then one of a tier that has too few starts
-on its device. What comes next follows from the plan in the store and from the instances that serve, so that whoever
-takes the cascade's lease over goes on where its predecessor was.
+One instance at a time leaves: one of a tier that has too many is drained and ends. On the devices that are free then
+start all instances of tiers that have too few, together, and serve before the next one leaves. What comes next follows
+from the plan in the store and from the instances that serve, so that whoever takes the cascade's lease over goes on
+where its predecessor was.
 
 | plan and instances | effect |
 |---|---|
-| a tier lacks an instance, and a device should be free | Request(StartInstance) |
-| a tier has one too many, and another instance serves | Request(StopInstance) |
-| InstanceStarting, InstanceStopping | nothing else is ordered until it serves, or serves no more |
+| tiers lack instances, and devices should be free | Request(StartInstance) for each that has devices |
+| a tier has one too many, another instance serves, no order is open | Request(StopInstance) |
+| InstanceStarting, InstanceStopping | the order is open until it serves, or serves no more |
 | ProvisionRefused, no answer | the next host is asked; after the last one all begins again a second later |
 | each tier has its instances | the plan without the move, with the thresholds that it brought |
 | time is up, or a minute of refusals | the plan with the move back, or without one where this is the move back |
@@ -19,6 +20,7 @@ never stopped, so that a move needs at least two.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -50,7 +52,7 @@ REFUSALS_MAX = 60
 
 
 class CascadeMoves:
-    """Orders of all cascades that are led here. At most one order of a cascade is open."""
+    """Orders of all cascades that are led here. Of a cascade either one stop is open, or starts are."""
 
     def __init__(self, subjects: Subjects, *, name: str, incarnation: int) -> None:
         self._subjects = subjects
@@ -65,24 +67,23 @@ class CascadeMoves:
         if not state.config.moves:
             return _without(plan, "instances stay: the cluster has no pool of devices"), []
         counts = [len(serving.get(tier.model, ())) for tier in plan.tiers]
-        if state.order is not None and _is_done(state.order, serving):
-            state.order, state.refusals = None, 0
-        if counts == plan.move.instances and state.order is None:
+        done = [order for order in state.orders if _is_done(order, serving)]
+        if done:
+            state.orders, state.refusals = [each for each in state.orders if each not in done], 0
+        if counts == plan.move.instances and not state.orders:
             return completed(plan), [_log(plan, "cascade_moved", "info")]
         if now_ns >= plan.move.until_ns or state.refusals >= REFUSALS_MAX:
             return self._give_up(state, plan, now_ns)
-        if state.order is not None or now_ns < state.order_pause_ns:
+        if now_ns < state.order_pause_ns:
             return None, []
-        order = self._next(state.config.tiers, plan.move, counts, serving)
-        if order is None:
-            return None, []
-        state.order = order
-        return None, [self._ask(state, order)]
+        orders = self._next(state, plan.move, counts, serving)
+        state.orders += orders
+        return None, [self._ask(state, order) for order in orders]
 
     def on_answer(self, state: CascadeState, replied: Replied, now_ns: int) -> list[Effect]:
         """Handles a provisioner's answer to the open order."""
-        order = state.order
-        if order is None or replied.correlation != PREFIX + order.name:
+        order = _open(state, replied.correlation)
+        if order is None:
             return []
         match replied.body:
             case InstanceStarting() as body:
@@ -97,8 +98,8 @@ class CascadeMoves:
 
     def on_failure(self, state: CascadeState, body: RequestFailed, now_ns: int) -> list[Effect]:
         """Handles the lack of an answer. What was carried out after all shows in the instances."""
-        order = state.order
-        if order is None or body.correlation != PREFIX + order.name:
+        order = _open(state, body.correlation)
+        if order is None:
             return []
         return self._next_host(state, order, str(body.reason), now_ns)
 
@@ -106,26 +107,44 @@ class CascadeMoves:
         order.host_index += 1
         if order.host_index < len(state.config.hosts):
             return [self._ask(state, order)]
-        state.order, state.order_pause_ns = None, now_ns + PAUSE_NS
+        state.orders.remove(order)
+        if now_ns < state.order_pause_ns:  # of a start beside one that was refused
+            return []
+        state.order_pause_ns = now_ns + PAUSE_NS
         state.refusals += 1
         if state.refusals > 1:
             return []
         fields = {"cascade": state.config.name, "action": order.action, "model": order.model, "why": why}
         return [Log(level="info", event="cascade_move_waits", fields=fields)]
 
-    def _next(
-        self, tiers: Sequence[CoordinatedTier], move: CascadeMove, counts: Sequence[int], serving: Serving
-    ) -> MoveOrder | None:
-        lacking = [tier for tier, now, end in zip(tiers, counts, move.instances, strict=True) if now < end]
+    def _next(self, state: CascadeState, move: CascadeMove, counts: Sequence[int], serving: Serving) -> list[MoveOrder]:
+        """Starts for which there are devices, beside those that are open; else a stop where nothing is open."""
+        tiers = state.config.tiers
+        if any(order.action == "stop" for order in state.orders):
+            return []
+        begun = Counter(order.model for order in state.orders)
+        held = [now + begun[tier.model] for tier, now in zip(tiers, counts, strict=True)]
+        lacking = [tier for tier, now, end in zip(tiers, held, move.instances, strict=True) for _ in range(end - now)]
         spare = [tier for tier, now, end in zip(tiers, counts, move.instances, strict=True) if now > end]
         devices = max(_devices(tiers, move.instances), _devices(tiers, move.before or move.instances))
-        free = devices - _devices(tiers, counts)
-        if lacking and (lacking[0].tensor_parallel <= free or not spare or sum(counts) < 2):
-            return self._order("start", lacking[0])
+        orders = self._starts(lacking, devices - _devices(tiers, held))
+        if orders or state.orders:
+            return orders
+        if lacking and (not spare or sum(counts) < 2):
+            return [self._order("start", lacking[0])]  # the provisioner knows what is free
         if spare and sum(counts) > 1:
             last = max(record.instance for record in serving[spare[0].model])
-            return self._order("stop", spare[0], last)
-        return None
+            return [self._order("stop", spare[0], last)]
+        return []
+
+    def _starts(self, lacking: Sequence[CoordinatedTier], free: int) -> list[MoveOrder]:
+        orders = []
+        for tier in lacking:
+            if tier.tensor_parallel > free:
+                break
+            free -= tier.tensor_parallel
+            orders.append(self._order("start", tier))
+        return orders
 
     def _order(self, action: str, tier: CoordinatedTier, instance: str = "") -> MoveOrder:
         self._orders += 1
@@ -144,15 +163,16 @@ class CascadeMoves:
         )
 
     def _give_up(self, state: CascadeState, plan: CascadePlan, now_ns: int) -> tuple[CascadePlan, list[Effect]]:
-        """Goes back, once; ends an instance that was started and does not serve, as it holds a device."""
-        order, state.order, state.refusals = state.order, None, 0
+        """Goes back, once; ends instances that were started and do not serve, as they hold devices."""
+        orders, state.orders, state.refusals = state.orders, [], 0
         effects: list[Effect] = [_log(plan, "cascade_move_given_up", "warning")]
-        if order is not None and order.action == "start" and order.accepted:
-            stop = MoveOrder(
-                name=f"{order.name}/end", action="stop", model=order.model, instance=order.instance,
-                host_index=order.host_index,
-            )  # fmt: skip
-            effects.append(self._ask(state, stop, drain_limit_s=0))
+        for order in orders:
+            if order.action == "start" and order.accepted:
+                stop = MoveOrder(
+                    name=f"{order.name}/end", action="stop", model=order.model, instance=order.instance,
+                    host_index=order.host_index,
+                )  # fmt: skip
+                effects.append(self._ask(state, stop, drain_limit_s=0))
         move = plan.move
         assert move is not None
         if not move.before:
@@ -182,6 +202,10 @@ def completed(plan: CascadePlan) -> CascadePlan:
 
 def _without(plan: CascadePlan, reason: str) -> CascadePlan:
     return msgspec.structs.replace(plan, epoch=plan.epoch + 1, move=None, reason=reason)
+
+
+def _open(state: CascadeState, correlation: str) -> MoveOrder | None:
+    return next((order for order in state.orders if correlation == PREFIX + order.name), None)
 
 
 def _is_done(order: MoveOrder, serving: Serving) -> bool:

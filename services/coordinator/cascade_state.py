@@ -67,9 +67,9 @@ class CascadeState:
         planned_ns: When the last planner was started; 0 for never.
         planned_empty: Models without an instance at the last planning; None before the first.
         failures: Planners in a row that failed.
-        order: Open order of the plan's move; None for none.
+        orders: Open orders of the plan's move: one stop, or starts.
         order_pause_ns: None is given before.
-        refusals: Orders in a row that nobody carried out.
+        refusals: Tries in a row in which somebody refused.
     """
 
     config: CoordinatedCascade
@@ -87,6 +87,6 @@ class CascadeState:
     planned_ns: int = 0
     planned_empty: list[str] | None = None
     failures: int = 0
-    order: MoveOrder | None = None
+    orders: list[MoveOrder] = field(default_factory=list)
     order_pause_ns: int = 0
     refusals: int = 0

@@ -75,7 +75,7 @@ class Cascades:
         """Goes on with the plan's move where the cascade is led."""
         state = self.states[key]
         if state.plan is None or state.plan.move is None or not self.leads(state, now_ns):
-            state.order, state.refusals = None, 0
+            state.orders, state.refusals = [], 0
             return []
         if state.plan_key.writing:
             return []

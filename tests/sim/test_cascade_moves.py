@@ -48,9 +48,12 @@ class UnboundedRun(CascadeSoakRun):
 class Impatient(CascadeMoves):
     """Starts without having stopped anything."""
 
-    def _next(self, tiers: Any, move: Any, counts: Any, serving: Any) -> Any:
+    def _next(self, state: CascadeState, move: Any, counts: Any, serving: Any) -> Any:
+        tiers = state.config.tiers
         lacking = [tier for tier, now, end in zip(tiers, counts, move.instances, strict=True) if now < end]
-        return self._order("start", lacking[0]) if lacking else super()._next(tiers, move, counts, serving)
+        if state.orders:
+            return []
+        return [self._order("start", lacking[0])] if lacking else super()._next(state, move, counts, serving)
 
 
 def test_the_checker_sees_engines_that_take_a_device_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_a_move_keeps_what_both_plans_have_and_starts_the_rest_cold():
     ]
 
 
-def test_replicas_change_one_after_the_other_and_a_wide_one_waits_for_all_its_gpus():
+def test_a_wide_replica_waits_for_all_its_gpus():
     wide = engine(8.0, 2)
     now = [TierDeployment(((SMALL, 4),), (1.0,)), TierDeployment((), ())]
     then = [TierDeployment((), ()), TierDeployment(((wide, 2),), (1.0,))]
@@ -98,6 +98,16 @@ def test_replicas_change_one_after_the_other_and_a_wide_one_waits_for_all_its_gp
     assert [each.until_ns // NS for each in old] == [0, 0, 3, 3]
     assert [each.from_ns // NS for each in new] == [3, 6]
     assert done_ns == 6 * NS
+
+
+def test_all_replicas_that_fit_on_the_gpus_of_a_retired_one_start_together():
+    wide = engine(8.0, 2)
+    now = [TierDeployment(((SMALL, 1),), (1.0,)), TierDeployment(((wide, 2),), (1.0,))]
+    then = [TierDeployment(((SMALL, 6),), (1.0,)), TierDeployment((), ())]
+    (new, old), done_ns = moved(now, then, at_ns=0, cost=MoveCost(drain_s=1, cold_start_s=2))
+    assert sorted(each.until_ns // NS for each in old) == [2, 5]
+    assert sorted(each.from_ns // NS for each in new) == [0, 2, 5, 5, 8, 8]
+    assert done_ns == 8 * NS
 
 
 def test_an_answer_that_no_later_tier_can_better_is_delivered():

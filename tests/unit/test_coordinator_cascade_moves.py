@@ -1,4 +1,4 @@
-"""Moves of instances between the models of a cascade: one at a time, over refusals, losses and a change of leader."""
+"""Moves of instances between the models of a cascade: one leaves at a time, over refusals, losses and a change of leader."""
 
 from __future__ import annotations
 
@@ -39,9 +39,15 @@ class MovingStory(Story):
         refuses: What the host answers in place of carrying out.
     """
 
-    def __init__(self, cascade: CoordinatedCascade = CASCADE, *, name: str = "coordinator-0") -> None:
+    def __init__(
+        self,
+        cascade: CoordinatedCascade = CASCADE,
+        *,
+        name: str = "coordinator-0",
+        running: dict[str, str] | None = None,
+    ) -> None:
         self.asked: list[Request] = []
-        self.running = {"a": "nano", "b": "mini"}
+        self.running = dict(running or {"a": "nano", "b": "mini"})
         self.refuses: Body | None = None
         self.least = 2
         super().__init__(cascade, name=name)
@@ -65,27 +71,27 @@ class MovingStory(Story):
         self.told("cascade", "c", msgspec.structs.replace(self.plan, **told))
         self.step()
 
-    def carry_out(self) -> str:
-        """Do what the latest order says, and tell what it was."""
-        request = self.asked[-1]
+    def carry_out(self, request: Request | None = None) -> str:
+        """Do what an order says (the latest one if not given), and tell what it was."""
+        request = request or self.asked[-1]
         body = request.body
         if isinstance(body, StopInstance):
             del self.running[body.instance]
-            self.answer(InstanceStopping(instance=body.instance))
+            self.answer(InstanceStopping(instance=body.instance), request)
             self.send(KeyChanged(bucket="instance", key=body.instance, value=None, revision=0))
             done = f"stop {body.instance}"
         else:
             assert isinstance(body, StartInstance)
-            name = f"{body.model}-{len(self.asked)}"
-            self.answer(InstanceStarting(order=body.order, instance=name))
+            name = f"{body.model}-{self.asked.index(request)}"
+            self.answer(InstanceStarting(order=body.order, instance=name), request)
             self.running[name] = body.model
             done = f"start {body.model}"
         self.least = min(self.least, len(self.running))
         self.step()
         return done
 
-    def answer(self, body: Body) -> None:
-        self.send(Replied(correlation=self.asked[-1].correlation, body=body))
+    def answer(self, body: Body, request: Request | None = None) -> None:
+        self.send(Replied(correlation=(request or self.asked[-1]).correlation, body=body))
 
 
 def test_one_instance_stops_then_another_one_starts_and_the_thresholds_follow() -> None:
@@ -107,6 +113,86 @@ def test_two_swaps_go_one_after_the_other_so_that_somebody_always_serves() -> No
     assert done == ["stop a", "start micro", "stop b", "start micro"]
     assert story.least == 1
     assert story.counts() == [0, 2, 0]
+
+
+WIDE = [
+    CoordinatedTier(model="nano", instances_max=4),
+    CoordinatedTier(model="mini", tensor_parallel=2, instances_max=2),
+]
+
+
+def wide_story() -> MovingStory:
+    """Two instances of two devices each, on a host with four; one is to become two of one device."""
+    story = MovingStory(msgspec.structs.replace(CASCADE, tiers=WIDE), running={"a": "mini", "b": "mini"})
+    story.move(2, 1, thresholds=[10.0, 0.0])
+    return story
+
+
+def test_all_that_fit_on_the_devices_of_one_that_left_start_together() -> None:
+    story = wide_story()
+    assert story.carry_out() == "stop b"
+    starts = [each.body for each in story.asked[1:]]
+    assert [type(body) for body in starts] == [StartInstance] * 2
+    assert len({body.order for body in starts}) == 2  # type: ignore[attr-defined]
+    assert [story.carry_out(request) for request in story.asked[1:]] == ["start nano"] * 2
+    assert story.counts() == [2, 1]
+    assert story.plan is not None
+    assert story.plan.move is None
+    assert len(story.asked) == 3
+
+
+def test_the_next_instance_leaves_when_all_that_started_serve() -> None:
+    story = MovingStory(msgspec.structs.replace(CASCADE, tiers=WIDE), running={"a": "mini", "b": "mini"})
+    story.move(4, 0, thresholds=[10.0, 0.0])
+    story.carry_out()
+    first, second = story.asked[1:]
+    story.carry_out(first)
+    story.step(3)
+    assert len(story.asked) == 3, "one of the two does not serve yet"
+    story.carry_out(second)
+    assert isinstance(story.asked[3].body, StopInstance)
+    assert story.carry_out() == "stop a"
+    assert [story.carry_out(request) for request in story.asked[4:]] == ["start nano"] * 2
+    assert story.counts() == [4, 0]
+    assert story.least == 1
+
+
+def test_refusals_of_starts_that_were_asked_together_count_once() -> None:
+    story = wide_story()
+    story.carry_out()
+    for _ in range(REFUSALS_MAX // 2 + 1):
+        for request in story.asked[-2:]:
+            story.send(
+                Replied(correlation=request.correlation, body=ProvisionRefused(reason=ProvisionRefusal.NO_DEVICE))
+            )
+        story.step(2)
+    assert story.plan is not None
+    assert story.plan.move is not None
+    assert story.plan.move.instances == [2, 1], "it was given up"
+
+
+def test_one_refused_start_is_asked_again_beside_the_one_that_is_under_way() -> None:
+    story = wide_story()
+    story.carry_out()
+    first, second = story.asked[1:]
+    story.send(Replied(correlation=second.correlation, body=ProvisionRefused(reason=ProvisionRefusal.NO_DEVICE)))
+    story.step(2)
+    third = story.asked[-1]
+    assert len(story.asked) == 4
+    assert [story.carry_out(first), story.carry_out(third)] == ["start nano"] * 2
+    assert story.counts() == [2, 1]
+
+
+def test_a_move_given_up_ends_every_instance_that_was_started_and_does_not_serve() -> None:
+    story = wide_story()
+    story.carry_out()
+    for number, request in enumerate(story.asked[1:]):
+        story.send(
+            Replied(correlation=request.correlation, body=InstanceStarting(order="o", instance=f"broken-{number}"))
+        )
+    story.step(200)
+    ends = [each.body for each in story.asked if isinstance(each.body, StopInstance)][1:]
+    assert [(body.instance, body.drain_limit_ms) for body in ends] == [("broken-0", 0), ("broken-1", 0)]
 
 
 def test_nothing_else_is_ordered_while_an_order_is_open() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
@@ -254,8 +254,8 @@ class MovedTiers(NamedTuple):
 def moved(now: Sequence[TierDeployment], then: Sequence[TierDeployment], *, at_ns: int, cost: MoveCost) -> MovedTiers:
     """Replicas of each tier over a move from one design to another, as the coordinator carries it out.
 
-    One new replica after the other: others are retired until its GPUs are free, it takes requests after drain and cold
-    start, and then comes the next. What both designs have stays.
+    Others are retired until there are GPUs for the next new replica; with it start all that have GPUs by then, and take
+    requests after drain and cold start; and then come the next ones. What both designs have stays.
     """
     return moved_replicas([placed(each) for each in now], then, at_ns=at_ns, cost=cost)
 
@@ -279,34 +279,43 @@ def moved_replicas(
         for (shape, _), rate in zip(deployment.replicas, deployment.rates, strict=True):
             starting += [(tier, PlacedReplica(shape=shape, weight=rate))] * left[shape]
         tiers.append(list(old))
-    done_ns = _one_after_the_other(tiers, retiring, starting, at_ns, cost)
+    done_ns = _as_devices_come_free(tiers, retiring, starting, at_ns, cost)
     return MovedTiers(tiers, done_ns)
 
 
-def _one_after_the_other(
+def _as_devices_come_free(
     tiers: list[list[PlacedReplica]],
     retiring: Sequence[tuple[int, int]],
     starting: Sequence[tuple[int, PlacedReplica]],
     at_ns: int,
     cost: MoveCost,
 ) -> int:
-    waiting, free = list(retiring), 0
+    waiting, left = list(retiring), list(starting)
+    free = max(0, _gpus(replica for _, replica in left) - _gpus(tiers[tier][index] for tier, index in waiting))
 
     def retire() -> int:
         tier, index = waiting.pop(0)
         tiers[tier][index] = replace(tiers[tier][index], until_ns=at_ns)
         return tiers[tier][index].shape.gpus
 
-    for tier, replica in starting:
+    while left:
         drained = 0.0
-        while free < replica.shape.gpus and waiting:
+        while free < left[0][1].shape.gpus and waiting:
             free, drained = free + retire(), cost.drain_s
         at_ns += int((drained + cost.cold_start_s) * NS)
-        tiers[tier].append(replace(replica, from_ns=at_ns))
-        free -= replica.shape.gpus
+        together = True
+        while left and together:
+            tier, replica = left.pop(0)
+            tiers[tier].append(replace(replica, from_ns=at_ns))
+            free -= replica.shape.gpus
+            together = bool(left) and left[0][1].shape.gpus <= free
     while waiting:
         retire()
     return at_ns
+
+
+def _gpus(replicas: Iterable[PlacedReplica]) -> int:
+    return sum(replica.shape.gpus for replica in replicas)
 
 
 def _counts(deployments: Sequence[TierDeployment]) -> list[Counter[str]]:
