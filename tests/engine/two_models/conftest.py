@@ -1,0 +1,25 @@
+"""One cluster of two shipped models, and a cascade of them, for all tests here; each leaves it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.up_cluster import UpRig
+
+#: A verifier is a process of its own, so that there is a judge to kill; what it lets pass has confidence's score.
+WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "verifier")
+
+
+@pytest.fixture(scope="package")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder: Path = tmp_path_factory.mktemp("two-models")
+    cluster = UpRig.of_words(folder, WORDS, model="cascade")
+    cluster.start()
+    yield cluster
+    sockets = folder / "run" / "ipc"
+    assert any(path.is_socket() for path in sockets.iterdir()), "vLLM puts its sockets elsewhere"
+    cluster.stop()
+    assert not sockets.exists()
