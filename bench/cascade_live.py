@@ -92,7 +92,7 @@ async def _serve(options: argparse.Namespace, examples: list[Example], path: Pat
 
 
 async def _ask_all(rig: UpRig, examples: list[Example], left: list[int], out: Any, *, deadline: float) -> None:
-    ingress = psutil.Process(rig.pids("deployment.ingress")[0])
+    ingress = psutil.Process(rig.pids("ingress-0.json")[0])
     queue = iter(left)
     async with httpx.AsyncClient(base_url=rig.url, timeout=300) as client:
 
