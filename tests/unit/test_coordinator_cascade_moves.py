@@ -1,4 +1,4 @@
-"""Moves of instances between the models of a cascade: one leaves at a time, over refusals, losses and a change of leader."""
+"""Moves of instances between the models of a cascade: one leaves at a time, over refusals, losses and new leaders."""
 
 from __future__ import annotations
 

@@ -549,6 +549,26 @@ def test_a_stream_that_breaks_off_after_its_beginning_fails():
     assert not bench.made(CompleteCall)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_a_stream_that_has_begun_waits_for_its_model_as_a_plain_one_does(early: bool):
+    """Nothing else can answer any more: the tier's short patience is for those that another tier can stand in for."""
+    bench = CascadeBench(70.0, 0.0, tier_wait_s=2.0, early_commit_tokens=2)
+    options = CascadeOptions(early_commit=early)
+    bench.ask(stream=True, options=options)
+    if not early:
+        bench.answer("ab$", logprob(60))
+    bench.answer("xy", logprob(95), end=False)
+    assert bench.text() == "xy"
+    busy = "w-small" if early else "w-middle"
+    bench.pass_time(6.0, alive=tuple({"w-small", "w-middle"} - {busy}))
+    assert not bench.made(FailCall)
+    bench.summary(busy)
+    bench.pass_time(2.0)
+    bench.answer("z$", logprob(95), first_index=2)
+    assert bench.text() == "xyz"
+    assert bench.outcomes()[-1].outcome == "completed"
+
+
 def test_a_request_at_fault_is_not_tried_on_the_next_tier():
     bench = CascadeBench(70.0, 0.0)
     bench.ask()

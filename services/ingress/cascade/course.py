@@ -268,9 +268,14 @@ def reject_early(state: IngressState, parent: OpenCascade, event: ScoreOutOfReac
 
 
 def commit(state: IngressState, parent: OpenCascade, event: TextReady, out: list[Effect]) -> None:
-    """It is settled who answers: tokens go to the client from now on."""
-    parent.attempt.reason = event.reason
-    ending.accept(state, parent, parent.attempt, out)
+    """It is settled who answers: tokens go to the client from now on. No other tier can stand in, so that the attempt
+    waits for an instance for as long as a plain call.
+    """
+    attempt = parent.attempt
+    attempt.reason = event.reason
+    if attempt.call is not None:
+        attempt.call.patience_ns = None
+    ending.accept(state, parent, attempt, out)
 
 
 def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | AnswerScored, out: list[Effect]) -> None:
