@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = "nano,micro,mini"
 CASCADE = "cascade"
 #: Requests under way at once.
-CONCURRENCY = 4
+CONCURRENCY = 16
 #: Prompts of ``bench.judged.record``, and others.
 SEEDS = {"recorded": 23, "fresh": 97}
 

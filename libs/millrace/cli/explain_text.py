@@ -189,7 +189,8 @@ def _delivered(attempts: list[CascadeAttempt], taken: list[ExplainedPlacement], 
         return
     placed = [p for p in taken if any(name.startswith(f"{attempt.request}.") for name in p.sequences)]
     if not placed:
-        yield f"  {attempt.request} took {duration(attempt.ended_ns - attempt.started_ns)}; its placement is not recorded"
+        took = duration(attempt.ended_ns - attempt.started_ns)
+        yield f"  {attempt.request} took {took}; its placement is not recorded"
         return
     placement = placed[-1]
     forecast = placement.forecast
