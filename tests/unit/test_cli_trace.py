@@ -1,8 +1,10 @@
 """Drawing of a request's spans."""
 
+import argparse
 from pathlib import Path
 
 import pytest
+from millrace.cli import trace
 from millrace.cli.errors import CliError
 from millrace.cli.trace_reading import latest_requests, spans_of
 from millrace.cli.trace_tree import BAR_CELLS, bar, build, draw
@@ -190,6 +192,16 @@ def test_an_unknown_request_is_told_in_one_sentence(tmp_path: Path) -> None:
         spans_of(tmp_path, "r9")
     with pytest.raises(CliError, match="no traces are in"):
         spans_of(tmp_path / "none", "r9")
+
+
+def test_the_list_tells_which_model_of_a_cascade_answered_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"request": "r1", "model": "auto", "outcome": "completed", "delivered": "mini", "reason": "last_tier"}
+    attributes = {f"millrace.{name}": value for name, value in told.items()}
+    write(tmp_path, "a.jsonl", [span("1", "ingress", 0, 5, attributes=attributes)])
+    assert trace.run(argparse.Namespace(dir=tmp_path, request=None, count=5)) == 0
+    assert "model=auto outcome=completed delivered=mini reason=last_tier" in capsys.readouterr().out
 
 
 def test_the_latest_requests_come_first(tmp_path: Path) -> None:

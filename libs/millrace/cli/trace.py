@@ -57,6 +57,10 @@ def trace_folder(given: Path | None) -> Path:
     return folder / "traces"
 
 
+#: Attributes of a request in the list; ``delivered`` and ``reason`` are a cascade's.
+_LISTED = ("model", "outcome", "delivered", "reason", "prompt_tokens", "output_tokens", "policy", "key")
+
+
 def _listing(requests: list) -> list[str]:  # type: ignore[type-arg]  # the Struct's module is imported in run
     from datetime import datetime
 
@@ -70,7 +74,7 @@ def _listing(requests: list) -> list[str]:  # type: ignore[type-arg]  # the Stru
         attributes = {
             key.removeprefix("millrace."): value
             for key, value in root.attributes.items()
-            if key.removeprefix("millrace.") in ("model", "outcome", "prompt_tokens", "output_tokens", "policy", "key")
+            if key.removeprefix("millrace.") in _LISTED
         }
         trouble = f" failed: {root.error}" if root.error else ""
         lines.append(
