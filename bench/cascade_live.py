@@ -22,6 +22,7 @@ import psutil
 from millrace.cascade.recorded import recorded_sample
 from millrace.cascade.routing import route
 from millrace.judging.files import CONFIDENCE_FILE, read_judge
+from numpy.typing import NDArray
 
 from bench.judged.answers import MODELS, PATH, recorded, token_costs
 from bench.judged.record import OUTPUT_TOKENS_MAX, draw
@@ -159,23 +160,26 @@ def _report(options: argparse.Namespace, examples: list[Example], kept: list[dic
     took = np.array([row["took_s"] for row in rows])
     print(f"latency, {CONCURRENCY} at a time: p50 {np.quantile(took, 0.5):.2f} s, p95 {np.quantile(took, 0.95):.2f} s")
     attempts = sum(len(row["tiers"]) for row in rows)
-    served_s, ingress_s = (sum(call[key] for call in calls) for key in ("served_s", "ingress_s"))
-    print(f"served for {served_s:.0f} s; all of ingress took {1000 * ingress_s / attempts:.2f} ms of CPU an attempt")
-    _costs(rows, sample.rows(same).quality, quality)
+    if calls:
+        served_s, ingress_s = (sum(call[key] for call in calls) for key in ("served_s", "ingress_s"))
+        print(
+            f"served for {served_s:.0f} s; all of ingress took {1000 * ingress_s / attempts:.2f} ms of CPU an attempt"
+        )
+    _costs(rows, same, sample.rows(same).quality)
 
 
-def _costs(rows: list[dict[str, Any]], alone: Any, quality: float) -> None:
+def _costs(rows: list[dict[str, Any]], same: NDArray[np.int64], recorded_quality: NDArray[np.float64]) -> None:
     """Engine time of decoded tokens per request, by the shipped step times; each model alone beside it."""
-    costs = token_costs()
-    spent = float(
-        np.mean([sum(costs[t] * n for t, n in zip(row["tiers"], row["tokens"], strict=True)) for row in rows])
-    )
-    answers = recorded()
-    print(f"{'':<24}{'quality':>9}{'ms a request':>14}")
-    print(f"{'cascade, live':<24}{quality:>9.2f}{spent:>14.2f}")
+    costs, tokens = token_costs(), recorded().output_tokens[same]
+    print(f"{'':<30}{'quality':>9}{'ms a request':>14}")
+    spent = [sum(costs[t] * n for t, n in zip(row["tiers"], row["tokens"], strict=True)) for row in rows]
+    print(f"{'cascade, live':<30}{100 * np.mean([row['right'] for row in rows]):>9.2f}{np.mean(spent):>14.2f}")
+    if len(same) == len(rows):
+        whole = [sum(costs[t] * tokens[i, t] for t in row["tiers"]) for i, row in enumerate(rows)]
+        print(f"{'without early rejection':<30}{'':>9}{np.mean(whole):>14.2f}")
     for index, model in enumerate(MODELS):
-        cost = float(costs[index] * answers.output_tokens[:, index].mean())
-        print(f"{model + ' alone, recorded':<24}{float(alone[:, index].mean()):>9.2f}{cost:>14.2f}")
+        cost = float(costs[index] * tokens[:, index].mean())
+        print(f"{model + ' alone, recorded':<30}{float(recorded_quality[:, index].mean()):>9.2f}{cost:>14.2f}")
     print("ms a request: of engine time for its decoded tokens, all attempts, by the shipped CPU step times")
 
 
