@@ -14,7 +14,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 #: In the order in which they run: what is quick to fail comes first.
-FOLDERS = ("tidy", "unit", "sim", "contract", "live", "engine", "gpu", "compose")
+FOLDERS = ("tidy", "unit", "sim", "contract", "live", "engine", "gpu", "compose", "clients")
 
 #: Folders whose tests touch no socket, no clock and never sleep.
 PURE_FOLDERS = ("unit", "sim")
@@ -29,6 +29,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path == TESTS / "compose":
         # It builds images and starts containers: `./task test:compose`.
         return True if not any("compose" in argument for argument in config.args) else None
+    if collection_path == TESTS / "clients":
+        return True  # its libraries lie in another environment: `./task test:clients`
     if collection_path in (TESTS / "engine", TESTS / "gpu") and _why_no_engine():
         return True
     return None

@@ -53,7 +53,7 @@ def _is_tracked(name: str) -> bool:
     return any(str(path) == name for path in tracked_files())
 
 
-@pytest.mark.parametrize("layer", ["control", "dev", "cpu"])
+@pytest.mark.parametrize("layer", ["control", "dev", "cpu", "clients"])
 def test_a_lock_holds_exact_versions_and_nothing_else(layer: str):
     lines = [line for line in (ROOT / f"locks/{layer}.txt").read_text().splitlines() if not line.startswith("#")]
     assert lines
