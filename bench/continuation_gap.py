@@ -58,9 +58,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument(
+        "--worker-set", default="{}", help="as of `millrace up`: two engines on one GPU share its memory"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        extra = ["--processes", "2"] if options.engine == "modelled" else []
+        extra = ["--worker-set", options.worker_set]
+        extra += ["--processes", "2"] if options.engine == "modelled" else []
         rig = UpRig(
             Path(folder) / "cluster",
             model_path=MODELS / options.model,

@@ -145,10 +145,13 @@ def main() -> int:
         help="both engines on one core, all else on the others; for idle rows, as the engines share theirs",
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--worker-set", default="{}", help="as of `millrace up`: two engines on one GPU share its memory"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
-        extra = ["--policy", "join_shortest_queue", "--trace-sample", "0"]
+        extra = ["--policy", "join_shortest_queue", "--trace-sample", "0", "--worker-set", options.worker_set]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)
         rig.start()
