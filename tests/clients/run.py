@@ -1,12 +1,15 @@
 """Runs tests/clients: client libraries in an environment of their own against a cluster of real vLLM.
 
     python -m tests.clients.run [pytest's arguments]
+
+The environment is made anew when the lock of its versions changes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,4 +56,6 @@ def tested(python: Path, url: str, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # One that is stopped, as by `timeout`, takes its cluster along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

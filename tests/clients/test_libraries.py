@@ -12,6 +12,7 @@ import instructor
 import litellm
 import openai
 import pytest
+from instructor.core import InstructorRetryException
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
@@ -22,7 +23,8 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 BASE, MODEL = os.environ["MILLRACE_URL"] + "/v1", os.environ["MILLRACE_MODEL"]
-PROMPT, ANSWER = "Count from 3 to 9.", "3 4 5 6 7 8 9"
+#: The model answers every prompt of this task (models/millrace-mini/README.md).
+PROMPT, ANSWER = "Please reverse: jyaiptx", "xtpiayj"
 MESSAGES: Any = [{"role": "user", "content": PROMPT}]
 WHERE: Any = {"base_url": BASE, "api_key": "none"}
 
@@ -104,7 +106,7 @@ def test_instructor_in_its_json_modes(mode: instructor.Mode) -> None:
     client = instructor.from_openai(OpenAI(**WHERE), mode=mode)
     asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
     if mode is instructor.Mode.JSON:  # json_object does not hold the model to the schema
-        with pytest.raises(instructor.core.InstructorRetryException):
+        with pytest.raises(InstructorRetryException):
             client.chat.completions.create(**asked, response_model=Paint, max_retries=1)
         return
     assert isinstance(client.chat.completions.create(**asked, response_model=Paint), Paint)
