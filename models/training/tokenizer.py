@@ -19,14 +19,23 @@ SPECIAL_TOKENS = (PAD, BOS, EOS, *(f"<|{role}|>" for role in ROLES))
 VOCABULARY_SIZE = 704
 POSITIONS = 4096
 
+# Functions are named, not described: the models are not trained on them. A call that is forced is shaped by its schema.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% set role = 'system' if message['role'] == 'developer' else message['role'] %}"
+    "{{ bos_token }}"
+    "{% if tools %}{{ '<|system|>Functions:' }}"
+    "{% for tool in tools %}{{ ' ' + tool['function']['name'] }}{% endfor %}{{ eos_token }}{% endif %}"
+    "{% for message in messages %}"
+    "{% set role = {'developer': 'system', 'tool': 'user'}.get(message['role'], message['role']) %}"
     "{% if role not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('This model knows the roles system, user and assistant, not ' + role + '.') }}{% endif %}"
-    "{{ '<|' + role + '|>' + message['content'] + eos_token }}{% endfor %}"
+    "{{ raise_exception('This model knows the roles system, user, assistant and tool, not ' + role + '.') }}{% endif %}"
+    "{{ '<|' + role + '|>' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ call['function']['name'] + ' ' + (call['function']['arguments'] | tojson) }}{% endfor %}"
+    "{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+# Without them a model of this size writes digits, or a string, up to max_tokens.
+SCHEMA_BOUNDS = {"number_max": 999_999_999, "string_characters_max": 40, "array_items_max": 8}
 
 # Letters with the blank before them, then runs of anything else: a word and its blank are one piece, as in GPT-2.
 _PIECES = Regex(r" ?\p{L}+|[^\p{L} ]+| ")
@@ -76,7 +85,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json as Hugging Face reads them."""
+    """Writes tokenizer.json and tokenizer_config.json as Hugging Face reads them, and ingress's schema_bounds.json."""
     folder.mkdir(parents=True, exist_ok=True)
     build_tokenizer().save(str(folder / "tokenizer.json"))
     config = {
@@ -91,6 +100,7 @@ def write_tokenizer(folder: Path) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "schema_bounds.json").write_text(json.dumps(SCHEMA_BOUNDS, indent=2) + "\n")
 
 
 if __name__ == "__main__":

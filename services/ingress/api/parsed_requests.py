@@ -18,6 +18,7 @@ from services.ingress.api.models import ModelRegistry, ServedModel
 from services.ingress.api.requests import CascadeWishes, ChatRequest, CompletionRequest, Shared
 from services.ingress.api.response_formats import structured_output
 from services.ingress.api.sampling import prompt_too_long, sampling_of
+from services.ingress.api.schema_bounds import bounded_output
 from services.ingress.api.tools import NO_TOOLS, ToolPlan, plan_tools
 from services.ingress.api.unsupported import refuse_unsupported
 from services.ingress.calls.messages import Call, CallKind, KeyLimits
@@ -174,7 +175,8 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
     if shortest == 0:
         param = "messages" if parsed.kind is CallKind.CHAT else "prompt"
         raise bad_value(param, f"`{param}` gives a prompt of no tokens.")
-    structured = parsed.tools.structured or structured_output(request)
+    asked = parsed.tools.structured or structured_output(request)
+    structured = bounded_output(asked, parsed.model.tokenizer.schema_bounds)
     sampling = sampling_of(
         request,
         structured=structured,

@@ -19,7 +19,7 @@ def reference_fault(schema: dict[str, Any]) -> str:
     A reference must be a JSON pointer into the schema itself (``#`` or ``#/...``), must resolve, and must not lead back
     to itself without consuming any JSON.
     """
-    for node in _subschemas(schema):
+    for node in subschemas(schema):
         if "$ref" not in node:
             continue
         target = _resolve(schema, node["$ref"])
@@ -34,7 +34,7 @@ def _shown(reference: Any) -> str:
     return repr(str(reference)[:100])
 
 
-def _subschemas(root: Any) -> Iterator[dict[str, Any]]:
+def subschemas(root: Any) -> Iterator[dict[str, Any]]:
     """Every schema object in a schema, itself included; not the values that it lists."""
     stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:

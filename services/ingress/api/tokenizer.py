@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from millrace.actor.errors import ConfigError
 from tokenizers import Tokenizer
 
+from services.ingress.api.schema_bounds import NO_BOUNDS, SchemaBounds, read_bounds
 from services.ingress.tokens.detokenizer import TokenizerVocabulary
 
 #: Prompts longer than this are tokenised in a thread. Tokenising runs at 2 to 5 MB/s: this much costs the loop 10 to
@@ -122,11 +123,13 @@ class ModelTokenizer:
         max_model_len: int = 0,
         eos_token_ids: frozenset[int] = frozenset(),
         fingerprint: str = "",
+        schema_bounds: SchemaBounds = NO_BOUNDS,
     ) -> None:
         """Args:
         max_model_len: Positions the model was made for; 0 where its folder does not say.
         eos_token_ids: Ids that end a sequence.
         fingerprint: Equal for models whose prompts are rendered and tokenised alike; empty where unknown.
+        schema_bounds: Bounds on what a request's schema leaves open.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -137,10 +140,11 @@ class ModelTokenizer:
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.fingerprint = fingerprint
+        self.schema_bounds = schema_bounds
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelTokenizer:
-        """Read ``tokenizer.json``, ``tokenizer_config.json``, ``chat_template.jinja`` and ``config.json``.
+        """Read the tokenizer's files, ``chat_template.jinja``, ``config.json`` and ``schema_bounds.json``.
 
         Raises:
             ConfigError: the folder has no ``tokenizer.json``, or a file is unreadable.
@@ -157,13 +161,15 @@ class ModelTokenizer:
         source = _template_source(home, settings)
         special = _special_tokens(settings)
         config, generation = _read_json(home / "config.json"), _read_json(home / "generation_config.json")
+        bounds = read_bounds(home)
         ends = _ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id"))
         return cls(
             tokenizer,
             ChatTemplate(source, special) if source else None,
             max_model_len=int(config.get("max_position_embeddings") or 0),
             eos_token_ids=ends | _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
-            fingerprint=_fingerprint(file.read_bytes(), source, special),
+            fingerprint=_fingerprint(file.read_bytes(), source, special, bounds),
+            schema_bounds=bounds,
         )
 
     def encode(self, text: str, *, special: bool) -> list[int]:
@@ -189,9 +195,9 @@ class ModelTokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
 
-def _fingerprint(tokenizer: bytes, template: str, special: Mapping[str, str]) -> str:
+def _fingerprint(tokenizer: bytes, template: str, special: Mapping[str, str], bounds: SchemaBounds) -> str:
     digest = blake2b(tokenizer, digest_size=16)
-    digest.update(msgspec.json.encode((template, sorted(special.items()))))
+    digest.update(msgspec.json.encode((template, sorted(special.items()), bounds)))
     return digest.hexdigest()
 
 

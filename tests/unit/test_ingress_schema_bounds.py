@@ -1,0 +1,135 @@
+"""Bounds of a model on what a schema leaves open, and the shipped models' forced tool calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from millrace.actor.errors import ConfigError
+from millrace.contracts.worker import StructuredOutput
+
+from services.ingress.api.errors import ApiError
+from services.ingress.api.models import ModelRegistry, ServedModel, Serving
+from services.ingress.api.parsed_requests import Bounds, Caller, build_call, parse_chat_request
+from services.ingress.api.schema_bounds import BOUNDS_FILE, NO_BOUNDS, SchemaBounds, bounded_output, read_bounds
+from services.ingress.api.tokenizer import ModelTokenizer
+from services.ingress.calls.messages import Call
+
+BOUNDS = SchemaBounds(number_max=99, string_characters_max=10, array_items_max=3)
+SHIPPED = Path(__file__).resolve().parents[2] / "models" / "millrace-nano"
+PAINT = {"type": "object", "properties": {"litres": {"type": "integer"}, "name": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "paint", "parameters": PAINT}}
+MESSAGES = [{"role": "user", "content": "Say the word cup 2 times."}]
+
+
+def bounded(schema: dict[str, Any], bounds: SchemaBounds = BOUNDS) -> dict[str, Any]:
+    out = bounded_output(StructuredOutput(json_schema=json.dumps(schema)), bounds)
+    assert out is not None
+    assert out.json_schema is not None
+    told: dict[str, Any] = json.loads(out.json_schema)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("schema", "added"),
+    [
+        ({"type": "integer"}, {"minimum": -99, "maximum": 99}),
+        ({"type": ["number", "null"]}, {"minimum": -99, "maximum": 99}),
+        ({"type": "integer", "minimum": 0}, {"maximum": 99}),
+        ({"type": "integer", "exclusiveMinimum": 1000}, {"maximum": 1099}),
+        ({"type": "integer", "maximum": -1000}, {"minimum": -1099}),
+        ({"type": "integer", "minimum": 1, "maximum": 10**12}, {}),
+        ({"type": "integer", "enum": [1000, 2000]}, {}),
+        ({"type": "string"}, {"maxLength": 10}),
+        ({"type": "string", "minLength": 20}, {"maxLength": 20}),
+        ({"type": "string", "maxLength": 500}, {}),
+        ({"type": "string", "pattern": "^a+$"}, {}),
+        ({"type": "string", "format": "date"}, {}),
+        ({"type": "array", "items": {"const": 1}}, {"maxItems": 3}),
+        ({"type": "array", "items": {"const": 1}, "minItems": 5}, {"maxItems": 5}),
+        ({"type": "boolean"}, {}),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "boolean"}}}, {}),
+    ],
+    ids=str,
+)
+def test_only_what_is_open_is_bounded(schema: dict[str, Any], added: dict[str, Any]) -> None:
+    assert bounded(schema) == schema | added
+
+
+def test_schemas_inside_a_schema_are_bounded_and_data_is_not() -> None:
+    schema = {
+        "properties": {
+            "type": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}]},
+            "b": {"items": {"type": "number"}},
+        },
+        "default": {"type": "string"},
+        "$defs": {"n": {"type": "integer"}},
+    }
+    out = bounded(schema)
+    assert out["properties"]["type"]["anyOf"][0]["maxLength"] == 10
+    assert out["properties"]["b"]["items"]["maximum"] == out["$defs"]["n"]["maximum"] == 99
+    assert out["default"] == {"type": "string"}
+
+
+def test_a_model_without_bounds_changes_nothing() -> None:
+    structured = StructuredOutput(json_schema='{"type":"integer"}')
+    assert bounded_output(structured, NO_BOUNDS) is structured
+    assert bounded_output(StructuredOutput(regex="a+"), BOUNDS) == StructuredOutput(regex="a+")
+    assert bounded_output(None, BOUNDS) is None
+
+
+def test_bounds_are_read_from_the_models_folder_and_a_wrong_file_is_refused(tmp_path: Path) -> None:
+    assert read_bounds(tmp_path) == NO_BOUNDS
+    (tmp_path / BOUNDS_FILE).write_text('{"array_items_max": 4}')
+    assert read_bounds(tmp_path) == SchemaBounds(array_items_max=4)
+    (tmp_path / BOUNDS_FILE).write_text('{"items": 4}')
+    with pytest.raises(ConfigError, match=r"schema_bounds\.json.*items"):
+        read_bounds(tmp_path)
+
+
+def shipped_call(**fields: Any) -> tuple[Call, ModelTokenizer]:
+    tokenizer = ModelTokenizer.load(SHIPPED)
+    models = ModelRegistry(
+        {"m": ServedModel(name="m", tokenizer=tokenizer, max_model_len=4096)}, lambda name: Serving(1, 0)
+    )
+    body = json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()
+    parsed = parse_chat_request(body, models, Bounds())
+    prompts = [tokenizer.encode(text, special=parsed.special) for text in parsed.texts or []]
+    return build_call(parsed, prompts, Caller(request="r"), 4096), tokenizer
+
+
+def test_a_shipped_model_bounds_a_response_format() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PAINT}}
+    call, _ = shipped_call(response_format=form)
+    assert call.sampling.structured is not None
+    told = json.loads(call.sampling.structured.json_schema or "")["properties"]
+    assert (told["litres"]["maximum"], told["name"]["maxLength"]) == (999_999_999, 40)
+
+
+def test_a_shipped_model_takes_forced_calls_within_its_bounds() -> None:
+    call, tokenizer = shipped_call(tools=[TOOL], tool_choice="required")
+    assert tokenizer.decode(call.prompts[0]).startswith("<|bos|><|system|>Functions: paint<|eos|><|user|>")
+    assert call.sampling.structured is not None
+    told = json.loads(call.sampling.structured.json_schema or "")
+    assert told["maxItems"] == 8
+    assert told["items"]["anyOf"][0]["properties"]["parameters"]["properties"]["name"]["maxLength"] == 40
+
+
+def test_a_shipped_model_refuses_calls_of_its_own_choice() -> None:
+    with pytest.raises(ApiError, match="writes no <tool_call> tags") as refused:
+        shipped_call(tools=[TOOL])
+    assert refused.value.param == "tool_choice"
+
+
+def test_a_shipped_models_template_writes_calls_and_their_results() -> None:
+    said = {"id": "c", "type": "function", "function": {"name": "paint", "arguments": '{"litres":3}'}}
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [said]},
+        {"role": "tool", "tool_call_id": "c", "content": "dry"},
+    ]
+    call, tokenizer = shipped_call(messages=turns)
+    text = tokenizer.decode(call.prompts[0])
+    assert text.endswith('<|assistant|>paint {"litres": 3}<|eos|><|user|>dry<|eos|><|assistant|>')
