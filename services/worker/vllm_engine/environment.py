@@ -28,6 +28,9 @@ CPU = {
     # The sampler compiles one small function when the first request asks for log-probabilities, which would hold up
     # every other one for seconds. Models run eagerly on a CPU anyway.
     "TORCHDYNAMO_DISABLE": "1",
+    # oneDNN keeps a compiled kernel for each shape and number of tokens of a step, 1,024 by default: half a GB with
+    # prompts of many lengths. This many hold every decode batch up to 64; kernels of prompts are hardly used twice.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
 }
 
 

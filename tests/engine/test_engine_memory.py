@@ -1,0 +1,40 @@
+"""Memory of matrix products on a CPU: kernels for prompts of ever new lengths are given up again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from services.worker.vllm_engine import environment
+
+pytestmark = pytest.mark.skipif(not environment._cpu_only(), reason="vLLM's build for the CPU only")
+
+#: Growth in MB over this many lengths: about 210 with the bound of `environment.py`, 470 with oneDNN's default.
+LENGTHS, GROWTH_MAX = 250, 300
+
+_PRODUCTS = f"""
+import random
+from services.worker.vllm_engine import environment
+environment.prepare()
+import psutil, torch
+import vllm._C
+from vllm import _custom_ops as ops
+torch.set_num_threads(1)
+shapes = [(192, 320), (192, 192), (192, 1152), (576, 192)]
+layers = [(k, ops.create_onednn_mm(torch.randn(n, k, dtype=torch.bfloat16).t(), 32)) for k, n in 6 * shapes]
+before = psutil.Process().memory_info().rss
+for length in random.Random(1).sample(range(1, 1024), {LENGTHS}):
+    for k, layer in layers:
+        ops.onednn_mm(layer, torch.zeros(length, k, dtype=torch.bfloat16), None)
+print((psutil.Process().memory_info().rss - before) >> 20)
+"""
+
+
+def test_memory_levels_off_with_prompts_of_many_lengths() -> None:
+    done = subprocess.run([sys.executable, "-c", _PRODUCTS], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    growth = int(done.stdout)
+    print(f"{growth} MB")
+    assert growth < GROWTH_MAX
