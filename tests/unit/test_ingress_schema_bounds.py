@@ -133,3 +133,12 @@ def test_a_shipped_models_template_writes_calls_and_their_results() -> None:
     call, tokenizer = shipped_call(messages=turns)
     text = tokenizer.decode(call.prompts[0])
     assert text.endswith('<|assistant|>paint {"litres": 3}<|eos|><|user|>dry<|eos|><|assistant|>')
+
+
+def test_properties_are_written_in_the_order_of_the_clients_schema() -> None:
+    """A schema that asks for reasons before the answer gets them in that order, as at OpenAI."""
+    properties = {"reasons": {"type": "string"}, "answer": {"type": "boolean"}}
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object", "properties": properties}}}
+    call, _ = shipped_call(response_format=form)
+    assert call.sampling.structured is not None
+    assert list(json.loads(call.sampling.structured.json_schema or "")["properties"]) == ["reasons", "answer"]

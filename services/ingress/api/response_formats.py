@@ -28,7 +28,7 @@ DIALECTS = frozenset(
     for end in ("", "#")
 )
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder().encode
 
 
 def structured_output(request: Shared) -> StructuredOutput | None:

@@ -20,7 +20,7 @@ BOUNDS_FILE = "schema_bounds.json"
 #: Keywords that bound a value by themselves, or speak of another schema.
 _CLOSED = ("enum", "const", "$ref")
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder().encode
 
 
 class SchemaBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
