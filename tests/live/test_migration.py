@@ -30,7 +30,8 @@ WORKER = {
 }
 #: A machine that stands still for a quarter of a second makes no difference.
 MIGRATOR = {"limits": {"freeze_ms": 2_000}}
-LONG = {"max_tokens": 800, "ignore_eos": True}
+#: Twenty seconds of decoding: whoever has to act on a stream starts a process first.
+LONG = {"max_tokens": 500, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_bloc
 async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig):
-        load = asyncio.create_task(offer(rig, rate=12, count=120, prompts=8, **LENGTH))
+        load = asyncio.create_task(offer(rig, rate=12, count=90, prompts=8, **LENGTH))
         # A heartbeat a second says what is under way at that moment; with six asked for at once something is, mostly.
         while not load.done():
             report = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))

@@ -28,7 +28,7 @@ async def test_each_request_prefills_here_and_decodes_there_with_the_tokens_that
         expected = await undisturbed(still, **LENGTH)
         assert not still.pids("services.migrator")
         async with httpx.AsyncClient(timeout=60) as client, Mover(still, modes=()) as onlooker:
-            reading = asyncio.create_task(stream(client, still, prompt_text(1), max_tokens=800, ignore_eos=True))
+            reading = asyncio.create_task(stream(client, still, prompt_text(1), max_tokens=400, ignore_eos=True))
             _, sequence = await onlooker.place()
             said = await asyncio.to_thread(still.cli, "migrate", sequence)
             assert "nobody listens (is there a migrator for worker-0?)" in said
