@@ -42,7 +42,7 @@ class Paint(BaseModel):
 
 TOOL: Any = {"type": "function", "function": {"name": "paint", "parameters": Paint.model_json_schema()}}
 #: More than any answer within the bounds of models/millrace-mini/schema_bounds.json needs.
-TOKENS = 400
+TOKENS = 1000
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_a_shipped_model_takes_forced_calls_within_its_bounds() -> None:
     assert tokenizer.decode(call.prompts[0]).startswith("<|bos|><|system|>Functions: paint<|eos|><|user|>")
     assert call.sampling.structured is not None
     told = json.loads(call.sampling.structured.json_schema or "")
-    assert told["maxItems"] == 8
+    assert told["maxItems"] == 4
     assert told["items"]["anyOf"][0]["properties"]["parameters"]["properties"]["name"]["maxLength"] == 40
 
 
