@@ -72,7 +72,7 @@ def test_spares_are_for_provisioning() -> None:
 def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
     spec = cluster(
         *("--engine", "modelled", "--models", "nano,mini", "--processes", "4", "--policy", "llumnix"),
-        *("--worker-set", '{"seed": 3}', "--worker-set", 'worker-1={"seed": 4}', "--roles", "worker-0=prefill"),
+        *("--worker-set", '{"seed": 3}', "--worker-set", 'worker-1={"seed": 4}', "--roles", "worker-0-0=prefill"),
         *("--port", "9000", "--log-level", "debug", "--ingresses", "2", "--predictors", "0", "--no-migrators"),
         "--no-hosting",
     )
@@ -80,7 +80,7 @@ def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
     assert (spec.services.ingresses, spec.services.predictors, spec.services.migrators) == (2, 0, False)
     assert spec.services.hosted_instances_max == 0
     assert (spec.api.port, spec.telemetry.log_level, spec.policies.dispatch.name) == (9000, "debug", "llumnix")
-    assert spec.settings.coordinator == {"roles": {"worker-0": "prefill"}}
+    assert spec.settings.coordinator == {"roles": {"worker-0-0": "prefill"}}
     assert spec.settings.workers == {"worker-1": {"seed": 4}}
 
 
@@ -109,6 +109,7 @@ def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
         (["--nats-port", "70000"], "nats.port: 70000, must be between 1 and 65535"),
         (["--ingresses", "0"], "services.ingresses: 0, must be between 1 and 64"),
         (["--roles", "worker-0=judge"], "--roles: 'worker-0=judge' is not INSTANCE=ROLE"),
+        (["--roles", "worker-7=prefill"], "--roles: no instance worker-7; there are worker-0, worker-1"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_starts(words: list[str], refusal: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from millrace.cluster import (
 )
 from millrace.cluster.model_folders import context_length, model_folder, with_model_folders
 from millrace.cluster.spec import EngineName
+from millrace.cluster.workers import instances_of
 from millrace.policies.dispatch.loading import SUFFIX
 from millrace.supervision.roles import roles_of
 
@@ -39,6 +41,9 @@ VLLM_INSTANCES_MAX = 4
 
 #: Modelled engines where nobody says how many.
 MODELLED_INSTANCES = 8
+
+#: Instances that an error names.
+NAMES_SHOWN = 8
 
 #: Options that go with a cluster's file: what is the machine's, not the cluster's.
 _OF_THE_MACHINE = {
@@ -163,7 +168,7 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         raise CliError("--stages: for several models set the stages of each in a file (--cluster)")
     groups = _groups(arguments, cores, len(names))
     models = [_model(arguments, name, group) for name, group in zip(names, groups, strict=True)]
-    return ClusterSpec(
+    spec = ClusterSpec(
         models=models,
         cascade=cascade_of(arguments, [model.name for model in models]),
         policies=ClusterPolicies(
@@ -180,6 +185,8 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         ),
         settings=_settings(arguments),
     )
+    _check_roles(arguments.roles or "", spec)
+    return spec
 
 
 def _groups(arguments: argparse.Namespace, cores: int, models: int) -> list[GroupSpec]:
@@ -235,6 +242,15 @@ def _stages(arguments: argparse.Namespace, folder: Path) -> list[StageSpec]:
 
 def _strategy(arguments: argparse.Namespace) -> str:
     return "" if arguments.provision in (None, "none") else str(arguments.provision)
+
+
+def _check_roles(text: str, spec: ClusterSpec) -> None:
+    """Refuses a role for nobody: several modelled engines share a worker, and their names are longer than its."""
+    names = [name for model in spec.models for name in instances_of(spec, model, spares=True)]
+    for pattern in roles_of(text):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+            raise CliError(f"--roles: no instance {pattern}; there are {shown}")
 
 
 def _policy(policy: str) -> str:

@@ -14,7 +14,9 @@ PLACEMENTS_MAX = 12
 KEPT_MAX = 16
 _NAME_MAX = 28
 _TIMES = ("end to end", "first token", "per token", "others later")
-_HEAD = ("  instance", *_TIMES, "preempted", "cached", "snapshot age")
+_HEAD = ("  instance", *_TIMES, "host later", "preempted", "cached", "snapshot age")
+#: Column of the delay of engines on the same host.
+_NEIGHBOURS = _HEAD.index("host later")
 
 
 def told(explained: Explained) -> list[str]:
@@ -112,13 +114,21 @@ def _considered(placement: ExplainedPlacement) -> Iterator[str]:
         given = "an unknown output length" if length is None else f"{length:.4g} output tokens expected"
         kept = " (no more are kept)" if len(placement.forecasts) >= KEPT_MAX else ""
         yield f"  {answered} of {len(placement.forecasts)} asked{kept} were predicted{took}, with {given}:"
-        yield from _table([_HEAD, *(_row(f, placement.chosen) for f in placement.forecasts)])
+        yield from _table(_forecasts(placement))
         return
     notes = [f"{s.name} ({s.note})" if s.note else f"{s.name} {s.score:.3g}" for s in placement.scores]
     if notes:
         yield f"  nobody was asked for a prediction; scores, 1 is best: {', '.join(notes)}"
     else:
         yield "  nobody was asked for a prediction, and no score is recorded"
+
+
+def _forecasts(placement: ExplainedPlacement) -> list[tuple[str, ...]]:
+    """Head and a row per candidate; with the delay of the same host's other engines only where there is any."""
+    rows = [_HEAD, *(_row(forecast, placement.chosen) for forecast in placement.forecasts)]
+    if any(forecast.neighbours_delay_ns for forecast in placement.forecasts):
+        return rows
+    return [row[:_NEIGHBOURS] + row[_NEIGHBOURS + 1 :] if len(row) == len(_HEAD) else row for row in rows]
 
 
 def _row(forecast: CandidateForecast, chosen: str) -> tuple[str, ...]:
@@ -133,6 +143,7 @@ def _row(forecast: CandidateForecast, chosen: str) -> tuple[str, ...]:
         duration(forecast.ttft_ns),
         duration(forecast.tpot_mean_ns) if forecast.tpot_mean_ns else "?",
         duration(forecast.others_delay_ns),
+        duration(forecast.neighbours_delay_ns),
         str(forecast.preemptions),
         str(forecast.cached_tokens),
         duration(forecast.snapshot_age_ns) + since,
