@@ -168,7 +168,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with another laid over it, key by key."""
+    """A table with another laid over it, key by key; one of another ``kind`` takes its place."""
+    if "kind" in table and "kind" in over and table["kind"] != over["kind"]:
+        return dict(over)
     result = dict(table)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)

@@ -36,6 +36,12 @@ def test_layers_are_laid_over_each_other_key_by_key():
     assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {"a": {"b": 1, "c": 4}, "d": 3}
 
 
+def test_a_table_of_another_kind_takes_the_place_of_the_first():
+    base = {"lengths": {"kind": "fitted", "name": "r1"}}
+    other = {"lengths": {"kind": "log_normal", "prompt_mean": 500}}
+    assert merged(base, other) == other
+
+
 def test_differences_are_paired_by_seed():
     rows = [row("one", 0, 10.0), row("one", 1, 20.0), row("stages", 0, 9.0), row("stages", 2, 1.0)]
     assert paired(rows, "stages", "one") == [(9.0, 10.0)]
