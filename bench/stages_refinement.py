@@ -34,7 +34,6 @@ def main() -> int:
     layers |= {str(method): full(shapes, refinement={"method": str(method)}) for method in RefinementMethod}
     # The default method is what `stages_headline` runs too: the same tables, so that the rows are shared.
     layers["weighted"] = full(shapes, refinement={})
-    layers["weighted, prompts"] = full(shapes, refinement={"prompts": True})
     rows = run_all(chosen.jobs({label: setup.spec(layer) for label, layer in layers.items()}), chosen)
     print(comparison(rows, "memory"), flush=True)
     return 0

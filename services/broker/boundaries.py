@@ -9,7 +9,6 @@ Source: CascadeInfer, section 4.3. Differs in that a cut has one boundary: the p
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -17,7 +16,7 @@ from millrace.actor.effects import Effect, Publish
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.subjects import subject_token
-from millrace.policies.stages.digest import BINS, LengthDigest, merged
+from millrace.policies.stages.digest import LengthDigest, merged
 from millrace.policies.stages.refinement import BoundaryView, refine
 
 from services.broker.loads import digest_of
@@ -87,8 +86,6 @@ class Boundaries:
             upper=merged(upper),
             lower_instances=len(lower),
             upper_instances=len(upper),
-            lower_prompts=self._prompts(stage, now_ns),
-            upper_prompts=self._prompts(above, now_ns),
         )
 
     def _digests(self, stage: Stage, now_ns: int) -> Sequence[LengthDigest]:
@@ -103,12 +100,6 @@ class Boundaries:
             except ValueError:
                 self._ctx.metrics.refused["absurd"] += 1
         return found
-
-    def _prompts(self, stage: Stage, now_ns: int) -> tuple[float, ...]:
-        """Instances that prompts keep busy, by bin of their lengths."""
-        told = [self._ctx.view.reported(name, now_ns) for name in stage.instances]
-        shares = [load.prefill_shares[:BINS] for load in told if load is not None]
-        return tuple(sum(each) for each in itertools.zip_longest(*shares, fillvalue=0.0))
 
     def load_subjects(self, own: OwnInstance) -> set[str]:
         """Loads that an instance's broker listens to: of its own stage and of the next one."""

@@ -330,14 +330,12 @@ def load_view(body: LoadReported, *, age_ns: int = 0) -> LoadView:
 def _load_counts(body: LoadReported) -> tuple[float, ...]:
     """Figures of a load that must not be negative. NaN becomes -1: ``min`` returns NaN only where it comes first."""
     rate = body.tokens_per_s if 0 <= body.tokens_per_s < float("inf") else -1.0
-    shares = [share if 0 <= share <= 1 else -1.0 for share in body.prefill_shares]
     risk = body.memory_risk if 0 <= body.memory_risk <= 1 else -1.0
     curve = body.curve
     forecast = [*curve.tokens, *curve.blocks, *curve.running, curve.step_ns] if curve is not None else []
     return (
         rate,
         risk,
-        *shares,
         body.tokens,
         body.waiting_tokens,
         body.running,

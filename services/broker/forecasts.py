@@ -12,7 +12,6 @@ from millrace.enginemodel.forecast import Candidate, Forecaster, LeaveForecast, 
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
 from millrace.enginemodel.steptime import StepTimeModel
-from millrace.policies.stages.curves import prompt_s
 from millrace.policies.trading import JoinView
 
 #: A factor beyond these says that the set is for another engine.
@@ -56,12 +55,6 @@ class InstanceForecasts:
         modelled_ns = self._cost.duration_fs(batch) / FS_PER_NS
         ratio = min(SCALE_MAX, max(SCALE_MIN, snapshot.step_duration_ns / modelled_ns))
         self.scale += SCALE_SHARE * (ratio - self.scale)
-
-    def prompt_s(self, decodes: int, tokens: int) -> float:
-        """Seconds that a prompt adds to steps of so many decoding sequences; 0 without a step-time set."""
-        if self._cost is None:
-            return 0.0
-        return self.scale * prompt_s(self._cost, decodes, tokens, self.parameters.token_budget)
 
     def _at(self, snapshot: StatusSnapshot, boundary: int | None, now_ns: int) -> Forecaster | None:
         """The forecaster at this moment; None without a step-time set, or where no engine can be in that state."""

@@ -85,7 +85,6 @@ def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, 
         queued_tokens=own.promised_tokens,
         length_counts=list(lengths.counts),
         length_tokens=list(lengths.tokens),
-        prefill_shares=own.prompts.shares(),
         draining=own.draining,
         memory_risk=own.memory_risk,
         curve=own.told.curve if own.told is not None else None,
@@ -95,8 +94,6 @@ def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, 
 def renew_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now_ns: int) -> LoadReported:
     """The load with a curve forecast anew, where the policy looks at it; notes whether memory will run short."""
     assert own.snapshot is not None
-    if own.forecasts is not None and ctx.config.refinement.prompts:
-        own.prompts.look(own.snapshot.running, own.histories, own.forecasts.prompt_s, now_ns)
     forecast = None
     if own.forecasts is not None and ctx.policy.needs_forecast:
         horizon_ns, boundary = ctx.limits.horizon_ms * MS, ctx.view.boundary(own.instance)

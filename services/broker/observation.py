@@ -16,7 +16,6 @@ from services.broker.forecasts import InstanceForecasts
 from services.broker.incoming import IncomingDeals
 from services.broker.loads import observe_summary
 from services.broker.outgoing import OutgoingDeals
-from services.broker.prompts import PromptWork
 from services.broker.state import MS, BrokerContext, OwnInstance
 
 #: An evacuation that its migrator has not announced again for this long is over: five announcements are missing.
@@ -106,7 +105,6 @@ class Observation:
             self._incoming.void(own, now_ns)
             own.snapshot, own.summary, own.forecasts = None, None, None
             own.histories.clear()
-            own.prompts = PromptWork()
             own.left.clear()
             own.evacuated_until_ns = 0
         if record is None or own.forecasts is not None:

@@ -18,7 +18,6 @@ from services.broker.deals import DealState, IncomingDeal, OpenBid, OutgoingDeal
 from services.broker.fences import MoveHistory
 from services.broker.forecasts import InstanceForecasts
 from services.broker.metrics import BrokerMetrics
-from services.broker.prompts import PromptWork
 
 MS = 1_000_000
 
@@ -86,7 +85,6 @@ class OwnInstance:
         orders: Of arriving deals, counted.
         evacuated_until_ns: Everything shall leave it until then, or until its migrator says that this is over; 0 where
             nobody asked.
-        prompts: Time that prompts take.
     """
 
     instance: str
@@ -114,7 +112,6 @@ class OwnInstance:
     tokens_per_s: float = 0.0
     orders: int = 0
     evacuated_until_ns: int = 0
-    prompts: PromptWork = field(default_factory=PromptWork)
 
     def sequences(self) -> list[SequenceStatus]:
         """Running ones of the last snapshot, in the engine's order."""

@@ -200,30 +200,3 @@ def test_refined_boundaries_replace_the_plans_where_they_do_not_cross(refined: d
     ]
     plan = Plan(model="m", epoch=1, stages=stages, coordinator="c")
     assert present_cuts(plan, refined) == cuts
-
-
-#: Prompts are weighed.
-PROMPTED = RefinementParameters(smoothing=1.0, step_max=100.0, prompts=True)
-
-
-def test_a_boundary_leaves_the_side_whose_prompts_take_the_time() -> None:
-    lengths = spread(3)
-    even = refine(view(lengths, 700, lower=4, upper=4), PROMPTED, QUALITY)
-    shares = [0.0] * BINS
-    shares[next(index for index, start in enumerate(STARTS) if start > 2_000)] = 2.0
-    prompted = msgspec.structs.replace(view(lengths, 700, lower=4, upper=4), upper_prompts=tuple(shares))
-    busy = refine(prompted, PROMPTED, QUALITY)
-    assert refine(prompted, WHOLE_WAY, QUALITY).cut == even.cut  # unless they are to be weighed
-    assert busy.cut > even.cut  # two of four instances above compute prompts: they decode less
-    below = msgspec.structs.replace(view(lengths, 700, lower=4, upper=4), lower_prompts=(2.0,))
-    assert refine(below, PROMPTED, QUALITY).cut < even.cut
-
-
-def test_prompts_follow_their_length_across_the_boundary() -> None:
-    # Those of 1,000 tokens are computed below a cut of 1,100 and above one of 900, wherever they were until now.
-    lengths = spread(4)
-    shares = tuple(0.9 if STARTS[index] <= 1_000 < STARTS[index + 1] else 0.0 for index in range(BINS - 1))
-    for cut in (900, 1_100):
-        there = msgspec.structs.replace(view(lengths, cut), lower_prompts=shares)
-        here = msgspec.structs.replace(view(lengths, cut), upper_prompts=shares)
-        assert refine(there, PROMPTED, QUALITY).best == refine(here, PROMPTED, QUALITY).best

@@ -67,8 +67,6 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
         queued_tokens: Lengths of the sequences that it has agreed to take and that have not begun to move.
         length_counts, length_tokens: Histogram of the lengths of all its sequences: how many there are per bin of
             ``policies.stages.digest.STARTS``, and the sum of their lengths; bins behind the last one given are empty.
-        prefill_shares: Share of its time that prompts take, by bin of their lengths as above, over half a minute;
-            empty where nobody weighs it.
         draining: Takes nothing.
         memory_risk: Probability that it needs more KV blocks than there are before a few moves could end.
         curve: None where it cannot be forecast.
@@ -92,7 +90,6 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
     queued_tokens: int = 0
     length_counts: list[int] = []
     length_tokens: list[int] = []
-    prefill_shares: list[float] = []
     draining: bool = False
     memory_risk: float = 0.0
     curve: LoadCurve | None = None

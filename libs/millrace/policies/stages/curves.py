@@ -93,12 +93,12 @@ def sampled(cost: StepCost, *, per_context_token_s: float, token_budget: int) ->
         beside=tuple(map(float, BESIDE)),
         prompts=tuple(map(float, PROMPTS)),
         token_s=tuple(
-            tuple(prompt_s(cost, decodes, tokens, token_budget) / tokens for tokens in PROMPTS) for decodes in BESIDE
+            tuple(_prompt_s(cost, decodes, tokens, token_budget) / tokens for tokens in PROMPTS) for decodes in BESIDE
         ),
     )
 
 
-def prompt_s(cost: StepCost, decodes: int, tokens: int, token_budget: int) -> float:
+def _prompt_s(cost: StepCost, decodes: int, tokens: int, token_budget: int) -> float:
     """Seconds that a prompt adds to the steps that compute it, chunk by chunk."""
     alone, chunk_max, found, done = _decode_s(cost, decodes), max(1, token_budget - decodes), 0.0, 0
     while done < tokens:

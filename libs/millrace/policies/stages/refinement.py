@@ -25,9 +25,6 @@ from millrace.policies.stages.quality import DEFAULT_QUALITY, QualityModel
 #: Candidate boundaries per bin of a digest; a bin spans a factor of 1.31, so candidates are 7 percent apart.
 CANDIDATES_PER_BIN = 4
 
-#: Prompts never count as leaving less time for decoding than this share.
-SPARE_MIN = 0.05
-
 
 class RefinementMethod(StrEnum):
     """Definition of the best boundary.
@@ -54,7 +51,6 @@ class RefinementParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         step_max: Largest relative change of one round, above 0.
         sequences_min: With fewer sequences on both sides together the boundary stays.
         spacing: Factor that two neighbouring cuts keep between them, at least 1.
-        prompts: Whether ``weighted`` also weighs both sides by the time that prompts leave them for decoding.
     """
 
     method: RefinementMethod = RefinementMethod.WEIGHTED
@@ -62,7 +58,6 @@ class RefinementParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     step_max: float = 0.1
     sequences_min: int = 5
     spacing: float = 1.1
-    prompts: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError outside of the ranges."""
@@ -85,8 +80,6 @@ class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):
         upper: The same above it.
         lower_instances: Instances of the stage below, at least 1.
         upper_instances: The same above.
-        lower_prompts: Instances that the prompts of the stage below keep busy, by bin of ``digest.STARTS``.
-        upper_prompts: The same above.
     """
 
     cut: int
@@ -96,8 +89,6 @@ class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):
     upper: LengthDigest
     lower_instances: int
     upper_instances: int
-    lower_prompts: tuple[float, ...] = ()
-    upper_prompts: tuple[float, ...] = ()
 
 
 class Refinement(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +123,7 @@ def refine(
     low, high = _bounds(view, parameters.spacing)
     if low > high:
         return Refinement(cut=view.cut, best=view.cut, reason="frozen: no room between the neighbouring cuts")
-    counted = view if parameters.prompts else msgspec.structs.replace(view, lower_prompts=(), upper_prompts=())
-    best = _best(counted, parameters.method, quality, low=low, high=high)
+    best = _best(view, parameters.method, quality, low=low, high=high)
     wanted = math.exp((1 - parameters.smoothing) * math.log(view.cut) + parameters.smoothing * math.log(best))
     step = 1 + parameters.step_max
     bounded = min(max(wanted, view.cut / step), view.cut * step)
@@ -151,16 +141,11 @@ def _best(view: BoundaryView, method: RefinementMethod, quality: QualityModel, *
     """Candidate with the least cost; of equals the one nearest to the present cut."""
     lower, upper = _Side(view.lower, view.lower_instances), _Side(view.upper, view.upper_instances)
     lengths = sorted({view.cut if low <= view.cut <= high else low, *(c for c in CANDIDATES if low <= c <= high)})
-    prompts = _Prompts(view)
-    costs = [
-        (_cost(lower, upper, method, quality, cut, prompts), abs(math.log(cut / view.cut)), cut) for cut in lengths
-    ]
+    costs = [(_cost(lower, upper, method, quality, cut), abs(math.log(cut / view.cut)), cut) for cut in lengths]
     return min(costs)[2]
 
 
-def _cost(
-    lower: _Side, upper: _Side, method: RefinementMethod, quality: QualityModel, cut: int, prompts: _Prompts
-) -> float:
+def _cost(lower: _Side, upper: _Side, method: RefinementMethod, quality: QualityModel, cut: int) -> float:
     """Return the cost that the method minimises, with all sequences below ``cut`` in the lower stage.
 
     All others are in the upper stage.
@@ -178,9 +163,7 @@ def _cost(
         return abs(s_low / e_lower - s_high / e_upper)
     if method is RefinementMethod.QUANTITY:
         return abs(n_low / e_lower - n_high / e_upper)
-    spare_low, spare_high = prompts.spare(cut)
-    low = quality.batch(n_low, s_low, instances=e_lower) / spare_low
-    return low + quality.batch(n_high, s_high, instances=e_upper) / spare_high
+    return quality.batch(n_low, s_low, instances=e_lower) + quality.batch(n_high, s_high, instances=e_upper)
 
 
 class _Side:
@@ -206,27 +189,6 @@ class _Side:
         shorter = share * math.sqrt(min(high, max(cut, low)) / high)
         count = self._counts[index] + self._digest.counts[index] * share
         return count, self._tokens[index] + self._digest.tokens[index] * shorter
-
-
-class _Prompts:
-    """Time that prompts leave for decoding on both sides, wherever the boundary is: a prompt follows its length."""
-
-    def __init__(self, view: BoundaryView) -> None:
-        both = itertools.zip_longest(view.lower_prompts, view.upper_prompts, fillvalue=0.0)
-        self._running = [0.0, *itertools.accumulate(a + b for a, b in both)]
-        self._lower, self._upper = view.lower_instances, view.upper_instances
-
-    def spare(self, cut: int) -> tuple[float, float]:
-        """Shares of the time, at least ``SPARE_MIN``, below and above."""
-        index = bisect_left(STARTS, cut) - 1
-        last = len(self._running) - 1
-        below = self._running[min(max(0, index), last)]
-        if 0 <= index < last:
-            low, high = max(1, STARTS[index]), STARTS[index + 1] if index + 1 < BINS else LONGEST * 2
-            share = min(1.0, math.log(max(cut, low) / low) / math.log(high / low))
-            below += share * (self._running[index + 1] - self._running[index])
-        above = self._running[-1] - below
-        return max(SPARE_MIN, 1 - below / self._lower), max(SPARE_MIN, 1 - above / self._upper)
 
 
 def divide(lengths: Sequence[int], parts: int) -> list[int]:
