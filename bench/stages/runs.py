@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -134,8 +135,20 @@ def run_all(jobs: Sequence[Job], chosen: RunOptions) -> list[StageRow]:
 def _kept(path: Path | None) -> dict[str, StageRow]:
     if path is None or not path.exists():
         return {}
-    rows = [msgspec.json.decode(line, type=StageRow) for line in path.read_bytes().splitlines()]
+    rows = [kept_row(line) for line in path.read_bytes().splitlines()]
     return {row.key: row for row in rows}
+
+
+def kept_row(line: bytes) -> StageRow:
+    """A row as it was written; JSON has null for NaN, a figure that a run does not have."""
+    fields = {name: _or_nan(value) for name, value in msgspec.json.decode(line).items()}
+    return msgspec.convert(fields, StageRow)
+
+
+def _or_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_or_nan(each) for each in value]
+    return math.nan if value is None else value
 
 
 def _run(jobs: Sequence[Job], chosen: RunOptions) -> Iterator[StageRow]:

@@ -1,9 +1,12 @@
 """The harness of the stages figures: layers, shares of messages, paired differences."""
 
+import math
+
+import msgspec
 import pytest
 
 from bench.stages.regret import drawn_layouts
-from bench.stages.runs import StageRow
+from bench.stages.runs import StageRow, kept_row
 from bench.stages.setups import Setup, fixed, merged
 from bench.stages.tables import against, comparison, paired
 from bench.stages.variants import arrival_only, full, hand_over, trading
@@ -30,6 +33,14 @@ def row(label: str, seed: int, norm: float, **fields) -> StageRow:
     counts = dict.fromkeys(("served", "lost", "preemptions", "moved", "refused", "messages"), 0)
     plain = {"label": label, "seed": seed, "key": f"{label}/{seed}", "norm": norm, "deciles": [norm] * 10, "trades": {}}
     return StageRow(**(numbers | counts | plain | fields))
+
+
+def test_a_kept_row_may_lack_figures():
+    written = row("none", 0, 1.0, output_cv=math.nan, deciles=[1.0, math.nan])
+    read = kept_row(msgspec.json.encode(written))
+    assert math.isnan(read.output_cv)
+    assert math.isnan(read.deciles[1])
+    assert (read.key, read.norm, read.deciles[0]) == (written.key, 1.0, 1.0)
 
 
 def test_layers_are_laid_over_each_other_key_by_key():
