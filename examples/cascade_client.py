@@ -30,7 +30,7 @@ def tell(told: dict, usage: openai.types.CompletionUsage) -> None:
 
 
 QUESTIONS = (
-    "Repeat the word apple 3 times.",  # of the models that ship, the smallest answers this one
+    "Repeat the word candle 3 times.",  # of the models that ship, the smallest answers this one
     "Reverse this text: xpvbfiwawuyp",  # ... the middle one this
     "What is 99 times 5?",  # ... and the largest this
 )
