@@ -203,7 +203,7 @@ class RolesSoakRun(SoakRun):
     ) -> None:
         super().__init__(seed, shape=shape or roles_shape(seed), faults=faults, rate=rate, cluster=cluster)
         assert isinstance(self.cluster, RolesSoakCluster)
-        self.roles = CapableRoles(gap_ns=0)
+        self.roles = CapableRoles(gap_ns=0, fixed=flips_for(seed).policy == "fixed")
         self.orders = RoleOrders(self.cluster, Random(f"{seed}/orders"))
         self._sim.check_with(self.roles)
         self._sim.check_with(self.orders)
