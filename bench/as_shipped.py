@@ -97,7 +97,7 @@ def run_way(way: Way, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
 
 def measure(served: Any, load: Load, profile: Path | None) -> dict[str, Any]:
     """One load from a generator of its own process; with what each process used meanwhile."""
-    before, decided = served.cpu_s(), asyncio.run(served.decisions())
+    before, decided, messages = served.cpu_s(), asyncio.run(served.decisions()), served.token_messages()
     spy = served.profile(profile, load.seconds) if profile is not None else None
     command = [sys.executable, "-m", "bench.loadgen", msgspec.json.encode(load).decode()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=load.seconds + load.warm_s + 60)
@@ -108,7 +108,8 @@ def measure(served: Any, load: Load, profile: Path | None) -> dict[str, Any]:
     # The processes' clocks ran through the warm-up too, in which the generator does not count.
     share = load.seconds / (load.seconds + load.warm_s)
     used = {name: (cpu - before.get(name, 0.0)) * share for name, cpu in after.items()}
-    per = 1e6 / max(1, result["events_per_s"] * result["seconds"] if result["events_per_s"] else result["requests"])
+    count = max(1, result["events_per_s"] * result["seconds"] if result["events_per_s"] else result["requests"])
+    per, messages = 1e6 / count, (served.token_messages() - messages) * share
     placed, fell_back = (now - then for now, then in zip(now_decided, decided, strict=True))
     return {
         "requests_per_s": result["requests_per_s"],
@@ -119,6 +120,7 @@ def measure(served: Any, load: Load, profile: Path | None) -> dict[str, Any]:
         "p50_ms": result["ttft_ms_p50"] or result["latency_ms_p50"],
         "p99_ms": result["ttft_ms_p99"] or result["latency_ms_p99"],
         "errors": result["errors"],
+        "per_message": count / messages if messages else 0.0,
         "by_process": {name: round(cpu * per, 1) for name, cpu in used.items() if cpu * per >= 1},
     }
 
@@ -140,7 +142,8 @@ def row(result: dict[str, Any]) -> str:
     return (
         f"{rate}; CPU per {unit}: gateway {result['gateway_us']:.1f} µs, all {result['all_us']:.1f} µs; "
         f"p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms; "
-        f"{result['by_policy']:.1%} decided by the way's own policy; {result['errors']:.0f} errors; [{processes}]"
+        f"{result['by_policy']:.1%} decided by the way's own policy; {result['errors']:.0f} errors; "
+        f"{result['per_message']:.1f} {unit}s a message of a worker; [{processes}]"
     )
 
 

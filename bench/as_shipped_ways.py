@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -52,11 +53,18 @@ class Served:
         port: Of the API.
     """
 
-    def __init__(self, port: int, processes: dict[str, int], rig: UpRig | None = None) -> None:
-        """``processes``: Pids by name."""
+    def __init__(
+        self,
+        port: int,
+        processes: dict[str, int],
+        rig: UpRig | None = None,
+        worker_pages: Iterable[str] = (),
+    ) -> None:
+        """``processes``: Pids by name. ``worker_pages``: URLs of the workers' metrics."""
         self.port = port
         self._processes = processes
         self._rig = rig
+        self._worker_pages = tuple(worker_pages)
 
     def cpu_s(self) -> dict[str, float]:
         """CPU time of every process so far, seconds."""
@@ -68,6 +76,13 @@ class Served:
             return 0.0, 0.0
         placed = await self._rig.metric("millrace_ingress_dispatches_total")
         return placed, await self._rig.metric("millrace_ingress_fallbacks_total")
+
+    def token_messages(self) -> float:
+        """Token messages that the workers have sent so far."""
+        pages = (httpx.get(url).text for url in self._worker_pages)
+        lines = (line for page in pages for line in page.splitlines())
+        name = "millrace_worker_token_messages_total{"
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     def profile(self, file: Path, seconds: float) -> subprocess.Popen[bytes]:
         """Py-spy on the first ingress, writing collapsed stacks."""
@@ -96,7 +111,7 @@ def open_way(way: Way, folder: Path, instances: int, ingresses: int) -> Iterator
     rig = UpRig.of_words(folder / "up", ("--cluster", str(_cluster_file(way, folder, instances, ingresses))), "m")
     rig.start()
     try:
-        yield Served(rig.port, _named(rig), rig)
+        yield Served(rig.port, _named(rig), rig, _worker_pages(rig))
     finally:
         rig.stop()
 
@@ -114,14 +129,21 @@ def _cluster_file(way: Way, folder: Path, instances: int, ingresses: int) -> Pat
 
 def _named(rig: UpRig) -> dict[str, int]:
     """Pids of the services by the name of their configuration."""
-    found = {}
-    for process in rig.processes():
-        words = process.cmdline()
-        if "--config" in words:
-            found[Path(words[words.index("--config") + 1]).stem] = process.pid
-        elif words and words[0].endswith("nats-server"):
-            found["nats"] = process.pid
-    return found
+    found = {file.stem: pid for pid, file in _configurations(rig).items()}
+    server = next(each for each in rig.processes() if "".join(each.cmdline()[:1]).endswith("nats-server"))
+    return found | {"nats": server.pid}
+
+
+def _configurations(rig: UpRig) -> dict[int, Path]:
+    """Each service's configuration by its pid."""
+    commands = {process.pid: process.cmdline() for process in rig.processes()}
+    return {pid: Path(words[words.index("--config") + 1]) for pid, words in commands.items() if "--config" in words}
+
+
+def _worker_pages(rig: UpRig) -> list[str]:
+    files = [file for file in _configurations(rig).values() if file.stem.startswith("worker")]
+    ports = [json.loads(file.read_text())["telemetry"]["metrics_port"] for file in files]
+    return [f"http://127.0.0.1:{port}/metrics" for port in ports]
 
 
 @contextmanager
