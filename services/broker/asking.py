@@ -13,7 +13,7 @@ from millrace.policies.trading import LoadView, MovableSequence, TriggerView
 
 from services.broker.deals import DealState, OutgoingDeal
 from services.broker.fences import NEVER_MOVED, longest_rest_of, rest_of
-from services.broker.intents import Intent, IntentView, SequencesOnDemand, movable, standing_intents
+from services.broker.intents import Intent, IntentView, SequencesOnDemand, movable, past_boundary, standing_intents
 from services.broker.loads import present_load
 from services.broker.shortage import shortage_risk
 from services.broker.state import MS, BrokerContext, OwnInstance
@@ -59,13 +59,16 @@ class DealOpener:
 
     def _view(self, own: OwnInstance, now_ns: int) -> IntentView:
         assert own.snapshot is not None
+        boundary = self._ctx.view.boundary(own.instance)
+        own.past_ns = past_boundary(own.sequences(), boundary, own.past_ns, now_ns)
         return IntentView(
             sequences=own.sequences(),
             role=self._ctx.view.role(own.instance),
             draining=own.draining,
-            boundary=self._ctx.view.boundary(own.instance),
+            boundary=boundary,
             reasons=self._ctx.config.trading.reasons,
             histories=own.histories,
+            past_ns=own.past_ns,
             arriving=own.arriving,
             step_ns=own.snapshot.step_duration_ns,
             move_ns=round(own.costs.duration_ns),

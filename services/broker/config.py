@@ -43,7 +43,8 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         cooldown_factor: And for so many times as long as its last move took,
         cooldown_ms_max: but no longer than this: nobody shall be past a boundary for five seconds beside idle room.
         balance_moves_max: Balance moves in a sequence's life.
-        payback_factor: It must be expected to run for so many times as long as a move takes.
+        payback_factor: It must be expected to run for so many times as long as a move takes,
+        payback_ms_max: unless it has stayed past its boundary for so long: a rest that short was predicted wrongly.
         hysteresis: A sequence leaves at the stage's boundary if it is predicted to exceed it by this factor, and
             without a prediction when it does; at least 1. Above 1 it saves moves and keeps more in the lower stage than
             planners and refinement, which know nothing of it, reckon with.
@@ -58,6 +59,7 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cooldown_ms_max: int = 4_000
     balance_moves_max: int = 3
     payback_factor: int = 10
+    payback_ms_max: int = 4_000
     hysteresis: float = 1.0
     decoded_min: int = 64
     plan_pause_ms: int = 2_000

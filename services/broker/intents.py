@@ -48,6 +48,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
         boundary: Length at which its stage ends; None for the last stage.
         reasons: Those that are on.
         histories: By sequence; those that are not there have never moved.
+        past_ns: Since when each sequence past the boundary is so.
         arriving: Sequences of arriving deals that are still open. The snapshot may show one before its deal has ended
             and its history is known.
         step_ns: Time per token; 0 where unknown.
@@ -60,6 +61,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
     boundary: int | None
     reasons: Collection[MoveReason]
     histories: Mapping[str, MoveHistory]
+    past_ns: Mapping[str, int]
     arriving: Collection[str]
     step_ns: int
     move_ns: int
@@ -85,6 +87,16 @@ def standing_intents(view: IntentView, fences: FenceConfig) -> list[Intent]:
     return sorted(found, key=lambda each: (order.index(each.reason), -_urgency(each), each.status.sequence))
 
 
+def past_boundary(
+    sequences: Sequence[SequenceStatus], boundary: int | None, known: Mapping[str, int], now_ns: int
+) -> dict[str, int]:
+    """Since when each running sequence has been past the boundary, Unix ns. ``known``: The last answer."""
+    if boundary is None:
+        return {}
+    past = (status.sequence for status in sequences if length_of(status) >= boundary)
+    return {sequence: known.get(sequence, now_ns) for sequence in past}
+
+
 def _urgency(intent: Intent) -> int:
     """Tokens still to come where everything leaves, else present length."""
     return predicted_rest(intent.status) if intent.reason is MoveReason.DRAIN else length_of(intent.status)
@@ -107,9 +119,16 @@ def unfenced(status: SequenceStatus, reason: MoveReason, view: IntentView, fence
         return False
     if reason in DEFERRABLE and not cooled(status, history, fences, view.now_ns):
         return False
-    if reason in DEFERRABLE and not pays(rest_of(status), step_ns=view.step_ns, move_ns=view.move_ns, fences=fences):
+    if reason in DEFERRABLE and not _pays(status, reason, view, fences):
         return False
     return reason is not MoveReason.BALANCE or balance_allowed(status, history, fences)
+
+
+def _pays(status: SequenceStatus, reason: MoveReason, view: IntentView, fences: FenceConfig) -> bool:
+    past_ns = view.now_ns - view.past_ns.get(status.sequence, view.now_ns)
+    if reason is MoveReason.BOUNDARY and past_ns >= fences.payback_ms_max * 1_000_000:
+        return True
+    return pays(rest_of(status), step_ns=view.step_ns, move_ns=view.move_ns, fences=fences)
 
 
 def movable(view: IntentView, reason: MoveReason, taken: Collection[str], fences: FenceConfig) -> list[MovableSequence]:

@@ -70,6 +70,7 @@ class OwnInstance:
         summary: The last one.
         forecasts: None while it is not registered, or cannot be forecast.
         histories: Moves of the sequences that came to it.
+        past_ns: Since when each running sequence past the stage's boundary is so.
         outgoing, incoming: Open deals by name.
         bids: Those that hold, by deal.
         ended: Deals that are over, with the last answer given, to answer what is repeated.
@@ -94,6 +95,7 @@ class OwnInstance:
     summary: InstanceSummary | None = None
     forecasts: InstanceForecasts | None = None
     histories: dict[str, MoveHistory] = field(default_factory=dict)
+    past_ns: dict[str, int] = field(default_factory=dict)
     outgoing: dict[str, OutgoingDeal] = field(default_factory=dict)
     incoming: dict[str, IncomingDeal] = field(default_factory=dict)
     bids: dict[str, OpenBid] = field(default_factory=dict)

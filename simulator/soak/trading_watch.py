@@ -123,15 +123,18 @@ class TradingWatch(Checker):
                     yield (sequence, held[name][sequence][0]), state
 
     def _look_for_starving(self, now_ns: int) -> None:
-        """Fails for sequences that stay far past their boundary while the stage above has room."""
+        """Fails for sequences that stay far past their boundary while the stage above has room, and do not move."""
         past: dict[str, int] = {}
+        moving: set[str] = set()
         for name, own in self._instances():
+            moving |= {sequence for sequence, _, _, state in own["out"].values() if state == "moving"}
             for sequence in self._cluster.engines[name].engine.scheduler.running:
                 far = own["boundary"] is not None and sequence.total >= 1.5 * own["boundary"]
                 if far and any(self._has_room(other, len(sequence.blocks)) for other in own["above"]):
                     past[sequence.sequence] = self._past_ns.get(sequence.sequence, now_ns)
         self._past_ns = past
-        late = {name: now_ns - since_ns for name, since_ns in past.items() if now_ns - since_ns > STARVING_NS}
+        waited = {name: now_ns - since_ns for name, since_ns in past.items() if name not in moving}
+        late = {name: waited_ns for name, waited_ns in waited.items() if waited_ns > STARVING_NS}
         assert not late, f"past their boundary beside idle room: {late}"
 
     def _has_room(self, name: str, blocks: int) -> bool:

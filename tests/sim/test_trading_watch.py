@@ -61,9 +61,9 @@ class Watched:
         self.held: dict[str, dict[str, list[Any]]] = {}
         workers = [_actor(name, lambda name=name: {"sequences": self.held.get(name, {})}) for name in ("w0", "w1")]
         brokers = [_actor("b", lambda: {"instances": {name: self._own(name) for name in ("w0", "w1")}})]
-        engines = {name: SimpleNamespace(engine=SimpleNamespace(scheduler=_IDLE)) for name in ("w0", "w1")}
+        self.engines = {name: SimpleNamespace(engine=SimpleNamespace(scheduler=_IDLE)) for name in ("w0", "w1")}
         cluster: Any = SimpleNamespace(
-            workers=workers, engines=engines, of_role=lambda role: brokers if role is Role.BROKER else []
+            workers=workers, engines=self.engines, of_role=lambda role: brokers if role is Role.BROKER else []
         )
         self.watch = TradingWatch(cluster, disturbed=lambda: self.disturbed)
 
@@ -127,6 +127,28 @@ def test_moves_within_two_seconds_are_found_unless_a_fault_may_have_made_brokers
     watched.moved("d2", reason=MoveReason.DRAIN, after_ns=SECOND)
     with pytest.raises(AssertionError, match=r"moved again after 1\.00 s"):
         watched.moved("d3", after_ns=SECOND)
+
+
+@pytest.mark.parametrize("state", ["asking", "moving"])
+def test_who_stays_past_its_boundary_is_found_unless_it_moves(state: str):
+    watched = Watched()
+    far = SimpleNamespace(sequence="r0.0", total=200, blocks=[1])
+    room = {"waiting": [], "arrived": [], "parameters": SimpleNamespace(max_sequences=8)}
+    schedulers = {
+        "w0": SimpleNamespace(running=[far]),
+        "w1": SimpleNamespace(running=[], pool=SimpleNamespace(free=99), **room),
+    }
+    for name, scheduler in schedulers.items():
+        watched.engines[name].engine.scheduler = scheduler
+    watched.owns = {"w0": {"boundary": 100, "above": ["w1"], "out": {"d": ["r0.0", "boundary", "w1", "moving"]}}}
+    for _ in range(7):
+        watched.look()
+    watched.owns["w0"]["out"] = {"d": ["r0.0", "boundary", "w1", state]}
+    if state == "moving":
+        watched.look()
+    else:
+        with pytest.raises(AssertionError, match="past their boundary beside idle room"):
+            watched.look()
 
 
 @pytest.mark.parametrize("left", [{"out": {"d": []}}, {"in": {"d": []}}, {"bids": 1}, {"resting": 1}])

@@ -9,7 +9,7 @@ from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceState, SequenceStatus
 
 from services.broker.config import FenceConfig
-from services.broker.intents import IntentView, movable, standing_intents
+from services.broker.intents import IntentView, movable, past_boundary, standing_intents
 
 FENCES = FenceConfig()
 
@@ -23,6 +23,7 @@ def view(*, arriving: set[str], draining: bool = False) -> IntentView:
         boundary=128,
         reasons=tuple(MoveReason),
         histories={},
+        past_ns={},
         arriving=arriving,
         step_ns=10_000_000,
         move_ns=50_000_000,
@@ -52,3 +53,23 @@ def test_it_does_not_leave_at_the_boundary_but_it_does_drain() -> None:
     assert standing_intents(view(arriving={"r1.0"}), FENCES) == []
     drained = standing_intents(view(arriving={"r1.0"}, draining=True), FENCES)
     assert [each.reason for each in drained] == [MoveReason.DRAIN]
+
+
+def test_a_rest_that_is_predicted_short_for_seconds_does_not_keep_it_past_its_boundary() -> None:
+    one = view(arriving=set())
+    soon = msgspec.structs.replace(one.sequences[0], expected_output_tokens=one.sequences[0].output_tokens + 1)
+    known = past_boundary([soon], 128, {}, one.now_ns)
+    held = msgspec.structs.replace(one, sequences=[soon], past_ns=known)
+    assert standing_intents(held, FENCES) == []
+    later_ns = one.now_ns + FENCES.payback_ms_max * 1_000_000
+    late = msgspec.structs.replace(held, now_ns=later_ns, past_ns=past_boundary([soon], 128, known, later_ns))
+    assert [each.reason for each in standing_intents(late, FENCES)] == [MoveReason.BOUNDARY]
+
+
+def test_below_the_boundary_the_time_past_it_begins_anew() -> None:
+    (status,) = view(arriving=set()).sequences
+    known = past_boundary([status], 128, {}, 5)
+    assert known == {"r1.0": 5}
+    assert past_boundary([status], 1_000, known, 7) == {}
+    assert past_boundary([status], None, known, 7) == {}
+    assert past_boundary([status], 128, {}, 9) == {"r1.0": 9}
