@@ -11,8 +11,6 @@ from millrace.contracts.subjects import Subjects
 from millrace.enginemodel.steptime import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
-from services.coordinator.cascades import Cascades
-from services.coordinator.cascading import CascadingCoordinator
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.files import build_planning
 from services.coordinator.metrics import CoordinatorCollector
@@ -48,6 +46,10 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
         deps.registry.register(CoordinatorCollector(actor.provisioning.figures))
     if not config.cascades:
         return actor
+    # These bring scipy: a second of start-up that a cluster without cascades does not need.
+    from services.coordinator.cascades import Cascades
+    from services.coordinator.cascading import CascadingCoordinator
+
     subjects = Subjects(config.bus.cluster)
     cascades = Cascades(config.cascades, subjects=subjects, name=config.name, incarnation=deps.incarnation)
     return CascadingCoordinator(actor, cascades, cluster=config.bus.cluster)

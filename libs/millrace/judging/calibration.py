@@ -7,8 +7,6 @@ from bisect import bisect_right
 
 import msgspec
 import numpy as np
-from scipy.optimize import isotonic_regression
-from scipy.stats import rankdata
 
 from millrace.judging.evidence import Booleans, Floats
 
@@ -71,6 +69,8 @@ def fit_isotonic(scores: Floats, right: Booleans) -> IsotonicCurve:
     """
     if not len(scores):
         raise ValueError("calibration needs at least one judged answer")
+    from scipy.optimize import isotonic_regression  # scipy takes a second to import; a fitted curve needs none of it
+
     order = np.argsort(scores, kind="stable")
     unique, first = np.unique(scores[order], return_index=True)
     counts = np.diff([*first, len(scores)])
@@ -87,6 +87,8 @@ def area_under_curve(scores: Floats, right: Booleans) -> float:
     rights, wrongs = int(right.sum()), int((~right).sum())
     if not rights or not wrongs:
         return 0.5
+    from scipy.stats import rankdata  # scipy takes a second to import; a fitted curve needs none of it
+
     ranks = rankdata(scores)
     return float((ranks[right].sum() - rights * (rights + 1) / 2) / (rights * wrongs))
 
