@@ -6,23 +6,37 @@
 
 Tests without I/O come first, on all cores. Tests that start processes then run in two lanes side by side, each on cores
 of its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its turn
-takes more than half of both. On one core, and where arguments for pytest are given, there is one run.
+takes more than half of both. A lane that has ended a group of tests takes the next one, so that both end together. On
+one core, and where arguments for pytest are given, there is one run.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Folders without sockets, clocks or sleeps; tests/conftest.py holds them to it (tidy only reads files).
 PURE = ("tests/tidy", "tests/unit", "tests/sim")
-#: Folders whose tests start processes, by lane.
-PROCESSES = {"engines": ("tests/contract", "tests/engine"), "clusters": ("tests/live",)}
+#: Folders whose tests start processes.
+PROCESSES = ("tests/contract", "tests/live", "tests/engine")
+#: Their groups, each for one run of pytest, in the order in which lanes take them: the longest first. Tests that share
+#: an engine or a cluster are in one group, and each group with real engines imports vLLM once more.
+GROUPS = {
+    "live": ("tests/live",),
+    "clusters": ("tests/engine/two_*", "tests/engine/test_*_worker.py", "tests/engine/test_[prt]*_vllm.py"),
+    "moving": ("tests/engine/test_vllm_migration*.py", "tests/engine/test_segment_migration.py"),
+    "engines": ("tests/engine/*", "tests/contract/engine"),
+    "contract": ("tests/contract/*",),
+}
+#: Lanes of tests that start processes.
+LANES = 2
 #: Suites that are quick and touch every layer.
 FAST = (
     "tests/tidy",
@@ -41,8 +55,8 @@ def main(words: list[str]) -> int:
         return _told(_pytest(*_parallel(len(cores)), *FAST))
     if words:
         return _told(_pytest(*words))
-    if len(cores) < 2:
-        return _told(_pytest(*PURE, *(folder for lane in PROCESSES.values() for folder in lane)))
+    if len(cores) < LANES:
+        return _told(_pytest(*PURE, *PROCESSES))
     return _told(_lanes(cores))
 
 
@@ -62,16 +76,50 @@ def _pytest(*words: str) -> int:
 
 
 def _lanes(cores: list[int]) -> int:
-    """Runs tests without I/O on all cores, then those that start processes, the cores divided between their lanes."""
-    pure = Lane("pure", _command("pure", *_parallel(len(cores)), *PURE))
-    first = pure.wait()
-    half = len(cores) // 2
-    shares = dict(zip(PROCESSES, (cores[:half], cores[half:]), strict=True))
-    lanes = [Lane(name, [*_pinned(shares[name]), *_command(name, *folders)]) for name, folders in PROCESSES.items()]
-    statuses = [first, *(lane.wait() for lane in lanes)]
-    for lane in (pure, *lanes):
-        print(lane.closing, flush=True)
-    return next((status for status in statuses if status), 0)
+    """Runs tests without I/O on all cores, then those that start processes, the cores divided between the lanes."""
+    runs = [Run("pure", _command("pure", *_parallel(len(cores)), *PURE))]
+    runs[0].wait()
+    share = len(cores) // LANES
+    groups = deque(process_groups().items())
+    lanes = [
+        threading.Thread(target=_lane, args=(groups, cores[lane * share :][:share], runs)) for lane in range(LANES)
+    ]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    for run in runs:
+        print(run.closing, flush=True)
+    return next((run.wait() for run in runs if run.wait()), 0)
+
+
+def _lane(groups: deque[tuple[str, list[str]]], cores: list[int], runs: list["Run"]) -> None:
+    """Runs one group after the other on these cores, until none is left."""
+    while groups:
+        try:
+            name, paths = groups.popleft()
+        except IndexError:  # the other lane was faster
+            return
+        run = Run(name, [*_pinned(cores), *_command(name, *paths)])
+        runs.append(run)
+        run.wait()
+
+
+def process_groups() -> dict[str, list[str]]:
+    """Paths of each group, every test in the first one that names it; without vLLM none of tests/engine."""
+    groups: dict[str, list[str]] = {}
+    taken: set[Path] = set()
+    for name, patterns in GROUPS.items():
+        found = {path for pattern in patterns for path in ROOT.glob(pattern) if _holds_tests(path)} - taken
+        taken |= found
+        groups[name] = sorted(str(path.relative_to(ROOT)) for path in found)
+    return {name: paths for name, paths in groups.items() if paths}
+
+
+def _holds_tests(path: Path) -> bool:
+    if path.is_relative_to(ROOT / "tests/engine") and importlib.util.find_spec("vllm") is None:
+        return False
+    return any(path.glob("**/test_*.py")) if path.is_dir() else path.match("test_*.py")
 
 
 def _pinned(cores: list[int]) -> list[str]:
@@ -84,8 +132,8 @@ def _command(lane: str, *words: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{lane}", *colour, *words]
 
 
-class Lane:
-    """One run of pytest beside others; its lines are printed with its name before them.
+class Run:
+    """One run of pytest, perhaps beside others; its lines are printed with its name before them.
 
     Attributes:
         closing: Its last line, with its name and how long it took.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ environment.prepare()
 
 #: Longest wait for anything in these tests, seconds.
 PATIENCE_S = 120.0
+
+#: Longest time without a look at what is awaited, seconds: nearly everything comes with an event.
+LOOK_S = 0.05
 
 
 class Decoded(msgspec.Struct):
@@ -70,15 +74,20 @@ class BenchEngine:
         self.engine = VllmEngine(config)
         self.events: list[EngineEvent] = []
         self.decoded: dict[str, Decoded] = {}
+        self._failures: list[EngineFailed] = []
+        self._heard = asyncio.Event()
         self.info: EngineInfo = self.loop.run_until_complete(self.engine.start(self._hear))
         self._names = names
         self._serial = 0
 
     def _hear(self, event: EngineEvent) -> None:
         self.events.append(event)
+        self._heard.set()
         if isinstance(event, EngineStepped):
             for output in event.outputs:
                 self._take(output)
+        elif isinstance(event, EngineFailed):
+            self._failures.append(event)
 
     def _take(self, output: StepOutput) -> None:
         decoded = self.decoded.setdefault(output.sequence, Decoded(tokens=[], logprobs=[], first=output))
@@ -112,7 +121,10 @@ class BenchEngine:
         self.loop.run_until_complete(cancel())
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Runs the loop until the condition holds; fails after PATIENCE_S, and at once where the engine failed."""
+        """Runs the loop until the condition holds; fails after PATIENCE_S, and at once where the engine failed.
+
+        Looks at each event: the engine may have no other core than this process.
+        """
         process = self.engine._llm.engine_core.resources.engine_manager.processes[0]  # type: ignore[union-attr]
 
         async def wait() -> None:
@@ -121,7 +133,9 @@ class BenchEngine:
                 assert not self.failures(), self.failures()
                 if time.monotonic() > waited:
                     pytest.fail(f"engine {process.pid} (ended: {process.exitcode}) said last: {self.events[-3:]}")
-                await asyncio.sleep(0.002)
+                self._heard.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._heard.wait(), LOOK_S)
 
         self.loop.run_until_complete(wait())
 
@@ -159,7 +173,7 @@ class BenchEngine:
         return last is not None and not last.running and not last.waiting and last.blocks_free == last.blocks_total
 
     def failures(self) -> list[EngineFailed]:
-        return [event for event in self.events if isinstance(event, EngineFailed)]
+        return self._failures
 
     def stop(self) -> None:
         self.loop.run_until_complete(self.engine.stop())
