@@ -31,13 +31,13 @@ from millrace.contracts.status import (
 )
 from millrace.contracts.subjects import Subjects, covers
 from millrace.contracts.worker import SequenceAccepted, SubmitSequence
+from millrace.http.connection import HttpConnection
 from millrace.telemetry import open_telemetry
 
 from deployment.ingress import predictor, tagger
 from models.training.tokenizer import write_tokenizer
 from services.ingress.__main__ import IngressProcess
 from services.ingress.config import DispatchConfig, IngressConfig, ModelConfig
-from services.ingress.http.connection import HttpConnection
 from services.predictor.config import PredictorConfig
 from services.tagger.config import TaggerConfig
 

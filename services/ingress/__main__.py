@@ -26,6 +26,8 @@ from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.cascade.entry_files import ENTRY_FILE, read_entry
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
+from millrace.http.connection import ConnectionLimits
+from millrace.http.server import HttpServer
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge
 from millrace.telemetry import Telemetry, open_telemetry
@@ -38,11 +40,9 @@ from services.ingress.build import IngressDeps, build
 from services.ingress.cascade.learnt_entry import LearntEntry
 from services.ingress.config import CascadeConfig, HttpConfig, IngressConfig, ModelConfig
 from services.ingress.http.app import App
-from services.ingress.http.connection import ConnectionLimits
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, Tracer
-from services.ingress.http.server import HttpServer
 from services.ingress.tokens.detokenizer import TextModel
 
 #: How often the key file is looked at, seconds.

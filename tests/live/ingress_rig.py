@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from millrace.contracts.worker import Sampling
+from millrace.http.connection import ConnectionLimits
+from millrace.http.server import HttpServer
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -34,11 +36,9 @@ from services.ingress.calls.messages import (
     Usage,
 )
 from services.ingress.http.app import App
-from services.ingress.http.connection import ConnectionLimits
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, Tracer
-from services.ingress.http.server import HttpServer
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 import uvloop
 from millrace.cli.__main__ import main as millrace
+from millrace.http.exchange import Exchange, HttpRequest
 
 from services.ingress.api.parsed_requests import Bounds, parse_completion_request
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
-from services.ingress.http.exchange import Exchange, HttpRequest
 from services.ingress.http.keys import ANYBODY, ApiKeyStore
 from tests.live.ingress_rig import LIMITS, Rig, served
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.telemetry.opening import package_version
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -14,7 +15,6 @@ from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import Bounds, parse_chat_request, parse_completion_request
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
-from services.ingress.http.exchange import Exchange
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, bearer, client_id
@@ -79,9 +79,9 @@ class App:
             self._on_bug(error, path)
             self._calls.answer_error(exchange, label, ApiError(500, "Internal error.", kind=SERVER))
 
-    def refused(self, exchange: Exchange, error: ApiError) -> None:
+    def refused(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answers what never became a request."""
-        self._calls.answer_error(exchange, "other", error)
+        self._calls.answer_error(exchange, "other", ApiError(refusal.status, refusal.message, code=refusal.code))
 
     def _find(self, exchange: Exchange) -> Handler:
         request = exchange.request

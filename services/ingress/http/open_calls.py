@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect
+from millrace.http.exchange import DisconnectReason, Exchange
 from millrace.telemetry.tracecontext import (
     TraceContext,
     child,
@@ -45,7 +46,6 @@ from services.ingress.calls.messages import (
     KeepAlive,
     RefuseCall,
 )
-from services.ingress.http.exchange import DisconnectReason, Exchange
 from services.ingress.http.keys import KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 

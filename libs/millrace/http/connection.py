@@ -14,8 +14,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
-from services.ingress.api.errors import ApiError
-from services.ingress.http.exchange import DisconnectReason, Exchange, HttpRequest
+from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal, HttpRequest
 
 #: Request line and headers together, bytes. Browsers and proxies send under 16 KiB.
 HEAD_BYTES_MAX = 65_536
@@ -67,7 +66,7 @@ class ConnectionHost(Protocol):
         """It is gone."""
         ...
 
-    def refused(self, exchange: Exchange, error: ApiError) -> None:
+    def refused(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answers what never became a request."""
         ...
 
@@ -124,7 +123,7 @@ class HttpConnection(asyncio.Protocol):
             if rest and self._linger_bytes < 0:
                 self.data_received(rest)
         except httptools.HttpParserError as error:
-            self._refuse(ApiError(400, f"This is no valid HTTP request: {error}.", code="invalid_http"))
+            self._refuse(400, f"This is no valid HTTP request: {error}.", code="invalid_http")
 
     def pause_writing(self) -> None:
         self._behind_since_s = self._host.now_s()
@@ -217,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
             self.cut(DisconnectReason.SLOW_READER)
         elif self._in_request:
             if now_s - self._last_activity_s > limits.read_s:
-                self._refuse(ApiError(408, "The request did not come whole in time.", code="request_timeout"))
+                self._refuse(408, "The request did not come whole in time.", code="request_timeout")
         elif self._current is None and now_s - self._last_activity_s > limits.idle_s:
             self.transport.close()
 
@@ -266,14 +265,13 @@ class HttpConnection(asyncio.Protocol):
     def _count_head(self, count: int) -> None:
         self._head_bytes += count
         if self._head_bytes > HEAD_BYTES_MAX:
-            self._refuse(ApiError(431, f"The headers are longer than {HEAD_BYTES_MAX} bytes.", code="headers_too_long"))
+            self._refuse(431, f"The headers are longer than {HEAD_BYTES_MAX} bytes.", code="headers_too_long")
 
     def _refuse_body(self) -> None:
         limit = self._host.limits.body_bytes_max
-        message = f"The body is larger than {limit} bytes."
-        self._refuse(ApiError(413, message, code="body_too_large"))
+        self._refuse(413, f"The body is larger than {limit} bytes.", code="body_too_large")
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, status: int, message: str, *, code: str) -> None:
         """Answers what never became a request, and reads on only to throw away."""
         if self._linger_bytes >= 0:
             return
@@ -286,7 +284,7 @@ class HttpConnection(asyncio.Protocol):
         self._body.clear()
         # A parser that has failed does not know its method either; it matters for HEAD only.
         request = HttpRequest(method="POST", path="", headers=self._headers, body=b"", keep_alive=False, chunked=True)
-        self._host.refused(Exchange(request, self), error)
+        self._host.refused(Exchange(request, self), HttpRefusal(status=status, message=message, code=code))
 
     def _discard(self, count: int) -> None:
         self._linger_bytes -= count

@@ -43,6 +43,18 @@ class HttpRequest(msgspec.Struct, gc=False):
     chunked: bool
 
 
+class HttpRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to bytes that never became a request: bad HTTP, too large, too slow.
+
+    Attributes:
+        code: Short machine-readable name.
+    """
+
+    status: int
+    message: str
+    code: str
+
+
 class ExchangeConnection(Protocol):
     """The connection as an exchange sees it."""
 

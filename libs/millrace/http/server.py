@@ -7,9 +7,8 @@ import socket
 from collections.abc import Callable
 from email.utils import formatdate
 
-from services.ingress.api.errors import ApiError
-from services.ingress.http.connection import ConnectionLimits, HttpConnection
-from services.ingress.http.exchange import DisconnectReason, Exchange
+from millrace.http.connection import ConnectionLimits, HttpConnection
+from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal
 
 #: How often times are checked, seconds: a limit is overstepped by at most this.
 SWEEP_S = 0.5
@@ -23,7 +22,7 @@ class HttpServer:
     def __init__(
         self,
         handle: Callable[[Exchange], None],
-        refused: Callable[[Exchange, ApiError], None],
+        refused: Callable[[Exchange, HttpRefusal], None],
         *,
         limits: ConnectionLimits,
         connections_max: int,
