@@ -1,4 +1,4 @@
-"""What the checker of roles asks of the plans that a coordinator writes."""
+"""Checker of roles: what it asks of the plans that a coordinator writes."""
 
 from typing import cast
 
