@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from millrace.actor.errors import ConfigError
 from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
 from millrace.workloads.arrivals import FromTrace
 
+from simulator.scenarios.cluster_file import with_cluster_file
 from simulator.scenarios.spec import ScenarioSpec
+
+#: Beginning of a setting that names a cluster's file.
+_FILE = "cluster.file="
 
 
 class ScenarioError(ValueError):
@@ -21,14 +26,25 @@ class ScenarioError(ValueError):
 def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
     """Reads ``path`` and lays ``key.of.a.table=value`` settings over it; values are TOML, else plain strings.
 
+    ``cluster.file`` is read before any other setting is laid over what it says.
+
     Raises:
         ScenarioError: the file cannot be read, or something in it or in a setting is wrong.
     """
+    settings = list(settings)
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ScenarioError(f"{path}: {error}") from None
-    return scenario_of(_located(with_settings(table, settings), path.parent), source=str(path))
+    files = [setting for setting in settings if setting.startswith(_FILE)]
+    if files and isinstance(table.get("cluster"), dict):
+        table["cluster"].pop("groups", None)  # the file that was asked for has others
+    try:
+        table = with_cluster_file(with_settings(table, files), path.parent)
+    except ConfigError as error:
+        raise ScenarioError(f"{path}: {error}") from None
+    others = [setting for setting in settings if not setting.startswith(_FILE)]
+    return scenario_of(_located(with_settings(table, others), path.parent), source=str(path))
 
 
 def _located(table: dict[str, Any], folder: Path) -> dict[str, Any]:

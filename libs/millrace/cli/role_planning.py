@@ -7,13 +7,15 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import msgspec
+
 from millrace.actor.errors import ConfigError
 from millrace.cli.errors import CliError
-from millrace.cluster import GroupSpec, ModelSpec, read_cluster
-from millrace.cluster.model_folders import context_length, with_model_folders
+from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec, read_cluster
+from millrace.cluster.engine_limits import engine_parameters
+from millrace.cluster.model_folders import with_model_folders
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.network import TOKEN_BYTES
-from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import load_step_times
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.policies.roles.assignment import AssignmentTargets, RatedAssignment, assign
@@ -47,7 +49,9 @@ def plan_roles(arguments: argparse.Namespace) -> int:
         model = _model(list(spec.models), arguments.model)
         files = {group.step_time: group.step_time for group in model.groups if group.step_time.endswith(".toml")}
         sets = load_step_times(files)[0]
-        shapes = [_shape(model, group, sets, arguments.bandwidth) for group in model.groups]
+        shapes = [
+            _shape(spec, model, group=group, sets=sets, bandwidth_gbps=arguments.bandwidth) for group in model.groups
+        ]
         limit = min(shape.parameters.max_model_len for shape in shapes)
         targets = AssignmentTargets(ttft_s=arguments.ttft, tpot_s=arguments.tpot)
         rated = assign(load(arguments.lengths, arguments.rate, limit, arguments.seed), shapes, devices(model), targets)
@@ -73,23 +77,15 @@ def devices(model: ModelSpec) -> dict[str, int]:
     return dict(found)
 
 
-def _shape(model: ModelSpec, group: GroupSpec, sets: dict[str, StepTimeModel], bandwidth_gbps: float) -> InstanceShape:
+def _shape(
+    spec: ClusterSpec, model: ModelSpec, *, group: GroupSpec, sets: dict[str, StepTimeModel], bandwidth_gbps: float
+) -> InstanceShape:
     """The shape of a group. Limits that its settings do not name are those of the engine model."""
     folder = Path(model.path)
     name = group.step_time or STEP_TIMES.get(folder.name, "")
     if name not in sets:
         raise CliError(f"group {group.name}: step_time {name!r} is unknown; `millrace profile` measures one")
-    wanted, plain = group.settings, EngineParameters()
-    length = int(wanted.get("max_model_len", 0)) or context_length(folder) or plain.max_model_len
-    block_size = int(wanted.get("block_size", plain.block_size))
-    parameters = EngineParameters(
-        max_model_len=length,
-        block_size=block_size,
-        blocks_total=int(wanted.get("kv_blocks", 0)) or max(plain.blocks_total, -(-length // block_size)),
-        max_sequences=int(wanted.get("max_num_seqs", plain.max_sequences)),
-        token_budget=int(wanted.get("max_num_batched_tokens", plain.token_budget)),
-        prefix_caching=False,
-    )
+    parameters = msgspec.structs.replace(engine_parameters(spec, model, group), prefix_caching=False)
     return InstanceShape(
         name=f"{group.device}-tp{group.tensor_parallel}" if group.tensor_parallel > 1 else group.device,
         device=group.device,
