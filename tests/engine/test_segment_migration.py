@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def churn(engine: BenchEngine, salt: int) -> None:
     """Sequences of all lengths side by side, which end one after the other and leave their blocks scattered."""
-    for turn in range(3):
+    for turn in range(2):
         names = [
             engine.add(
                 prompt_of(20 + 37 * index, salt=salt + 10 * turn + index),
