@@ -14,14 +14,13 @@ import msgspec
 import numpy as np
 from millrace.contracts.judge import JudgeAnswer
 from millrace.judging.calibration import IsotonicCurve
+from millrace.judging.question import NO, YES, judging_question
 
 from services.judge.kinds.external import first_choice
 from services.judge.kinds.verdict import Verdict
 
 #: First tokens looked at; ingress gives at most 20.
 TOP_TOKENS = 20
-
-QUESTION = "Is the answer to the request right? Answer yes or no."
 
 
 class _TopToken(msgspec.Struct):
@@ -39,10 +38,9 @@ class _Logprobs(msgspec.Struct):
 
 def llm_body(question: JudgeAnswer, answer: str, *, model: str) -> dict[str, Any]:
     """The body of ``POST /chat/completions`` that asks for one token."""
-    asked = f"Request:\n{question.prompt}\n\nAnswer:\n{answer}\n\n{QUESTION}"
     return {
         "model": model,
-        "messages": [{"role": "user", "content": asked}],
+        "messages": [{"role": "user", "content": judging_question(question.prompt, answer)}],
         "max_tokens": 1,
         "temperature": 0,
         "logprobs": True,
@@ -61,7 +59,7 @@ def llm_verdict(payload: bytes, curve: IsotonicCurve | None) -> Verdict:
         return Verdict(None, "the judge's answer has no log-probabilities")
     if not told.content:
         return Verdict(None, "the judge answered nothing")
-    yes, no = (_probability(told.content[0].top_logprobs, word) for word in ("yes", "no"))
+    yes, no = (_probability(told.content[0].top_logprobs, word) for word in (YES, NO))
     if not yes + no > 0:
         return Verdict(None, "neither yes nor no is among the judge's likeliest tokens")
     share = yes / (yes + no)
