@@ -22,13 +22,14 @@ from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.registered import scheduler_parameters
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
-from services.coordinator.cascade_state import CascadeState, CascadeTraffic, Serving
+from services.coordinator.cascade_state import SAMPLES_MAX, CascadeState, CascadeTraffic, Serving, TrafficSpan
 
 #: Finished requests before the first plan: a rate from fewer is off by a quarter.
 REQUESTS_MIN = 50
 
-#: Of the baseline.
+#: Of the baseline: requests, and its span. A rate from a minute is off by too much to be compared with.
 BASELINE_MIN = 200
+BASELINE_NS = 300_000_000_000
 
 #: Width of the bins in which arrivals are counted to compare rates.
 BIN_NS = 5_000_000_000
@@ -42,6 +43,7 @@ def take_outcome(state: CascadeState, body: RequestFinished) -> None:
     state.finished.append(
         CascadeTraffic(
             arrival_ns=body.arrival_ns,
+            ended_ns=body.arrival_ns + body.e2e_ns,
             prompt_tokens=max(1, body.prompt_tokens),
             output_tokens=max(1, first.output_tokens if first is not None else sum(body.output_tokens)),
             score=first.score if first is not None else None,
@@ -83,19 +85,15 @@ def _changed_tiers(state: CascadeState) -> str:
 
 def _drift(state: CascadeState, now_ns: int) -> str:
     """Changes of traffic since the baseline; empty where nothing changed, or while there is no baseline."""
-    if not state.baseline:
-        under = [one for one in _recent(state, now_ns) if one.arrival_ns >= state.since_ns]
-        state.baseline = under if len(under) >= BASELINE_MIN else []
+    current = _known(state, state.baseline.until_ns if state.baseline else state.since_ns, now_ns)
+    if state.baseline is None:
+        long = current.until_ns - current.start_ns >= BASELINE_NS or len(state.finished) == SAMPLES_MAX
+        state.baseline = current if long and len(current.requests) >= BASELINE_MIN else None
         return ""
-    until_ns = max(one.arrival_ns for one in state.baseline)
-    current = [one for one in _recent(state, now_ns) if one.arrival_ns > until_ns]
+    before = _shadow_scores(state, state.baseline.start_ns, state.baseline.until_ns)
+    after = _shadow_scores(state, state.baseline.until_ns, now_ns)
     settings = DriftSettings(interval_s=state.config.period_s)
-    start_ns = max(until_ns, now_ns - round(state.config.window_s * NS))
-    before = _shadow_scores(state, state.since_ns, until_ns)
-    after = _shadow_scores(state, until_ns + 1, now_ns)
-    found = detect_drift(
-        _window(state.baseline, state.since_ns, until_ns, before), _window(current, start_ns, now_ns, after), settings
-    )
+    found = detect_drift(_window(state.baseline, before), _window(current, after), settings)
     return "; ".join(each.text() for each in found)
 
 
@@ -104,14 +102,15 @@ def job_of(state: CascadeState, serving: Serving, now_ns: int) -> PlanningJob | 
     config, plan = state.config, state.plan
     tiers = [planned_tier(tier, serving.get(tier.model, ()), state.records.get(tier.model)) for tier in config.tiers]
     known = [tier for tier in tiers if tier is not None]
-    recent = _recent(state, now_ns)
-    if len(known) < len(tiers) or not recent or plan is None:
+    traffic = _known(state, 0, now_ns)
+    if len(known) < len(tiers) or not traffic.requests or plan is None:
         return None
-    span_s = max(1.0, (now_ns - min(one.arrival_ns for one in recent)) / NS)
+    first_ns = max(traffic.start_ns, min(one.arrival_ns for one in state.finished))
+    span_s = max(1.0, (traffic.until_ns - first_ns) / NS)
     return PlanningJob(
         tiers=known,
         sample=config.sample,
-        rate=len(recent) / span_s,
+        rate=len(traffic.requests) / span_s,
         quality=config.quality,
         latency_s=config.latency_s,
         thresholds=[] if plan.quality is None else [tier.threshold for tier in plan.tiers[:-1]],
@@ -204,6 +203,20 @@ def _recent(state: CascadeState, now_ns: int) -> list[CascadeTraffic]:
     return [one for one in state.finished if one.arrival_ns >= since_ns]
 
 
+def _known(state: CascadeState, since_ns: int, now_ns: int) -> TrafficSpan:
+    """The last span of time of which every request is known, not longer than the window.
+
+    It begins where older requests were dropped. It ends before now by the longest time that a request took: of those
+    that came later only the short ones have ended. At most half of the span is left out so.
+    """
+    full = len(state.finished) == SAMPLES_MAX
+    start_ns = max(since_ns, now_ns - round(state.config.window_s * NS), state.finished[0].ended_ns if full else 0)
+    begun = [one for one in state.finished if one.arrival_ns >= start_ns]
+    longest_ns = max((one.ended_ns - one.arrival_ns for one in begun), default=0)
+    until_ns = max(start_ns, now_ns - min(longest_ns, (now_ns - start_ns) // 2))
+    return TrafficSpan([one for one in begun if one.arrival_ns < until_ns], start_ns, until_ns)
+
+
 def _shadow_scores(state: CascadeState, start_ns: int, end_ns: int) -> list[Floats]:
     """Scores of the second and later tiers by shadow runs of requests that arrived within a span."""
     within = [scores for arrival_ns, scores in state.shadows if start_ns <= arrival_ns <= end_ns]
@@ -211,17 +224,15 @@ def _shadow_scores(state: CascadeState, start_ns: int, end_ns: int) -> list[Floa
     return [np.array([row[tier] for row in within if row[tier] is not None], dtype=np.float64) for tier in tiers]
 
 
-def _window(
-    requests: Sequence[CascadeTraffic], start_ns: int, end_ns: int, later_tiers: Sequence[Floats] = ()
-) -> TrafficWindow:
-    """Requests that arrived within a span; a last bin that is not full is left out."""
-    bins = max(0, (end_ns - start_ns) // BIN_NS)
-    edges = start_ns + BIN_NS * np.arange(bins + 1)
-    arrivals = np.array([one.arrival_ns for one in requests], dtype=np.int64)
-    scores = [one.score for one in requests if one.score is not None]
+def _window(span: TrafficSpan, later_tiers: Sequence[Floats] = ()) -> TrafficWindow:
+    """Requests of a span; a last bin that is not full is left out."""
+    bins = max(0, (span.until_ns - span.start_ns) // BIN_NS)
+    edges = span.start_ns + BIN_NS * np.arange(bins + 1)
+    arrivals = np.array([one.arrival_ns for one in span.requests], dtype=np.int64)
+    scores = [one.score for one in span.requests if one.score is not None]
     return TrafficWindow(
         counts=np.histogram(arrivals, bins=edges)[0].tolist() if bins else [],
-        prompt_tokens=np.array([one.prompt_tokens for one in requests], dtype=np.int64),
-        output_tokens=np.array([one.output_tokens for one in requests], dtype=np.int64),
+        prompt_tokens=np.array([one.prompt_tokens for one in span.requests], dtype=np.int64),
+        output_tokens=np.array([one.output_tokens for one in span.requests], dtype=np.int64),
         scores=[np.array(scores, dtype=np.float64), *later_tiers],
     )

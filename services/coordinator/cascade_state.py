@@ -14,17 +14,27 @@ from millrace.contracts.status import InstanceRecord
 from services.coordinator.cascade_config import CoordinatedCascade
 from services.coordinator.state import KeyState
 
-#: Finished requests kept of one cascade. At 10 a second the usual window of 10 minutes is nearly whole.
-SAMPLES_MAX = 4_096
+#: Finished requests kept of one cascade. At 27 a second the usual window of 10 minutes is whole; some 2 MB.
+SAMPLES_MAX = 16_384
 
 
 class CascadeTraffic(msgspec.Struct, frozen=True):
-    """A finished request of a cascade: when it came, its lengths, and what its first answer scored (None: nothing)."""
+    """A finished request of a cascade: when it came and ended, its lengths, and what its first answer scored (None:
+    nothing)."""
 
     arrival_ns: int
+    ended_ns: int
     prompt_tokens: int
     output_tokens: int
     score: float | None
+
+
+class TrafficSpan(msgspec.Struct, frozen=True):
+    """All requests that arrived from ``start_ns`` on and before ``until_ns``."""
+
+    requests: list[CascadeTraffic]
+    start_ns: int
+    until_ns: int
 
 
 @dataclass
@@ -59,8 +69,9 @@ class CascadeState:
         records: The newest record of an instance by model: what a tier is when nobody serves it any more.
         finished: Requests, oldest first.
         shadows: Scores of every tier but the last by shadow runs, with the arrival of the request; oldest first.
-        baseline: The first ones under the thresholds in force: what later traffic is compared with. Early rejection
-            cuts answers by threshold, so traffic under other thresholds looks different without being so.
+        baseline: The first ones under the thresholds in force: what later traffic is compared with; None until there
+            are enough. Early rejection cuts answers by threshold, so traffic under other thresholds looks different
+            without being so.
         since_ns: When the thresholds in force were seen first.
         why: Why the planner at work was started; empty where none is.
         looked_ns: When it was last looked at whether the plan fits.
@@ -80,7 +91,7 @@ class CascadeState:
     finished: deque[CascadeTraffic] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     shadows: deque[tuple[int, list[float | None]]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     records: dict[str, InstanceRecord] = field(default_factory=dict)
-    baseline: list[CascadeTraffic] = field(default_factory=list)
+    baseline: TrafficSpan | None = None
     since_ns: int = 0
     why: str = ""
     looked_ns: int = 0

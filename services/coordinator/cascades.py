@@ -115,7 +115,7 @@ class Cascades:
         """Puts better thresholds in force. What a planner said to one that no longer leads is dropped."""
         state = self.states[body.key]
         why, state.why, state.failures = state.why, "", 0
-        state.baseline, state.since_ns = [], now_ns
+        state.baseline, state.since_ns = None, now_ns
         if state.plan is None or state.plan_key.writing or not self.leads(state, now_ns):
             return []
         plan = planned(state.config, state.plan, body.result, coordinator=self._name, why=why, now_ns=now_ns)
@@ -174,7 +174,7 @@ class Cascades:
         if body.bucket == BUCKET:
             plan = body.value if isinstance(body.value, CascadePlan) else None
             if _thresholds(plan) != _thresholds(state.plan):
-                state.baseline, state.since_ns = [], now_ns
+                state.baseline, state.since_ns = None, now_ns
             state.plan = plan
             state.plan_key.confirm(body)
         else:

@@ -217,14 +217,34 @@ def test_a_day_of_stationary_traffic_gives_at_most_one_false_alarm() -> None:
     while at_ns < 86_400 * S:
         at_ns += int(rng.expovariate(0.7) * S)
         lengths = int(rng.lognormvariate(4, 1)) + 1, int(rng.lognormvariate(3, 0.7)) + 1
-        state.finished.append(CascadeTraffic(at_ns, *lengths, rng.betavariate(2, 1) * 100))
+        state.finished.append(CascadeTraffic(at_ns, at_ns + S, *lengths, rng.betavariate(2, 1) * 100))
         if at_ns >= next_look:
             next_look = at_ns + 300 * S
             if why := why_plan(state, at_ns):
                 alarms.append(why)
-                state.baseline, state.since_ns = [], at_ns
-    assert len(state.baseline) >= BASELINE_MIN
+                state.baseline, state.since_ns = None, at_ns
+    assert state.baseline is not None
+    assert len(state.baseline.requests) >= BASELINE_MIN
     assert len(alarms) <= 1, alarms
+
+
+@pytest.mark.parametrize(("rate", "longest_s"), [(40.0, 1.0), (4.0, 60.0)])
+def test_requests_that_are_no_longer_kept_or_still_run_are_no_drop_of_the_rate(rate: float, longest_s: float) -> None:
+    """At 40 a second less than the window is kept; with requests of a minute the last ones have not ended."""
+    rng = Random(2)
+    plan = CascadePlan(cascade="c", epoch=1, tiers=[CascadeTier(model="nano"), CascadeTier(model="mini")], quality=50.0)
+    state = CascadeState(CASCADE, plan=plan, planned_ns=1)
+    arrivals = [round(at * S / rate) for at in range(int(1500 * rate))]
+    ends = sorted((at_ns + round(rng.uniform(0.01, 1.0) * longest_s * S), at_ns) for at_ns in arrivals)
+    next_look, looks = 60 * S, 0
+    for ended_ns, at_ns in ends:
+        if ended_ns >= next_look:
+            assert why_plan(state, next_look) == ""
+            next_look, looks = next_look + 60 * S, looks + 1
+        tokens = round((ended_ns - at_ns) / S * 100) + 1
+        state.finished.append(CascadeTraffic(at_ns, ended_ns, 50, tokens, 60.0))
+    assert state.baseline is not None
+    assert looks >= 24
 
 
 @pytest.mark.parametrize(("shadowed", "alarm"), [(True, True), (False, False)])
@@ -240,7 +260,9 @@ def test_a_later_tier_whose_answers_get_worse_is_seen_by_shadow_runs_only(shadow
     found = ""
     for number in range(2_400):
         at_ns += S
-        state.finished.append(CascadeTraffic(at_ns, rng.randrange(20, 60), rng.randrange(5, 60), 100 * rng.random()))
+        state.finished.append(
+            CascadeTraffic(at_ns, at_ns + S, rng.randrange(20, 60), rng.randrange(5, 60), 100 * rng.random())
+        )
         if shadowed and number % 10 == 0:
             second = 100 * rng.betavariate(2, 1) if number < 1_200 else 100 * rng.betavariate(1, 2)
             answers = [
