@@ -64,6 +64,8 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cascade_parallelism": (*_CASCADE, *_ENGINES),
         "cascade_plans": _CASCADE,
         "cascade_drift": _CASCADE,
+        "cascade_limits": (*_CASCADE, *_ENGINES),
+        "cascade_alarms": ("services/coordinator/cascade_planning.py", _LIBS + "cascade/drift.py"),
         "cascade_fidelity": (*_CASCADE, *_SIMULATOR),
         # simulation
         "sim_speed": _SIMULATOR,
