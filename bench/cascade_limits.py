@@ -1,7 +1,7 @@
 """Best cascade that exists on a small cluster, by brute force, beside the planned one and one model alone.
 
 Tells whether the planner or the trace limits what a cascade gains: every way to use the GPUs is simulated under every
-routing that keeps the quality, but for routings that send more requests to every tier than another one.
+routing that keeps the quality, but for routings that send as many requests or more to every tier as another one does.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from millrace.cascade.baselines import stand_alone
 from millrace.cascade.capacity import HALVINGS, TierCapacity, TierDeployment
-from millrace.cascade.chain import chain_latencies, chain_p95_s
+from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.planner import LATENCY_S_MAX, CascadePlanner
 from millrace.cascade.replicas import ReplicaShape
 from millrace.cascade.routing import Routed, subset_routings
@@ -23,6 +24,9 @@ from millrace.cascade.routing import Routed, subset_routings
 from bench.cascade_models import h100_pair, h200_three, has_data
 from bench.cascade_slo import QUALITIES, THRESHOLDS, Setting, planner_of, rate_of
 from bench.cascade_traces import NOTE, PAIR, THREE, TRACES, halves, trace
+
+#: Requests with which every design is simulated, and designs that are simulated with all.
+SCREENED_REQUESTS, KEPT = 300, 60
 
 
 class Found(NamedTuple):
@@ -74,16 +78,24 @@ def _row(setting: Setting, name: str, share: float, seed: int) -> None:
 
 
 def brute_force(planner: CascadePlanner) -> Found:
-    """The least simulated p95 over all deployments and routings that keep the quality."""
-    problem, best, count = planner.problem, Found(math.inf, "none", 0), 0
+    """The least simulated p95 over all deployments and routings that keep the quality.
+
+    All are simulated with a few requests, and the best of them with as many as the plan was.
+    """
+    screened = []
+    load = planner.load()
+    few = replace(load, requests=min(load.requests, SCREENED_REQUESTS))
     for routed in _worth_serving(planner):
-        tiers = [planner.tier(routed, index) for index in range(problem.sample.tiers)]
-        for deployments in _deployments(tiers, problem.gpus):
-            latencies = chain_latencies(problem.sample, routed, deployments, planner.load())
-            p95_s, count = chain_p95_s(latencies), count + 1
-            if p95_s < best.p95_s:
-                best = Found(p95_s, " | ".join(each.text() for each in deployments), 0)
-    return best._replace(simulated=count)
+        tiers = [planner.tier(routed, index) for index in range(planner.problem.sample.tiers)]
+        for deployments in _deployments(tiers, planner.problem.gpus):
+            screened.append((_p95_s(planner, routed, deployments, few), len(screened), routed, deployments))
+    kept = sorted(screened)[:KEPT]
+    p95_s, index = min((_p95_s(planner, routed, each, load), index) for index, (_, _, routed, each) in enumerate(kept))
+    return Found(p95_s, " | ".join(each.text() for each in kept[index][3]), len(screened))
+
+
+def _p95_s(planner: CascadePlanner, routed: Routed, deployments: tuple[TierDeployment, ...], load: ChainLoad) -> float:
+    return chain_p95_s(chain_latencies(planner.problem.sample, routed, deployments, load))
 
 
 def _worth_serving(planner: CascadePlanner) -> list[Routed]:
