@@ -36,7 +36,7 @@ from millrace.cluster import (
     read_cluster,
     workers_of,
 )
-from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.model_folders import llm_calibration, with_model_folders
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
@@ -307,7 +307,8 @@ def _coordinator(spec: ClusterSpec) -> dict[str, Any]:
 
 def _judge(spec: ClusterSpec) -> dict[str, Any]:
     """Without confidence judges: ingress has computed that score already."""
-    return merged(judge_fields(spec, {}, api_url="http://ingress:8000"), spec.settings.judge)
+    fields = judge_fields(spec, {}, api_url="http://ingress:8000", calibration=llm_calibration(spec))
+    return merged(fields, spec.settings.judge)
 
 
 def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:

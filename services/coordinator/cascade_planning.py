@@ -31,6 +31,12 @@ REQUESTS_MIN = 50
 BASELINE_MIN = 200
 BASELINE_NS = 300_000_000_000
 
+#: Share of requests whose answer only the escalation budget accepted from which thresholds are planned anew.
+BUDGET_SHARE = 0.05
+
+#: Reason of such an answer, as RequestFinished has it.
+BY_BUDGET = "escalation_budget"
+
 #: Width of the bins in which arrivals are counted to compare rates.
 BIN_NS = 5_000_000_000
 
@@ -47,6 +53,7 @@ def take_outcome(state: CascadeState, body: RequestFinished) -> None:
             prompt_tokens=max(1, body.prompt_tokens),
             output_tokens=max(1, first.output_tokens if first is not None else sum(body.output_tokens)),
             score=first.score if first is not None else None,
+            by_budget=body.reason == BY_BUDGET,
         )
     )
 
@@ -69,7 +76,18 @@ def why_plan(state: CascadeState, now_ns: int) -> str:
     if now_ns - state.looked_ns < config.period_s * NS:
         return ""
     state.looked_ns = now_ns
-    return _changed_tiers(state) or _drift(state, now_ns)
+    return _changed_tiers(state) or _over_budget(state, now_ns) or _drift(state, now_ns)
+
+
+def _over_budget(state: CascadeState, now_ns: int) -> str:
+    """Why the thresholds in force cost more escalations than the budget allows; empty where not. Once per plan."""
+    assert state.plan is not None
+    under = [one for one in _recent(state, now_ns) if one.arrival_ns >= state.since_ns]
+    share = sum(one.by_budget for one in under) / max(1, len(under))
+    if len(under) < REQUESTS_MIN or share < BUDGET_SHARE or state.budget_epoch == state.plan.epoch:
+        return ""
+    state.budget_epoch = state.plan.epoch
+    return f"the escalation budget lowered thresholds for {share:.0%} of requests"
 
 
 def _changed_tiers(state: CascadeState) -> str:

@@ -19,14 +19,20 @@ SAMPLES_MAX = 16_384
 
 
 class CascadeTraffic(msgspec.Struct, frozen=True):
-    """A finished request of a cascade: when it came and ended, its lengths, and what its first answer scored (None:
-    nothing)."""
+    """A finished request of a cascade.
+
+    Attributes:
+        output_tokens: Of the first attempt.
+        score: Of the first attempt's answer; None where it has none.
+        by_budget: Whether it got an answer that only the escalation budget accepted.
+    """
 
     arrival_ns: int
     ended_ns: int
     prompt_tokens: int
     output_tokens: int
     score: float | None
+    by_budget: bool = False
 
 
 class TrafficSpan(msgspec.Struct, frozen=True):
@@ -77,6 +83,7 @@ class CascadeState:
         looked_ns: When it was last looked at whether the plan fits.
         planned_ns: When the last planner was started; 0 for never.
         planned_empty: Models without an instance at the last planning; None before the first.
+        budget_epoch: Plan for which a planner was started because the escalation budget lowered its thresholds.
         failures: Planners in a row that failed.
         orders: Open orders of the plan's move: one stop, or starts.
         order_pause_ns: None is given before.
@@ -97,6 +104,7 @@ class CascadeState:
     looked_ns: int = 0
     planned_ns: int = 0
     planned_empty: list[str] | None = None
+    budget_epoch: int = -1
     failures: int = 0
     orders: list[MoveOrder] = field(default_factory=list)
     order_pause_ns: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.judging.calibration import IsotonicCurve
 
 
 class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,7 +16,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         key_file: File that holds the API key; empty for none.
         timeout_s: For one question; the asker has a deadline of its own.
         curve_file: For ``llm``: JSON of an isotonic curve (``scores``, ``probabilities``) from P("yes") to P(right);
-            empty for none.
+            empty for ``curve``.
+        curve: The same curve itself; None for none.
     """
 
     url: str = ""
@@ -23,6 +25,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key_file: str = ""
     timeout_s: float = 2.0
     curve_file: str = ""
+    curve: IsotonicCurve | None = None
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ def read_curve(remote: RemoteConfig) -> IsotonicCurve | None:
         ConfigError: the file is no curve.
     """
     if not remote.curve_file:
-        return None
+        return remote.curve
     try:
         return msgspec.json.decode(Path(remote.curve_file).read_bytes(), type=IsotonicCurve)
     except (OSError, msgspec.DecodeError) as error:

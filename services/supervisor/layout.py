@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster import ClusterSpec, WorkerSlot, cluster_toml, workers_of
-from millrace.cluster.model_folders import judge_files
+from millrace.cluster.model_folders import judge_files, llm_calibration
 from millrace.cluster.spec import EngineName
 from millrace.contracts.catalog import Role
 from millrace.supervision.cascade_fields import judge_fields
@@ -238,7 +238,8 @@ class Layout:
         cascade = self.spec.cascade
         if cascade is None or not cascade.judge_processes:
             return []
-        fields = judge_fields(self.spec, self._judge_files(), api_url=self.ingress_url)
+        calibration = llm_calibration(self.spec)
+        fields = judge_fields(self.spec, self._judge_files(), api_url=self.ingress_url, calibration=calibration)
         told = merged(fields, self.spec.settings.judge)
         return self._services("judge", cascade.judge_processes, told, stop_order=3)
 

@@ -14,7 +14,14 @@ from millrace.contracts.observers import RequestFinished, ShadowAnswer, ShadowFi
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
-from services.coordinator.cascade_planning import BASELINE_MIN, REQUESTS_MIN, planned, take_shadow, why_plan
+from services.coordinator.cascade_planning import (
+    BASELINE_MIN,
+    REQUESTS_MIN,
+    planned,
+    take_outcome,
+    take_shadow,
+    why_plan,
+)
 from services.coordinator.cascade_state import CascadeState, CascadeTraffic
 from tests.unit.test_coordinator_cascades import Story
 
@@ -245,6 +252,19 @@ def test_requests_that_are_no_longer_kept_or_still_run_are_no_drop_of_the_rate(r
         state.finished.append(CascadeTraffic(at_ns, ended_ns, 50, tokens, 60.0))
     assert state.baseline is not None
     assert looks >= 24
+
+
+def test_a_budget_that_lowers_thresholds_starts_a_planner_once_for_each_plan() -> None:
+    plan = CascadePlan(cascade="c", epoch=4, tiers=[CascadeTier(model="nano"), CascadeTier(model="mini")], quality=50.0)
+    state = CascadeState(CASCADE, plan=plan, planned_ns=1)
+    told = RequestFinished(request="r", model="c", outcome="completed", ingress="i", prompt_tokens=9, output_tokens=[9])
+    for number in range(2 * REQUESTS_MIN):
+        reason = "escalation_budget" if number % 10 == 0 else "score"
+        take_outcome(state, msgspec.structs.replace(told, arrival_ns=number * S // 2, e2e_ns=S, reason=reason))
+    looks = [why_plan(state, 60 * S), why_plan(state, 120 * S)]
+    assert looks == ["the escalation budget lowered thresholds for 10% of requests", ""]
+    state.plan = msgspec.structs.replace(plan, epoch=5)
+    assert why_plan(state, 180 * S)
 
 
 @pytest.mark.parametrize(("shadowed", "alarm"), [(True, True), (False, False)])

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.cascade.capacity import TierDeployment
-from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem
+from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.recorded import recorded_sample
 from millrace.cascade.replanning import MoveCost, Replan, outdated, replan, simulated_under
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape
@@ -130,9 +130,15 @@ def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front
         in_force=tuple(job.thresholds) or None,
     )
     designs = planner.front() if front else []
-    return _result(
-        told, _change(job, planner, present), sorted((_point(each) for each in designs), key=lambda each: each.p95_s)
-    )
+    points = sorted((_point(each) for each in designs), key=lambda each: each.p95_s)
+    return _result(told, _change(job, planner, present), points, _few(planner.problem.sample.count))
+
+
+def _few(judged: int) -> str:
+    """What is to be said of a small sample; empty for one that is large enough."""
+    if judged >= JUDGED_REQUESTS_MIN:
+        return ""
+    return f"the sample has {judged} judged requests, and with fewer than {JUDGED_REQUESTS_MIN} quality is uncertain"
 
 
 def problem_of(job: PlanningJob, step_times: Mapping[str, StepTimeModel]) -> CascadeProblem:
@@ -185,9 +191,9 @@ def _change(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDep
     return outdated(planner, planned)
 
 
-def _result(told: Replan, change: str, front: list[FrontPoint]) -> PlanningResult:
+def _result(told: Replan, change: str, front: list[FrontPoint], few: str) -> PlanningResult:
     chosen, move = told.at_once, told.move
-    said = [change, chosen.reason if chosen is not None else "", told.reason]
+    said = [change, chosen.reason if chosen is not None else "", told.reason, few]
     reason = "; ".join(each for each in said if each)
     keep = ""
     if chosen is not None and told.kept:

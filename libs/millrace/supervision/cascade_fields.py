@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
 from millrace.cluster.spec import ClusterSpec, ModelSpec
 from millrace.cluster.workers import instances_of
+from millrace.judging.files import LlmCalibration
 
 #: Share of calls that run on every tier where a coordinator plans. At one request a second these are the 20 of each
 #: side that a comparison of scores needs in 17 minutes; clients' p95 changes by less than 0.5 % (bench cascade_shadow).
@@ -56,19 +59,23 @@ def instances_may_move(spec: ClusterSpec) -> bool:
     return bool(spec.cascade and spec.devices) and spec.policies.provisioning.name in ("", "none")
 
 
-def judge_fields(spec: ClusterSpec, judges: Mapping[str, str], *, api_url: str) -> dict[str, Any]:
+def judge_fields(
+    spec: ClusterSpec, judges: Mapping[str, str], *, api_url: str, calibration: LlmCalibration | None = None
+) -> dict[str, Any]:
     """Configuration of a judge.
 
     Args:
         judges: File of the confidence judge of each model that has one, as the judge finds it.
         api_url: Base URL of this cluster's API, for the LLM judge.
+        calibration: Of the LLM judge's model; a file that the cascade names comes before it.
     """
     cascade = spec.cascade
     assert cascade is not None, "only a cascade has a judge"
     tiers = {model: judges[model] for model in cascade.tiers if model in judges}
     fields: dict[str, Any] = {"judges": tiers} if tiers else {}
     if cascade.judge is JudgeKind.LLM:
-        return fields | {"llm": {"url": f"{api_url}/v1", **cascade.parameters}}
+        curve = {"curve": msgspec.to_builtins(calibration.curve)} if calibration is not None else {}
+        return fields | {"llm": {"url": f"{api_url}/v1", **curve, **cascade.parameters}}
     if cascade.judge is JudgeKind.EXTERNAL:
         return fields | {"external": cascade.parameters}
     return fields
