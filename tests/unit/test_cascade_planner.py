@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
+from millrace.cascade.judge_tier import JudgeTier
 from millrace.cascade.planner import CascadePlanner, CascadeProblem, plan_as_published
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload, pipelined, serve
 from millrace.cascade.routing import REJECT_ALL, route
@@ -146,6 +148,37 @@ def test_the_plan_keeps_the_quality_by_its_lower_bound_and_uses_no_gpu_twice() -
         assert (gpus > 0) == (share > 0)
     front = planner.front()
     assert all(plan.p95_s <= other.p95_s for other in front if other.routed.quality_low >= 80)
+
+
+def test_a_judging_model_gets_gpus_of_its_own_and_its_time_is_paid() -> None:
+    sample = judged()
+    questions = sample.prompt_tokens[:, :-1] + sample.output_tokens[:, :-1] + 60
+    judge = JudgeTier(shapes=[engine(0.5)], tokens=questions)
+    planners = [CascadePlanner(problem(rate=3.0, judge=each)) for each in (None, judge)]
+    free, paid = (planner.plan() for planner in planners)
+    assert free is not None
+    assert paid is not None
+    assert not free.judge.replicas
+    routed = paid.routed
+    assert any(0 < share < 1 for share in routed.shares), "no answer is judged"
+    assert paid.judge.gpus >= 1
+    assert paid.judge.gpus + sum(paid.gpus) <= 12
+    assert paid.judge_latency_s > 0
+    again = planners[0].simulated(replace(paid, judge_latency_s=0.0))
+    assert again.p95_s < paid.p95_s
+    asked = judge.asked(routed)
+    assert not asked[:, routed.tiers[-1] :].any()
+    tiers = [tier for tier in routed.tiers if tier != routed.tiers[-1]]
+    capacity = planners[1].judge_tier(routed)
+    assert capacity.rate == pytest.approx(3.0 * sum(routed.shares[tier] for tier in tiers))
+
+
+def test_a_judging_model_that_fits_nowhere_is_no_plan() -> None:
+    sample = judged()
+    questions = np.full_like(sample.prompt_tokens[:, :-1], 5000)
+    planner = CascadePlanner(problem(judge=JudgeTier(shapes=[engine(0.5)], tokens=questions)))
+    assert planner.deploy(route(sample, (70.0, 70.0))) is None
+    assert planner.deploy(route(sample, (0.0, 0.0), tiers=(2,))) is not None
 
 
 def test_more_quality_never_costs_less_time() -> None:

@@ -34,6 +34,10 @@ class TierDeployment(msgspec.Struct, frozen=True):
         return " + ".join(f"{count}×{shape.name}" for shape, count in self.replicas) or "none"
 
 
+#: Deployment of a tier that nobody reaches.
+NO_REPLICAS = TierDeployment((), ())
+
+
 class TierCapacity:
     """Serving capacity of one tier: the rate curves of its shapes, and the rate that it must serve."""
 

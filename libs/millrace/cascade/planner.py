@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from millrace.cascade.capacity import TierCapacity, TierDeployment, allocate
+from millrace.cascade.capacity import NO_REPLICAS, TierCapacity, TierDeployment, allocate
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
+from millrace.cascade.judge_tier import JudgeTier, judging_latency_s
 from millrace.cascade.objective import latency_quality_score
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
 from millrace.cascade.routing import (
@@ -69,6 +70,8 @@ class CascadeProblem:
         latency_max_s: p95 asked for; the plan then has the best quality within it.
         use_confidence: Hold the lower confidence bound of quality, not the mean, to ``quality_min``.
         thresholds_most: Thresholds tried per tier.
+        judge: A model of the cluster that judges, on GPUs of its own among ``gpus``; its p95 is added to ``judge_s``.
+            None for a judge that needs no GPU.
     """
 
     sample: JudgedSample
@@ -80,6 +83,7 @@ class CascadeProblem:
     latency_max_s: float | None = None
     use_confidence: bool = True
     thresholds_most: int = 12
+    judge: JudgeTier | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field that is wrong."""
@@ -102,6 +106,8 @@ class CascadeDesign:
         p95_s: Simulated end-to-end p95; NaN where it was not simulated.
         meets: Whether quality or latency is as asked for.
         reason: One sentence.
+        judge: Replicas of the judging model.
+        judge_latency_s: p95 of its verdicts.
     """
 
     routed: Routed
@@ -110,10 +116,12 @@ class CascadeDesign:
     p95_s: float = math.nan
     meets: bool = True
     reason: str = ""
+    judge: TierDeployment = NO_REPLICAS
+    judge_latency_s: float = 0.0
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """GPUs of each tier."""
+        """GPUs of each tier; the judge's are ``judge.gpus``."""
         return tuple(deployment.gpus for deployment in self.deployments)
 
 
@@ -195,13 +203,25 @@ class CascadePlanner:
         tiers = [self.tier(routed, index) for index in range(problem.sample.tiers)]
         if capacity_of is not None:
             tiers = [capacity_of(tier) for tier in tiers]
-        allocated = allocate(tiers, problem.gpus, longest_s=LATENCY_S_MAX)
+        judge = self.judge_tier(routed)
+        allocated = allocate([judge, *tiers], problem.gpus, longest_s=LATENCY_S_MAX)
         if allocated is None:
             return None
-        needs, latency_s = allocated
-        given = _spread(needs, problem.gpus, [tier.rate for tier in tiers])
-        deployments = tuple(tier.deployment(latency_s, count) for tier, count in zip(tiers, given, strict=True))
-        return CascadeDesign(routed=routed, deployments=deployments, tier_latency_s=latency_s)
+        (judge_gpus, *needs), latency_s = allocated
+        given = _spread(needs, problem.gpus - judge_gpus, [tier.rate for tier in tiers])
+        judging = judge.deployment(latency_s, judge_gpus)
+        return CascadeDesign(
+            routed=routed,
+            deployments=tuple(tier.deployment(latency_s, count) for tier, count in zip(tiers, given, strict=True)),
+            tier_latency_s=latency_s,
+            judge=judging,
+            judge_latency_s=judging_latency_s(judge, judging),
+        )
+
+    def judge_tier(self, routed: Routed) -> TierCapacity:
+        """Capacity of the judging model under a routing; nothing to serve where there is none."""
+        judge = self.problem.judge
+        return TierCapacity([], 0.0) if judge is None else judge.capacity(routed, self.problem.rate, self.model)
 
     def tier(self, routed: Routed, index: int) -> TierCapacity:
         """Capacity of one tier under a routing."""
@@ -221,13 +241,12 @@ class CascadePlanner:
 
     def simulated(self, design: CascadeDesign) -> CascadeDesign:
         """The design with its end-to-end p95."""
-        problem, load = self.problem, self.load()
-        latencies = chain_latencies(problem.sample, design.routed, design.deployments, load, native=self.model.native)
-        return CascadeDesign(
-            routed=design.routed,
-            deployments=design.deployments,
-            tier_latency_s=design.tier_latency_s,
-            p95_s=chain_p95_s(latencies),
+        load = self.load()
+        load = replace(load, judge_s=[each + design.judge_latency_s for each in load.judge_s])
+        sample, native = self.problem.sample, self.model.native
+        return replace(
+            design,
+            p95_s=chain_p95_s(chain_latencies(sample, design.routed, design.deployments, load, native=native)),
         )
 
     def load(self) -> ChainLoad:
@@ -310,11 +329,4 @@ def _spread(needs: Sequence[int], gpus: int, rates: Sequence[float]) -> list[int
 
 
 def _with(design: CascadeDesign, meets: bool, reason: str) -> CascadeDesign:
-    return CascadeDesign(
-        routed=design.routed,
-        deployments=design.deployments,
-        tier_latency_s=design.tier_latency_s,
-        p95_s=design.p95_s,
-        meets=meets,
-        reason=reason,
-    )
+    return replace(design, meets=meets, reason=reason)
