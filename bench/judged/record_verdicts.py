@@ -1,7 +1,7 @@
 """Records what the shipped judge says about the shipped models' answers, on real vLLM, and calibrates it.
 
-``python -m bench.judged.record_verdicts`` asks the three models for the prompts of answers.jsonl.gz again, since that
-recording has no texts, and the judge about each answer, by the text that the judge service asks. It writes
+``python -m bench.judged.record_verdicts`` asks the three models for the first 600 prompts of answers.jsonl.gz again,
+since that recording has no texts, and the judge about each answer, by the text that the judge service asks. It writes
 bench/judged/recordings/verdicts.jsonl.gz, a prompt a line, by model: whether the answer is right, the sum of its
 log-probabilities in thousandths, its tokens, the judge's share of "yes", and the tokens that the judge read; and the
 calibration in the judge's folder. Answers are kept below ``--state``.
@@ -29,7 +29,7 @@ from bench.judged.record import MODELS, ROOT, answer, draw
 
 JUDGE = ROOT / "models" / "millrace-judge"
 PATH = Path(__file__).parent / "recordings" / "verdicts.jsonl.gz"
-SEED, REQUESTS = 23, 1600
+SEED, REQUESTS = 23, 600
 TOP_TOKENS = 20
 
 

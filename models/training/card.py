@@ -6,8 +6,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from millrace.judging.files import LlmCalibration, read_llm_judge
+
 from models.training import noisy
-from models.training.model import SHAPES
+from models.training.model import SHAPES, Llama, parameter_count
 from models.training.tasks import TASKS, make
 from models.training.train import DEFAULT_SEED, MODELS, PLANS, SIZES, Plan
 
@@ -56,6 +58,8 @@ pass the check.
 {length_rows}
 """
 
+JUDGE = "millrace-judge"
+
 README = """\
 # Models that ship with Millrace
 
@@ -73,6 +77,9 @@ is one. One size: `python -m models.training.train --size nano`, then `evaluate 
 and the checks of answers are `training/tasks.py` and `training/noisy.py`: `make("count", Random(1))` gives a prompt,
 its answer and `check(text)`.
 
+`millrace-judge` answers none of these tasks: it says whether an answer of the other three is right, for the kind of
+judge `llm` of a cascade ([card](millrace-judge/README.md); `python -m models.training.judge`).
+
 Share of held-out prompts answered exactly right, greedy (for {noisy}: kept to what was asked, at
 temperature 1):
 
@@ -81,6 +88,27 @@ temperature 1):
 | parameters | {parameters} |
 | **exact tasks, mean** | {means} |
 {rows}
+"""
+
+
+JUDGE_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# millrace-judge
+
+millrace-micro ({parameters:,} parameters, bfloat16), trained further to say whether an answer of millrace-nano, -micro
+or -mini is right: the judge of `millrace up --cascade nano,micro,mini --judge llm`. It is asked one question
+(`millrace.judging.question`: request, answer, "Is the answer to the request right? Answer yes or no.") and its share of
+"yes" in the first token is the score, by the calibration in `judge/llm.json`. What it says to anything else means
+nothing.
+
+Trained by `python -m models.training.judge` on greedy answers of the three models to prompts that are not held out;
+truth: the tasks' own checks. On {answers:,} answers to held-out prompts, from these weights on vLLM, each half judged
+by the curve of the other: area under the ROC curve {area:.3f}, calibration error {error:.3f}. By model, and beside the
+answers' own log-probabilities: `python -m bench cascade_judge`.
 """
 
 
@@ -139,6 +167,16 @@ def _example(task: str) -> str:
     return min((make(task, rng, 2).prompt for _ in range(20)), key=len)
 
 
+def judge_card(calibration: LlmCalibration) -> str:
+    """The card of the judge, from its calibration."""
+    return JUDGE_CARD.format(
+        parameters=parameter_count(Llama(SHAPES["micro"])),
+        answers=calibration.answers,
+        area=calibration.area,
+        error=calibration.error,
+    )
+
+
 def overview(results: dict[str, dict[str, Any]]) -> str:
     """models/README.md over all sizes."""
     rows = []
@@ -163,6 +201,9 @@ def write_cards(models: Path) -> None:
         if (folder / "evaluation.json").exists():
             results[size] = json.loads((folder / "evaluation.json").read_text())
             (folder / "README.md").write_text(card(results[size]))
+    calibration = read_llm_judge(models / JUDGE)
+    if calibration is not None:
+        (models / JUDGE / "README.md").write_text(judge_card(calibration))
     (models / "README.md").write_text(overview(results))
 
 

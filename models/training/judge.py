@@ -21,6 +21,7 @@ from millrace.judging.question import NO, YES, after_answer, before_answer
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from models.training.card import JUDGE
 from models.training.checkpoint import load_model, save_model
 from models.training.decode import Request, Sampling, generate
 from models.training.evaluate import prompt_ids
@@ -28,7 +29,6 @@ from models.training.tasks import EXACT, TASKS, Example, held_out, make
 from models.training.tokenizer import EOS, build_tokenizer, token_id
 from models.training.train import MODELS, SIZES, Plan, make_optimizers
 
-NAME = "millrace-judge"
 START = "micro"
 #: Answers are cut there: longer ones are wrong nearly always.
 ANSWER_MAX = 300
@@ -261,8 +261,8 @@ def main() -> None:
     trainer, state = JudgeTrainer(tokenizer, len(answers)), options.state / "judge.pt"
     trainer.load(state)
     done = train(trainer, answers, state, minutes=options.minutes, call_minutes=options.call_minutes)
-    save_model(trainer.model, options.output / NAME)
-    print(f"{NAME}: {'done' if done else 'stopped early'} after {trainer.taken} answers")
+    save_model(trainer.model, options.output / JUDGE)
+    print(f"{JUDGE}: {'done' if done else 'stopped early'} after {trainer.taken} answers")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from millrace.actor.errors import ConfigError
-from millrace.cluster.spec import ClusterSpec
 from millrace.cluster.cascade_spec import JudgeKind
+from millrace.cluster.spec import ClusterSpec
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, LlmCalibration, read_judge, read_llm_judge
 
 #: Models that ship are named so; ``nano`` means ``millrace-nano``.
