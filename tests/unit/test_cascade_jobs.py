@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from random import Random
 
@@ -130,9 +129,10 @@ def test_a_move_is_said_where_it_is_worth_it(folder: Path) -> None:
 
 def test_the_front_rises_in_quality_and_latency(folder: Path) -> None:
     front = plan_job(_job(folder), STEP_TIMES, front=True).front
-    assert len(front) > 3
+    assert len(front) > 2
     assert [each.p95_s for each in front] == sorted(each.p95_s for each in front)
-    assert all(math.isfinite(each.quality) for each in front)
+    qualities = [each.quality for each in front]
+    assert qualities == sorted(set(qualities)), "a design that a faster one beats is not of the front"
 
 
 @pytest.mark.parametrize("field", ["judge", "step_time", "sample"])

@@ -7,7 +7,7 @@ be better where the simulated gain over the horizon exceeds draining and cold st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,8 +130,17 @@ def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front
         in_force=tuple(job.thresholds) or None,
     )
     designs = planner.front() if front else []
-    points = sorted((_point(each) for each in designs), key=lambda each: each.p95_s)
+    points = _not_beaten(_point(each) for each in designs)
     return _result(told, _change(job, planner, present), points, _few(planner.problem.sample.count))
+
+
+def _not_beaten(points: Iterable[FrontPoint]) -> list[FrontPoint]:
+    """By rising p95, those with more quality than every faster one: allocation has left some that simulation beats."""
+    kept: list[FrontPoint] = []
+    for point in sorted(points, key=lambda each: (each.p95_s, -each.quality)):
+        if not kept or point.quality > kept[-1].quality:
+            kept.append(point)
+    return kept
 
 
 def _few(judged: int) -> str:
