@@ -11,6 +11,9 @@ from millrace.cli.explain_text import told
 from millrace.cli.message_summaries import duration
 from millrace.cli.trace_tree import draw
 from millrace.contracts.codec import encode
+from millrace.judging.calibration import IsotonicCurve
+from millrace.judging.confidence import ConfidenceModel
+from millrace.judging.evidence import ConfidenceFeature
 from millrace.telemetry.spans import SpanLine, span_line
 
 from tests.unit.cascade_core import CascadeBench, logprob
@@ -86,3 +89,14 @@ def test_the_drawn_trace_has_a_span_for_each_attempt_with_its_dispatch_below(ben
     attempts = {span.span for span in spans(bench) if span.name == "attempt"}
     assert parents == attempts
     assert names["attempt"].parent == names["ingress"].span
+
+
+def test_the_score_of_an_attempt_that_was_rejected_early_is_a_bound():
+    curve = IsotonicCurve((-4.0, 0.0), (0.0, 1.0))
+    judge = ConfidenceModel(model="small", feature=ConfidenceFeature.SUM, curve=curve, answers=100, area=1.0, error=0.0)
+    bench = CascadeBench(70.0, 0.0, judges={"small": judge})
+    bench.ask(traceparent=TRACED)
+    bench.answer("a", -2.0, end=False)
+    bench.answer("xy$", logprob(90))
+    lines = told(explained_by_spans(spans(bench)))
+    assert "  score at most 50 by confidence, below the threshold 70 of plan 0, 1 output tokens" in lines

@@ -63,7 +63,8 @@ def _attempts(explained: Explained) -> Iterator[str]:
 def _scored(attempt: CascadeAttempt) -> str:
     if attempt.score is None:
         return "no score"
-    by = f"score {attempt.score:.4g} by {attempt.judge}"
+    bound = "at most " if attempt.outcome == "rejected_early" else ""
+    by = f"score {bound}{attempt.score:.4g} by {attempt.judge}"
     if attempt.threshold is None:
         return by
     side = "below" if attempt.score < attempt.threshold else "at least"
