@@ -10,10 +10,6 @@ from pathlib import Path
 from millrace.cli.errors import CliError
 from millrace.cluster import CascadeSpec, JudgeKind
 from millrace.cluster.cascade_spec import CASCADE_NAME
-from millrace.cluster.model_folders import model_folder
-
-#: The model that ships as a judge.
-JUDGE_MODEL = "millrace-judge"
 
 #: Options that say nothing without --cascade.
 _OF_CASCADE = ("cascade_name", "thresholds", "quality", "sample", "judge", "judge_parameters")
@@ -31,18 +27,7 @@ def add_cascade_options(parser: argparse.ArgumentParser) -> None:
     add("--quality", type=float, metavar="N", help="mean quality that thresholds are planned for; needs --sample")
     add("--sample", metavar="FILE", help="recorded answers with the truth, to plan from (.jsonl[.gz])")
     add("--judge", choices=[str(kind) for kind in JudgeKind], help="what scores answers (default: confidence)")
-    add(
-        "--judge-parameters",
-        metavar="JSON",
-        help='of external and llm: {"url": ..., "model": ...}; llm without them: the one that ships, on its own engine',
-    )
-
-
-def judge_model(arguments: argparse.Namespace) -> str:
-    """Model that is served only to judge; empty for none."""
-    if not arguments.cascade or arguments.judge != JudgeKind.LLM:
-        return ""
-    return "" if {"model", "url"} & set(_parameters(arguments.judge_parameters)) else JUDGE_MODEL
+    add("--judge-parameters", metavar="JSON", help='of external and llm: {"url": ..., "model": ...}')
 
 
 def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeSpec | None:
@@ -56,9 +41,6 @@ def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeS
         if stray:
             raise CliError(f"--{stray.replace('_', '-')}: only together with --cascade")
         return None
-    parameters = _parameters(arguments.judge_parameters)
-    if judge := judge_model(arguments):
-        parameters = {"model": model_folder(judge).name, **parameters}
     return CascadeSpec(
         name=arguments.cascade_name or CASCADE_NAME,
         tiers=list(models),
@@ -66,7 +48,7 @@ def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeS
         quality=arguments.quality,
         sample=str(Path(arguments.sample).absolute()) if arguments.sample else "",
         judge=JudgeKind(arguments.judge or JudgeKind.CONFIDENCE),
-        parameters=parameters,
+        parameters=_parameters(arguments.judge_parameters),
     )
 
 

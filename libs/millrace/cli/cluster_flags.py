@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from millrace.actor.errors import ConfigError
-from millrace.cli.cascade_flags import add_cascade_options, cascade_of, judge_model
+from millrace.cli.cascade_flags import add_cascade_options, cascade_of
 from millrace.cli.errors import CliError
 from millrace.cluster import (
     ApiSpec,
@@ -166,12 +166,11 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         raise CliError("--served-name: several models are served under the names of their folders")
     if arguments.stages and len(names) > 1:
         raise CliError("--stages: for several models set the stages of each in a file (--cluster)")
-    judges = [judge] if (judge := judge_model(arguments)) and judge not in names else []
-    groups = _groups(arguments, cores, len(names + judges))
-    models = [_model(arguments, name, group) for name, group in zip(names + judges, groups, strict=True)]
+    groups = _groups(arguments, cores, len(names))
+    models = [_model(arguments, name, group) for name, group in zip(names, groups, strict=True)]
     spec = ClusterSpec(
         models=models,
-        cascade=cascade_of(arguments, [model.name for model in models[: len(names)]]),
+        cascade=cascade_of(arguments, [model.name for model in models]),
         policies=ClusterPolicies(
             dispatch=PolicyChoice(name=_policy(arguments.policy or "")),
             provisioning=PolicyChoice(name=_strategy(arguments)),
