@@ -65,8 +65,8 @@ def main() -> int:
     for rate in options.rates:
         for name in ("poisson", "bursty"):
             found = [_stationary(everything, rate, name, day) for day in range(options.days)]
-            each = ", ".join(sorted({why.split(" ")[0] for day in found for why in day})) or "none"
-            print(f"{rate:>7g}  {name:<9}{sum(map(len, found)) / options.days:<6.2f} of: {each}", flush=True)
+            kinds = ", ".join(sorted({why.split(" ")[0] for day in found for why in day})) or "none"
+            print(f"{rate:>7g}  {name:<9}{sum(map(len, found)) / options.days:<6.2f} of: {kinds}", flush=True)
     print(f"\na change, {options.seeds} runs each, poisson: found in so many, after minutes (median)")
     changes: dict[str, Callable[[float], tuple[Rows, float]]] = {
         "rate +30 %": lambda rate: (everything, 1.3 * rate),

@@ -54,7 +54,7 @@ class PlanStore:
     async def read(self) -> CascadePlan:
         """The plan in force."""
         message = await self._client.jetstream().get_last_msg(f"KV_{self._bucket}", self._subject)
-        plan = decode(message.data)
+        plan = decode(message.data or b"")
         assert isinstance(plan, CascadePlan)
         return plan
 

@@ -58,9 +58,9 @@ def _trained(seeds: int) -> None:
         fitted, held_out = ([rows[each] for each in part] for part in np.array_split(order, 2))
         for key, figures in _by_model(fitted, held_out):
             found.setdefault(key, []).append(figures)
-    for (model, name), figures in sorted(found.items(), key=lambda item: MODELS.index(item[0][0])):
-        areas, errors = zip(*figures, strict=True)
-        print(f"{model:<16}{name:<26}{_range(list(areas)):>24}{_range(list(errors)):>24}")
+    for (model, name), pairs in sorted(found.items(), key=lambda item: MODELS.index(item[0][0])):
+        areas, errors = [area for area, _ in pairs], [error for _, error in pairs]
+        print(f"{model:<16}{name:<26}{_range(areas):>24}{_range(errors):>24}")
     _cost_of_verdicts(rows)
 
 

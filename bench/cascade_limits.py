@@ -82,7 +82,7 @@ def brute_force(planner: CascadePlanner) -> Found:
 
     All are simulated with a few requests, and the best of them with as many as the plan was.
     """
-    screened = []
+    screened: list[tuple[float, int, Routed, tuple[TierDeployment, ...]]] = []
     load = planner.load()
     few = replace(load, requests=min(load.requests, SCREENED_REQUESTS))
     for routed in _worth_serving(planner):

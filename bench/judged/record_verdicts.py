@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 
 from bench.engine.in_process import open_engine, prepare
 from bench.judged.record import MODELS, ROOT, answer, draw
+from models.training.tokenizer import token_id
 
 JUDGE = ROOT / "models" / "millrace-judge"
 PATH = Path(__file__).parent / "recordings" / "verdicts.jsonl.gz"
@@ -96,7 +97,7 @@ def main() -> None:
     if options.answers_only:
         return
     rows: list[dict[str, Any]] = [{} for _ in examples]
-    words = (tokenizer.token_to_id(NO), tokenizer.token_to_id(YES))
+    words = (token_id(tokenizer, NO), token_id(tokenizer, YES))
     for model in MODELS:
         answered = [tokenizer.decode(one["tokens"], skip_special_tokens=True) for one in told[model]]
         asked = [judging_question(text, said) for text, said in zip(texts, answered, strict=True)]

@@ -16,14 +16,23 @@ def draw_front(result: PlanningResult, path: Path, *, target: PlanningJob) -> No
     """Writes the PNG: the front with the lower bounds of quality, what was chosen, and what was asked for."""
     figure, axes = pyplot.subplots(figsize=(9, 5.5), constrained_layout=True)
     latencies = [point.p95_s for point in result.front]
-    axes.plot(latencies, [point.quality for point in result.front], "o-", label="front: best for any instances (of each tier)")
+    axes.plot(
+        latencies, [point.quality for point in result.front], "o-", label="front: best for any instances (of each tier)"
+    )
     lows = [point.quality_low for point in result.front]
     axes.plot(latencies, lows, ".:", color="grey", label="lower 95 % bound")
     for point in result.front:
         label = "/".join(map(str, point.instances))
         axes.annotate(label, (point.p95_s, point.quality), fontsize=7, xytext=(4, -9), textcoords="offset points")
     if result.chosen is not None:
-        axes.plot(result.chosen.p95_s, result.chosen.quality, "*", markersize=15, color="#d62728", label="chosen for the present instances")
+        axes.plot(
+            result.chosen.p95_s,
+            result.chosen.quality,
+            "*",
+            markersize=15,
+            color="#d62728",
+            label="chosen for the present instances",
+        )
     if target.quality is not None:
         axes.axhline(target.quality, color="black", linewidth=0.8, label="quality asked for")
     if target.latency_s is not None:
