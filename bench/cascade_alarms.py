@@ -35,7 +35,7 @@ HARD = ("count", "words", "sort", "encode", "lines", "collatz")
 
 
 class Rows(NamedTuple):
-    """What requests are drawn from."""
+    """Lengths and scores that requests are drawn from."""
 
     prompt_tokens: Integers
     output_tokens: Integers

@@ -79,7 +79,7 @@ class PlanStore:
 
 
 class Said(msgspec.Struct, kw_only=True):
-    """What came of one request: the cascade's own words, or an error."""
+    """Outcome of one request: the cascade's own words, or an error."""
 
     cascade: dict[str, Any] = {}
     model: str = ""
@@ -87,7 +87,7 @@ class Said(msgspec.Struct, kw_only=True):
     took_s: float = 0.0
 
     def wrong(self) -> str:
-        """What contradicts itself; empty for an answer as it should be."""
+        """Contradiction in it; empty for an answer as it should be."""
         if self.error:
             return self.error
         tiers = [attempt["tier"] for attempt in self.cascade["attempts"] if attempt["outcome"] != "failed"]

@@ -80,7 +80,7 @@ def why_plan(state: CascadeState, now_ns: int) -> str:
 
 
 def _over_budget(state: CascadeState, now_ns: int) -> str:
-    """Why the thresholds in force cost more escalations than the budget allows; empty where not. Once per plan."""
+    """Reason to plan where the escalation budget lowers thresholds too often; empty where not. Once per plan."""
     assert state.plan is not None
     under = [one for one in _recent(state, now_ns) if one.arrival_ns >= state.since_ns]
     share = sum(one.by_budget for one in under) / max(1, len(under))

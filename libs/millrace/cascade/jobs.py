@@ -144,7 +144,7 @@ def _not_beaten(points: Iterable[FrontPoint]) -> list[FrontPoint]:
 
 
 def _few(judged: int) -> str:
-    """What is to be said of a small sample; empty for one that is large enough."""
+    """Warning of a small sample; empty for one that is large enough."""
     if judged >= JUDGED_REQUESTS_MIN:
         return ""
     return f"the sample has {judged} judged requests, and with fewer than {JUDGED_REQUESTS_MIN} quality is uncertain"

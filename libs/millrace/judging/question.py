@@ -19,5 +19,5 @@ def after_answer() -> str:
 
 
 def judging_question(prompt: str, answer: str) -> str:
-    """What the judge is asked, as one message of a user."""
+    """The question to the judge, as one message of a user."""
     return f"{before_answer(prompt)}{answer}{after_answer()}"
