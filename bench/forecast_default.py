@@ -6,7 +6,8 @@
 Scenarios: ``mixed@RATE`` (examples/scenarios/mixed.toml: half of the instances twice as fast, SLO of 1 s and 60 ms),
 ``block@RATE`` (twelve equal instances), ``burst@CV`` (the same with gamma arrivals), ``halves@RATE`` (six and six), and
 ``trace@NAME`` (those of block_beyond, at its share of the fluid bound); theirs is an SLO of 3 s and 100 ms. Qualities:
-the true length, noise of 0.5 and 1.0 (Block, section 6.3), and nothing. ``--weights`` are those of the delay of others.
+the true length, noise of 0.5 and 1.0 (Block, section 6.3), and nothing. ``--weights`` are those of the delay of others,
+``--summed`` says when it is their sum.
 The last column is the largest loss in any figure against the best of the simple rules in that figure.
 """
 
@@ -56,6 +57,9 @@ def main() -> int:
     parser.add_argument(
         "--weights", nargs="+", type=float, default=[], help="of others' delay; the default's own without"
     )
+    parser.add_argument(
+        "--summed", nargs="+", choices=("preempting", "always"), default=[], help="the default's own without"
+    )
     parser.add_argument("--policies", nargs="+", default=["forecast"], help="that use lengths: names, or files")
     arguments = parser.parse_args()
     chosen = options(arguments)
@@ -75,21 +79,21 @@ def jobs(name: str, arguments: argparse.Namespace, chosen: Options) -> list[Job]
             spec = scenario(file, [*settings, f"dispatch.policy={policy}"])
             found.append(Job(label=policy, rate=0.0, spec=spec))
         for quality in arguments.qualities:
-            for label, dispatch in dispatches(arguments.policies, arguments.weights):
+            for label, dispatch in dispatches(arguments.policies, arguments.weights, arguments.summed):
                 spec = scenario(file, [*settings, *dispatch, *QUALITIES[quality]])
                 found.append(Job(label=f"{label}, {quality}", rate=0.0, spec=spec))
     return found
 
 
-def dispatches(policies: Sequence[str], weights: Sequence[float]) -> list[tuple[str, tuple[str, ...]]]:
-    """Each policy as it is, or with each weight of the others."""
-    if not weights:
-        return [(policy, (f"dispatch.policy={policy}",)) for policy in policies]
-    return [
-        (f"{policy} {weight:g}", (f"dispatch.policy={policy}", f"dispatch.parameters.others_weight={weight}"))
-        for policy in policies
-        for weight in weights
-    ]
+def dispatches(
+    policies: Sequence[str], weights: Sequence[float], summed: Sequence[str]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Each policy as it is, or with each weight of the others' delay and each way to add it up."""
+    found: list[tuple[str, tuple[str, ...]]] = [(policy, (f"dispatch.policy={policy}",)) for policy in policies]
+    for key, values in (("others_weight", [f"{weight:g}" for weight in weights]), ("others_summed", list(summed))):
+        ways = [(f" {value}", (f"dispatch.parameters.{key}={value}",)) for value in values] or [("", ())]
+        found = [(label + name, (*settings, *more)) for label, settings in found for name, more in ways]
+    return found
 
 
 def base(name: str, requests: int, seed: int) -> tuple[str, list[str]]:
@@ -123,7 +127,8 @@ def halves() -> str:
 def toml(value: object) -> str:
     """Inline TOML of a struct's fields that are not None."""
     if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        fields = {encoded: getattr(value, name) for encoded, name in names}
         return "{" + ", ".join(f"{name}={toml(each)}" for name, each in fields.items() if each is not None) + "}"
     if isinstance(value, str):
         return f'"{value}"'

@@ -19,6 +19,7 @@ _DISPATCH = ("services/ingress/dispatch", _POLICIES + "dispatch", *_PREDICTOR)
 _MOVING = ("services/migrator", "services/worker", "services/ingress/migration", _LIBS + "kvcopy")
 _TRADING = ("services/broker", _POLICIES + "trading", *_SIMULATOR)
 _STAGES = (_POLICIES + "stages", "services/coordinator/planning.py")
+_ROLES = (_POLICIES + "roles", "services/coordinator/roles.py")
 _CASCADE = (_LIBS + "cascade", "services/ingress/cascade")
 _JUDGE = (_LIBS + "judging", "services/judge")
 _BLOCK = (*_DISPATCH, *_SIMULATOR)
@@ -54,6 +55,14 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ares_decision": (_POLICIES + "trading",),
         "ares_testbed": _TRADING,
         "ares_bandwidth": _TRADING,
+        "ares_floor": _TRADING,
+        "ares_scale": (_POLICIES + "trading", "bench/moving/levelling.py"),
+        "handoff_pairs": (_POLICIES + "migration", "services/migrator", *_SIMULATOR),
+        "flowkv_roles": (*_ROLES, *_TRADING),
+        "flowkv_weights": _ROLES,
+        "flowkv_hetero": (_POLICIES + "roles/assignment.py", _POLICIES + "roles/mix.py", *_SIMULATOR),
+        "scaling_shapes": (_POLICIES + "roles/assignment.py", _POLICIES + "roles/mix.py", *_SIMULATOR),
+        "moving_unified": (_POLICIES + "dispatch", *_STAGES, *_TRADING),
         # cascades
         "cascade_example": _CASCADE,
         "cascade_solver": _CASCADE,
@@ -82,6 +91,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trade_vllm": (*_MOVING, "services/broker"),
         "broker_cpu": ("services/broker", _POLICIES + "trading"),
         "role_flips": (*_MOVING, "services/coordinator/roles.py"),
+        "forecast_default": _BLOCK,
         "migration_sim": ("services/migrator", *_SIMULATOR),
         "disaggregation": _MOVING,
         "disaggregation_sim": ("services/migrator", *_SIMULATOR),

@@ -7,7 +7,7 @@ Four instances at a share of the fluid bound; a seed is another part of the trac
 nothing moves. `Block`: dispatch by forecast. `CascadeInfer`: stages by its two-phase heuristic and trades between them.
 `ARES`: dispatch by present load, running requests move by future load. `split`: one or three instances prefill, as
 FlowKV's start. `all`: dispatch by forecast, stages where the planner finds them better, running requests move by delay;
-`all, selfish`: the same, and dispatch does not weigh the delay of others (decision 0026).
+`all, summed`: the same, and dispatch always sums the delay of others (decision 0067).
 Lengths are predicted with the noise of Block's tagger where a part looks at them, and by survival once outrun.
 """
 
@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "ARES": (*MOVES, *KNOWN, "dispatch.policy=llumnix", "trading.policy=ares"),
     "split": (*MOVES, "dispatch.policy=join_shortest_queue", "trading.policy=none"),
     "all": ALL,
-    "all, selfish": (*ALL, "dispatch.parameters.others_weight=0"),
+    "all, summed": (*ALL, "dispatch.parameters.others_summed=always"),
 }
 VALUES: tuple[tuple[str, Callable[[Row], float | None], float, int], ...] = (
     ("e2e mean s", lambda row: row.e2e_mean, 1.0, 2),

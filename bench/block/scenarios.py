@@ -45,6 +45,7 @@ POLICIES: dict[str, tuple[str, ...]] = {
         *BLOCKS_RULE,
         "dispatch.parameters.candidates=0",
         "dispatch.parameters.others_weight=0.3",
+        "dispatch.parameters.others_summed=always",
     ),
     "forecast ttft": (
         "dispatch.policy=forecast",

@@ -11,11 +11,12 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.workloads.shape import RequestShape
 
+from bench import forecast_default
 from bench.block.bound import fluid_bound, resident_tokens
 from bench.block.noise import BLOCK_SIGMA, quality
 from bench.block.rows import Row, Store, key_of
 from bench.block.runs import OUT_OF_TIME, Job, Options, add_options, capacities, options, run_all
-from bench.block.scenarios import POLICIES, policy_settings
+from bench.block.scenarios import POLICIES, policy_settings, scenario
 from bench.block.tables import confidence, figure, gains, gains_table, latency_table, table
 from simulator.scenarios.capacity import at_rate
 from simulator.scenarios.reading import scenario_of, with_settings
@@ -138,3 +139,17 @@ def test_tables_say_how_many_requests_and_seeds_they_are_of():
     chosen = Options(requests=3000, seeds=5, cores=1, store=Store(None))
     assert chosen.told == "3,000 requests a run, seeds 0 to 4, ± a 95 % t-interval over them"
     assert msgspec.structs.replace(chosen, seeds=1).told.endswith("seed 0 alone")
+
+
+def test_the_scenario_of_unequal_halves_can_be_read() -> None:
+    file, settings = forecast_default.base("halves@42", 100, 0)
+    slow, fast = scenario(file, settings).cluster.groups
+    assert (slow.speed, fast.speed) == (1.0, 2.0)
+    assert fast.engine == slow.engine
+
+
+def test_ways_to_weigh_the_delay_of_others_are_crossed() -> None:
+    found = forecast_default.dispatches(["forecast"], [0.0, 1.0], ["always"])
+    assert [label for label, _ in found] == ["forecast 0 always", "forecast 1 always"]
+    assert found[1][1][1:] == ("dispatch.parameters.others_weight=1", "dispatch.parameters.others_summed=always")
+    assert forecast_default.dispatches(["forecast"], [], []) == [("forecast", ("dispatch.policy=forecast",))]

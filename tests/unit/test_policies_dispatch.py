@@ -275,7 +275,20 @@ def test_the_delay_of_others_counts_by_its_weight():
     assert forecast(asked, others_weight=0.3).chosen == "a"
     decision = forecast(asked, others_weight=1.0)
     assert decision.chosen == "b"
-    assert "1 x delay of other requests" in decision.reason
+    assert "1 x mean delay of other requests" in decision.reason
+
+
+def test_the_delay_of_others_is_summed_only_where_somebody_would_preempt():
+    replace = msgspec.structs.replace
+    crowded = replace(predicted(1, 100, others_delay=80), others=40)
+    calm = futures(a=crowded, b=replace(predicted(1, 130, others_delay=40), others=2))
+    assert forecast(calm).chosen == "a", "2 ms for each of 40 beside 20 ms for each of 2"
+    assert forecast(calm, others_summed="always").chosen == "b"
+    for short in ("a", "b"):
+        asked = futures(**calm.predictions | {short: replace(calm.predictions[short], preemptions=1)})
+        decision = forecast(asked)
+        assert decision.chosen == "b", "where memory is short every candidate's others count, whoever is short of it"
+        assert "1 x delay of other requests" in decision.reason
 
 
 def test_the_delay_of_others_counts_nothing_where_the_length_is_a_guess():

@@ -21,9 +21,11 @@ class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fiel
         metric: ``e2e`` and ``ttft``: the least predicted time; ``slo``: the most headroom, which is the smaller of
             (slo_ttft - ttft) / slo_ttft and (slo_tpot - tpot) / slo_tpot.
         candidates: How many random candidates are asked; 0 for all.
-        others_weight: Weight, 0 or more, of the delay that the request imposes on those already there (summed over
-            them) against its own time, preemptions that it causes included. Of a request whose length nobody predicted
-            it counts nothing: how long it stays is a guess then. 0 is Block's rule. With ``slo`` it has no effect.
+        others_weight: Weight, 0 or more, of the delay that the request imposes on those already there against its own
+            time, preemptions that it causes included. Of a request whose length nobody predicted it counts nothing:
+            how long it stays is a guess then. 0 is Block's rule. With ``slo`` it has no effect.
+        others_summed: ``preempting``: that delay is the mean over those already there, or their sum at every candidate
+            where one of them is predicted to preempt; ``always``: the sum.
         neighbours_weight: Weight, 0 or more, of the delay that it imposes on sequences at other instances of the same
             host, where engines of one host slow each other; summed over them. With ``slo`` it has no effect.
         ttft_weight: Weight, 0 or more, of the predicted time to the first token, added to ``e2e``: waiting counts more
@@ -38,6 +40,7 @@ class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fiel
     metric: Literal["e2e", "ttft", "slo"] = "e2e"
     candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
     others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 1.0
+    others_summed: Literal["preempting", "always"] = "preempting"
     neighbours_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 10.0
     ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
     slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
@@ -71,17 +74,18 @@ def decide(
     end_to_end = parameters.metric == "e2e"
     of = _e2e_ns if end_to_end else _ttft_ns
     weight = parameters.others_weight if view.expected_output_tokens is not None else 0.0
+    summed = parameters.others_summed == "always" or any(p.preemptions for p in predictions)
     waiting = parameters.ttft_weight if end_to_end else 0.0
     beside = parameters.neighbours_weight
     loads = [
-        (of(p) + weight * p.others_delay_ns + beside * p.neighbours_delay_ns + waiting * p.ttft_ns) / _MS
+        (of(p) + weight * _others_ns(p, summed) + beside * p.neighbours_delay_ns + waiting * p.ttft_ns) / _MS
         for p in predictions
     ]
     unit = "ms predicted end to end" if end_to_end else "ms predicted to the first token"
     if waiting:
         unit += f" + {waiting:g} x predicted TTFT"
     if weight:
-        unit += f" + {weight:g} x delay of other requests"
+        unit += f" + {weight:g} x {'' if summed else 'mean '}delay of other requests"
     if beside and any(p.neighbours_delay_ns for p in predictions):
         unit += f" + {beside:g} x delay of engines on the same host"
     return pick_lowest(known, loads, rng, unit=unit), state
@@ -106,6 +110,13 @@ def _ttft_ns(prediction: Prediction) -> int:
 
 def _e2e_ns(prediction: Prediction) -> int:
     return prediction.e2e_ns + _behind_ns(prediction)
+
+
+def _others_ns(prediction: Prediction, summed: bool) -> float:
+    """Delay of those already there. The sum keeps an instance from filling up until it preempts. Short of that it
+    crowds those with short rests onto few instances, for the sake of the mean, and lengthens the tail.
+    """
+    return prediction.others_delay_ns / (1 if summed else max(1, prediction.others))
 
 
 def _behind_ns(prediction: Prediction) -> int:
