@@ -6,8 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 from millrace.contracts.status import SequenceState, SequenceStatus
-from millrace.lengths import remaining
-from millrace.lengths.remaining import JUDGED_MIN, STALE_TOKENS, Coverage, RemainingLengths, status_of
+from millrace.lengths.coverage import (
+    COVERED_MAX,
+    COVERED_MIN,
+    FACTOR_MAX,
+    FACTOR_MIN,
+    JUDGED_HIGH_MIN,
+    JUDGED_MIN,
+    Coverage,
+    P90Correction,
+)
+from millrace.lengths.remaining import STALE_TOKENS, RemainingLengths, status_of
 from millrace.lengths.survival import Survival
 
 
@@ -92,20 +101,63 @@ def test_an_engine_whose_p90_covers_too_little_is_not_believed_until_it_covers_a
     estimate = of_engine(300, at=290, p50=50, p90=80)
     assert "p90 covers 0%" in taught.coverage.refusal
     assert told(taught, estimate).expected_at == 300
-    for _ in range(120):
+    for _ in range(400):
         _live(taught, 9, length=25, p90=20)
-        _live(taught, 1, length=500, p90=20)
-    assert taught.coverage.share == pytest.approx(0.9, abs=0.03)
-    assert told(taught, estimate) == estimate
+        _live(taught, 1, length=35, p90=20)
+    assert taught.coverage.share == pytest.approx(9 * 15 / (9 * 15 + 25), abs=0.03), "every token weighs the same"
+    said = told(taught, estimate)
+    assert (said.expected_at, said.expected_output_tokens) == (290, 340)
 
 
 def test_a_p90_that_covers_everything_is_none_either() -> None:
     coverage = Coverage()
-    for _ in range(JUDGED_MIN - 1):
-        coverage.judge(within=True)
+    for _ in range(JUDGED_HIGH_MIN - 1):
+        coverage.judge(1, within=True)
     assert not coverage.refusal
-    coverage.judge(within=True)
+    coverage.judge(1, within=True)
     assert "100%" in coverage.refusal
+
+
+@pytest.mark.parametrize(("p90", "covered"), [(190, 0.925), (157, 0.85)])
+def test_a_p90_that_covers_a_little_too_much_or_too_little_is_moved_until_it_covers_90_percent(
+    taught: RemainingLengths, p90: int, covered: float
+) -> None:
+    rng = np.random.default_rng(5)
+    lengths = 10 + np.exp(rng.normal(4.0, 0.6, 6_000)).astype(int)  # e^4 = 55 tokens still to come
+    told_p90 = []
+    for index, length in enumerate(lengths.tolist()):
+        said = told(taught, of_engine(10, at=10, p50=55, p90=p90 - 10, name=f"s{index}"))
+        assert said.expected_output_tokens == 65, "the median is not touched"
+        told_p90.append(said.expected_p90)
+        taught.left(f"s{index}", length, entered=0, ended=True)
+    after, tokens = slice(2_000, None), lengths - 10  # every token weighs the same
+    assert np.average(lengths <= p90, weights=tokens) == pytest.approx(covered, abs=0.02)
+    within = lengths <= np.array(told_p90)
+    assert np.average(within[after], weights=tokens[after]) == pytest.approx(0.9, abs=0.015)
+
+
+def test_the_correction_is_bounded_and_stands_still_while_the_engine_is_not_believed(taught: RemainingLengths) -> None:
+    _live(taught, 400, length=500, p90=20)
+    assert taught.coverage.refusal
+    before = taught.correction.factor
+    assert 1 < before < FACTOR_MAX
+    _live(taught, 100, length=500, p90=20)
+    assert taught.correction.factor == before
+    for within, bound in ((True, FACTOR_MIN), (False, FACTOR_MAX)):
+        correction = P90Correction()
+        for _ in range(2_000):
+            correction.judge(50, within=within)
+        assert correction.factor == pytest.approx(bound)
+        assert correction.moved(50, 50) == 50
+        assert 50 <= correction.moved(50, 80) <= 400
+
+
+def test_a_corrected_p90_stays_within_max_tokens(taught: RemainingLengths) -> None:
+    for _ in range(300):
+        taught.correction.judge(50, within=False)
+    estimate = of_engine(900, at=900, p50=40, p90=90)
+    assert told(taught, estimate).expected_p90 > 1_000
+    assert told(taught, msgspec.structs.replace(estimate, max_tokens=1_000)).expected_p90 == 1_000
 
 
 def test_each_doubling_of_a_sequence_is_judged_once_and_one_that_moves_is_not(taught: RemainingLengths) -> None:
@@ -129,4 +181,5 @@ def test_estimates_of_sequences_that_are_no_longer_held_are_forgotten(taught: Re
 def test_state_for_people_is_told_in_numbers(taught: RemainingLengths) -> None:
     status = status_of(taught)
     assert (status.outcomes, status.coverage, status.refusal, status.ignored) == (2_000, None, "", 0)
-    assert remaining.COVERED_MIN < 0.9 < remaining.COVERED_MAX
+    assert COVERED_MIN < 0.9 < COVERED_MAX
+    assert status.correction == 1.0

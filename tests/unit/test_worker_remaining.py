@@ -13,7 +13,7 @@ from millrace.contracts.kv import CopierKind, KvEndpoint
 from millrace.contracts.leases import KvLeased, LeaseKv
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import CancelSequence, Sampling
-from millrace.lengths.remaining import JUDGED_MIN
+from millrace.lengths.coverage import JUDGED_MIN
 from millrace.lengths.survival import OUTCOMES_MIN
 
 from tests.unit.worker_rig import INFO, Bench, bodies, only, out, snapshot

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.lengths.coverage import COVERED_MIN
 from millrace.lengths.head import FEATURES, HeadInfo, RemainingHead, survival_table
-from millrace.lengths.remaining import COVERED_MIN
 from millrace.lengths.scoring import Numbers, Score, pinball, score
 from millrace.lengths.states import SequenceStates, StatesHeader
 from millrace.lengths.survival import Survival
