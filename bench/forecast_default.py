@@ -91,7 +91,8 @@ def dispatches(
     """Each policy as it is, or with each weight of the others' delay and each way to add it up."""
     found: list[tuple[str, tuple[str, ...]]] = [(policy, (f"dispatch.policy={policy}",)) for policy in policies]
     for key, values in (("others_weight", [f"{weight:g}" for weight in weights]), ("others_summed", list(summed))):
-        ways = [(f" {value}", (f"dispatch.parameters.{key}={value}",)) for value in values] or [("", ())]
+        ways: list[tuple[str, tuple[str, ...]]] = [(f" {v}", (f"dispatch.parameters.{key}={v}",)) for v in values]
+        ways = ways or [("", ())]
         found = [(label + name, (*settings, *more)) for label, settings in found for name, more in ways]
     return found
 
