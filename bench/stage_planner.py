@@ -6,7 +6,8 @@ layout where that is possible. Aims: exact at most 60 ms (16), 0.5 s (256), 1 s 
 
     python -m bench stage_planner --regret --plans 50 --rows FILE
 
-runs the planners' layouts and layouts drawn at random instead (R1 lengths, modelled H200, hand-over, cuts as planned).
+runs the planners' layouts and drawn ones instead, neighbours of the exact layout and random ones (modelled H200,
+hand-over, cuts as planned, from the residents of one stage).
 
 Source: CascadeInfer, section 6.5 (0.06 s at 16 instances and 128K tokens).
 """
@@ -65,10 +66,13 @@ def main() -> int:
     parser.add_argument("--regret", action="store_true", help="simulate layouts instead")
     parser.add_argument("--plans", type=int, default=50, help="drawn layouts (default %(default)s)")
     parser.add_argument("--requests", type=int, default=800, help="of each simulated run (default %(default)s)")
+    parser.add_argument("--trace", default="R1", help="lengths of simulated runs (default %(default)s)")
+    parser.add_argument("--on", type=int, default=8, help="instances of simulated runs (default %(default)s)")
     add_options(parser, seeds=5)
     arguments = parser.parse_args()
     if arguments.regret:
-        print(regret(Setup(requests=arguments.requests), options(arguments), plans=arguments.plans))
+        setup = Setup(trace=arguments.trace, instances=arguments.on, requests=arguments.requests, warm=True)
+        print(regret(setup, options(arguments), plans=arguments.plans))
         return 0
     model = linear_instance(load_step_time(SET).cost(EngineParameters()), kv_tokens=KV_TOKENS, max_sequences=1024)
     print(f"seeds 0 to {arguments.seeds - 1}; {SET}")

@@ -7,7 +7,8 @@ Eight modelled H200; the rate is a share of the fluid bound without a penalty. P
 mechanism switched on by itself and one after the other, beside all baselines), ``kappa`` (R1, from kernels that split
 to the paper's largest penalty), ``traces`` (the other three), ``light`` (0.3 of the bound, and equal lengths). Layouts
 are those of ``exact`` for the trace's own lengths: what it would plan after its first minutes. In ``learnt`` (four
-instances, a longer run that begins empty) the coordinator plans in the run.
+instances, a longer run that begins empty) the coordinator plans in the run. ``capacity`` searches the highest load at
+which 90 percent of the requests keep the SLO, in one stage and with the layout planned for that load.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 from bench.block.tables import figure
+from bench.stages.capacity import capacity_table
 from bench.stages.runs import RunOptions, StageRow, add_options, options, run_all
 from bench.stages.setups import TRACES, Setup, told
 from bench.stages.tables import comparison, paired
@@ -39,11 +41,14 @@ def main() -> int:
         "traces": _traces,
         "light": _light,
         "learnt": _learnt,
+        "capacity": _capacity,
     }
     parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
     parser.add_argument("--kappa", type=float, default=0.2, help="of the parts split and traces")
     parser.add_argument("--load", type=float, default=0.8, help="share of the fluid bound (default %(default)s)")
-    parser.add_argument("--labels", nargs="+", default=[], help="of the part split, these alone")
+    parser.add_argument("--labels", nargs="+", default=[], help="of the parts split and traces, these alone")
+    parser.add_argument("--traces", nargs="+", choices=list(TRACES), help="of the parts traces and capacity, these")
+    parser.add_argument("--longer", type=int, default=1, help="times the requests of a run (default %(default)s)")
     arguments = parser.parse_args()
     for name in arguments.parts:
         parts[name](options(arguments), arguments)
@@ -53,8 +58,7 @@ def main() -> int:
 def _split(chosen: RunOptions, arguments: argparse.Namespace) -> None:
     setup = Setup(kappa=arguments.kappa, load=arguments.load)
     layers = {**BASELINES, **steps(setup.planned("exact"))}
-    kept = {label: layer for label, layer in layers.items() if not arguments.labels or label in arguments.labels}
-    _compare(setup, kept, chosen)
+    _compare(setup, _kept(layers, arguments), chosen)
 
 
 def _kappa(chosen: RunOptions, arguments: argparse.Namespace) -> None:
@@ -63,9 +67,25 @@ def _kappa(chosen: RunOptions, arguments: argparse.Namespace) -> None:
 
 
 def _traces(chosen: RunOptions, arguments: argparse.Namespace) -> None:
-    for trace in TRACES:
-        if trace != "R1":
-            _compare_few(Setup(trace=trace, kappa=arguments.kappa, load=arguments.load), chosen)
+    for trace in arguments.traces or [each for each in TRACES if each != "R1"]:
+        requests = arguments.longer * TRACES[trace].requests
+        setup = Setup(trace=trace, kappa=arguments.kappa, load=arguments.load, requests=requests)
+        shapes = setup.planned("exact")
+        layers = {BASE: BASELINES[BASE], **steps(shapes)} if len(shapes) > 1 else {BASE: BASELINES[BASE]}
+        _compare(setup, _kept(layers, arguments, ("balance", "hand-over", "+ trade")), chosen)
+
+
+def _capacity(chosen: RunOptions, arguments: argparse.Namespace) -> None:
+    for trace in arguments.traces or TRACES:
+        setup = Setup(trace=trace, kappa=arguments.kappa, requests=arguments.longer * TRACES[trace].requests)
+        print(f"\n{trace}, kappa {setup.kappa:g}, {setup.count} requests")
+        print(capacity_table(setup, chosen), flush=True)
+
+
+def _kept(layers: dict[str, Layer], arguments: argparse.Namespace, few: Sequence[str] = ()) -> dict[str, Layer]:
+    """The labels that are asked for; without any, all or a few of them."""
+    wanted = arguments.labels or few or list(layers)
+    return {label: layer for label, layer in layers.items() if label == BASE or label in wanted}
 
 
 def _light(chosen: RunOptions, arguments: argparse.Namespace) -> None:

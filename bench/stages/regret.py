@@ -23,16 +23,39 @@ PLANNERS = ("exact", "two_phase", "chain")
 
 
 def drawn_layouts(setup: Setup, count: int, *, seed: int = 0) -> list[tuple[StageShape, ...]]:
-    """One stage, and different layouts with random cuts and random numbers of instances."""
+    """One stage, neighbours of the exact layout, and as many with random cuts and random numbers of instances."""
     rng = Random(f"{seed}/layouts")
     edges = [edge for edge in candidate_edges(setup.statistics()) if 0 < edge < len(EDGES)]
     found: dict[tuple[int, ...], tuple[StageShape, ...]] = {(): layout_of((), (setup.instances,))}
+    near = _neighbours(setup.planned("exact"), edges)
+    for shapes in rng.sample(near, min(len(near), count // 2)):
+        found[tuple(number for shape in shapes for number in (shape.length_min, shape.instances))] = shapes
     while len(found) < count:
         stages = rng.randint(2, min(STAGES_MAX, setup.instances))
         cuts = tuple(EDGES[edge] for edge in sorted(rng.sample(edges, stages - 1)))
         marks = [0, *sorted(rng.sample(range(1, setup.instances), stages - 1)), setup.instances]
         found.setdefault(cuts, layout_of(cuts, [b - a for a, b in itertools.pairwise(marks)]))
     return list(found.values())
+
+
+def _neighbours(shapes: Sequence[StageShape], edges: Sequence[int]) -> list[tuple[StageShape, ...]]:
+    """Layouts with one cut moved by half an octave or by one, or an instance moved to a neighbour, or both."""
+    cuts = [shape.length_min for shape in shapes[1:]]
+    counts = [shape.instances for shape in shapes]
+    lengths = [EDGES[edge] for edge in edges]
+    moved_cuts = [cuts]
+    for index, by in itertools.product(range(len(cuts)), (-4, -2, 2, 4)):
+        at = lengths.index(cuts[index]) + by
+        others = [*cuts[:index], *([lengths[at]] if 0 <= at < len(lengths) else []), *cuts[index + 1 :]]
+        if len(others) == len(cuts) and others == sorted(set(others)):
+            moved_cuts.append(others)
+    moved_counts = [counts]
+    for index, by in itertools.product(range(len(cuts)), (-1, 1)):
+        other = [*counts[:index], counts[index] + by, counts[index + 1] - by, *counts[index + 2 :]]
+        if min(other) >= 1:
+            moved_counts.append(other)
+    pairs = list(itertools.product(moved_cuts, moved_counts))[1:]
+    return [layout_of(some_cuts, some_counts) for some_cuts, some_counts in pairs]
 
 
 def layout_of(cuts: Sequence[int], instances: Sequence[int]) -> tuple[StageShape, ...]:

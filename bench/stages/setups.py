@@ -71,6 +71,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         load: Share of the fluid bound at kappa 0.
         requests: 0 for the trace's own number, in proportion to the instances.
         steady: With long-lived sequences the cluster begins with those that one stage would hold at this load.
+        warm: It does so with short-lived ones too.
         changes: Tables laid over the scenario.
     """
 
@@ -80,6 +81,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     load: float = 0.8
     requests: int = 0
     steady: bool = True
+    warm: bool = False
     changes: Mapping[str, Any] = {}
 
     @property
@@ -89,7 +91,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def residents(self) -> int:
         """Sequences of the steady state of one stage, by the planner's model; those that memory holds where none is."""
-        if not (self.steady and TRACES[self.trace].long_lived):
+        if not (self.warm or (self.steady and TRACES[self.trace].long_lived)):
             return 0
         costs = open_costs(self.statistics(), self.model(), (0, BINS), self.instances, Constraints())
         each, context = float(costs.sequences[0, 1, self.instances]), float(costs.context[0, 1])
