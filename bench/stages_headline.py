@@ -6,8 +6,9 @@
 Eight modelled H200; the rate is a share of the fluid bound without a penalty. Parts: ``split`` (R1 lengths, each
 mechanism switched on by itself and one after the other, beside all baselines), ``kappa`` (R1, from kernels that split
 to the paper's largest penalty), ``traces`` (the other three), ``light`` (0.3 of the bound, and equal lengths). Layouts
-are those of ``exact`` for the trace's own lengths: what it would plan after its first minutes. In ``learnt`` (four
-instances, a longer run that begins empty) the coordinator plans in the run. ``capacity`` searches the highest load at
+are those of ``exact`` for the trace's own lengths: what it would plan after its first minutes. ``steady`` is R1 where
+each layout begins with as many residents as it holds itself. In ``learnt`` (a longer run that begins empty; R1 where no
+traces are named) the coordinator plans in the run. ``capacity`` searches the highest load at
 which 90 percent of the requests keep the SLO, in one stage and with the layout planned for that load.
 """
 
@@ -21,9 +22,9 @@ from statistics import mean
 from bench.block.tables import figure
 from bench.stages.capacity import capacity_table
 from bench.stages.runs import RunOptions, StageRow, add_options, options, run_all
-from bench.stages.setups import TRACES, Setup, told
+from bench.stages.setups import TRACES, Setup, merged, told
 from bench.stages.tables import comparison, paired
-from bench.stages.variants import BASE, BASELINES, Layer, full, hand_over, learnt, steps, trading
+from bench.stages.variants import BASE, BASELINES, Layer, full, hand_over, learnt, refined, steps, trading
 
 KAPPAS = (0.0, 0.2, 0.76)
 
@@ -40,6 +41,7 @@ def main() -> int:
         "kappa": _kappa,
         "traces": _traces,
         "light": _light,
+        "steady": _steady,
         "learnt": _learnt,
         "capacity": _capacity,
     }
@@ -48,6 +50,7 @@ def main() -> int:
     parser.add_argument("--load", type=float, default=0.8, help="share of the fluid bound (default %(default)s)")
     parser.add_argument("--labels", nargs="+", default=[], help="of the parts split and traces, these alone")
     parser.add_argument("--traces", nargs="+", choices=list(TRACES), help="of the parts traces and capacity, these")
+    parser.add_argument("--instances", type=int, default=8, help="of the part learnt (default %(default)s)")
     parser.add_argument("--longer", type=int, default=1, help="times the requests of a run (default %(default)s)")
     arguments = parser.parse_args()
     for name in arguments.parts:
@@ -101,11 +104,38 @@ def _light(chosen: RunOptions, arguments: argparse.Namespace) -> None:
     _print(uniform, {BASE: BASELINES[BASE], "balance": trading("delay")}, chosen)
 
 
+def _steady(chosen: RunOptions, arguments: argparse.Namespace) -> None:
+    for kappa in KAPPAS:
+        setup = Setup(kappa=kappa, load=arguments.load)
+        shapes = setup.planned("exact")
+        own = setup.from_own(shapes)
+        layers: dict[str, Layer] = {
+            BASE: BASELINES[BASE],
+            "Llumnix, early": BASELINES["Llumnix, early"],
+            "hand-over": merged(hand_over(shapes), own),
+            "+ refinement": merged(refined(shapes), own),
+        }
+        _compare(setup, _kept(layers, arguments), chosen)
+
+
 def _learnt(chosen: RunOptions, arguments: argparse.Namespace) -> None:
-    setup = Setup(kappa=arguments.kappa, load=arguments.load, instances=4, requests=1_600, steady=False)
-    shapes = setup.planned("exact")
-    layers = {BASE: BASELINES[BASE], "planned before": full(shapes, refinement={}), "planned in the run": learnt()}
-    _compare(setup, layers, chosen)
+    for trace in arguments.traces or ["R1"]:
+        setup = Setup(
+            trace=trace,
+            kappa=arguments.kappa,
+            load=arguments.load,
+            instances=arguments.instances,
+            requests=arguments.longer * TRACES[trace].requests * arguments.instances // 8,
+            steady=False,
+        )
+        shapes = setup.planned("exact")
+        layers = {
+            BASE: BASELINES[BASE],
+            "planned before": hand_over(shapes),
+            "planned in the run": learnt(),
+            "planned in the run, refined": learnt(refinement={}),
+        }
+        _compare(setup, _kept(layers, arguments), chosen)
 
 
 def _compare_few(setup: Setup, chosen: RunOptions) -> None:

@@ -4,6 +4,8 @@ Two vLLM engines with a context of 8,192 tokens, stages cut at 1,024, brokers th
 random float32 model begin below the cut and end above it. Each stream's text, finish reason and token count are
 compared with the same request's while the broker is stopped, when nothing is handed over; at the end every block must
 be free. ``--minutes`` ends a call in time; with ``--state FILE`` the next one goes on and the figure is the sum.
+Streams that end without a hand-over are counted by the last word of the brokers about them, and by how long they ran
+past the cut.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from random import Random
 from typing import Any
 
 import httpx
+from millrace.contracts.broker import AskForMove, DealEnded, DealQueued, DealRefused, DealStarted, NoBid, OfferDeal
 from millrace.contracts.codec import decode
 from millrace.contracts.migration import MigrationFinished
 from nats.aio.msg import Msg
@@ -88,6 +91,9 @@ class HandOvers:
         self._expected: dict[int, tuple[str, str, int]] = {}
         self.outcomes: Counter[str] = Counter()
         self.ways: Counter[str] = Counter()
+        self.stayed: Counter[str] = Counter()
+        self._last_words: dict[str, str] = {}
+        self._ended: list[tuple[int, str, list[float]]] = []
         self.counts: Counter[str] = Counter()
 
     async def hear(self, message: Msg) -> None:
@@ -98,6 +104,30 @@ class HandOvers:
             self.outcomes[f"{body.outcome}{refusal}"] += 1
             if body.outcome == "moved":
                 self.ways[f"{body.source} to {body.target}"] += 1
+
+    async def hear_trades(self, message: Msg) -> None:
+        """Note the last word about a sequence."""
+        body = decode(message.data)
+        if isinstance(body, AskForMove | OfferDeal | DealStarted):
+            self._last_words[body.sequence] = type(body).__name__
+        elif isinstance(body, NoBid | DealRefused):
+            self._last_words[body.sequence] = f"{type(body).__name__} {body.reason}"
+        elif isinstance(body, DealQueued):
+            self._last_words[body.sequence] = f"DealQueued {'granted' if body.granted else 'waiting'}"
+        elif isinstance(body, DealEnded):
+            self._last_words[body.sequence] = f"DealEnded {body.outcome} {body.refusal or ''}".strip()
+
+    def count_stays(self) -> None:
+        """Count the streams that were not handed over: the last word, and the time from the cut to their end."""
+        for number, sequence, times in self._ended:
+            last = self._last_words.get(sequence, "never asked")
+            if last != "DealEnded moved" and times:
+                below = (self._options.cut - self._prompt_tokens(number)) / self._options.tokens
+                past_s = times[-1] - times[round(below * (len(times) - 1))]
+                self.stayed.update({last: 1, "all": 1, "ms past the cut": round(1e3 * past_s)})
+
+    def _prompt_tokens(self, number: int) -> int:
+        return self._options.cut - Random(f"{self._options.seed}/{number}").randrange(20, 60)
 
     async def _play(self, number: int) -> TimedStream:
         rng = Random(f"{self._options.seed}/{number}")
@@ -127,6 +157,7 @@ class HandOvers:
             stream = await self._play(number)
             self.counts["streams"] += 1
             self.counts["failed"] += bool(stream.error)
+            self._ended.append((number, stream.sequence, stream.times))
             if (stream.text, stream.finish, stream.tokens) != self._expected[number]:
                 self.counts["differing"] += 1
                 sys.stderr.write(f"differs: {number} {stream.sequence} {stream.error}\n")
@@ -136,7 +167,7 @@ class HandOvers:
     @property
     def part(self) -> dict[str, Any]:
         """This call's part so far."""
-        return {"counts": self.counts, "outcomes": self.outcomes, "ways": self.ways}
+        return {"counts": self.counts, "outcomes": self.outcomes, "ways": self.ways, "stayed": self.stayed}
 
 
 async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: float, keep: Keep) -> None:
@@ -146,6 +177,8 @@ async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: f
         await operator.know(2)
         found = HandOvers(rig, http, options, keep)
         await operator.subscribe(operator.subjects.migrations(), found.hear)
+        for family in ("ask", "bid", "deal"):
+            await operator.subscribe(f"{operator.subjects.prefix}.{family}.>", found.hear_trades)
         os.kill(broker, signal.SIGSTOP)
         try:
             await asyncio.sleep(SILENT_S)
@@ -158,15 +191,16 @@ async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: f
         snapshots = operator.snapshots.values()
         found.counts["leaked"] = sum(each.blocks_total - each.blocks_free for each in snapshots)
         found.counts["looked for leaks"] = 1
+        found.count_stays()
         keep(found.part)
 
 
 def summed(parts: list[dict[str, Any]]) -> dict[str, Counter[str]]:
     """All calls together."""
-    total: dict[str, Counter[str]] = {name: Counter() for name in ("counts", "outcomes", "ways")}
+    total: dict[str, Counter[str]] = {name: Counter() for name in ("counts", "outcomes", "ways", "stayed")}
     for part in parts:
         for name, counter in total.items():
-            counter.update(part[name])
+            counter.update(part.get(name, {}))
     return total
 
 
@@ -179,6 +213,13 @@ def report(parts: list[dict[str, Any]], options: argparse.Namespace) -> bool:
     print(f"{moved} hand-overs in {counts['seconds']} s of {len(parts)} calls: {rate:.1f}/s")
     print(f"migrations {dict(sorted(total['outcomes'].items()))}; {dict(sorted(total['ways'].items()))}")
     print(f"{counts['streams']} streams: {counts['differing']} differ, {counts['failed']} failed")
+    stayed = total["stayed"]
+    if stayed["all"]:
+        words = {name: count for name, count in sorted(stayed.items()) if name not in ("all", "ms past the cut")}
+        past_ms = stayed["ms past the cut"] / stayed["all"]
+        print(
+            f"{stayed['all']} ended without a hand-over, {past_ms:.0f} ms past the cut on average; last word: {words}"
+        )
     looked = counts["looked for leaks"]
     print(f"blocks not free at the end of {looked} calls: {counts['leaked']}", flush=True)
     return not (counts["differing"] or counts["failed"] or counts["leaked"])

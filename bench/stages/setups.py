@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.objectives import UNCONSTRAINED, Constraints, open_costs
 from millrace.policies.stages.quality import QualityModel
-from millrace.policies.stages.statistics import BINS, LengthStatistics, statistics_of
-from millrace.policies.stages.view import ObjectiveName, PlanningParameters, PlanningView
+from millrace.policies.stages.risks import LatencyBounds
+from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, statistics_of
+from millrace.policies.stages.view import ObjectiveName, PlanningParameters, PlanningView, one_shape
 from millrace.workloads.shape import RequestShape
 
 from bench.block.bound import fluid_bound
@@ -35,6 +37,9 @@ ENGINE = {
     "token_budget": 8_192,
     "prefix_caching": False,
 }
+
+#: Plans that follow each other until the layout stays.
+STEPS_MAX = 5
 
 #: Draws of lengths from which the fluid bound and the planners' statistics are computed.
 DRAWS = 6_000
@@ -93,10 +98,24 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Sequences of the steady state of one stage, by the planner's model; those that memory holds where none is."""
         if not (self.warm or (self.steady and TRACES[self.trace].long_lived)):
             return 0
-        costs = open_costs(self.statistics(), self.model(), (0, BINS), self.instances, Constraints())
-        each, context = float(costs.sequences[0, 1, self.instances]), float(costs.context[0, 1])
-        held = Constraints().kv_used_max * self.model().kv_tokens / context
-        return round(self.instances * min(each, held, ENGINE["max_sequences"]))
+        return self.residents_of(one_shape(self.instances))
+
+    def residents_of(self, *shapes: StageShape) -> int:
+        """Sequences of the steady state of a layout, by the planner's model; bounded by what its memory holds."""
+        edges = (*(EDGES.index(shape.length_min) for shape in shapes), BINS)
+        costs = open_costs(self.statistics(), self.model(), edges, self.instances, Constraints())
+        found = 0.0
+        for index, shape in enumerate(shapes):
+            context = float(costs.context[index, index + 1])
+            held = Constraints().kv_used_max * self.model().kv_tokens / max(1.0, context)
+            each = float(costs.sequences[index, index + 1, shape.instances])
+            found += shape.instances * min(each, held, ENGINE["max_sequences"])
+        return round(found)
+
+    def from_own(self, shapes: Sequence[StageShape]) -> dict[str, Any]:
+        """Tables of a scenario that begins with as many residents as the layout itself holds."""
+        residents = self.residents_of(*shapes)
+        return {"workload": {"residents": residents, "count": residents + self.count}}
 
     def spec(self, *layers: Mapping[str, Any], seed: int = 0) -> ScenarioSpec:
         """The scenario with a variant's tables over it."""
@@ -161,12 +180,19 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         model = self.model()
         quality = QualityModel(d0=model.fixed_s, d1=model.per_decode_s, d4=model.per_context_token_s)
         view = PlanningView(instances=self.instances, statistics=self.statistics(), instance=model, quality=quality)
-        parameters = PlanningParameters()
+        bounds = LatencyBounds(ttft_ms=1e3 * TRACES[self.trace].ttft_s, tpot_ms=1e3 * TRACES[self.trace].tpot_s)
+        parameters = PlanningParameters(bounds=bounds)
         if planner != "exact":
             parameters = PlanningParameters(
                 objective=ObjectiveName.QUALITY, constraints=UNCONSTRAINED, cuts_per_octave=1
             )
-        return decide_by(searches[planner], view, parameters, always=planner != "exact").shapes
+        shapes = decide_by(searches[planner], view, parameters, always=planner != "exact").shapes
+        for _ in range(STEPS_MAX):  # a layout that one stage's residents would fill is reached in steps
+            before, view = shapes, replace(view, current=shapes)
+            shapes = decide_by(searches[planner], view, parameters, always=planner != "exact").shapes
+            if shapes == before:
+                break
+        return shapes
 
 
 def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from bench.stages.setups import fixed, merged
 
 Layer = Mapping[str, Any]
 
+#: Reasons to move that no trading policy decides on.
+STANDING = ("drain", "handoff", "boundary")
+
 #: Boundaries stay where the plan has them.
 FROZEN = {"sequences_min": 1_000_000_000}
 
@@ -34,13 +37,12 @@ def arrival_only(shapes: Sequence[StageShape], sigma: float = 0.0) -> Layer:
 
 def hand_over(shapes: Sequence[StageShape]) -> Layer:
     """Stages by present length; who outgrows one moves on."""
-    return merged(fixed(shapes), trading("none", reasons=["drain", "handoff", "boundary"]))
+    return merged(fixed(shapes), trading("none", reasons=STANDING))
 
 
 def refined(shapes: Sequence[StageShape], method: str = "weighted") -> Layer:
     """The same with boundaries that follow the traffic."""
-    reasons = ["drain", "handoff", "boundary"]
-    return merged(fixed(shapes), trading("none", reasons=reasons, refinement={"method": method}))
+    return merged(fixed(shapes), trading("none", reasons=STANDING, refinement={"method": method}))
 
 
 def full(shapes: Sequence[StageShape], *, refinement: Layer = FROZEN) -> Layer:
@@ -48,9 +50,9 @@ def full(shapes: Sequence[StageShape], *, refinement: Layer = FROZEN) -> Layer:
     return merged(fixed(shapes), trading("delay", refinement=refinement))
 
 
-def learnt() -> Layer:
-    """The same as the coordinator plans it from the lengths of the requests that have ended."""
-    return merged({"stages": {"policy": "exact"}}, trading("delay", refinement={}))
+def learnt(*, refinement: Layer = FROZEN) -> Layer:
+    """Stages and hand-over as the coordinator plans them from the requests of the run."""
+    return merged({"stages": {"policy": "exact"}}, trading("none", reasons=STANDING, refinement=refinement))
 
 
 #: Without stages.

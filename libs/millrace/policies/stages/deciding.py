@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from millrace.contracts.plan import PlanExpectation, StageExpectation
 from millrace.policies.stages.instance import InstanceModel
@@ -16,12 +17,14 @@ from millrace.policies.stages.objectives import (
     StageCosts,
     candidate_edges,
     fair,
+    holding,
     open_costs,
     priced,
     quality_costs,
     relaxed,
 )
 from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.risks import over_bounds
 from millrace.policies.stages.search import Part, total
 from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics
 from millrace.policies.stages.view import (
@@ -33,6 +36,9 @@ from millrace.policies.stages.view import (
 )
 
 Search = Callable[[StageCosts], list[Part] | None]
+
+#: Searches for a layout that keeps the latency bounds, and the share to which each brings the slowest stage.
+BOUND_ROUNDS, BOUND_STEP = 6, 0.95
 
 
 def decide_by(
@@ -56,16 +62,22 @@ def decide_by(
     assert view.instance is not None
     costs = costs_of(view.statistics, view.instance, view.quality, view.instances, parameters)
     one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
-    one_cost, parts = total(costs, one), search(priced(costs, parameters.cut_margin))
+    one_cost, current = total(costs, one), _parts_of(view.current, costs)
+    if not always:
+        costs = _reachable(view, costs, current or one)
+    parts = search(priced(costs, parameters.cut_margin))
+    if not always and parts is not None and len(parts) > 1:
+        parts = _within_bounds(search, view, parameters, costs, parts)
     hopeless = parts is None or not math.isfinite(total(costs, parts))
     if parts is None or hopeless:
         parts, why = one, "no layout keeps the constraints"
     elif not always and len(parts) > 1 and total(costs, parts) > (1 - parameters.margin) * one_cost:
         share = 1 - total(costs, parts) / one_cost
         parts, why = one, f"{len(parts)} stages would gain {share:.1%}, less than the margin of {parameters.margin:.0%}"
+    elif len(parts) == 1 and not always:
+        why = "no layout with several stages is better and keeps requests within their latency bounds"
     else:
         why = _gain(total(costs, parts), one_cost, "one stage")
-    current = _parts_of(view.current, costs)
     if current is not None and current != parts:
         held = costs_of(view.statistics, view.instance, view.quality, view.instances, relaxed_parameters(parameters))
         before = total(held, current)
@@ -76,6 +88,45 @@ def decide_by(
         if hopeless:
             return _decision(view, held, current, reason="no layout keeps the constraints: no change", keep=True)
     return _decision(view, costs, parts, reason=why, keep=current == parts)
+
+
+def _reachable(view: PlanningView, costs: StageCosts, parts: Sequence[Part]) -> StageCosts:
+    """Without stages that could not hold what the layout in force holds; all of them where it has no steady state."""
+    assert view.statistics is not None
+    assert view.instance is not None
+    pace_s = np.zeros(BINS)
+    for part in parts:
+        pace_s[costs.edges[part[0]] : costs.edges[part[1]]] = costs.pace_s[part]
+    if not np.isfinite(pace_s).all():
+        return costs
+    return holding(costs, view.statistics, view.instance, pace_s)
+
+
+def _within_bounds(
+    search: Search, view: PlanningView, parameters: PlanningParameters, costs: StageCosts, parts: list[Part]
+) -> list[Part]:
+    """The layout, or one with a faster slowest stage that keeps as many requests within their bounds as one stage does.
+
+    Where none does it is one stage. Tables know stages, bounds are on requests, which pass several: so the slowest
+    stage is made faster step by step.
+    """
+    assert view.statistics is not None
+    assert view.instance is not None
+    bounds, one = parameters.bounds, [(0, len(costs.edges) - 1, view.instances)]
+    one_pace = float(costs.pace_s[one[0]])
+    if bounds.loss_max >= 1 or not math.isfinite(one_pace):
+        return parts
+    allowed = over_bounds(view.statistics, view.instance, costs.edges, one, bounds) + bounds.loss_max
+    found: list[Part] | None = parts
+    for _ in range(BOUND_ROUNDS):
+        if found is None or len(found) == 1:
+            return one
+        if over_bounds(view.statistics, view.instance, costs.edges, found, bounds) <= allowed:
+            return found
+        slowest = max(float(costs.pace_s[part]) for part in found) / one_pace
+        costs = fair(costs, BOUND_STEP * slowest - 1)
+        found = search(priced(costs, parameters.cut_margin))
+    return one
 
 
 def costs_of(

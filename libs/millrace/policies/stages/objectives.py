@@ -31,6 +31,8 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         kv_used_max: Mean share of the KV cache in use, 0 to 1.
+        spare_deviations: A stage must have memory and places in batches for so many standard deviations more sequences
+            than it has on average, at least 0.
         slots_used_max: Mean share of the transfer slots in use, each way, 0 to 1.
         slowdown_max: phi: no stage's time per token is more than 1 + phi times that of one stage over all lengths.
         move_gap_s: Time for which a moved sequence stands still, seconds.
@@ -38,6 +40,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     kv_used_max: float = 0.85
+    spare_deviations: float = 1.64
     slots_used_max: float = 0.7
     slowdown_max: float = 0.5
     move_gap_s: float = 0.02
@@ -53,6 +56,7 @@ def relaxed(constraints: Constraints) -> Constraints:
     """The same for a layout in force."""
     return msgspec.structs.replace(
         constraints,
+        spare_deviations=0.0,
         kv_used_max=min(1.0, constraints.kv_used_max * (1 + CROWDING_SLACK)),
         slots_used_max=min(1.0, constraints.slots_used_max * (1 + CROWDING_SLACK)),
         slowdown_max=(1 + constraints.slowdown_max) * (1 + SLACK) - 1,
@@ -119,9 +123,13 @@ def open_costs(
     """
     sums = LengthSums(statistics, edges, instances)
     context = ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens))
-    pace, sequences = open_paces(statistics, instance, edges, instances)
-    held = np.where(np.isfinite(sequences), sequences, 0.0) * context[:, :, None]
-    fits = (held <= constraints.kv_used_max * instance.kv_tokens) & (sequences <= instance.max_sequences)
+    pace, sequences, deviation = open_paces(statistics, instance, edges, instances)
+    known = np.where(np.isfinite(sequences), sequences, 0.0)
+    at_times = known * (1 + constraints.spare_deviations * np.where(np.isfinite(sequences), deviation, 0.0))
+    fits = (known * context[:, :, None] <= constraints.kv_used_max * instance.kv_tokens) & (
+        at_times * np.maximum(1.0 / instance.max_sequences, context[:, :, None] / instance.kv_tokens) <= 1.0
+    )
+    fits &= np.isfinite(sequences)
     moves = [_moves_per_s(statistics, edge, constraints) for edge in edges]
     busy = np.asarray([rate * instance.copy_s(_length(edge)) for rate, edge in zip(moves, edges, strict=True)])
     slots = np.maximum(busy[:, None], busy[None, :])[:, :, None] / (instance.copies_max * sums.instances)
@@ -188,6 +196,25 @@ def fair(costs: StageCosts, slowdown_max: float) -> StageCosts:
         return costs
     slow = costs.pace_s > bound * (1 + 1e-9)
     return replace(costs, cost=np.where(slow, np.inf, costs.cost))
+
+
+def holding(costs: StageCosts, statistics: LengthStatistics, instance: InstanceModel, pace_s: Array) -> StageCosts:
+    """The same without stages that could not hold the sequences that run now.
+
+    A slow layout holds more sequences than a fast one at the same rate. Entered at once, the fast one would begin with
+    stages that are full: newcomers queue for minutes, and nobody can move on.
+
+    Args:
+        costs: Tables.
+        statistics: Lengths and rate.
+        instance: Its memory and its batch.
+        pace_s: (BINS) seconds per token now, by length.
+    """
+    sums, per_s = LengthSums(statistics, costs.edges, costs.instances), pace_s / (statistics.span_s or 1.0)
+    running = sums.of(statistics.decode_tokens * per_s)[:, :, None] / instance.max_sequences
+    held = sums.of(statistics.context_tokens * per_s)[:, :, None] / instance.kv_tokens
+    fits = np.maximum(running, held) <= sums.instances
+    return replace(costs, cost=np.where(fits, costs.cost, np.inf))
 
 
 def priced(costs: StageCosts, cut_margin: float) -> StageCosts:

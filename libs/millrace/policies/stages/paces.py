@@ -21,13 +21,19 @@ _POINTS = 12
 #: Ends of the grid: fewer sequences change no step, and no engine runs more.
 _FEWEST, _FEW, _MOST = 1e-9, 1 / 8, 8192.0
 
+#: Least slope: a stage that decodes hardly faster with more sequences has no steady state to speak of.
+_FLAT = 1e-3
+
 
 def open_paces(
     statistics: LengthStatistics, instance: InstanceModel, edges: Sequence[int], instances: int
-) -> tuple[Array, Array]:
-    """(J + 1, J + 1, E + 1) each: seconds per token, and sequences per instance; ``inf`` where there is no such state.
+) -> tuple[Array, Array, Array]:
+    """(J + 1, J + 1, E + 1) each: seconds per token, sequences per instance, and their relative standard deviation.
 
-    The bound of the batch is not applied here: up to four times as many sequences have a pace.
+    ``inf`` where there is no such state. The bound of the batch is not applied here: up to four times as many sequences
+    have a pace. The deviation is that of a processor-sharing queue whose instances are level: the rate at which the
+    stage decodes rises by the share ``slope`` of what the number of sequences rises by, and the variance of their
+    number is arrivals over that.
 
     Args:
         statistics: Lengths and rate.
@@ -37,22 +43,27 @@ def open_paces(
     """
     sums, n = LengthSums(statistics, edges, instances), _grid(instance)
     decoded = sums.of(statistics.decode_tokens) / (statistics.span_s or 1.0)
-    step = _steps(statistics, instance, edges, n)
-    prefill = _prefill(statistics, instance, sums, n)
-    counts = np.arange(1, instances + 1, dtype=np.float64)
+    step = step_s(statistics, instance, edges, n)
+    prefill = prefill_s_per_s(statistics, instance, sums, n)
+    counts, falling = np.arange(1, instances + 1, dtype=np.float64), np.log(n[::-1])
+    asked, steps = np.log(counts), -np.diff(falling)
     shape = (len(edges), len(edges), instances + 1)
-    pace, sequences = np.full(shape, np.inf), np.full(shape, np.inf)
+    pace, sequences, deviation = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, np.inf)
     for i, j in zip(*np.triu_indices(len(edges), 1), strict=True):
         if decoded[i, j] <= 0:
             spare = 1.0 - prefill[i, j, 0] / counts
             pace[i, j, 1:] = np.divide(step[i, j, 0], spare, out=np.full_like(spare, np.inf), where=spare > 0)
-            sequences[i, j, 1:] = np.where(spare > 0, 0.0, np.inf)
+            sequences[i, j, 1:] = deviation[i, j, 1:] = np.where(spare > 0, 0.0, np.inf)
             continue
         needed = np.minimum.accumulate(prefill[i, j] + decoded[i, j] * step[i, j] / n)
-        found = np.exp(np.interp(np.log(counts), np.log(needed[::-1]), np.log(n[::-1])))
+        known = np.log(needed[::-1])
+        found = np.exp(np.interp(asked, known, falling))
         sequences[i, j, 1:] = np.where(counts >= needed[-1], found, np.inf)
         pace[i, j, 1:] = sequences[i, j, 1:] * counts / decoded[i, j]
-    return pace, sequences
+        slope = np.maximum(_FLAT, np.interp(asked, (known[1:] + known[:-1]) / 2, np.diff(known) / steps))
+        free = 1.0 - np.interp(asked, known, prefill[i, j, ::-1]) / counts
+        deviation[i, j, 1:] = np.sqrt(np.maximum(0.0, free) / (counts * np.maximum(_FEW, found) * slope))
+    return pace, sequences, deviation
 
 
 def _grid(instance: InstanceModel) -> Array:
@@ -61,7 +72,7 @@ def _grid(instance: InstanceModel) -> Array:
     return np.concatenate([[_FEWEST], np.geomspace(_FEW, most, round(_POINTS * np.log(most / _FEW)))])
 
 
-def _steps(statistics: LengthStatistics, instance: InstanceModel, edges: Sequence[int], n: Array) -> Array:
+def step_s(statistics: LengthStatistics, instance: InstanceModel, edges: Sequence[int], n: Array) -> Array:
     """(J + 1, J + 1, G): seconds of a step in which 1 + n sequences decode."""
     sums = LengthSums(statistics, edges, 1)
     context = ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens))[:, :, None]
@@ -72,7 +83,7 @@ def _steps(statistics: LengthStatistics, instance: InstanceModel, edges: Sequenc
     return step
 
 
-def _prefill(statistics: LengthStatistics, instance: InstanceModel, sums: LengthSums, n: Array) -> Array:
+def prefill_s_per_s(statistics: LengthStatistics, instance: InstanceModel, sums: LengthSums, n: Array) -> Array:
     """(J + 1, J + 1, G): seconds per second that prompts take, beside n decoding sequences.
 
     A bin's prompts count as alike; what their attention costs beyond that is added.

@@ -12,6 +12,7 @@ from millrace.policies.stages.instance import InstanceModel
 from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.objectives import Constraints
 from millrace.policies.stages.quality import QualityModel
+from millrace.policies.stages.risks import LatencyBounds
 from millrace.policies.stages.statistics import LengthStatistics
 
 
@@ -70,6 +71,7 @@ class PlanningParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         requests_min: With fewer requests in the period the layout in force stays.
         cuts_per_octave: Candidate cuts: 1 (the paper's tiers), 2 or 4.
         constraints: What a stage must keep.
+        bounds: Latency bounds (SLO) that requests shall keep with several stages as with one.
     """
 
     objective: ObjectiveName = ObjectiveName.OPEN
@@ -80,6 +82,7 @@ class PlanningParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     requests_min: int = 200
     cuts_per_octave: int = 4
     constraints: Constraints = Constraints()
+    bounds: LatencyBounds = LatencyBounds()
 
     def __post_init__(self) -> None:
         """Raises ValueError outside of the ranges."""
