@@ -20,8 +20,8 @@ from bench.stages.setups import Setup, fixed, merged
 from bench.stages.tables import COLUMNS, against, comparison
 from bench.stages.variants import Layer, dispatch, trading
 
-#: Cuts at quarters of what R1 keeps resident, about.
-CUTS = (1_000, 2_500, 5_000)
+#: Cuts at quarters of what is resident, about: output tokens by length.
+CUTS = {"R1": (1_000, 2_500, 5_000), "Mooncake": (2_896, 6_889, 13_777)}
 
 STANDING = ["drain", "handoff", "boundary"]
 
@@ -32,10 +32,11 @@ def main() -> int:
     add_options(parser, seeds=3)
     parser.add_argument("--kappa", type=float, default=0.2)
     parser.add_argument("--requests", type=int, default=800)
+    parser.add_argument("--trace", choices=list(CUTS), default="R1")
     arguments = parser.parse_args()
     chosen = options(arguments)
-    setup = Setup(kappa=arguments.kappa, instances=16, load=0.7, requests=arguments.requests)
-    bounds = [0, *CUTS, None]
+    setup = Setup(trace=arguments.trace, kappa=arguments.kappa, instances=16, load=0.7, requests=arguments.requests)
+    bounds = [0, *CUTS[arguments.trace], None]
     shapes = [StageShape(length_min=low or 0, length_max=high, instances=4) for low, high in itertools.pairwise(bounds)]
     stages = merged(fixed(shapes), dispatch("round_robin"))
     layers: dict[str, Layer] = {
@@ -47,7 +48,7 @@ def main() -> int:
         "4 x 4, delay": merged(stages, trading("delay", refinement={})),
     }
     rows = run_all(chosen.jobs({label: setup.spec(layer) for label, layer in layers.items()}), chosen)
-    print(f"R1, kappa {setup.kappa:g}, {setup.rate_per_s():.1f} requests/s on 16 instances")
+    print(f"{setup.trace}, kappa {setup.kappa:g}, {setup.rate_per_s():.1f} requests/s on 16 instances")
     columns = (("output cv", lambda row: row.output_cv, 3), *COLUMNS)
     print(comparison(rows, "round robin", columns))
     print("output cv, % of round robin, paired by seed:")

@@ -24,7 +24,7 @@ from millrace.policies.stages.objectives import (
     relaxed,
 )
 from millrace.policies.stages.quality import QualityModel
-from millrace.policies.stages.risks import over_bounds
+from millrace.policies.stages.risks import LatencyBounds, over_bounds
 from millrace.policies.stages.search import Part, total
 from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics
 from millrace.policies.stages.view import (
@@ -39,6 +39,9 @@ Search = Callable[[StageCosts], list[Part] | None]
 
 #: Searches for a layout that keeps the latency bounds, and the share to which each brings the slowest stage.
 BOUND_ROUNDS, BOUND_STEP = 6, 0.95
+
+#: So much more than a new layout may the one in force take beyond its bounds: figures of two periods differ.
+BOUND_SLACK = 4
 
 
 def decide_by(
@@ -63,10 +66,11 @@ def decide_by(
     costs = costs_of(view.statistics, view.instance, view.quality, view.instances, parameters)
     one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
     one_cost, current = total(costs, one), _parts_of(view.current, costs)
-    if not always:
+    runs = parameters.objective is ObjectiveName.OPEN and not always  # a running system, not a set of requests
+    if runs:
         costs = _reachable(view, costs, current or one)
     parts = search(priced(costs, parameters.cut_margin))
-    if not always and parts is not None and len(parts) > 1:
+    if runs and parts is not None and len(parts) > 1:
         parts = _within_bounds(search, view, parameters, costs, parts)
     hopeless = parts is None or not math.isfinite(total(costs, parts))
     if parts is None or hopeless:
@@ -74,7 +78,7 @@ def decide_by(
     elif not always and len(parts) > 1 and total(costs, parts) > (1 - parameters.margin) * one_cost:
         share = 1 - total(costs, parts) / one_cost
         parts, why = one, f"{len(parts)} stages would gain {share:.1%}, less than the margin of {parameters.margin:.0%}"
-    elif len(parts) == 1 and not always:
+    elif len(parts) == 1 and runs:
         why = "no layout with several stages is better and keeps requests within their latency bounds"
     else:
         why = _gain(total(costs, parts), one_cost, "one stage")
@@ -82,7 +86,8 @@ def decide_by(
         held = costs_of(view.statistics, view.instance, view.quality, view.instances, relaxed_parameters(parameters))
         before = total(held, current)
         margin = parameters.change_margin if len(parts) > 1 else 0.0
-        if math.isfinite(before) and total(costs, parts) > (1 - margin) * before:
+        bearable = not runs or _keeps_bounds(view, held, current, relaxed_parameters(parameters).bounds)
+        if bearable and math.isfinite(before) and total(costs, parts) > (1 - margin) * before:
             gain = _gain(total(costs, parts), before, "it")
             return _decision(view, held, current, reason=f"stays: the best layout is {gain}", keep=True)
         if hopeless:
@@ -110,23 +115,29 @@ def _within_bounds(
     Where none does it is one stage. Tables know stages, bounds are on requests, which pass several: so the slowest
     stage is made faster step by step.
     """
-    assert view.statistics is not None
-    assert view.instance is not None
-    bounds, one = parameters.bounds, [(0, len(costs.edges) - 1, view.instances)]
+    one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
     one_pace = float(costs.pace_s[one[0]])
-    if bounds.loss_max >= 1 or not math.isfinite(one_pace):
-        return parts
-    allowed = over_bounds(view.statistics, view.instance, costs.edges, one, bounds) + bounds.loss_max
     found: list[Part] | None = parts
     for _ in range(BOUND_ROUNDS):
         if found is None or len(found) == 1:
             return one
-        if over_bounds(view.statistics, view.instance, costs.edges, found, bounds) <= allowed:
+        if _keeps_bounds(view, costs, found, parameters.bounds):
             return found
         slowest = max(float(costs.pace_s[part]) for part in found) / one_pace
         costs = fair(costs, BOUND_STEP * slowest - 1)
         found = search(priced(costs, parameters.cut_margin))
     return one
+
+
+def _keeps_bounds(view: PlanningView, costs: StageCosts, parts: Sequence[Part], bounds: LatencyBounds) -> bool:
+    """Whether hardly more requests than in one stage are expected beyond their bounds."""
+    assert view.statistics is not None
+    assert view.instance is not None
+    one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
+    if bounds.loss_max >= 1 or not math.isfinite(float(costs.pace_s[one[0]])):
+        return True
+    shares = [over_bounds(view.statistics, view.instance, costs.edges, each, bounds) for each in (parts, one)]
+    return shares[0] <= shares[1] + bounds.loss_max
 
 
 def costs_of(
@@ -150,7 +161,8 @@ def costs_of(
 
 def relaxed_parameters(parameters: PlanningParameters) -> PlanningParameters:
     """The same for judging a layout in force."""
-    return msgspec.structs.replace(parameters, constraints=relaxed(parameters.constraints))
+    bounds = msgspec.structs.replace(parameters.bounds, loss_max=min(1.0, BOUND_SLACK * parameters.bounds.loss_max))
+    return msgspec.structs.replace(parameters, constraints=relaxed(parameters.constraints), bounds=bounds)
 
 
 def _why_not(view: PlanningView, parameters: PlanningParameters) -> StageDecision | None:
