@@ -28,6 +28,7 @@ import httpx
 from millrace.contracts.broker import AskForMove, DealEnded, DealQueued, DealRefused, DealStarted, NoBid, OfferDeal
 from millrace.contracts.codec import decode
 from millrace.contracts.migration import MigrationFinished
+from millrace.contracts.observers import DecisionMade
 from nats.aio.msg import Msg
 
 from bench.migration.operator import Operator
@@ -93,6 +94,7 @@ class HandOvers:
         self.ways: Counter[str] = Counter()
         self.stayed: Counter[str] = Counter()
         self._last_words: dict[str, str] = {}
+        self._placed: dict[str, str] = {}
         self._ended: list[tuple[int, str, list[float]]] = []
         self.counts: Counter[str] = Counter()
 
@@ -106,9 +108,11 @@ class HandOvers:
                 self.ways[f"{body.source} to {body.target}"] += 1
 
     async def hear_trades(self, message: Msg) -> None:
-        """Note the last word about a sequence."""
+        """Note the last word about a sequence, and where it began."""
         body = decode(message.data)
-        if isinstance(body, AskForMove | OfferDeal | DealStarted):
+        if isinstance(body, DecisionMade) and body.kind == "dispatch":
+            self._placed |= dict.fromkeys(body.sequences, f"{body.chosen}: {body.reason}")
+        elif isinstance(body, AskForMove | OfferDeal | DealStarted):
             self._last_words[body.sequence] = type(body).__name__
         elif isinstance(body, NoBid | DealRefused):
             self._last_words[body.sequence] = f"{type(body).__name__} {body.reason}"
@@ -120,7 +124,7 @@ class HandOvers:
     def count_stays(self) -> None:
         """Count the streams that were not handed over: the last word, and the time from the cut to their end."""
         for number, sequence, times in self._ended:
-            last = self._last_words.get(sequence, "never asked")
+            last = self._last_words.get(sequence, f"never asked, placed at {self._placed.get(sequence, 'nowhere')}")
             if last != "DealEnded moved" and times:
                 below = (self._options.cut - self._prompt_tokens(number)) / self._options.tokens
                 past_s = times[-1] - times[round(below * (len(times) - 1))]
@@ -177,7 +181,7 @@ async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: f
         await operator.know(2)
         found = HandOvers(rig, http, options, keep)
         await operator.subscribe(operator.subjects.migrations(), found.hear)
-        for family in ("ask", "bid", "deal"):
+        for family in ("ask", "bid", "deal", "decision"):
             await operator.subscribe(f"{operator.subjects.prefix}.{family}.>", found.hear_trades)
         os.kill(broker, signal.SIGSTOP)
         try:

@@ -23,7 +23,8 @@ CHANGING = StagesConfig(
         "change_margin": 0.0,
         "instances_min": 2,
         "requests_min": 5,
-        "constraints": {"move_gap_s": 0.0},
+        "constraints": {"move_gap_s": 0.0, "spare_deviations": 0.0},
+        "bounds": {"loss_max": 1.0},
     },
 )
 SHAPE = SoakShape(workers=5, stages=CHANGING, planned_as="h200-llama-3-8b")
