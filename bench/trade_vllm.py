@@ -131,7 +131,8 @@ class HandOvers:
                 self.stayed.update({last: 1, "all": 1, "ms past the cut": round(1e3 * past_s)})
 
     def _prompt_tokens(self, number: int) -> int:
-        return self._options.cut - Random(f"{self._options.seed}/{number}").randrange(20, 60)
+        below = Random(f"{self._options.seed}/{number}").randrange(20, 60)
+        return int(self._options.cut) - below
 
     async def _play(self, number: int) -> TimedStream:
         rng = Random(f"{self._options.seed}/{number}")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from millrace.policies.stages.instance import InstanceModel
 from millrace.policies.stages.paces import LengthSums, prefill_s_per_s, step_s
@@ -209,7 +210,7 @@ def _alone_s(statistics: LengthStatistics, instance: InstanceModel) -> float:
     return float(instance.step_curves().step(np.asarray([1.0]))[0]) + instance.per_context_token_s * context
 
 
-def _middle(bins: Array) -> Array:
+def _middle(bins: npt.NDArray[np.intp]) -> Array:
     """Geometric middle of bins, tokens."""
     edges = np.asarray([*EDGES, EDGES[-1] * 2], dtype=np.float64)
     low, high = edges[bins], edges[bins + 1]
