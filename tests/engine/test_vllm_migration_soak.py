@@ -17,7 +17,7 @@ from tests.engine.moving import Journey, Pair, prompt_of, settled
 pytestmark = pytest.mark.timeout(600)
 
 #: More by `python -m bench migration_soak`.
-MOVES = 150
+MOVES = 100
 SEED = 20
 #: (prompt's length, sampling); each begins anew as soon as it has ended.
 KINDS = [
