@@ -34,3 +34,7 @@ def test_folders_without_processes_and_with_them_are_all_that_a_whole_run_covers
     by_name_only = {"clients", "compose", "gpu", "model"}
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.rglob("test_*.py"))}
     assert folders - by_name_only == named
+
+
+def test_what_a_fast_run_names_or_leaves_out_exists():
+    assert not [path for path in (*run_tests.FAST, *run_tests.SLOW) if not (ROOT / path).exists()]
