@@ -186,7 +186,8 @@ class PredictorActor:
         instance = Instance(record=record, parameters=parameters, calibration=calibration, member=member)
         if known is not None and known.calibration.kin is kin:
             instance.calibration = known.calibration  # the same engine, started again
-        instance.mate = self._hosts.join(token, record.host, instance.calibration.effect)
+        host = record.host if self._config.neighbours else ""
+        instance.mate = self._hosts.join(token, host, instance.calibration.effect)
         self._instances[token] = instance
         if self._kins.knows(record.step_time):
             return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import exp
+from typing import Any
 
 import pytest
 from millrace.contracts.predictor import LatencyPrediction
@@ -121,9 +122,9 @@ def told(name: str, step: int, at_ns: int, *, duration_ns: int, sequences: int) 
     )
 
 
-def served_beside(slowdown: float, *, host: str = "host") -> Predictor:
+def served_beside(slowdown: float, *, host: str = "host", **config: Any) -> Predictor:
     """Two instances; w0 computes all the time, w1 every other second, and rests when this ends."""
-    predictor = Predictor()
+    predictor = Predictor(**config)
     for name in ("w0", "w1"):
         predictor.register(record(name, host=host), key=name)
     for number in range(1_000):
@@ -142,6 +143,12 @@ def test_a_prediction_tells_what_waking_an_instance_costs_those_beside_it() -> N
     assert isinstance(busy, LatencyPrediction)
     assert idle.neighbours_delay_ns == pytest.approx(4 * 0.5 * idle.e2e_ns, rel=0.25)
     assert busy.neighbours_delay_ns == 0
+
+
+def test_neighbours_that_are_switched_off_delay_nobody() -> None:
+    answer = served_beside(0.5, neighbours=False).ask(question(instance="w1"))
+    assert isinstance(answer, LatencyPrediction)
+    assert answer.neighbours_delay_ns == 0
 
 
 @pytest.mark.parametrize(("slowdown", "host"), [(0.0, "host"), (0.5, "")])
