@@ -130,6 +130,10 @@ class EndLeaseInEngine(Effect, frozen=True, kw_only=True):
 class ReserveInEngine(Effect, frozen=True, kw_only=True):
     """Takes idle blocks for a sequence to come, those of its prefix in the cache among them: KvRoomReserved or KvDenied
     follows. Fields as in ReserveKv. Blocks are taken from free ones only; nothing is preempted for it.
+
+    With ``replica`` it takes no place in the batch, and the engine gives it up by itself, without a word, as soon as a
+    sequence or another reservation lacks blocks; it is then as unknown as one that was never made. The newest goes
+    first. Its blocks count as free in snapshots.
     """
 
     migration: str
@@ -137,13 +141,15 @@ class ReserveInEngine(Effect, frozen=True, kw_only=True):
     endpoint: KvEndpoint
     token_ids: list[int]
     blocks: int
+    replica: bool = False
 
 
 class PullIntoEngine(Effect, frozen=True, kw_only=True):
     """Reads full blocks of the source into the reservation while decoding goes on: KvBlocksRead or KvDenied follows.
 
     Nothing that was pulled is found by the prefix cache before the sequence is added. ``until_ns`` is on this host's
-    clock (unix ns): a read that ends later is denied LEASE_LOST.
+    clock (unix ns): a read that ends later is denied LEASE_LOST. A replica's reservation grows with it, as far as
+    blocks are free. ``lease`` as in PullKv.
     """
 
     migration: str
@@ -151,6 +157,7 @@ class PullIntoEngine(Effect, frozen=True, kw_only=True):
     blocks: list[int]
     checksums: list[list[int]]
     until_ns: int
+    lease: str = ""
 
 
 class UnreserveInEngine(Effect, frozen=True, kw_only=True):
@@ -219,9 +226,10 @@ class KvDenied(Body, frozen=True, kw_only=True, tag="local.KvDenied/1"):
 
 
 class SequenceAdded(Body, frozen=True, kw_only=True, tag="local.SequenceAdded/1"):
-    """The engine took the sequence."""
+    """The engine took the sequence. ``kv_tokens``: those whose KV it brought, of one with a handover; else 0."""
 
     sequence: str
+    kv_tokens: int = 0
 
 
 class SequenceRejected(Body, frozen=True, kw_only=True, tag="local.SequenceRejected/1"):

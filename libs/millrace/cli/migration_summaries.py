@@ -31,6 +31,7 @@ from millrace.contracts.migration import (
     CommitMigration,
     EpochAllotted,
     EpochRefused,
+    KvReplicated,
     MigrateSequence,
     MigrationCommitted,
     MigrationFinished,
@@ -95,7 +96,10 @@ def _prepare(body: PrepareMigration) -> str:
 
 
 def _reserve(body: ReserveKv) -> str:
-    return f"{_name(body.migration)} {body.blocks} blocks for {len(body.token_ids)} tokens, for {body.reserve_ms}ms"
+    what = "replica of " if body.replica else ""
+    return (
+        f"{_name(body.migration)} {what}{body.blocks} blocks for {len(body.token_ids)} tokens, for {body.reserve_ms}ms"
+    )
 
 
 def _room(body: KvReserved | MigrationPrepared) -> str:
@@ -108,7 +112,8 @@ def _pull_round(body: PullBlocks) -> str:
 
 
 def _pull(body: PullKv) -> str:
-    return f"{_name(body.migration)} blocks={_span(body.from_block, len(body.blocks))} within {body.read_ms}ms"
+    proven = f" proven={body.proven}" if body.proven else ""
+    return f"{_name(body.migration)} blocks={_span(body.from_block, len(body.blocks))} within {body.read_ms}ms{proven}"
 
 
 def _pulled(body: BlocksPulled | KvPulled) -> str:
@@ -179,6 +184,10 @@ def _entry(kind: type[B], function: Callable[[B], str]) -> tuple[type[Body], Cal
     return kind, cast("Callable[[Body], str]", function)
 
 
+def _replicated(body: KvReplicated) -> str:
+    return f"{_name(body.replica)} at {body.instance}: {body.tokens} tokens of epoch {body.epoch}"
+
+
 MIGRATION_SUMMARIES: Mapping[type[Body], Callable[[Body], str]] = dict(
     [
         _entry(MigrateSequence, _migrate),
@@ -200,6 +209,7 @@ MIGRATION_SUMMARIES: Mapping[type[Body], Callable[[Body], str]] = dict(
         _entry(CommitMigration, _commit),
         _entry(MigrationCommitted, _committed),
         _entry(SequenceMoved, _moved),
+        _entry(KvReplicated, _replicated),
         _entry(EndLease, _end),
         _entry(LeaseEnded, _ended),
         _entry(UnreserveKv, _bare),

@@ -127,6 +127,8 @@ class ReserveKv(Body, frozen=True, kw_only=True, tag="ReserveKv/1"):
         token_ids: Prompt and output so far: what the target's prefix cache has of it need not travel.
         blocks: Blocks for the whole of it now, and some to grow.
         reserve_ms: How long they stay reserved without news.
+        replica: For a KV replica: the sequence goes on at its source, in this epoch. The reservation takes no place in
+            the batch, grows with each pull, and is given up as soon as its blocks are needed for anything else.
     """
 
     migration: str
@@ -136,6 +138,7 @@ class ReserveKv(Body, frozen=True, kw_only=True, tag="ReserveKv/1"):
     token_ids: list[int]
     blocks: int
     reserve_ms: int
+    replica: bool = False
 
 
 class KvReserved(Body, frozen=True, kw_only=True, tag="KvReserved/1"):
@@ -162,6 +165,9 @@ class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
         blocks, checksums: As in KvLeased.
         read_ms: The lease holds for so long from the asking on; a read that ends later is void.
         until_ns: As in KvHandover.
+        lease: Lease under which the source holds the blocks; empty where it is named as the migration.
+        proven: Positions below this were read under leases that held until all was read: those of a KV replica that a
+            continuation may begin on.
     """
 
     migration: str
@@ -170,6 +176,8 @@ class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
     read_ms: int
     checksums: list[list[int]] = []
     until_ns: int = 0
+    lease: str = ""
+    proven: int = 0
 
 
 class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):

@@ -8,6 +8,7 @@
     target's migrator             ReserveKv, PullKv, SubmitSequence,
                                     UnreserveKv                         → target's worker
     target's worker               SequenceMoved                         → ingress
+    source's migrator             KvReplicated                          → ingress
     source's migrator             MigrationFinished                     → everybody
 
 Ingress, sole owner of the token log, allots the epoch before anything moves and judges at the end: tokens of the new
@@ -192,6 +193,25 @@ class SequenceMoved(Body, frozen=True, kw_only=True, tag="SequenceMoved/1"):
     instance: str
     incarnation: int
     first_index: int
+
+
+class KvReplicated(Body, frozen=True, kw_only=True, tag="KvReplicated/1"):
+    """Another instance holds a replica of a sequence's KV, for a continuation. Sent with each round of copying; a later
+    one replaces an earlier one.
+
+    Attributes:
+        epoch: In which the source decodes the sequence: the replica is of this epoch's tokens.
+        replica: Its name, for SubmitSequence.
+        instance, incarnation: Of the holder.
+        tokens: Tokens, prompt included, whose KV it has.
+    """
+
+    sequence: str
+    epoch: int
+    replica: str
+    instance: str
+    incarnation: int
+    tokens: int
 
 
 class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/1"):

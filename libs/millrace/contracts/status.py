@@ -235,12 +235,14 @@ class InstanceMigrations(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         waiting: Asked to leave, or to be handed off after their prefill, and waiting for a slot or for room.
+        replicated: Sequences of it that have a KV replica at another instance.
     """
 
     instance: str
     leaving: int
     arriving: int
     waiting: int
+    replicated: int = 0
 
 
 class MigrationStatus(msgspec.Struct, frozen=True, array_like=True):

@@ -80,6 +80,10 @@ class Subjects:
         """Notices to an ingress that a sequence has moved."""
         return f"{self.prefix}.moved.{subject_token(ingress)}"
 
+    def replicated(self, ingress: str) -> str:
+        """Notices to an ingress about KV replicas of its sequences."""
+        return f"{self.prefix}.replicated.{subject_token(ingress)}"
+
     def migrate(self, instance: str, verb: str) -> str:
         """The inbox of an instance's migrator; ``verb`` is start, evacuate, prepare, pull, commit or abort (``*`` for
         all).

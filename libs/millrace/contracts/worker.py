@@ -81,6 +81,7 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
         migration: With a sequence that migrates without its KV, which is computed here; else empty.
         output_logprobs: Of the last tokens of ``output_token_ids`` where the sequence was migrated: those that ingress
             may ask for again.
+        replica: KV replica at this worker that a continuation begins on, as far as it is still there; else empty.
     """
 
     sequence: str
@@ -96,6 +97,7 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
     handover: KvHandover | None = None
     output_logprobs: list[TokenLogprobs] | None = None
     migration: str = ""
+    replica: str = ""
 
 
 class RefusalReason(StrEnum):
@@ -110,10 +112,16 @@ class RefusalReason(StrEnum):
 
 
 class SequenceAccepted(Body, frozen=True, kw_only=True, tag="SequenceAccepted/1"):
-    """The worker owns the sequence in this epoch."""
+    """The worker owns the sequence in this epoch.
+
+    Attributes:
+        kv_tokens: Tokens whose KV it has already and need not compute, of a sequence that came with KV or continues
+            from a replica; 0 for any other.
+    """
 
     sequence: str
     epoch: int
+    kv_tokens: int = 0
 
 
 class SequenceRefused(Body, frozen=True, kw_only=True, tag="SequenceRefused/1"):
