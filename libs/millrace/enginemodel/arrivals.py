@@ -16,10 +16,11 @@ class ModelledReservation:
     Attributes:
         endpoint: Of the source.
         matched: Positions below this came out of the prefix index.
+        replica: It is a KV replica: it grows, and may be given up at any time.
         good: Positions whose KV is there: matched, or read without an error that was seen.
     """
 
-    __slots__ = ("blocks", "endpoint", "good", "matched", "migration", "sequence")
+    __slots__ = ("blocks", "endpoint", "good", "matched", "migration", "replica", "sequence")
 
     def __init__(self, command: ReserveInEngine, hits: list[int], fresh: list[int]) -> None:
         self.migration = command.migration
@@ -27,6 +28,7 @@ class ModelledReservation:
         self.endpoint = command.endpoint
         self.blocks = hits + fresh
         self.matched = len(hits)
+        self.replica = command.replica
         self.good = set(range(len(hits)))
 
     def covers(self, from_block: int, count: int) -> bool:
@@ -58,7 +60,20 @@ class Arrivals:
         self._reservations: dict[str, ModelledReservation] = {}
 
     def __len__(self) -> int:
+        self._forget_lost()
         return len(self._reservations)
+
+    def _forget_lost(self) -> None:
+        """Forget the replicas that the scheduler has given up."""
+        kept = self._scheduler.replicas
+        for name in [name for name, each in self._reservations.items() if each.replica and name not in kept]:
+            del self._reservations[name]
+
+    @property
+    def yielding(self) -> int:
+        """Blocks of replicas, which are free as soon as anything else needs them; not those that a prefix shares."""
+        replicas = self._scheduler.replicas
+        return sum(len(blocks) - self._reservations[name].matched for name, blocks in replicas.items())
 
     @property
     def poisoned(self) -> list[str]:
@@ -68,6 +83,7 @@ class Arrivals:
 
     def get(self, migration: str) -> ModelledReservation | None:
         """The reservation; None where there is none."""
+        self._forget_lost()
         return self._reservations.get(migration)
 
     def reserve(self, command: ReserveInEngine) -> KvRoomReserved | KvDenied:
@@ -78,21 +94,38 @@ class Arrivals:
         pool = self._scheduler.pool
         hits = self._hits(command.token_ids)
         fresh = max(0, command.blocks - len(hits))
-        if self._scheduler.places() < 1:
+        if not command.replica and self._scheduler.places() < 1:
             return _denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
-        if fresh + pool.unreferenced(hits) > pool.free:
+        if not self._has_room(command, fresh + pool.unreferenced(hits)):
             return _denied(command, KvRefusal.NO_BLOCKS, f"{fresh} blocks wanted, {pool.free} free")
         pool.share(hits)
         reservation = ModelledReservation(command, hits, pool.take(fresh, after=hits[-1] if hits else -1))
         self._reservations[command.migration] = reservation
-        self._scheduler.aside[command.migration] = reservation.blocks
+        held = self._scheduler.replicas if command.replica else self._scheduler.aside
+        held[command.migration] = reservation.blocks
         return KvRoomReserved(migration=command.migration, matched_blocks=len(hits), copier=CopierKind.MODELLED)
+
+    def _has_room(self, command: ReserveInEngine, blocks: int) -> bool:
+        """Whether so many blocks are free; replicas give way, but not to each other."""
+        if command.replica:
+            return blocks <= self._scheduler.pool.free
+        return self._scheduler.make_room(blocks)
+
+    def grow(self, reservation: ModelledReservation, blocks: int) -> bool:
+        """Lets a replica have so many blocks in all. Returns False where they are not free."""
+        pool, held = self._scheduler.pool, reservation.blocks
+        missing = blocks - len(held) if reservation.replica else 0
+        if missing > pool.free:
+            return False
+        if missing > 0:
+            held += pool.take(missing, after=held[-1])
+        return True
 
     def _refusal(self, command: ReserveInEngine) -> KvDenied | None:
         mine, theirs = self._endpoint, command.endpoint
         if mine is None:
             return _denied(command, KvRefusal.UNABLE, "this engine moves nothing")
-        if command.migration in self._reservations:
+        if self.get(command.migration) is not None:
             return _denied(command, KvRefusal.INVALID, "reserved already")
         if mine.fingerprint != theirs.fingerprint or mine.block_tokens != theirs.block_tokens:
             return _denied(command, KvRefusal.INCOMPATIBLE, f"{theirs.fingerprint} here, {mine.fingerprint} there")
@@ -110,12 +143,19 @@ class Arrivals:
 
     def free(self, migration: str) -> bool:
         """Ends a reservation; its blocks are free at once. Returns whether there was one."""
-        reservation = self._reservations.pop(migration, None)
+        reservation = self._take(migration)
         if reservation is None:
             return False
-        del self._scheduler.aside[migration]
         self._scheduler.pool.release(reservation.blocks)
         return True
+
+    def _take(self, migration: str) -> ModelledReservation | None:
+        """Ends a reservation; its blocks are the caller's. None where there is none."""
+        self._forget_lost()
+        reservation = self._reservations.pop(migration, None)
+        if reservation is not None:
+            del (self._scheduler.replicas if reservation.replica else self._scheduler.aside)[migration]
+        return reservation
 
     def adopt(self, sequence: ModelledSequence, handover: KvHandover) -> int:
         """Gives a sequence what was read for it; what is missing is computed like a prompt. The reservation ends.
@@ -124,15 +164,15 @@ class Arrivals:
 
         Returns: tokens whose KV it brought.
         """
-        reservation = self._reservations.pop(handover.migration)
-        del self._scheduler.aside[handover.migration]
+        reservation = self._take(handover.migration)
+        assert reservation is not None, "nothing is reserved"
         block_size, pool = self._scheduler.parameters.block_size, self._scheduler.pool
         kept = reservation.blocks[: -(-sequence.total // block_size)]
         pool.release(reservation.blocks[len(kept) :])
         computed = reservation.known_tokens(min(handover.computed_tokens, sequence.total - 1), block_size)
         missing = -(-sequence.total // block_size) - len(kept)
         sequence.state = SequenceState.WAITING
-        if not computed or missing > pool.free:
+        if not computed or not self._scheduler.make_room(missing):
             pool.release(kept)
             self._scheduler.add(sequence)
             return 0
@@ -142,8 +182,9 @@ class Arrivals:
 
     def check_invariants(self) -> None:
         """Raises AssertionError where reservations and the scheduler's account differ."""
+        self._forget_lost()
         mine = {migration: reservation.blocks for migration, reservation in self._reservations.items()}
-        assert mine == self._scheduler.aside, "set aside, but not reserved"
+        assert mine == self._scheduler.aside | self._scheduler.replicas, "set aside, but not reserved"
         for reservation in self._reservations.values():
             assert reservation.good <= set(range(len(reservation.blocks)))
 

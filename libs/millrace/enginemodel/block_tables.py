@@ -18,6 +18,8 @@ class BlockTables:
 
     Attributes:
         contents: What is in the blocks; None where nobody looks.
+        replicas: Blocks of KV replicas by name, oldest first. They are in no batch; the newest is given up where
+            anything else lacks blocks.
     """
 
     def __init__(self, parameters: EngineParameters) -> None:
@@ -25,6 +27,18 @@ class BlockTables:
         kind = SegmentPool if parameters.segments else BlockPool
         self.pool: BlockPool = kind(parameters.blocks_total, caching=parameters.prefix_caching)
         self.contents: KvContents | None = None
+        self.replicas: dict[str, list[int]] = {}
+
+    def make_room(self, blocks: int) -> bool:
+        """Gives up replicas until so many blocks are free, if giving up all of them is enough. Returns whether they
+        are free.
+        """
+        if blocks > self.pool.free + sum(map(len, self.replicas.values())):
+            return False
+        while blocks > self.pool.free and self.replicas:
+            _name, held = self.replicas.popitem()
+            self.pool.release(held)
+        return blocks <= self.pool.free
 
     def steps_with_blocks(self, sequences: list[ScheduledSequence], steps: int) -> int:
         """Return the number of steps, at most ``steps``, for which these sequences find the blocks that they need.

@@ -379,7 +379,7 @@ class ModelledEngine:
             at_ns=now_ns,
             running=running if self.estimated is None else [self.estimated(status) for status in running],
             waiting=statuses(scheduler.arrived) + statuses(scheduler.waiting),
-            blocks_free=scheduler.pool.free,
+            blocks_free=scheduler.pool.free + self.moves.arrivals.yielding,
             blocks_total=scheduler.pool.blocks_total,
             preemptions=scheduler.preemptions,
             step_duration_ns=self._done.last_ns,

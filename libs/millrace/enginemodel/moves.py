@@ -91,7 +91,7 @@ class KvMoves:
         scheduler = self._scheduler
         here = (*scheduler.running, *scheduler.arrived, *scheduler.frozen)
         held = {block for sequence in here for block in sequence.blocks}
-        aside = {block for blocks in scheduler.aside.values() for block in blocks}
+        aside = {block for blocks in (*scheduler.aside.values(), *scheduler.replicas.values()) for block in blocks}
         return KvAccounting(
             total=scheduler.pool.blocks_total,
             free=scheduler.pool.free,

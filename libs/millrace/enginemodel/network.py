@@ -30,6 +30,7 @@ class KvRead(msgspec.Struct, frozen=True, kw_only=True):
         blocks: Source block ids.
         into: Block ids of the target, as many.
         checksums: That the blocks must have; empty for unchecked.
+        lease: Under which the source holds them; empty where it is named as the migration.
     """
 
     migration: str
@@ -37,6 +38,7 @@ class KvRead(msgspec.Struct, frozen=True, kw_only=True):
     blocks: list[int]
     into: list[int]
     checksums: list[list[int]] = []
+    lease: str = ""
 
     @property
     def bytes(self) -> int:

@@ -21,6 +21,7 @@ from millrace.actor.engine import (
     SequenceAdded,
     SequenceRejected,
 )
+from millrace.enginemodel.arrivals import ModelledReservation
 from millrace.enginemodel.copying import NO_COST, CopyCost, CopyJob
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvNetwork
@@ -81,28 +82,32 @@ class PacedEngine:
     def add(self, sequence: EngineSequence) -> None:
         """Adds a sequence: SequenceAdded or SequenceRejected follows."""
         self._cut()
-        name = sequence.sequence
-        if self._has_room_for(sequence):
+        name, tokens = sequence.sequence, 0
+        room = self._room_for(sequence)
+        if room is not None and room.replica:
+            refusal, tokens = self._transfers.resume(sequence)
+        elif room is not None:
             refusal = self._transfers.receive(sequence, self._arrived)
             if refusal is None:
                 return
         else:
             refusal = self.engine.add(sequence)
-        answer = SequenceAdded(sequence=name) if refusal is None else SequenceRejected(sequence=name, detail=refusal)
+        added = SequenceAdded(sequence=name, kv_tokens=tokens)
+        answer = added if refusal is None else SequenceRejected(sequence=name, detail=refusal)
         self._soon(lambda: self._say(answer))
         self._wake()
 
-    def _has_room_for(self, sequence: EngineSequence) -> bool:
+    def _room_for(self, sequence: EngineSequence) -> ModelledReservation | None:
         handover = sequence.handover
-        return handover is not None and self.engine.moves.arrivals.get(handover.migration) is not None
+        return self.engine.moves.arrivals.get(handover.migration) if handover is not None else None
 
     def _arrived(self, source: EngineSequence) -> None:
         """Its last blocks are here: whoever hears SequenceAdded may let the source go."""
         if self._ended:
             return
         self._cut()
-        self.engine.moves.arrive(source)
-        self._say(SequenceAdded(sequence=source.sequence))
+        tokens = self.engine.moves.arrive(source)
+        self._say(SequenceAdded(sequence=source.sequence, kv_tokens=tokens))
         self._wake()
 
     def cancel(self, sequences: list[str]) -> None:

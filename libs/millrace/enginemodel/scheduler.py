@@ -10,8 +10,8 @@ A frozen sequence keeps its blocks and its place in the batch, and is in no step
 from another engine is blocks and a place, too. One that has come keeps both until the next step: it is admitted before
 all that wait, and prompts under way leave it a token of the budget.
 
-Invariants: the blocks of all sequences, those set aside and the free ones make up the pool; a waiting sequence holds no
-block; running, arrived, frozen and set aside are never more than ``max_sequences``; no step exceeds the token budget.
+Invariants: the blocks of all sequences, of replicas, those set aside and the free ones make up the pool; a waiting
+sequence holds no block; running, frozen and set aside are at most ``max_sequences``; no step exceeds the budget.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millrace.enginemodel.sequence import ScheduledSequence
 
 
 class Scheduler(BlockTables):
-    """Sole owner of the running list, the waiting queue and the block pool of one engine.
+    """Sole owner of running list, waiting queue and block pool of one engine.
 
     Attributes:
         arrived: Sequences that came with their KV and were in no step yet; they hold blocks, and each a place.
@@ -145,7 +145,7 @@ class Scheduler(BlockTables):
             return False
         if not len(self.waiting) or budget == 0 or self.places() <= 0:
             return True
-        if self.parameters.prefix_caching:
+        if self.parameters.prefix_caching or self.replicas:
             return False
         sequence = self.waiting.first()
         count = self._first_chunk(sequence, 0, budget, self._chunk_limit())
@@ -200,6 +200,8 @@ class Scheduler(BlockTables):
             end = sequence.computed + count
             if end >= sequence.slots:  # a block fills, or is needed
                 while end > sequence.slots + self.pool.free * self.parameters.block_size:
+                    if self.replicas and self.make_room(self.pool.free + 1):
+                        continue
                     victim, before, restored = self._preempt_one(batch, index)
                     index -= before
                     budget += restored
@@ -293,7 +295,7 @@ class Scheduler(BlockTables):
         """Admits the first one that came with its KV. Returns how many tokens of it, 0 where it waits."""
         sequence = self.arrived.first()
         count = self._first_chunk(sequence, sequence.computed, budget, threshold)
-        if count == 0 or self._watermark() > self.pool.free:  # the blocks themselves it has
+        if count == 0 or not self.make_room(self._watermark()):  # the blocks themselves it has
             return 0
         self.arrived.pop()
         self.running.append(sequence)
@@ -308,7 +310,7 @@ class Scheduler(BlockTables):
         hits = self._prefix_hits(sequence)
         computed = self._cached_tokens(sequence, hits)
         count = self._first_chunk(sequence, computed, budget, threshold)
-        if count == 0 or not self._fits(sequence, hits, computed + count):
+        if count == 0 or not self._fits_with_room(sequence, hits, computed + count):
             return 0
         self._start(sequence, hits, computed)
         self._grow(sequence, computed + count)
@@ -337,11 +339,20 @@ class Scheduler(BlockTables):
 
     def _fits(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
         """Whether the first chunk, or where configured the whole prompt, has room beside the watermark."""
+        return self._needed(sequence, hits, tokens) <= self.pool.free
+
+    def _needed(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> int:
         parameters = self.parameters
         if parameters.reserve_full_prompt:
             tokens = max(tokens, min(sequence.total, parameters.max_model_len))
-        needed = -(-tokens // parameters.block_size) - len(hits) + self.pool.unreferenced(hits)
-        return needed + self._watermark() <= self.pool.free
+        return -(-tokens // parameters.block_size) - len(hits) + self.pool.unreferenced(hits) + self._watermark()
+
+    def _fits_with_room(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
+        """The same after replicas have given way; hits that only they held are free blocks then."""
+        while (needed := self._needed(sequence, hits, tokens)) > self.pool.free:
+            if not self.make_room(needed):
+                return False
+        return True
 
     def _watermark(self) -> int:
         """Blocks that an admission leaves free."""
@@ -366,9 +377,9 @@ class Scheduler(BlockTables):
         self.pool.check_invariants()
         here = [*self.running, *self.frozen, *self.arrived]
         held = {block for sequence in here for block in sequence.blocks}
-        held.update(block for blocks in self.aside.values() for block in blocks)
+        held.update(block for blocks in (*self.aside.values(), *self.replicas.values()) for block in blocks)
         assert len(held) + self.pool.free == self.pool.blocks_total, "a block is lost"
-        assert self.places() >= 0, "more sequences than places"
+        assert self._places_for_arrived() >= 0, "more sequences than places"
         for sequence in here:
             assert sequence.slots == len(sequence.blocks) * self.parameters.block_size
             assert sequence.computed <= sequence.slots

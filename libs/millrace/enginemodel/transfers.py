@@ -141,15 +141,23 @@ class Transfers:
         reservation = self._engine.moves.arrivals.get(migration)
         if reservation is None or migration in self._sources:
             return [KvDenied(migration=migration, reason=KvRefusal.INVALID, detail="nothing is reserved")]
+        if not self._engine.moves.arrivals.grow(reservation, command.from_block + count):
+            return [KvDenied(migration=migration, reason=KvRefusal.NO_BLOCKS, detail="no block is free to grow")]
         if not reservation.covers(command.from_block, count) or migration in self._reading:
             detail = f"positions {command.from_block} to {command.from_block + count} of {len(reservation.blocks)}"
             return [KvDenied(migration=migration, reason=KvRefusal.INVALID, detail=detail)]
-        read = self._read_of(reservation, command.from_block, command.blocks, command.checksums)
+        read = self._read_of(reservation, command.from_block, command.blocks, command.checksums, lease=command.lease)
         self._begin(read, command.from_block, command.until_ns, partial(self._pulled, command))
         return []
 
     def _read_of(
-        self, reservation: ModelledReservation, first: int, blocks: list[int], checksums: list[list[int]]
+        self,
+        reservation: ModelledReservation,
+        first: int,
+        blocks: list[int],
+        checksums: list[list[int]],
+        *,
+        lease: str = "",
     ) -> KvRead:
         return KvRead(
             migration=reservation.migration,
@@ -157,6 +165,7 @@ class Transfers:
             blocks=blocks,
             into=reservation.blocks[first : first + len(blocks)],
             checksums=checksums,
+            lease=lease,
         )
 
     def _pulled(self, command: PullIntoEngine, ended: KvReadEnded) -> None:
@@ -184,6 +193,18 @@ class Transfers:
             self._engine.moves.wrote(reading.read.into, ended.contents)
 
     # Arrivals
+
+    def resume(self, source: EngineSequence) -> tuple[str | None, int]:
+        """Takes a sequence that begins on a replica: nothing is left to read. Returns None, or why it is refused, and
+        the tokens whose KV it has.
+        """
+        assert source.handover is not None
+        self._stop_reading(source.handover.migration)
+        refusal = self._engine.expect(source)
+        if refusal is not None:
+            self._engine.moves.arrivals.free(source.handover.migration)
+            return refusal, 0
+        return None, self._engine.moves.arrive(source)
 
     def receive(self, source: EngineSequence, arrived: Callable[[EngineSequence], None]) -> str | None:
         """Takes a sequence that has a reservation; ``arrived`` is called when it runs, its last blocks read or given

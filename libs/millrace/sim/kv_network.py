@@ -237,7 +237,7 @@ class SimKvNetwork:
             _end(transfer.target, transfer.done, _BROKEN if transfer.broken else _GONE)
             return
         leases = source.engine.moves.leases
-        stale = [block for block in read.blocks if not leases.unchanged(read.migration, block)]
+        stale = [block for block in read.blocks if not leases.unchanged(read.lease or read.migration, block)]
         if read.checksums and self._differs(transfer):
             self._count("caught")
             _end(transfer.target, transfer.done, KvReadEnded(refusal=KvRefusal.COPY_FAILED, detail="checksum"))

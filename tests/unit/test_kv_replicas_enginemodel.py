@@ -1,0 +1,216 @@
+"""KV replicas in modelled engines: no place in the batch, blocks that give way, continuations that begin on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from millrace.actor.engine import (
+    EngineSequence,
+    KvBlocksRead,
+    KvDenied,
+    PullIntoEngine,
+    ReserveInEngine,
+    SequenceAdded,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import KvHandover, KvRefusal
+from millrace.sim.runtime_sim import MILLISECOND
+
+from tests.unit.moving_rig import Side, World
+from tests.unit.test_enginemodel_moving import alone, free, kinds, pair, parameters, prompt, told
+
+BLOCK = 16
+
+
+def replicate(a: Side, b: Side, given: EngineSequence, name: str = "m") -> Any:
+    """Copies the sequence's full blocks into a replica at ``b``; returns what the lease told."""
+    leased = a.lease(given.sequence, f"{name}.1")
+    reserved = b.ask(replica_of(a, given, name, leased.blocks))
+    first = reserved.matched_blocks
+    read = b.ask(
+        PullIntoEngine(
+            migration=name,
+            lease=f"{name}.1",
+            from_block=first,
+            blocks=leased.blocks[first:],
+            checksums=[sums[first:] for sums in leased.checksums],
+            until_ns=b.world.simulation.now_ns + 2_000 * MILLISECOND,
+        )
+    )
+    assert isinstance(read, KvBlocksRead), read
+    assert not a.world.network.violations
+    a.end(f"{name}.1", moved=False)
+    return leased
+
+
+def replica_of(a: Side, given: EngineSequence, name: str, blocks: list[int]) -> ReserveInEngine:
+    return ReserveInEngine(
+        migration=name,
+        sequence=given.sequence,
+        endpoint=a.kv,
+        token_ids=given.prompt_token_ids[: len(blocks) * BLOCK],
+        blocks=len(blocks),
+        replica=True,
+    )
+
+
+def resume(a: Side, b: Side, given: EngineSequence, output: list[int], *, blocks: int, name: str = "m") -> int:
+    """The sequence continues at ``b`` with so many blocks of its replica; returns the tokens that it had."""
+    handover = KvHandover(
+        migration=name, endpoint=a.kv, from_block=blocks, blocks=[], computed_tokens=blocks * BLOCK, read_ms=0
+    )
+    b.engine.paced.add(
+        EngineSequence(
+            sequence=given.sequence,
+            prompt_token_ids=given.prompt_token_ids,
+            sampling=given.sampling,
+            output_token_ids=output,
+            handover=handover,
+        )
+    )
+    b.check()
+    b.world.until(lambda: b.has(given.sequence))
+    (added,) = [e for e in b.events if isinstance(e, SequenceAdded) and e.sequence == given.sequence]
+    return added.kv_tokens
+
+
+@kinds
+def test_a_continuation_begins_on_the_replica_and_says_the_same(kind: str):
+    world, a, b = pair(kind)
+    given = a.add("r", prompt(50))
+    told(a, "r", 30)
+    leased = replicate(a, b, given)
+    told(a, "r", 38)
+    known = a.said("r")[:36]
+    blocks = min(len(leased.blocks), (50 + len(known) - 1) // BLOCK)
+    before = b.model.snapshot(0).totals.prefill_tokens
+    assert resume(a, b, given, known, blocks=blocks) == blocks * BLOCK
+    world.until(lambda: b.finished("r"))
+    assert known + b.said("r") == alone(given)
+    assert b.model.snapshot(0).totals.prefill_tokens - before == 50 + len(known) - blocks * BLOCK
+    assert free(b) == b.parameters.blocks_total
+
+
+def test_a_replica_takes_no_place_and_counts_as_free():
+    world = World()
+    few = parameters(max_sequences=2)
+    a, b = Side(world, "a"), Side(world, "b", parameters=few)
+    given = a.add("r", prompt(50))
+    told(a, "r", 10)
+    for name in ("x", "y"):
+        b.add(name, prompt(20, seed=ord(name)))
+    told(b, "y", 3)
+    assert b.model.scheduler.places() == 0
+    leased = replicate(a, b, given)
+    assert len(b.model.scheduler.replicas["m"]) == len(leased.blocks)
+    held = sum(len(s.blocks) for s in b.model.scheduler.running)
+    assert b.model.snapshot(0).blocks_free == b.parameters.blocks_total - held
+    assert b.model.kv_accounting().reserved == len(leased.blocks)
+
+
+def test_with_a_full_batch_the_continuation_waits_with_its_kv():
+    world = World()
+    a, b = Side(world, "a"), Side(world, "b", parameters=parameters(max_sequences=2))
+    given = a.add("r", prompt(50))
+    told(a, "r", 20)
+    for name in ("x", "y"):
+        b.add(name, prompt(20, seed=ord(name)))
+    told(b, "y", 3)
+    leased = replicate(a, b, given)
+    known = a.said("r")[:20]
+    blocks = min(len(leased.blocks), (50 + len(known) - 1) // BLOCK)
+    assert resume(a, b, given, known, blocks=blocks) == blocks * BLOCK
+    world.until(lambda: all(b.finished(name) for name in ("x", "y", "r")))
+    assert known + b.said("r") == alone(given)
+
+
+def replicated(blocks_total: int, **changes: Any) -> tuple[World, Side, Side, EngineSequence, Any]:
+    """``b`` has so many blocks, and holds a replica of ``r``."""
+    world = World()
+    small = parameters(blocks_total=blocks_total, max_model_len=blocks_total * BLOCK, **changes)
+    a, b = Side(world, "a"), Side(world, "b", parameters=small)
+    given = a.add("r", prompt(100))
+    told(a, "r", 20)
+    leased = replicate(a, b, given)
+    assert len(leased.blocks) >= 7
+    return world, a, b, given, leased
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_prompt_that_lacks_blocks_takes_the_replicas(caching: bool):
+    world, _, b, _, _ = replicated(12, prefix_caching=caching)
+    b.add("x", prompt(100, seed=9), max_tokens=20)
+    world.until(lambda: b.finished("x"))
+    assert not b.model.scheduler.replicas
+    assert not b.model.scheduler.preemptions
+    assert free(b) == 12
+
+
+def test_a_prompt_that_would_not_fit_anyway_leaves_the_replica():
+    world, _, b, _, _ = replicated(20)
+    b.add("x", prompt(180, seed=9), max_tokens=40)
+    told(b, "x", 5)
+    assert b.model.scheduler.replicas
+    b.add("y", prompt(300, seed=8), max_tokens=5)
+    world.run(5)
+    assert b.model.scheduler.replicas
+
+
+def test_a_sequence_that_grows_takes_the_replicas_before_anybody_is_preempted():
+    world, _, b, _, _ = replicated(16)
+    b.add("x", prompt(100, seed=9), max_tokens=100)
+    world.until(lambda: b.finished("x"))
+    assert not b.model.scheduler.replicas
+    assert not b.model.scheduler.preemptions
+
+
+def test_a_reservation_takes_the_replicas_and_another_replica_does_not():
+    _, a, b, given, leased = replicated(12)
+    other = a.add("s", prompt(90, seed=3))
+    told(a, "s", 5)
+    denied = b.ask(replica_of(a, other, "n", list(range(8))))
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.NO_BLOCKS
+    assert b.model.scheduler.replicas
+    reserved = b.reserve(a, "s", "o", prompt(90, seed=3), 8)
+    assert not isinstance(reserved, KvDenied)
+    assert not b.model.scheduler.replicas
+    late = b.ask(
+        PullIntoEngine(migration="m", from_block=0, blocks=leased.blocks, checksums=[], until_ns=1 << 62, lease="m.1")
+    )
+    assert isinstance(late, KvDenied)
+    assert late.reason is KvRefusal.INVALID
+    assert resume(a, b, given, a.said("r")[:5], blocks=4) == 0, "it is computed, as without a replica"
+
+
+@pytest.mark.parametrize(("blocks_total", "room"), [(12, True), (7, False)])
+def test_a_replica_grows_with_what_is_pulled_as_far_as_blocks_are_free(blocks_total: int, room: bool):
+    world, a, b, _, leased = replicated(blocks_total)
+    count = len(leased.blocks)
+    world.until(lambda: len(a.said("r")) >= 50 or a.finished("r"))
+    more = a.lease("r", "m.2", from_block=count)
+    assert more.blocks
+    pull = PullIntoEngine(
+        migration="m",
+        lease="m.2",
+        from_block=count,
+        blocks=more.blocks,
+        checksums=more.checksums,
+        until_ns=world.simulation.now_ns + 2_000 * MILLISECOND,
+    )
+    read = b.ask(pull)
+    if room:
+        assert isinstance(read, KvBlocksRead)
+        assert len(b.model.scheduler.replicas["m"]) == count + len(more.blocks)
+    else:
+        assert isinstance(read, KvDenied)
+        assert read.reason is KvRefusal.NO_BLOCKS
+        assert len(b.model.scheduler.replicas["m"]) == count
+
+
+def test_unreserving_frees_it():
+    _, _, b, _, _ = replicated(12)
+    b.do(UnreserveInEngine(migration="m"))
+    assert free(b) == 12
+    assert not b.model.scheduler.replicas
