@@ -198,8 +198,8 @@ class WorkerActor:
                 orphans = self._heard(body.ingress, body.ingress_incarnation, now_ns)
                 incarnation = self._ingresses.incarnation(body.ingress)
                 return orphans + self._intake.submit(body, message, now_ns, incarnation=incarnation)
-            case SequenceAdded(sequence=sequence):
-                return self._intake.added(sequence)
+            case SequenceAdded(sequence=sequence, kv_tokens=kv_tokens):
+                return self._intake.added(sequence, kv_tokens)
             case SequenceRejected() as body:
                 return self._intake.rejected(body, now_ns)
             case CancelSequence() as body:
@@ -245,10 +245,11 @@ class WorkerActor:
     def _on_cancel(self, body: CancelSequence, now_ns: int) -> list[Effect]:
         held = self.ledger.get(body.sequence)
         self.ledger.fence(body.sequence, body.epoch)
+        dropped = self._moving.reserving.drop_replicas(body.sequence, body.epoch)
         if held is None or held.epoch > body.epoch:
-            return []
+            return dropped
         self.figures.cancelled += held.live
-        return self._desk.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
+        return dropped + self._desk.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
 
     def _on_return(self, sequences: list[str], now_ns: int) -> list[Effect]:
         """Hands back those that wait without KV, by the engine's last snapshot. While the bus is away nobody would hear

@@ -47,6 +47,29 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token_interval_ms: int = 0
 
 
+class ReplicaBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of the KV replicas that an instance holds of other instances' sequences.
+
+    Attributes:
+        memory_share: Share of the KV blocks that all of them may take, 0 to 1; 0 holds none.
+        count_max: Replicas held at a time; further ones are refused TOO_MANY.
+        hold_ms: How long one is held without news of its source: longer than it takes to notice that an instance is
+            lost.
+    """
+
+    memory_share: float = 0.0
+    count_max: int = 64
+    hold_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        if not 0 <= self.memory_share <= 1:
+            raise ValueError(f"memory_share must be a share from 0 to 1, is {self.memory_share}")
+        for field in ("count_max", "hold_ms"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}; for none set memory_share 0")
+
+
 class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Moving running sequences with their KV. What a lease, freeze or reservation may last says who asks for it
     (services/migrator), up to the bounds here.
@@ -67,6 +90,7 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         lease_ms_max: Longest lease given.
         freeze_ms_max: Longest freeze given: so long a client may wait for nothing where everything goes wrong.
         reserve_ms_max: Longest reservation without news.
+        replicas: What it holds of other instances' sequences for their continuation.
     """
 
     enabled: bool = True
@@ -81,6 +105,7 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     lease_ms_max: int = 10_000
     freeze_ms_max: int = 2_000
     reserve_ms_max: int = 10_000
+    replicas: ReplicaBounds = ReplicaBounds()
 
     def __post_init__(self) -> None:
         """Refuses what would move nothing without saying so. Raises ValueError naming the field."""

@@ -63,11 +63,11 @@ class Intake:
         self._desk.ledger.admit(held)
         if 0 < held.max_tokens <= len(body.output_token_ids):
             # The break came between the last token and its finish reason: nothing is left to decode.
-            accepted = self.added(held.sequence)
+            accepted = self._reserving.drop_replicas(body.sequence, body.epoch) + self.added(held.sequence)
             self._desk.finish(held, FinishReason.LENGTH, now_ns)
             return accepted + self._desk.publish([held])
         self._desk.reporter.submitted(held)
-        handover, effects = self._reserving.claim(body)
+        handover, effects = self._reserving.claim_replica(body) if body.replica else self._reserving.claim(body)
         self._desk.figures.recomputes += body.handover is not None and handover is None
         sequence = EngineSequence(
             sequence=body.sequence,
@@ -132,18 +132,31 @@ class Intake:
             held.waiters.append(message.reply_to)
         return []
 
-    def added(self, sequence: str) -> list[Effect]:
-        """The engine has it: everybody who waits learns so."""
+    def added(self, sequence: str, kv_tokens: int = 0) -> list[Effect]:
+        """The engine has it: everybody who waits learns so. ``kv_tokens``: as in SequenceAdded."""
         held = self._desk.ledger.get(sequence)
         if held is None or held.added:
             return []  # cancelled meanwhile, or the earlier epoch's answer came late
         held.added = True
         self._desk.figures.accepted += 1
         waiters, held.waiters = held.waiters, []
-        accepted = SequenceAccepted(sequence=sequence, epoch=held.epoch)
+        accepted = SequenceAccepted(sequence=sequence, epoch=held.epoch, kv_tokens=kv_tokens)
         self._desk.figures.arrived += held.moved is not None
+        self._count_resumed(held, kv_tokens)
         told = self._desk.tell_moved(held)
         return told + [effect for waiter in waiters for effect in answer(waiter, sequence, accepted)]
+
+    def _count_resumed(self, held: Held, kv_tokens: int) -> None:
+        """Count a continuation that was sent here for its replica."""
+        if held.submission is None or not held.submission.replica:
+            return
+        figures = self._desk.figures
+        if kv_tokens:
+            figures.replica_resumes += 1
+            figures.replica_tokens += kv_tokens
+            figures.replica_tail_tokens += held.prompt_tokens + held.base_index - kv_tokens
+        else:
+            figures.replicas_missed += 1
 
     def rejected(self, body: SequenceRejected, now_ns: int) -> list[Effect]:
         """The engine refuses its parameters: gone again, and the same epoch may come with better ones."""

@@ -53,6 +53,13 @@ class WorkerFigures:
         self.pulls = 0
         self.pulled_bytes = 0
         self.copy_failures = 0
+        self.replicas = 0
+        self.replicas_yielded = 0
+        self.replicas_expired = 0
+        self.replicas_missed = 0
+        self.replica_resumes = 0
+        self.replica_tokens = 0
+        self.replica_tail_tokens = 0
         self.kv_refused: Counter[str] = Counter()
 
     def first_token(self, held: Held) -> None:
@@ -96,6 +103,13 @@ _COUNTERS = {
     "pulls": "Reads of other instances' KV",
     "pulled_bytes": "Bytes of KV read from other instances before the last round",
     "copy_failures": "Reads of other instances' KV that failed or did not match their checksums",
+    "replicas": "KV replicas begun for other instances' sequences",
+    "replicas_yielded": "KV replicas that the engine gave up because something else needed their blocks, once noticed",
+    "replicas_expired": "KV replicas that ended without news of their source",
+    "replicas_missed": "Continuations sent here for a KV replica that was gone, or of no use: all KV was computed",
+    "replica_resumes": "Continuations that began on a KV replica",
+    "replica_tokens": "Tokens whose KV these had from the replica",
+    "replica_tail_tokens": "Tokens that these had to compute: those behind the replica",
 }
 _LABELLED = {
     "refused": ("reason", "Sequences refused"),

@@ -6,11 +6,14 @@ PullKv            renewed; blocks are read           PullIntoEngine
 UnreserveKv       over                               UnreserveInEngine
 SubmitSequence    over: the sequence has it          AddToEngine (intake.py)
 (deadline)        over                               UnreserveInEngine
+
+A KV replica is a reservation that grows with each pull and waits for a continuation, which names it. It is refused
+beyond a share of the blocks; the engine gives it up for whatever else needs them. It ends as well when ingress cancels
+its sequence: that has ended, or goes on elsewhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -30,30 +33,11 @@ from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
 from services.worker.desk import Desk, answer
-from services.worker.questions import Ended, PendingQuestion, Questions, is_repeat, refused
+from services.worker.questions import Ended, PendingQuestion, is_repeat, refused
+from services.worker.reservation import SequenceReservation, handover_of, nothing_pulled
 
 _MS = 1_000_000
 TIMER = "reserve/"
-
-
-@dataclass(slots=True, kw_only=True)
-class SequenceReservation:
-    """Room for one sequence.
-
-    Attributes:
-        until_ns: When it ends without news.
-        granted: The answer, once the engine gave it.
-        last: The last pull that was answered well, with the answer.
-    """
-
-    migration: str
-    sequence: str
-    epoch: int
-    reserve_ns: int
-    until_ns: int
-    granted: KvReserved | None = None
-    last: tuple[PullKv, KvPulled] | None = None
-    questions: Questions = field(default_factory=Questions)
 
 
 class Reserving:
@@ -68,7 +52,12 @@ class Reserving:
         self._ended = Ended()
 
     def __len__(self) -> int:
-        return len(self._reservations)
+        return sum(not each.replica for each in self._reservations.values())
+
+    @property
+    def replicas(self) -> list[SequenceReservation]:
+        """KV replicas; some that the engine has given up since may be among them."""
+        return [each for each in self._reservations.values() if each.replica]
 
     def __contains__(self, migration: str) -> bool:
         return migration in self._reservations
@@ -82,13 +71,10 @@ class Reserving:
             no = self._refusal(body)
             if no is not None:
                 return self._refuse(body.sequence, reply_to, no)
-            reserve_ns = min(max(0, body.reserve_ms), self._config.reserve_ms_max) * _MS
+            reserve_ms = min(max(0, body.reserve_ms), self._config.reserve_ms_max)
+            reserve_ns = (self._config.replicas.hold_ms if body.replica else reserve_ms) * _MS
             reservation = SequenceReservation(
-                migration=body.migration,
-                sequence=body.sequence,
-                epoch=body.epoch,
-                reserve_ns=reserve_ns,
-                until_ns=now_ns + reserve_ns,
+                asked=body, reserve_ns=reserve_ns, until_ns=now_ns + reserve_ns, blocks=body.blocks
             )
             self._reservations[body.migration] = reservation
         elif (reservation.sequence, reservation.epoch) != (body.sequence, body.epoch):
@@ -111,13 +97,30 @@ class Reserving:
             return refused(migration, KvRefusal.TARGET_REFUSED, f"epoch {fence} is known here")
         if ledger.live >= self._live_max:
             return refused(migration, KvRefusal.TARGET_REFUSED, f"{ledger.live} sequences, at most that many")
-        if len(self._reservations) >= self._config.reservations_max:
-            return refused(migration, KvRefusal.TOO_MANY, f"{len(self._reservations)} reservations")
+        if body.replica and (no := self._replica_refusal(body)) is not None:
+            return no
+        if not body.replica and len(self) >= self._config.reservations_max:
+            return refused(migration, KvRefusal.TOO_MANY, f"{len(self)} reservations")
         if not 0 < len(body.token_ids) < self._info.max_model_len:
             return refused(migration, KvRefusal.INVALID, f"{len(body.token_ids)} tokens")
         if body.blocks * self._info.block_size < len(body.token_ids):
             return refused(migration, KvRefusal.INVALID, f"{body.blocks} blocks for {len(body.token_ids)} tokens")
         return None
+
+    def _replica_refusal(self, body: ReserveKv) -> KvRefused | None:
+        bounds, held = self._config.replicas, self.replicas
+        if not bounds.memory_share:
+            return refused(body.migration, KvRefusal.UNABLE, "this instance holds no replicas")
+        if len(held) >= bounds.count_max:
+            return refused(body.migration, KvRefusal.TOO_MANY, f"{len(held)} replicas")
+        if not self._has_share(body.blocks):
+            return refused(body.migration, KvRefusal.NO_BLOCKS, "replicas have their share of the blocks")
+        return None
+
+    def _has_share(self, more: int) -> bool:
+        """Whether replicas may have so many blocks more."""
+        held = sum(each.blocks for each in self.replicas)
+        return held + more <= self._config.replicas.memory_share * self._info.blocks_total
 
     def pull(self, body: PullKv, reply_to: str, now_ns: int) -> list[Effect]:
         """Reads blocks; asked again, the same answer."""
@@ -128,8 +131,15 @@ class Reserving:
         if body.from_block < 0 or any(len(rank) != len(body.blocks) for rank in body.checksums):
             no = refused(body.migration, KvRefusal.INVALID, "blocks and checksums do not fit together")
             return self._refuse(reservation.sequence, reply_to, no)
+        reservation.proven = max(reservation.proven, body.proven)
+        more = body.from_block + len(body.blocks) - reservation.blocks
+        if reservation.replica and more > 0:
+            if not self._has_share(more):
+                no = refused(body.migration, KvRefusal.NO_BLOCKS, "replicas have their share of the blocks")
+                return [self._renew(reservation, now_ns), *self._refuse(reservation.sequence, reply_to, no)]
+            reservation.blocks += more
         if not body.blocks and reservation.granted is not None:
-            nothing = _nothing_pulled(body, reservation.granted, now_ns)
+            nothing = nothing_pulled(body, reservation.granted, now_ns)
             return [self._renew(reservation, now_ns), *answer(reply_to, reservation.sequence, nothing)]
         if reservation.last is not None and is_repeat(reservation.last[0], body):
             return [self._renew(reservation, now_ns), *answer(reply_to, reservation.sequence, reservation.last[1])]
@@ -149,14 +159,34 @@ class Reserving:
         """
         handover = body.handover
         reservation = self._reservations.get(handover.migration) if handover is not None else None
-        if reservation is None or reservation.granted is None:
+        if reservation is None or reservation.granted is None or reservation.replica:
             return None, []
         if (reservation.sequence, reservation.epoch) != (body.sequence, body.epoch):
             return None, []
+        return handover, self._claimed(reservation)
+
+    def claim_replica(self, body: SubmitSequence) -> tuple[KvHandover | None, list[Effect]]:
+        """The sequence of a replica continues here: a handover of what is proven, with nothing left to read. None where
+        there is no such replica, or nothing of use in it.
+        """
+        reservation = self._reservations.get(body.replica)
+        if reservation is None or not reservation.replica or reservation.sequence != body.sequence:
+            return None, []
+        handover = handover_of(reservation, body, self._info.block_size)
+        if handover is None:
+            return None, self._close(reservation, KvRefusal.CANCELLED)
+        return handover, self._claimed(reservation)
+
+    def _claimed(self, reservation: SequenceReservation) -> list[Effect]:
         self._forget(reservation)
         self._ended.put(reservation.migration, held=True)
         timer = CancelTimer(name=TIMER + reservation.migration)
-        return handover, [timer, *self._refuse_rest(reservation, KvRefusal.CANCELLED)]
+        return [timer, *self._refuse_rest(reservation, KvRefusal.CANCELLED)]
+
+    def drop_replicas(self, sequence: str, epoch: int) -> list[Effect]:
+        """A sequence has ended, or goes on elsewhere: its replicas up to an epoch are of no use."""
+        group = [each for each in self.replicas if each.sequence == sequence and each.epoch <= epoch]
+        return [effect for each in group for effect in self._close(each, KvRefusal.CANCELLED)]
 
     def _ask(
         self, reservation: SequenceReservation, body: ReserveKv | PullKv, reply_to: str, now_ns: int
@@ -176,6 +206,7 @@ class Reserving:
                         blocks=body.blocks,
                         checksums=body.checksums,
                         until_ns=self._read_until_ns(body, asked),
+                        lease=body.lease,
                     )
                 ]
             case _:
@@ -196,7 +227,11 @@ class Reserving:
         reservation = self._reservations.get(body.migration)
         if reservation is None or not _asks(reservation, ReserveKv):
             return []
-        self._desk.figures.reservations += 1
+        if reservation.replica:
+            self._desk.figures.replicas += 1
+        else:
+            self._desk.figures.reservations += 1
+        reservation.proven = body.matched_blocks
         reservation.granted = KvReserved(
             migration=body.migration, matched_blocks=body.matched_blocks, copier=body.copier, at_ns=now_ns
         )
@@ -221,12 +256,18 @@ class Reserving:
     def denied(self, body: KvDenied) -> list[Effect]:
         """The engine's no. A room that was not given is nobody's; one that was stays."""
         reservation = self._reservations.get(body.migration)
-        if reservation is None or reservation.questions.first is None:
+        asked = reservation.questions.first if reservation is not None else None
+        if reservation is None or asked is None:
             return []
         figures = self._desk.figures
         figures.kv_refused[body.reason] += 1
         figures.copy_failures += body.reason is KvRefusal.COPY_FAILED
         told = reservation.questions.answer(reservation.sequence, refused(body.migration, body.reason, body.detail))
+        if reservation.replica and body.reason is KvRefusal.INVALID:
+            figures.replicas_yielded += 1  # the engine knows it no more
+            return told + self._close(reservation, KvRefusal.CANCELLED)
+        if isinstance(asked.body, PullKv) and body.reason is KvRefusal.NO_BLOCKS:
+            reservation.blocks = min(reservation.blocks, asked.body.from_block)
         if reservation.granted is not None:
             return told + self._next(reservation)
         del self._reservations[body.migration]
@@ -244,6 +285,9 @@ class Reserving:
         first = reservation.questions.first
         if first is not None and isinstance(first.body, PullKv) and now_ns < self._read_until_ns(first.body, first):
             return [self._renew(reservation, now_ns)]
+        if reservation.replica:
+            self._desk.figures.replicas_expired += 1
+            return self._close(reservation, KvRefusal.CANCELLED)
         self._desk.figures.reservations_expired += 1
         fields = {"migration": migration, "sequence": reservation.sequence}
         line = Log(level="warning", event="reservation_expired", fields=fields)
@@ -273,29 +317,23 @@ class Reserving:
     def snapshot(self) -> dict[str, Any]:
         """Reservations by migration."""
         return {
-            name: {"sequence": entry.sequence, "epoch": entry.epoch, "granted": entry.granted is not None}
+            name: {
+                "sequence": entry.sequence,
+                "epoch": entry.epoch,
+                "granted": entry.granted is not None,
+                "replica": entry.replica,
+                "proven": entry.proven,
+            }
             for name, entry in self._reservations.items()
         }
 
     def check(self) -> None:
         """Raises AssertionError where there are more than allowed."""
-        assert len(self._reservations) <= self._config.reservations_max
+        assert len(self) <= self._config.reservations_max
+        assert len(self.replicas) <= self._config.replicas.count_max
+        assert not self.replicas or self._has_share(0), "replicas have more than their share"
 
 
 def _asks(reservation: SequenceReservation, kind: type[msgspec.Struct]) -> bool:
     first = reservation.questions.first
     return first is not None and isinstance(first.body, kind)
-
-
-def _nothing_pulled(body: PullKv, granted: KvReserved, now_ns: int) -> KvPulled:
-    """The answer to a pull of no block, which only renews."""
-    return KvPulled(
-        migration=body.migration,
-        from_block=body.from_block,
-        blocks=0,
-        bytes=0,
-        descriptors=0,
-        duration_ns=0,
-        copier=granted.copier,
-        at_ns=now_ns,
-    )

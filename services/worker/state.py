@@ -99,6 +99,7 @@ class Held:
             handover=None,
             output_logprobs=None,
             migration="",
+            replica="",
         )
 
     def chunk(self, start: int) -> TokenChunk:

@@ -176,14 +176,14 @@ class VllmEngine:
         """Adds a sequence that comes with its KV, and tells so when the rest of that was read."""
         core = self._core()
         await core.add_request_async(request)
-        await core.call_utility_async("millrace_received")
+        kv_tokens = await core.call_utility_async("millrace_received", request.request_id)
         if active := self._active.get(request.request_id):
-            self._tell_added(active)
+            self._tell_added(active, kv_tokens)
 
-    def _tell_added(self, active: _Active) -> None:
+    def _tell_added(self, active: _Active, kv_tokens: int = 0) -> None:
         if not active.told:
             active.told = True
-            self._say(SequenceAdded(sequence=active.sequence))
+            self._say(SequenceAdded(sequence=active.sequence, kv_tokens=kv_tokens))
 
     def _request(self, sequence: EngineSequence) -> EngineCoreRequest:
         assert self._llm is not None, "start() first"
@@ -246,7 +246,7 @@ class VllmEngine:
         if not answer:
             return
         said = kv_words.decode_answer(answer)
-        if isinstance(said, KvDenied) and isinstance(call.command, LeaseInEngine) and not call.command.from_block:
+        if isinstance(said, KvDenied) and isinstance(call.command, LeaseInEngine):
             self._leased.pop(said.migration, None)
         self._say(said)
 

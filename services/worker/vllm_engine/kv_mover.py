@@ -50,8 +50,25 @@ class Mover:
         self._jobs: list[Job] = []
         self.leases = RequestLeases(self._scheduler, verify=settings.verify, block_bytes=block_bytes)
         self.reservations = Reservations(
-            self._scheduler, hasher=core.request_block_hasher, verify=settings.verify, block_bytes=block_bytes
+            self._scheduler,
+            hasher=core.request_block_hasher,
+            verify=settings.verify,
+            block_bytes=block_bytes,
+            ranks=self._ranks,
         )
+        self._give_way(core.scheduler.kv_cache_manager)
+
+    def _give_way(self, cache: Any) -> None:
+        """Has replicas give way wherever the scheduler finds no block for a request."""
+        allocate = cache.allocate_slots
+
+        def allocate_with_room(*args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(*args, **kwargs)
+            while blocks is None and self.reservations.give_up_newest():
+                blocks = allocate(*args, **kwargs)
+            return blocks
+
+        cache.allocate_slots = allocate_with_room
 
     def handle(self, call: KvCall) -> bytes | Future[bytes]:
         """Carries out a command; the encoded answer, now or later, empty for none."""
@@ -165,6 +182,10 @@ class MovingMixin(_Base):
         chunk: int = max(1, (self.max_num_scheduled_tokens - others) // prompts)
         return min(threshold or chunk, chunk)
 
+    def yielding_blocks(self) -> int:
+        """Blocks that count as free though replicas hold them."""
+        return self.mover.reservations.yielding if self.mover is not None else 0
+
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         if self.mover is not None:
             self.mover.leases.request_gone(request)
@@ -202,8 +223,9 @@ def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
     return answer
 
 
-def _received(core: Any) -> None:
-    """Utility: answered when every sequence sent before has been added."""
+def _received(core: Any, request_id: str) -> int:
+    """Utility: answered when every sequence sent before has been added; the tokens of one whose KV it brought."""
+    return int(getattr(core.scheduler.requests.get(request_id), "millrace_kv_tokens", 0))
 
 
 def _started(core: Any) -> None:

@@ -3,6 +3,9 @@
 A request that arrives with its KV is queued as one whose asynchronous KV load is done: it holds blocks and has computed
 tokens, which vLLM's scheduler handles without a connector. Blocks enter the prefix cache when the request takes them
 over and not before: only then is it known that the source held them until all was read.
+
+A KV replica is a reservation that takes no place in the batch, grows with what is read, and is given up as soon as a
+request or another reservation lacks blocks.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class BlockReservation:
         blocks: In the order of positions; each holds one reference.
         matched: Positions below this came from the prefix cache.
         good: Positions that hold the sequence's KV: matched, or read and found right.
+        replica: It is a KV replica.
         reading: The read under way.
     """
 
@@ -55,6 +59,7 @@ class BlockReservation:
     blocks: list[KVCacheBlock]
     matched: int
     good: set[int]
+    replica: bool = False
     reading: BlockRead | None = None
 
     def good_prefix(self) -> int:
@@ -72,8 +77,10 @@ class Reservations:
         hasher: Any,
         verify: float,
         block_bytes: int,
+        ranks: Ranks,
     ) -> None:
         self._scheduler = scheduler
+        self._ranks = ranks
         self._pool = scheduler.kv_cache_manager.block_pool
         self._hasher = hasher
         self._block_tokens: int = scheduler.block_size
@@ -89,14 +96,15 @@ class Reservations:
             return denied(command, KvRefusal.INVALID, "reserved already")
         if command.blocks < 1:
             return denied(command, KvRefusal.INVALID, f"{command.blocks} blocks wanted")
+        replica = command.replica
         here = len(self._scheduler.running) + len(self._scheduler.kv_holding_waiting)
-        if here >= self._scheduler.max_num_active_reqs:
+        if not replica and here >= self._scheduler.max_num_active_reqs:
             return denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
         prefix = self._cached_prefix(command.token_ids) if match_prefix else []
         prefix = prefix[: command.blocks]
         self._pool.touch(prefix)
         wanted = command.blocks - len(prefix)
-        if wanted > self._pool.get_num_free_blocks():
+        if not (wanted <= self._pool.get_num_free_blocks() if replica else self._make_room(wanted)):
             self._pool.free_blocks(reversed(prefix))
             free = self._pool.get_num_free_blocks()
             return denied(command, KvRefusal.NO_BLOCKS, f"{wanted} blocks wanted, {free} free")
@@ -109,8 +117,9 @@ class Reservations:
             blocks=[*prefix, *new_blocks(self._pool, wanted, after=prefix)],
             matched=len(prefix),
             good=set(range(len(prefix))),
+            replica=replica,
         )
-        self._scheduler.max_num_active_reqs -= 1
+        self._scheduler.max_num_active_reqs -= not replica
         return KvRoomReserved(migration=command.migration, matched_blocks=len(prefix), copier=copier)
 
     def _cached_prefix(self, token_ids: list[int]) -> list[KVCacheBlock]:
@@ -119,6 +128,29 @@ class Reservations:
         probe = Request("", token_ids, SamplingParams(), None, block_hasher=self._hasher)
         found, _, _ = self._scheduler.kv_cache_manager.get_computed_blocks(probe)
         return list(found.blocks[0])
+
+    # --- replicas
+
+    @property
+    def yielding(self) -> int:
+        """Blocks of replicas, which are free as soon as anything else needs them; not those that a prefix shares."""
+        return sum(len(held.blocks) - held.matched for held in self._held.values() if held.replica)
+
+    def give_up_newest(self) -> bool:
+        """Free the newest replica's blocks. Returns whether there was one."""
+        newest = next((held for held in reversed(self._held.values()) if held.replica), None)
+        if newest is None:
+            return False
+        self.unreserve(UnreserveInEngine(migration=newest.migration), self._ranks)
+        return True
+
+    def _make_room(self, blocks: int) -> bool:
+        """Give up replicas until so many blocks are free, if that is enough. Returns whether they are free."""
+        if blocks > self._pool.get_num_free_blocks() + self.yielding:
+            return False
+        while blocks > self._pool.get_num_free_blocks() and self.give_up_newest():
+            pass
+        return bool(blocks <= self._pool.get_num_free_blocks())
 
     # --- pull
 
@@ -129,6 +161,11 @@ class Reservations:
             return denied(command, KvRefusal.INVALID, "no such reservation")
         if held.reading is not None:
             return denied(command, KvRefusal.INVALID, "it is read into already")
+        missing = command.from_block + len(command.blocks) - len(held.blocks)
+        if held.replica and missing > 0:
+            if missing > self._pool.get_num_free_blocks():
+                return denied(command, KvRefusal.NO_BLOCKS, f"{missing} blocks more wanted")
+            held.blocks += new_blocks(self._pool, missing, after=held.blocks)
         if not 0 <= command.from_block <= len(held.blocks) - len(command.blocks):
             return denied(command, KvRefusal.INVALID, f"only {len(held.blocks)} positions are reserved")
         held.reading = BlockRead(self, held, command, ranks)
@@ -147,7 +184,7 @@ class Reservations:
         held = self._held.pop(migration, None)
         if held is None:
             return None
-        self._scheduler.max_num_active_reqs += 1
+        self._scheduler.max_num_active_reqs += not held.replica
         if held.reading is not None:
             ranks.cancel(migration)
             settle(held.reading.answer, KvDenied(migration=migration, reason=KvRefusal.CANCELLED))
@@ -198,7 +235,7 @@ class Reservations:
 
     def _grow(self, held: BlockReservation, blocks: int) -> bool:
         missing = blocks - len(held.blocks)
-        if missing > self._pool.get_num_free_blocks():
+        if missing > 0 and not self._make_room(missing):
             return False
         held.blocks += new_blocks(self._pool, max(0, missing), after=held.blocks)
         return True
@@ -211,7 +248,7 @@ class Reservations:
         manager.req_to_blocks[request.request_id] = held.blocks[:kept]
         manager.num_cached_block[request.request_id] = min(held.matched, tokens // self._block_tokens)
         cache.cache_blocks(request, tokens)
-        request.num_computed_tokens = tokens
+        request.num_computed_tokens = request.millrace_kv_tokens = tokens
 
     # --- for Reading
 

@@ -127,7 +127,7 @@ class SnapshotMixin(_Base):
             time.time_ns(),
             _entries(chain(self.running, self.standing_still()), managers),
             _entries(waiting, managers),
-            pool.get_num_free_blocks(),
+            pool.get_num_free_blocks() + self.yielding_blocks(),
             pool.num_gpu_blocks - 1,  # block 0 is vLLM's null block and never free
             self._preempted,
             self._last_duration_ns,

@@ -1,0 +1,89 @@
+"""State of one reservation at a worker, and what a continuation gets of one that is a KV replica. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millrace.contracts.kv import KvHandover
+from millrace.contracts.leases import KvPulled, KvReserved, PullKv, ReserveKv
+from millrace.contracts.worker import SubmitSequence
+
+from services.worker.questions import Questions
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceReservation:
+    """Room for one sequence.
+
+    Attributes:
+        asked: What it was made for.
+        until_ns: When it ends without news.
+        blocks: Positions that it has room for; those of a replica grow.
+        proven: As in PullKv.
+        granted: The answer, once the engine gave it.
+        last: The last pull that was answered well, with the answer.
+    """
+
+    asked: ReserveKv
+    reserve_ns: int
+    until_ns: int
+    blocks: int
+    proven: int = 0
+    granted: KvReserved | None = None
+    last: tuple[PullKv, KvPulled] | None = None
+    questions: Questions = field(default_factory=Questions)
+
+    @property
+    def migration(self) -> str:
+        """Its name."""
+        return self.asked.migration
+
+    @property
+    def sequence(self) -> str:
+        """Sequence that it is for."""
+        return self.asked.sequence
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that it comes with; of a replica, in which its source decodes it."""
+        return self.asked.epoch
+
+    @property
+    def replica(self) -> bool:
+        """Whether it is a KV replica."""
+        return self.asked.replica
+
+
+def handover_of(reservation: SequenceReservation, body: SubmitSequence, block_size: int) -> KvHandover | None:
+    """The handover of a sequence that continues on its replica: proven blocks, and nothing left to read. None where
+    nothing of it is of use.
+
+    Only full blocks of tokens that ingress knows count: the source may have decoded further ones, which a continuation
+    need not repeat.
+    """
+    known = (len(body.prompt_token_ids) + len(body.output_token_ids) - 1) // block_size
+    blocks = min(reservation.proven, known)
+    if reservation.granted is None or blocks < 1:
+        return None
+    return KvHandover(
+        migration=reservation.migration,
+        endpoint=reservation.asked.endpoint,
+        from_block=blocks,
+        blocks=[],
+        computed_tokens=blocks * block_size,
+        read_ms=0,
+    )
+
+
+def nothing_pulled(body: PullKv, granted: KvReserved, now_ns: int) -> KvPulled:
+    """The answer to a pull of no block, which only renews."""
+    return KvPulled(
+        migration=body.migration,
+        from_block=body.from_block,
+        blocks=0,
+        bytes=0,
+        descriptors=0,
+        duration_ns=0,
+        copier=granted.copier,
+        at_ns=now_ns,
+    )
