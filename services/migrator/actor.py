@@ -14,7 +14,9 @@ LeaseKv, FreezeSequence, CommitMigration, EndLease, AbortMigration, MigrationFin
 | Replied, RequestFailed (into/...) | the worker's answer | MigrationPrepared, BlocksPulled, MigrationCommitted,
 MigrationRefused, UnreserveKv |
 | AbortMigration | over, unless it is being committed | UnreserveKv |
-| StatusSnapshot | what may leave: evacuations, prefill instances | LeaseKv |
+| StatusSnapshot | what may leave: evacuations, prefill instances; KV replicas | LeaseKv |
+| Replied, RequestFailed (replica/...) | a replica's next step, see replicas.py | ReserveKv, PullKv, LeaseKv, EndLease,
+KvReplicated |
 | InstanceSummary, KeyChanged, ServicePresence(worker) | who could take a sequence | |
 | ServicePresence(broker) | its instances' initiator is quiet until the broker is silent | |
 | TimerFired | rests, reservations without news, heartbeat | ServicePresence, next timer |
@@ -64,13 +66,14 @@ from millrace.membership import Heartbeat
 
 from services.migrator.cluster_view import MigrationTargets
 from services.migrator.config import MigratorConfig, target_policy
-from services.migrator.context import INTO, MS, OUT, MigratorContext
+from services.migrator.context import INTO, MS, OUT, REPLICA, MigratorContext
 from services.migrator.delegation import BROKER, Delegation
 from services.migrator.evacuation import EVACUATION, FallbackInitiator
 from services.migrator.incoming import IncomingMigrations
 from services.migrator.initiator import Initiator
 from services.migrator.metrics import MigratorMetrics
 from services.migrator.outgoing import OutgoingMigrations
+from services.migrator.replicas import Replicas
 from services.migrator.state import ManagedInstance
 
 #: Heartbeat, and how often what is over is forgotten.
@@ -121,10 +124,12 @@ class MigratorActor:
         self._context = context
         self._outgoing = OutgoingMigrations(context)
         self._incoming = IncomingMigrations(context)
+        self._replicas = Replicas(context, self._outgoing)
         self._initiator: Initiator = FallbackInitiator(context, self._outgoing)
         self._managed = {subject_token(name): ManagedInstance(instance=name) for name in config.instances}
         self._heard_ns = 0
         metrics.in_flight, metrics.frozen, metrics.resting = self._gauges, self._frozen, self._resting
+        metrics.replicas = self._replicated
 
     def start(self, now_ns: int) -> list[Effect]:
         """Listens to its instances' inboxes, watches who there is, begins to tick."""
@@ -144,7 +149,7 @@ class MigratorActor:
         effects = self._dispatch(message, now_ns)
         while self._outgoing.finished:  # what has ended makes room for what waits
             effects += self._after_finished(now_ns)
-        return effects
+        return [*self._replicas.make_way(now_ns), *effects]
 
     def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
         match message.body:
@@ -158,7 +163,11 @@ class MigratorActor:
                 return []
             case StatusSnapshot() as body:
                 managed = self._managed.get(subject_token(body.instance)) if body.instance else None
-                return self._initiator.on_snapshot(managed, body, now_ns) if managed is not None else []
+                if managed is None:
+                    return []
+                return self._initiator.on_snapshot(managed, body, now_ns) + self._replicas.on_snapshot(
+                    managed, body, now_ns
+                )
             case KeyChanged() as body:
                 self._cluster_view.on_key(body, now_ns)
                 return self._listen(now_ns) if body.bucket == "plan" else self._on_record(body.value)
@@ -218,6 +227,8 @@ class MigratorActor:
         half, migration, number = correlation.split("/")
         if half == OUT:
             return self._outgoing.on_answer(migration, int(number), body, traceparent, now_ns)
+        if half == REPLICA:
+            return self._replicas.on_answer(migration, int(number), body, now_ns)
         return self._incoming.on_answer(migration, int(number), body, now_ns)
 
     def _after_finished(self, now_ns: int) -> list[Effect]:
@@ -227,6 +238,7 @@ class MigratorActor:
         for body in ended:
             managed = self._managed[subject_token(body.source)]
             effects += self._initiator.on_finished(managed, body, now_ns)
+            effects += self._replicas.on_finished(body, now_ns)
             effects += self._initiator.resume(managed, now_ns)
         return effects
 
@@ -241,6 +253,8 @@ class MigratorActor:
                 return self._outgoing.on_timer(about, now_ns)
             case _ if kind == INTO:
                 return self._incoming.on_timer(about, now_ns)
+            case _ if kind == REPLICA:
+                return self._replicas.on_timer(about, now_ns)
             case _ if kind == EVACUATION:
                 return self._initiator.resume(self._managed[subject_token(about)], now_ns)
             case _:
@@ -253,12 +267,11 @@ class MigratorActor:
         return [self._presence(now_ns), timer, *listening]
 
     def _listen(self, now_ns: int) -> list[Effect]:
-        return [
-            effect for managed in self._managed.values() for effect in self._initiator.subscriptions(managed, now_ns)
-        ]
+        parts = (self._initiator, self._replicas)
+        return [e for managed in self._managed.values() for part in parts for e in part.subscriptions(managed, now_ns)]
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
-        effects = [*self._outgoing.abandon(now_ns), *self._incoming.abandon(now_ns)]
+        effects = [*self._replicas.abandon(now_ns), *self._outgoing.abandon(now_ns), *self._incoming.abandon(now_ns)]
         self._outgoing.finished.clear()
         for managed in self._managed.values():
             effects += self._initiator.abandon(managed, now_ns)
@@ -278,8 +291,11 @@ class MigratorActor:
         """Migrations from and to one instance; None where there are none."""
         name, leaving = managed.instance, self._outgoing.busy(managed.instance)
         waiting = len(self._outgoing.of(name)) - leaving + managed.backoff.resting(now_ns)
-        counts = (leaving, self._incoming.busy(name), waiting)
+        counts = (leaving, self._incoming.busy(name), waiting, self._replicas.held(name))
         return InstanceMigrations(name, *counts) if any(counts) else None
+
+    def _replicated(self) -> list[tuple[str, int]]:
+        return [(managed.instance, self._replicas.held(managed.instance)) for managed in self._managed.values()]
 
     def _gauges(self) -> list[tuple[str, str, int]]:
         rows: list[tuple[str, str, int]] = []
@@ -309,6 +325,7 @@ class MigratorActor:
                 for out in self._outgoing
             },
             "in": {into.migration: [into.sequence, into.instance, str(into.stage)] for into in self._incoming},
+            "replicas": {each.name: [each.sequence, each.holder, str(each.step), each.told] for each in self._replicas},
             "evacuations": [managed.instance for managed in self._managed.values() if managed.evacuation is not None],
             **self._cluster_view.plain(),
         }
@@ -317,6 +334,7 @@ class MigratorActor:
         """Raises AssertionError where the state contradicts itself."""
         self._outgoing.check()
         self._incoming.check()
+        self._replicas.check()
 
 
 def _unexpected(message: Message, detail: str) -> list[Effect]:

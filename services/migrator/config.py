@@ -24,6 +24,30 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parameters: dict[str, Any] = {}
 
 
+class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV replicas of the instances' sequences: blocks copied ahead to another instance, for a continuation.
+
+    Attributes:
+        enabled: Whether there are any.
+        tokens_min: Tokens in the cache from which on a sequence gets one.
+        per_instance_max: Sequences of one instance that have one; the longest come first.
+        bytes_per_s: Copied for one instance's sequences at most.
+        interval_ms: Between two rounds of one sequence: as much as it decodes in this time is computed again.
+    """
+
+    enabled: bool = False
+    tokens_min: int = 512
+    per_instance_max: int = 16
+    bytes_per_s: int = 256 * 1024 * 1024
+    interval_ms: int = 500
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be. Raises ValueError naming the field."""
+        for field in ("tokens_min", "per_instance_max", "bytes_per_s", "interval_ms"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}")
+
+
 class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds and deadlines. Times in milliseconds, each for one instance and one migration.
 
@@ -84,6 +108,7 @@ class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         instances: Instances that it moves sequences from and to; one, or those that share a worker process.
         mode: How KV travels where the asker does not say.
         target: How a target is chosen.
+        replicas: Which sequences get a KV replica elsewhere.
         membership: When an instance, or a broker, counts as silent.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
@@ -93,6 +118,7 @@ class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mode: MigrationMode = MigrationMode.LIVE
     limits: MigratorLimits = MigratorLimits()
     target: TargetConfig = TargetConfig()
+    replicas: ReplicaConfig = ReplicaConfig()
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     membership: MembershipConfig = MembershipConfig()

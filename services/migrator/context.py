@@ -25,8 +25,8 @@ from services.migrator.pairs import PairFigures
 
 MS = 1_000_000
 
-#: First part of the correlations of each half.
-OUT, INTO = "out", "into"
+#: First part of the correlations of each half, and of replicas.
+OUT, INTO, REPLICA = "out", "into", "replica"
 
 
 @dataclass

@@ -32,6 +32,9 @@ class MigratorMetrics(Collector):
         in_flight: Yields (instance, direction, count) for gauges.
         frozen: Yields (instance, count): sequences that stand still for a target to take them.
         resting: Yields (instance, count): sequences whose handoff is tried again later.
+        replica_bytes, replica_rounds: Copied for KV replicas, and in how many pulls.
+        replica_refusals: What ended a round of one, by refusal.
+        replicas: Yields (instance, count): sequences with a KV replica elsewhere.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -48,6 +51,9 @@ class MigratorMetrics(Collector):
         self.in_flight: Callable[[], Iterable[tuple[str, str, int]]] = list
         self.frozen: Callable[[], Iterable[tuple[str, int]]] = list
         self.resting: Callable[[], Iterable[tuple[str, int]]] = list
+        self.replica_bytes = self.replica_rounds = 0
+        self.replica_refusals: Counter[str] = Counter()
+        self.replicas: Callable[[], Iterable[tuple[str, int]]] = list
         if registry is not None:
             registry.register(self)
 
@@ -61,6 +67,11 @@ class MigratorMetrics(Collector):
             self.gap.observe(body.frozen_ns / _NS)
             self.duration.observe(body.duration_ns / _NS)
             self.rounds += body.rounds
+
+    def replicated(self, copied_bytes: int) -> None:
+        """A pull into a KV replica ended."""
+        self.replica_bytes += copied_bytes
+        self.replica_rounds += 1
 
     def describe(self) -> Iterable[Metric]:
         """Nothing ahead of the first scrape."""
@@ -84,6 +95,12 @@ class MigratorMetrics(Collector):
             "Pauses of handoffs that ended early, because room was heard of.",
             value=self.handoff_pauses_cut,
         )
+        yield CounterMetricFamily(
+            "millrace_migrator_replica_bytes", "Bytes copied into KV replicas elsewhere.", value=self.replica_bytes
+        )
+        yield CounterMetricFamily(
+            "millrace_migrator_replica_rounds", "Pulls of KV replicas elsewhere.", value=self.replica_rounds
+        )
         flying = GaugeMetricFamily(
             "millrace_migrator_in_flight",
             "Migrations under way, and those that wait.",
@@ -98,6 +115,7 @@ class MigratorMetrics(Collector):
         for name, text, rows in (
             ("frozen", "Sequences that stand still now, for a target to take them.", self.frozen()),
             ("handoffs_resting", "Sequences whose handoff nobody took, to be tried again later.", self.resting()),
+            ("replicas", "Sequences that have a KV replica at another instance.", self.replicas()),
         ):
             family = GaugeMetricFamily(f"millrace_migrator_{name}", text, labels=["instance"])
             for instance, count in rows:
@@ -117,6 +135,7 @@ class MigratorMetrics(Collector):
             ("arrivals", "Migrations to here that ended: committed, or why not.", "result", self.arrived),
             ("bytes", "Bytes copied in rounds, by copier.", "copier", self.bytes),
             ("descriptors", "Pieces copied in rounds, by copier.", "copier", self.descriptors),
+            ("replica_refusals", "Rounds of KV replicas that ended early.", "refusal", self.replica_refusals),
             ("evacuated", "Sequences of evacuations, by how their migrations ended.", "result", self.evacuated),
             (
                 "handoff_pauses",
