@@ -58,7 +58,7 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.contracts.migration import AllotEpoch, SequenceMoved
+from millrace.contracts.migration import AllotEpoch, KvReplicated, SequenceMoved
 from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.membership import Heartbeat
@@ -87,6 +87,7 @@ from services.ingress.lifecycle import InstanceLost, LossCause, TargetLost
 from services.ingress.metrics import IngressMetrics
 from services.ingress.migration.epoch_grants import grant_epoch, granted_to
 from services.ingress.migration.ownership import take_move
+from services.ingress.migration.replicas import take_replica
 from services.ingress.reactions import react
 from services.ingress.reply_router import take_failure, take_gathered, take_reply
 from services.ingress.state import IngressState
@@ -104,6 +105,7 @@ ACCEPTS: tuple[type[Body], ...] = (
     AllotEpoch,
     FindRequests,
     SequenceMoved,
+    KvReplicated,
 )
 
 #: Interval of the checks of deadlines and silence: a sixth of the shortest of them (1.5 s).
@@ -182,6 +184,7 @@ class IngressActor:
             Subscribe(subject=subjects.returned(state.name)),
             Subscribe(subject=subjects.epoch(state.name)),
             Subscribe(subject=subjects.moved(state.name)),
+            Subscribe(subject=subjects.replicated(state.name)),
             Subscribe(subject=subjects.find()),
             Subscribe(subject=subjects.summaries()),
             Subscribe(subject=subjects.presences(Role.WORKER.value)),
@@ -225,6 +228,8 @@ class IngressActor:
                 answer_find(self._state, body, message.reply_to, out)
             case SequenceMoved():
                 take_move(self._state, body, out)
+            case KvReplicated():
+                take_replica(self._state, body, out)
             case KeyChanged():
                 self._on_key(body, out)
             case TimerFired():

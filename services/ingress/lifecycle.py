@@ -63,7 +63,11 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The instance owns it: the worker answered so, or tokens of the epoch arrived first."""
+    """The instance owns it: the worker answered so, or tokens of the epoch arrived first. ``kv_tokens``: as in
+    SequenceAccepted.
+    """
+
+    kv_tokens: int = 0
 
 
 class SubmissionRefused(msgspec.Struct, frozen=True):

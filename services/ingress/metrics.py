@@ -52,6 +52,8 @@ class IngressMetrics(Collector):
         refusals: By kind.
         dispatches: By (policy, instance).
         continuations: By reason.
+        replica_continuations: Those that began on a KV replica; replica_tokens: had their KV from it;
+            replica_tail_tokens: were behind it and had to be computed.
         migrations: Granted epochs by outcome: ``moved``; ``rescued`` (the source was lost meanwhile, the
             target had it already); ``stayed`` (the source had gone on); ``replaced`` by a later one; ``lost`` (the
             target is gone, or has it not); ``ended`` (the sequence did, at its source); and those that were
@@ -111,6 +113,7 @@ class IngressMetrics(Collector):
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
+        self.replica_continuations = self.replica_tokens = self.replica_tail_tokens = 0
         self.calls_open = 0
         self.sequences_open = 0
         self.sequences_waiting = 0
@@ -202,6 +205,9 @@ class IngressMetrics(Collector):
             ("prompt_tokens", "Prompt tokens of accepted calls.", self.prompt_tokens),
             ("cached_tokens", "Prompt tokens found in prefix caches.", self.cached_tokens),
             ("output_tokens", "Output tokens relayed.", self.output_tokens),
+            ("replica_continuations", "Continuations that began on a KV replica.", self.replica_continuations),
+            ("replica_tokens", "Tokens whose KV these had from the replica.", self.replica_tokens),
+            ("replica_tail_tokens", "Tokens behind the replica, which these computed.", self.replica_tail_tokens),
         ):
             yield CounterMetricFamily(f"millrace_ingress_{name}", text, value=count)
 

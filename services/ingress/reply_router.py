@@ -49,7 +49,7 @@ def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: obj
     if sequence.phase is not SequencePhase.SUBMITTED:
         return  # its tokens arrived before the answer
     if isinstance(answer, SequenceAccepted):
-        state.fire(sequence, Accepted(), out)
+        state.fire(sequence, Accepted(answer.kv_tokens), out)
     elif isinstance(answer, SequenceRefused):
         state.fire(sequence, SubmissionRefused(answer), out)
     else:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from millrace.contracts.migration import KvReplicated
 from millrace.contracts.sequences import SequenceId
 from millrace.contracts.worker import Sampling
 
@@ -153,6 +154,25 @@ class EpochGrant:
         self.proof = ""
 
 
+class HeldReplica:
+    """A KV replica of a sequence at another instance, as its migrator told it last.
+
+    Attributes:
+        epoch: Of the tokens whose KV it has.
+        instance, incarnation: Of the holder.
+        tokens: Whose KV it has, prompt included.
+    """
+
+    __slots__ = ("epoch", "incarnation", "instance", "name", "tokens")
+
+    def __init__(self, body: KvReplicated) -> None:
+        self.name = body.replica
+        self.epoch = body.epoch
+        self.instance = body.instance
+        self.incarnation = body.incarnation
+        self.tokens = body.tokens
+
+
 class OpenSequence:
     """One choice of one prompt, from admission to its end.
 
@@ -162,6 +182,7 @@ class OpenSequence:
         owned: Whether an instance ever accepted it: later submissions are failovers.
         epoch, epoch_max: The current epoch, and the highest that was ever submitted or granted.
         grant: The open one; only in RUNNING and VERIFYING.
+        replica: A KV replica of its present epoch, which may be that in which it lost its instance; None for none.
         revoked: Latest few migrations whose grants were revoked: late questions of them are refused.
         instance, incarnation: Where it is, and the incarnation that was asked.
         moved: It came to its instance by a migration in this epoch.
@@ -196,6 +217,7 @@ class OpenSequence:
         "owned",
         "placed_ns",
         "prompt",
+        "replica",
         "resend",
         "retry",
         "revoked",
@@ -222,6 +244,7 @@ class OpenSequence:
         self._phase = SequencePhase.WAITING
         self.epoch = self.epoch_max = -1
         self.grant: EpochGrant | None = None
+        self.replica: HeldReplica | None = None
         self.revoked: tuple[str, ...] = ()
         self.instance: KnownInstance | None = None
         self.incarnation = 0

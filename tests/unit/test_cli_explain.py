@@ -17,9 +17,10 @@ from millrace.cli.trace_tree import draw
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.migration import KvReplicated, MigrationFinished, MigrationOutcome, MigrationReason
 from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.worker import SequenceAccepted
 from millrace.telemetry.spans import SpanLine, span_line
 
 from services.ingress.config import DispatchConfig, IngressConfig
@@ -121,6 +122,27 @@ def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
     assert "2 output tokens were there already" in text
     assert "went on elsewhere once" in text
     assert "decoded by w0, w1" in text
+
+
+def test_a_continuation_on_a_replica_is_told_with_what_the_replica_had():
+    bench = MoveBench(traceparent=TRACED)
+    bench.tokens(bench.source, chunk("ab"))
+    held = KvReplicated(
+        sequence="r.0",
+        epoch=0,
+        replica="m",
+        instance=bench.target,
+        incarnation=bench.incarnations[bench.target],
+        tokens=3,
+    )
+    bench.send(held)
+    bench.die(bench.source)
+    bench.reply(bench.submissions()[-1], SequenceAccepted(sequence="r.0", epoch=1, kv_tokens=3))
+    bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
+    text = "\n".join(told(explained_by_spans(spans_of(bench))))
+    assert f"continuation of r.0 to {bench.target}" in text
+    assert "by kv_replica: instance_dead; it holds the KV of 3 of" in text
+    assert "3 tokens needed no computing there" in text
 
 
 def test_a_migration_is_told_with_where_it_came_from_and_links_both_stays():

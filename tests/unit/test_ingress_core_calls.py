@@ -54,6 +54,7 @@ def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
         "mr.local.returned.ingress-0",
         "mr.local.epoch.ingress-0",
         "mr.local.moved.ingress-0",
+        "mr.local.replicated.ingress-0",
         "mr.local.find",
         "mr.local.summary.*.*",
         "mr.local.presence.worker.*",

@@ -95,6 +95,8 @@ def _with_move(placement: ExplainedPlacement, moves: Mapping[Any, SpanLine], spa
 
 def _reason(span: SpanLine) -> str:
     reason, cause = str(attribute(span, "reason") or ""), str(attribute(span, "cause") or "")
+    kept = attribute(span, "kv_tokens")
+    reason += f"; {kept} tokens needed no computing there" if kept else ""
     return f"{cause}; {reason}" if cause else reason
 
 

@@ -13,6 +13,7 @@ from services.ingress.calls.messages import Call, RefusalKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.lifecycle import Cancelled, Finished, SequencePhase
 from services.ingress.migration.epoch_grants import revoke
+from services.ingress.migration.replicas import free_replica
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import MILLISECOND_NS
@@ -42,6 +43,7 @@ def end_sequence(
 ) -> None:
     """Take an ended sequence out of all tables. Its engine is told to stop (``decoding``) or to forget it."""
     revoke(state, sequence, "ended", out)
+    free_replica(state, sequence, out)
     if decoding:
         cancel(state, sequence, reason, out)
     elif sequence.instance is not None:

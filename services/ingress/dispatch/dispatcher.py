@@ -37,6 +37,7 @@ from services.ingress.dispatch.forecast_client import (
 from services.ingress.dispatch.tag_client import ask_tag, take_tag, wants_tag
 from services.ingress.dispatch.trial import must_wait
 from services.ingress.lifecycle import Deferred, ForecastsReceived, Submitted
+from services.ingress.migration.replicas import choice_of
 from services.ingress.pending import PendingForecast, PendingTag
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -97,6 +98,10 @@ def dispatch(state: IngressState, sequences: list[OpenSequence], out: list[Effec
     candidates = candidates_of(state, first)
     if not candidates:
         _carry_out(state, sequences, _nobody(state, first, policy.name), out)
+        return
+    resumed = choice_of(state, first, candidates)
+    if resumed is not None:
+        _carry_out(state, sequences, resumed, out)
         return
     _decide_or_ask(state, sequences, view_of(sequences, candidates), out)
 

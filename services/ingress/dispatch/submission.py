@@ -24,6 +24,7 @@ from services.ingress.lifecycle import (
     SubmissionUnanswered,
     Submitted,
 )
+from services.ingress.migration.replicas import note_resumed, use_replica
 from services.ingress.pending import PendingSubmit
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -67,6 +68,7 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: l
     note_submission(state, sequence, instance)
     instance.place(sequence.id, len(sequence.prompt) + len(sequence.log))
     state.owned.setdefault(instance.name, {})[sequence.id] = sequence
+    replica = use_replica(state, sequence, instance, out)
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))
     out.append(
         Request(
@@ -82,6 +84,7 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: l
                 expected_output_tokens=call.expected_output_tokens,
                 deadline_ns=call.deadline_ns,
                 priority=call.call.priority,
+                replica=replica,
             ),
             correlation=sequence.submit,
             timeout_ns=max(1, min(state.times.submit_timeout, call.deadline_ns - state.now_ns)),
@@ -99,6 +102,8 @@ def accept(state: IngressState, sequence: OpenSequence, event: Accepted, out: li
     sequence.retry.owned()
     sequence.resend.after_ns = state.times.probe
     sequence.placed_ns = now_ns
+    if event.kv_tokens:
+        note_resumed(state, sequence, event.kv_tokens, out)
     tracing.end_placement(sequence, "", now_ns, out)
     if instance.name not in call.instances:
         call.instances.append(instance.name)

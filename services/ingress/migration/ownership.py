@@ -36,6 +36,7 @@ from services.ingress.failover.failover import leave_instance, redispatch
 from services.ingress.failover.resend import ask_resend
 from services.ingress.lifecycle import InstanceLost, Migrated, SequencePhase, TargetLost, TokensMissing
 from services.ingress.migration.epoch_grants import ask_proof, close, granted_to, revoke
+from services.ingress.migration.replicas import free_replica
 from services.ingress.pending import PendingProof
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -82,6 +83,7 @@ def switch_owner(state: IngressState, sequence: OpenSequence, event: Migrated, o
     left = source.name if source is not None else sequence.retry.why
     grant = close(state, sequence, outcome)
     assert grant is not None
+    free_replica(state, sequence, out)
     detach(state, sequence)
     target = grant.instance
     sequence.epoch, sequence.instance, sequence.incarnation = grant.epoch, target, grant.incarnation
