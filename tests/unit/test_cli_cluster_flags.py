@@ -11,6 +11,9 @@ from millrace.cli.__main__ import main
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
 from millrace.cluster import ClusterSpec, cluster_toml, parse_cluster, workers_of
+from millrace.supervision.service_fields import migrator_fields, worker_settings_of
+
+from services.migrator.config import ReplicaConfig
 
 
 def cluster(*words: str, cores: int = 2) -> ClusterSpec:
@@ -84,6 +87,19 @@ def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
     assert spec.settings.workers == {"worker-1": {"seed": 4}}
 
 
+def test_replicas_are_switched_on_at_workers_and_migrators_alike() -> None:
+    spec = cluster("--instances", "2", "--kv-replicas", "--worker-set", '{"migration": {"leases_max": 5}}')
+    assert parse_cluster(cluster_toml(spec)) == spec
+    fields = migrator_fields(spec, ["worker-0"])["replicas"]
+    assert ReplicaConfig(**fields).enabled
+    (first, *_) = workers_of(spec)
+    migration = worker_settings_of(spec, first)["migration"]
+    assert migration == {"replicas": {"memory_share": 0.25}, "leases_max": 5}
+    off = cluster("--instances", "2")
+    assert "replicas" not in migrator_fields(off, ["worker-0"])
+    assert not worker_settings_of(off, workers_of(off)[0])
+
+
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
@@ -105,6 +121,7 @@ def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
             ["--engine", "modelled", "--instances", "2", "--processes", "3"],
             "--processes 3: between 1 and the 2 engines",
         ),
+        (["--kv-replicas", "--no-migrators"], "kv_replicas.enabled: migrators copy them"),
         (["--port", "0"], "api.port: 0, must be between 1 and 65535"),
         (["--nats-port", "70000"], "nats.port: 70000, must be between 1 and 65535"),
         (["--ingresses", "0"], "services.ingresses: 0, must be between 1 and 64"),

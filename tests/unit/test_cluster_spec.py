@@ -195,6 +195,8 @@ def stage(name: str, *lines: str) -> str:
             "extra_services[0].name: gpu-0 is an instance",
         ),
         (SMALL + "[api]\nport = 0", "api.port: 0, must be between 1 and 65535"),
+        (SMALL + "[kv_replicas]\nmemory_share = 0.0", "kv_replicas.memory_share: 0.0, must be above 0 and at most 1"),
+        (SMALL + "[kv_replicas]\ninterval_ms = 0", "kv_replicas.interval_ms: 0, must be at least 1"),
         (SMALL + "[telemetry]\ntrace_sample = 2.0", "telemetry.trace_sample: 2.0, must be between 0 and 1"),
     ],
 )

@@ -19,6 +19,7 @@ from millrace.cluster import (
     ClusterPolicies,
     ClusterSpec,
     GroupSpec,
+    KvReplicaSpec,
     ModelSpec,
     NatsSpec,
     PolicyChoice,
@@ -105,6 +106,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
     add(
+        "--kv-replicas",
+        action="store_true",
+        default=None,
+        help="copy running sequences' KV ahead to a second engine, for their continuation after a crash",
+    )
+    add(
         "--worker-set",
         metavar="[NAME=]JSON",
         action="append",
@@ -183,6 +190,7 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
             migrators=not arguments.no_migrators,
             brokers=bool(arguments.trading) or (arguments.stages or 1) > 1,
         ),
+        kv_replicas=KvReplicaSpec(enabled=bool(arguments.kv_replicas)),
         settings=_settings(arguments),
     )
     _check_roles(arguments.roles or "", spec)

@@ -21,6 +21,7 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
         shape: Device kind and tensor parallel size; empty where it does not say.
         leaving, arriving: Sequences that move away from it and to it, as its migrator said last.
         leave_later: Those that shall leave and wait for a slot or for room.
+        replicated: Those that have a KV replica at another instance.
     """
 
     instance: str
@@ -42,6 +43,7 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
     leaving: int = 0
     arriving: int = 0
     leave_later: int = 0
+    replicated: int = 0
 
 
 class MigrationRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -275,6 +275,7 @@ class ClusterView:
             "leaving": counts.leaving,
             "arriving": counts.arriving,
             "leave_later": counts.waiting,
+            "replicated": counts.replicated,
         }
 
     def _stage(self, model: str, instance: str) -> str:

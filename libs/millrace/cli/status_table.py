@@ -192,8 +192,10 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
 
 
 def _on_the_way(row: InstanceRow) -> str:
-    """``2 out, 1 in, 4 later``: what leaves, what arrives, what shall leave and waits."""
-    counts = ((row.leaving, "out"), (row.arriving, "in"), (row.leave_later, "later"))
+    """``2 out, 1 in, 4 later, 3 copied``: what leaves, what arrives, what shall leave and waits, and what has a KV
+    replica elsewhere.
+    """
+    counts = ((row.leaving, "out"), (row.arriving, "in"), (row.leave_later, "later"), (row.replicated, "copied"))
     return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
 
 

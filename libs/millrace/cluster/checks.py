@@ -54,6 +54,7 @@ def check_spec(spec: ClusterSpec) -> None:
     _check_services(spec)
     _check_extra_services(spec.extra_services, {name for slot in workers for name in {slot.name, *slot.instances}})
     _check_policies(spec)
+    _check_replicas(spec)
     _check_devices(spec)
     if spec.cascade is not None:
         check_cascade(spec.cascade, [model.name for model in spec.models])
@@ -195,6 +196,17 @@ def _check_extra_services(services: list[ExtraService], instances: set[str]) -> 
             raise ConfigError(f"{where}.name: {taken[0]} is an instance")
         if fixed := sorted({"name", "bus", "telemetry"} & service.settings.keys()):
             raise ConfigError(f"{where}.settings.{fixed[0]}: follows from the rest of the file")
+
+
+def _check_replicas(spec: ClusterSpec) -> None:
+    replicas = spec.kv_replicas
+    if not 0 < replicas.memory_share <= 1:
+        raise ConfigError(f"kv_replicas.memory_share: {replicas.memory_share}, must be above 0 and at most 1")
+    for field in ("tokens_min", "per_instance_max", "bytes_per_s", "interval_ms"):
+        if getattr(replicas, field) < 1:
+            raise ConfigError(f"kv_replicas.{field}: {getattr(replicas, field)}, must be at least 1")
+    if replicas.enabled and not spec.services.migrators:
+        raise ConfigError("kv_replicas.enabled: migrators copy them, and services.migrators is false")
 
 
 def _check_devices(spec: ClusterSpec) -> None:

@@ -205,6 +205,28 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     judge: dict[str, Any] = {}
 
 
+class KvReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """KV replicas: blocks of running sequences copied ahead to a second instance, so that after a crash a sequence goes
+    on from its KV and only what lies behind the replica is computed again.
+
+    Attributes:
+        enabled: Whether there are any.
+        memory_share: Share of each instance's KV blocks that replicas of others may take, 0 to 1. They give way to
+            everything else.
+        tokens_min: Tokens from which on a sequence gets one.
+        per_instance_max: Sequences of one instance that have one; the longest come first.
+        bytes_per_s: Copied from one instance at most.
+        interval_ms: Between two rounds of one sequence; what it decodes in this time is computed again.
+    """
+
+    enabled: bool = False
+    memory_share: float = 0.25
+    tokens_min: int = 512
+    per_instance_max: int = 16
+    bytes_per_s: int = 256 * 1024 * 1024
+    interval_ms: int = 500
+
+
 class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The HTTP API.
 
@@ -255,6 +277,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         devices: Devices of this machine by kind, such as ``cpu = 2``, that instances share, spare ones included: one
             starts only where its devices are free. A kind that is not named has no bound. With it a cascade's plan may
             have instances change their model.
+        kv_replicas: Copies of running sequences' KV for their continuation; off by default.
     """
 
     name: str = "local"
@@ -264,6 +287,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     policies: ClusterPolicies = ClusterPolicies()
     services: ServiceCounts = ServiceCounts()
     extra_services: list[ExtraService] = []
+    kv_replicas: KvReplicaSpec = KvReplicaSpec()
     settings: ServiceSettings = ServiceSettings()
     api: ApiSpec = ApiSpec()
     nats: NatsSpec = NatsSpec()

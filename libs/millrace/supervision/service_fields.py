@@ -105,9 +105,13 @@ def _range(stage: StageSpec, instances: list[str]) -> dict[str, Any]:
 
 
 def migrator_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
-    """Its instances and how it chooses targets."""
-    choice = spec.policies.migration
-    return {"instances": instances, **({"target": _chosen("policy", choice)} if choice.name else {})}
+    """Its instances, how it chooses targets, and which sequences get KV replicas."""
+    choice, replicas = spec.policies.migration, spec.kv_replicas
+    fields: dict[str, Any] = {"instances": instances, **({"target": _chosen("policy", choice)} if choice.name else {})}
+    if not replicas.enabled:
+        return fields
+    bounds = ("tokens_min", "per_instance_max", "bytes_per_s", "interval_ms")
+    return fields | {"replicas": {"enabled": True, **{name: getattr(replicas, name) for name in bounds}}}
 
 
 def broker_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
@@ -145,9 +149,10 @@ def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
 
 
 def worker_settings_of(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
-    """Settings of all workers, over them those of its group, over them its own."""
-    own = spec.settings.workers.get(slot.name, {})
-    return merged(merged(spec.settings.worker, slot.group.settings), own)
+    """The share for KV replicas, over it settings of all workers, over them those of its group, over them its own."""
+    own, replicas = spec.settings.workers.get(slot.name, {}), spec.kv_replicas
+    share = {"migration": {"replicas": {"memory_share": replicas.memory_share}}} if replicas.enabled else {}
+    return merged(merged(merged(share, spec.settings.worker), slot.group.settings), own)
 
 
 def step_time_files(spec: ClusterSpec) -> dict[str, str]:
