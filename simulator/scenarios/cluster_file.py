@@ -64,6 +64,8 @@ def _check(spec: ClusterSpec) -> None:
             raise ConfigError(f"cluster.file: {field} is not read from it; say it in the scenario's [{section}]")
     if any(model.stages for model in spec.models):
         raise ConfigError("cluster.file: models[].stages are not read from it; say them in the scenario's [stages]")
+    if spec.kv_replicas.enabled:
+        raise ConfigError("cluster.file: kv_replicas is not read from it; say it in [migration], replicas")
     if spec.cascade is not None:
         raise ConfigError("cluster.file: it has a cascade, and scenarios have none")
     if any(group.role is not InstanceRole.BOTH for model in spec.models for group in model.groups):

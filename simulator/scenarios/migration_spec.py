@@ -16,8 +16,8 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.runtime_sim import MICROSECOND, Simulation
 
-from services.migrator.config import MigratorConfig, MigratorLimits, TargetConfig, target_policy
-from services.worker.config import MigrationConfig
+from services.migrator.config import MigratorConfig, MigratorLimits, ReplicaConfig, TargetConfig, target_policy
+from services.worker.config import MigrationConfig, ReplicaBounds
 
 #: A migrator is called so, with the first of its instances behind it.
 PREFIX = "migrator-"
@@ -38,6 +38,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         mode: How KV travels.
         target: How a migrator chooses where to.
         limits: Of each migrator.
+        replicas: KV replicas of running sequences elsewhere.
+        replica_share: Share of each instance's KV blocks that replicas of others may take.
         instances_each: Instances that share a migrator, and a broker where there are any: 1, or those of a host.
     """
 
@@ -51,6 +53,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mode: MigrationMode = MigrationMode.LIVE
     target: TargetConfig = TargetConfig()
     limits: MigratorLimits = MigratorLimits()
+    replicas: ReplicaConfig = ReplicaConfig()
+    replica_share: float = 0.25
     instances_each: int = 1
 
     def complaint(self, instances: Mapping[str, tuple[str, ...]]) -> str:
@@ -62,6 +66,8 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if min(self.copy.copy_bytes_per_s, self.copy.checksum_bytes_per_s) < 0 or self.copy.bytes_per_step < 1:
             return "migration.copy: rates must not be negative, bytes_per_step at least 1"
+        if not 0 < self.replica_share <= 1:
+            return f"migration.replica_share: must be above 0 and at most 1, is {self.replica_share}"
         if self.instances_each < 1:
             return f"migration.instances_each: must be at least 1, is {self.instances_each}"
         known = {*instances, *(name for names in instances.values() for name in names)}
@@ -110,6 +116,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             lease_ms_max=max(bounds.lease_ms_max, limits.lease_ms),
             freeze_ms_max=max(bounds.freeze_ms_max, limits.freeze_ms, limits.copy_freeze_ms),
             reserve_ms_max=max(bounds.reserve_ms_max, limits.reserve_ms),
+            replicas=ReplicaBounds(memory_share=self.replica_share if self.replicas.enabled else 0.0),
         )
 
     def migrator(self, instances: Sequence[str], bus: BusConfig) -> MigratorConfig:
@@ -120,5 +127,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             mode=self.mode,
             target=self.target,
             limits=self.limits,
+            replicas=self.replicas,
             bus=bus,
         )

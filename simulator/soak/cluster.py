@@ -20,10 +20,10 @@ from services.broker.config import BrokerConfig, FenceConfig, TradingConfig
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig
 from services.ingress.tokens.detokenizer import TextModel
-from services.migrator.config import MigratorConfig
+from services.migrator.config import MigratorConfig, ReplicaConfig
 from services.predictor.config import PredictorConfig
 from services.tagger.config import NO_TRAINING, TaggerConfig
-from services.worker.config import WorkerLimits
+from services.worker.config import MigrationConfig, ReplicaBounds, WorkerLimits
 from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.policy_faults import PolicyFaultSink
@@ -101,7 +101,7 @@ class SoakCluster(SimulatedCluster):
         for index in range(shape.ingresses):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
         for index in range(shape.workers if shape.migration else 0):
-            add(Role.MIGRATOR, MigratorConfig(name=f"migrator-w{index}", instances=[f"w{index}"], bus=BUS))
+            add(Role.MIGRATOR, self._migrator(f"w{index}"))
         for index in range(shape.workers if shape.trading else 0):
             add(Role.BROKER, self._broker(f"w{index}"))
 
@@ -114,9 +114,23 @@ class SoakCluster(SimulatedCluster):
 
     def _instance(self, name: str) -> SimInstance:
         limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
+        share = 0.3 if self.shape.migration is not None and self.shape.migration.replicas else 0.0
         return SimInstance(
-            name=name, model=MODEL, engine=self.shape.engine, step_time=self.shape.planned_as or MODEL, limits=limits
+            name=name,
+            model=MODEL,
+            engine=self.shape.engine,
+            step_time=self.shape.planned_as or MODEL,
+            limits=limits,
+            migration=MigrationConfig(replicas=ReplicaBounds(memory_share=share, count_max=4, hold_ms=5_000)),
         )
+
+    def _migrator(self, instance: str) -> MigratorConfig:
+        """A migrator whose replicas suit short sequences."""
+        assert self.shape.migration is not None
+        replicas = ReplicaConfig(
+            enabled=self.shape.migration.replicas, tokens_min=32, per_instance_max=3, interval_ms=100
+        )
+        return MigratorConfig(name=f"migrator-{instance}", instances=[instance], bus=BUS, replicas=replicas)
 
     def _coordinator(self, name: str) -> CoordinatorConfig:
         roles = self.shape.migration.roles if self.shape.migration else {}

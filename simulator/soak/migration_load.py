@@ -12,17 +12,25 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from millrace.actor.effects import Effect, Publish
+from millrace.actor.effects import Effect, Log, Publish, Request
 from millrace.contracts.message import Message
-from millrace.contracts.migration import EvacuateInstance, MigrateSequence, MigrationFinished, MigrationMode
+from millrace.contracts.migration import (
+    EvacuateInstance,
+    KvReplicated,
+    MigrateSequence,
+    MigrationFinished,
+    MigrationMode,
+)
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import BatchComposition
+from millrace.contracts.worker import SubmitSequence
 from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.sim.checkers import Checker
 from millrace.sim.checkers.pauses import JITTERS, BoundedPauses, PauseBounds
 from millrace.sim.links import LinkModel
 from millrace.sim.process import SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
+from msgspec.structs import replace
 
 from services.ingress.config import IngressConfig
 from services.ingress.times import Times
@@ -34,9 +42,6 @@ if TYPE_CHECKING:
 
     from simulator.soak.cluster import SoakCluster
     from simulator.soak.shape import MigrationShape, SoakShape
-
-#: Somebody wants something moved so often, on average, per second.
-ASKS_PER_S = 12.0
 
 #: Roles that a seed may give to the workers; the first is drawn more often than the others.
 ROLES: tuple[dict[str, InstanceRole], ...] = (
@@ -52,12 +57,15 @@ def migration_for(seed: int) -> MigrationShape:
     from simulator.soak.shape import MigrationShape
 
     rng = Random(f"{seed}/migration shape")
-    return MigrationShape(
+    shape = MigrationShape(
         verify=rng.random() < 0.5,
         roles=rng.choice(ROLES),
         bytes_per_s=rng.choice((50e3, 2e6, 12.5e9)) * 1e3,
         latency_ns=rng.choice((10_000, 300_000, 5_000_000)),
+        replicas=rng.random() < 0.5,
     )
+    # Where everything moves all the time few replicas live long enough to be of use.
+    return replace(shape, asks_per_s=rng.choice((1.0, 12.0))) if shape.replicas else shape
 
 
 def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
@@ -105,13 +113,17 @@ class MigrationLoad(Checker):
 
     Attributes:
         ended: Outcome, with the refusal where there was one -> how many migrations ended so.
+        replicas: ``told`` to ingresses, ``named`` in submissions, ``used`` by continuations -> how many.
     """
 
     def __init__(self, cluster: SoakCluster, rng: Random) -> None:
         self.ended: dict[str, int] = {}
+        self.replicas: dict[str, int] = {}
         self._cluster = cluster
         self._rng = rng
         self._until_ns = 0
+        wire = cluster.shape.migration
+        self._asks_per_s = wire.asks_per_s if wire is not None else 0.0
 
     def begin(self, until_ns: int) -> None:
         """Asks from now on; does nothing in a cluster without migrators."""
@@ -124,7 +136,7 @@ class MigrationLoad(Checker):
         if simulation.now_ns >= self._until_ns:
             return
         self._ask()
-        simulation.after(int(self._rng.expovariate(ASKS_PER_S) * 1000) * MILLISECOND, self._arrive)
+        simulation.after(int(self._rng.expovariate(self._asks_per_s) * 1000) * MILLISECOND, self._arrive)
 
     def _ask(self) -> None:
         rng, cluster = self._rng, self._cluster
@@ -151,6 +163,8 @@ class MigrationLoad(Checker):
                 body = effect.body
                 how = f"{body.outcome} {body.refusal}" if body.refusal else str(body.outcome)
                 self.ended[how] = self.ended.get(how, 0) + 1
+            elif what := _of_replica(effect):
+                self.replicas[what] = self.replicas.get(what, 0) + 1
 
     def on_interval(self, simulation: Simulation) -> None:
         if self._cluster.network is not None:
@@ -168,3 +182,16 @@ class MigrationLoad(Checker):
             return True
         migrators = self._cluster.migrators
         return all(m.process is not None and not any(m.actor.snapshot()[k] for k in ("out", "in")) for m in migrators)
+
+
+def _of_replica(effect: Effect) -> str:
+    """What an effect says about a KV replica; empty for nothing."""
+    match effect:
+        case Publish(body=KvReplicated(tokens=tokens)) if tokens:
+            return "told"
+        case Request(body=SubmitSequence(replica=replica)) if replica:
+            return "named"
+        case Log(event="continued_on_replica"):
+            return "used"
+        case _:
+            return ""

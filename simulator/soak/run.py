@@ -60,6 +60,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         virtual_s: Virtual time that passed.
+        replicas: Of KV: told of, named in submissions, used by continuations; empty without.
         migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
         deals: Reason and outcome, or refusal -> how many deals ended so; empty without brokers.
         estimates_ignored: Estimates of rests that no sequence can have, by the workers that run in the end.
@@ -75,6 +76,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     epochs_max: int
     migrations: dict[str, int] = {}
+    replicas: dict[str, int] = {}
     deals: dict[str, int] = {}
     estimates_ignored: int = 0
     roles: dict[str, int] = {}
@@ -288,6 +290,7 @@ class SoakRun:
             faults=self._plan.done,
             restarts=self.cluster.restarts,
             migrations=self.migrations.ended,
+            replicas=self.migrations.replicas,
             deals=dict(self.trading.ended) if self.trading is not None else {},
             estimates_ignored=sum(
                 actor.actor.snapshot()["remaining"]["ignored"] for actor in self.cluster.workers if actor.process

@@ -141,6 +141,7 @@ def run(options: argparse.Namespace) -> int:
     outcomes: dict[str, int] = {}
     handled = 0
     migrations: Counter[str] = Counter()
+    replicas: Counter[str] = Counter()
     deals: Counter[str] = Counter()
     roles: Counter[str] = Counter()
     ignored = 0
@@ -153,6 +154,7 @@ def run(options: argparse.Namespace) -> int:
         for outcome, count in result.outcomes.items():
             outcomes[outcome] = outcomes.get(outcome, 0) + count
         migrations.update(result.migrations)
+        replicas.update(result.replicas)
         deals.update(result.deals)
         roles.update(result.roles)
         ignored += result.estimates_ignored
@@ -168,5 +170,7 @@ def run(options: argparse.Namespace) -> int:
         say(f"estimates ignored {ignored:,}\n")
     if migrations:
         say(f"migrations {dict(sorted(migrations.items()))}\n")
+    if replicas:
+        say(f"replicas {dict(sorted(replicas.items()))}\n")
     say(f"failed: {failed if failed else 'none'}\n")
     return 1 if failed else 0

@@ -26,12 +26,16 @@ class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
         roles: Of workers, by name or pattern.
         bytes_per_s: Of each worker's link, in each direction.
         latency_ns: Before the first byte of each read.
+        replicas: Whether sequences have KV replicas elsewhere.
+        asks_per_s: Somebody wants something moved so often, on average.
     """
 
     verify: bool = True
     roles: dict[str, InstanceRole] = {}
     bytes_per_s: float = 12.5e9
     latency_ns: int = 30_000
+    replicas: bool = False
+    asks_per_s: float = 12.0
 
 
 class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
