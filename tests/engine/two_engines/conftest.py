@@ -14,6 +14,8 @@ OPTIONS = (
     *("--policy", "round_robin", "--trace-sample", "0"),
     # Prompts repeat: with a prefix cache the target of a migration would have most blocks already.
     *("--worker-set", '{"enable_prefix_caching": false}'),
+    # Streams of the other tests are shorter than this.
+    *("--kv-replicas", "--migrator-set", '{"replicas": {"tokens_min": 400}}'),
 )
 
 

@@ -1,0 +1,79 @@
+"""KV replicas with real vLLM: the engine of a long stream is killed, and the stream goes on from its replica."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from millrace.contracts.codec import decode
+from millrace.contracts.migration import KvReplicated
+from millrace.contracts.subjects import Subjects
+from nats.aio.msg import Msg
+
+from bench.up_cluster import UpRig, prompt_text, stream
+from tests.live.faults import kill
+
+pytestmark = pytest.mark.timeout(300)
+
+#: Longer than what sequences get a replica from, by enough to be killed in between.
+LENGTH = {"max_tokens": 640, "ignore_eos": True}
+#: Tokens that the replica has when its source is killed; a third of the stream is still to come.
+KILLED_AT = 448
+BLOCK = 32
+
+
+class Replicated:
+    """What ingress is told of replicas."""
+
+    def __init__(self, rig: UpRig) -> None:
+        self._rig = rig
+        self.heard: list[KvReplicated] = []
+
+    async def __aenter__(self) -> Replicated:
+        self._bus = await self._rig.operator_bus()
+        subject = Subjects(self._rig.cluster_file()["cluster"]).replicated("any").rpartition(".")[0]
+        await self._bus.subscribe(f"{subject}.*", cb=self._hear)
+        await self._bus.flush()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._bus.close()
+
+    async def _hear(self, message: Msg) -> None:
+        body = decode(message.data)
+        assert isinstance(body, KvReplicated)
+        self.heard.append(body)
+
+    async def reaches(self, tokens: int) -> KvReplicated:
+        """The first notice of so many tokens."""
+        async with asyncio.timeout(60):
+            while not self.heard or self.heard[-1].tokens < tokens:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return self.heard[-1]
+
+
+async def test_a_killed_engines_stream_goes_on_from_its_replica(rig: UpRig) -> None:
+    async with httpx.AsyncClient(timeout=120) as client:
+        expected = await stream(client, rig, prompt_text(1), **LENGTH)
+        assert not expected.error
+        before = await rig.metric("millrace_ingress_continuations_total")
+        async with Replicated(rig) as replicated:
+            running = asyncio.create_task(stream(client, rig, prompt_text(1), **LENGTH))
+            told = await replicated.reaches(KILLED_AT)
+            source = "worker-1" if told.instance == "worker-0" else "worker-0"
+            kill(rig.log_pids(source)[-1])
+            result = await running
+    assert not result.error
+    assert await rig.metric("millrace_ingress_continuations_total") == before + 1, rig.logs()
+    assert result.outcome == expected.outcome
+    assert await rig.metric("millrace_ingress_replica_continuations_total") == 1, rig.logs()
+    length = await _total(rig, "replica_tokens") + await _total(rig, "replica_tail_tokens")
+    assert await _total(rig, "replica_tokens") >= KILLED_AT
+    # What was decoded since the last notice, and the block that was not full.
+    assert await _total(rig, "replica_tail_tokens") <= length - told.tokens + BLOCK
+    await rig.well(2)
+
+
+async def _total(rig: UpRig, name: str) -> float:
+    return await rig.metric(f"millrace_ingress_{name}_total")
