@@ -93,6 +93,8 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "role_flips": (*_MOVING, "services/coordinator/roles.py"),
         "forecast_default": _BLOCK,
         "migration_sim": ("services/migrator", *_SIMULATOR),
+        "kv_replicas": (*_MOVING, "services/ingress/dispatch", "services/ingress/failover"),
+        "kv_replicas_sim": ("services/migrator", *_SIMULATOR),
         "disaggregation": _MOVING,
         "disaggregation_sim": ("services/migrator", *_SIMULATOR),
         "transfer": (_LIBS + "kvcopy", "native/kvcopy"),
