@@ -35,7 +35,12 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 # Without them a model of this size writes digits, or a string, up to max_tokens.
-SCHEMA_BOUNDS = {"number_max": 999_999_999, "string_characters_max": 40, "array_items_max": 4}
+SCHEMA_BOUNDS = {
+    "number_max": 999_999_999,
+    "string_characters_max": 40,
+    "array_items_max": 4,
+    "object_properties_max": 4,
+}
 
 # Letters with the blank before them, then runs of anything else: a word and its blank are one piece, as in GPT-2.
 _PIECES = Regex(r" ?\p{L}+|[^\p{L} ]+| ")

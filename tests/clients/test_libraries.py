@@ -5,6 +5,7 @@ The shipped models were not trained on tools or JSON: what they write fits the s
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, Literal
 
@@ -65,6 +66,15 @@ def test_openai_whole_and_streamed(client: OpenAI) -> None:
     assert client.chat.completions.create(**asked).choices[0].message.content == ANSWER
     with client.chat.completions.stream(**asked) as stream:
         assert stream.get_final_completion().choices[0].message.content == ANSWER
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_openai_json_object_ends_by_itself(client: OpenAI, seed: int) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, seed=seed, max_tokens=TOKENS
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
 
 
 def test_openai_parse(client: OpenAI) -> None:
@@ -149,7 +159,7 @@ def test_instructor(mode: instructor.Mode) -> None:
 def test_instructor_in_json_mode_is_not_held_to_the_schema() -> None:
     """It sends ``json_object`` and describes the schema in words, which a shipped model does not understand."""
     client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.JSON)
-    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0}
     with pytest.raises(InstructorRetryException):
         client.chat.completions.create(**asked, response_model=Paint, max_retries=1)
 

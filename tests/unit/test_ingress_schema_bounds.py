@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from millrace.actor.errors import ConfigError
 from millrace.contracts.worker import StructuredOutput
@@ -17,7 +18,7 @@ from services.ingress.api.schema_bounds import BOUNDS_FILE, NO_BOUNDS, SchemaBou
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.calls.messages import Call
 
-BOUNDS = SchemaBounds(number_max=99, string_characters_max=10, array_items_max=3)
+BOUNDS = SchemaBounds(number_max=99, string_characters_max=10, array_items_max=3, object_properties_max=2)
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "millrace-nano"
 PAINT = {"type": "object", "properties": {"litres": {"type": "integer"}, "name": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "paint", "parameters": PAINT}}
@@ -73,9 +74,79 @@ def test_schemas_inside_a_schema_are_bounded_and_data_is_not() -> None:
     assert out["default"] == {"type": "string"}
 
 
+def is_valid(schema: dict[str, Any], value: Any) -> bool:
+    return bool(jsonschema_rs.is_valid(schema, value))
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ({}, True),
+        ({"a": 1, "b": "x" * 10}, True),
+        ({"a": [True, None, 2.5], "b": {"c": "d", "e": -99}}, True),
+        ({"a": 1, "b": 2, "c": 3}, False),
+        ({"a": "x" * 11}, False),
+        ({"k" * 11: 1}, False),
+        ({"a": 100}, False),
+        ({"a": [1, 2, 3, 4]}, False),
+        ({"a": {"b": {}}}, False),
+        ({"a": [[]]}, False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_a_json_object_becomes_a_schema_of_bounded_objects(value: Any, fits: bool) -> None:
+    out = bounded_output(StructuredOutput(json_object=True), BOUNDS)
+    assert out is not None
+    assert not out.json_object
+    assert is_valid(json.loads(out.json_schema or "null"), value) is fits
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "too_much"),
+    [
+        ({"type": "object"}, {"a": 1}, {"a": "x" * 11}),
+        ({"type": "object", "additionalProperties": True}, {"a": [1]}, {"a": 1, "b": 2, "c": 3}),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, {"a": "b"}, {"k" * 11: "b"}),
+        ({"type": "object", "properties": {"x": {"title": "X"}}}, {"x": [1]}, {"x": [[1]]}),
+        ({"type": "array"}, [1, "a"], ["x" * 11]),
+        ({"type": "array", "items": {}}, [1, {"a": 1}], [{"a": {"b": {"c": 1}}}]),
+        ({"type": "object", "minProperties": 3}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 2, "c": 3, "d": 4}),
+    ],
+    ids=str,
+)
+def test_values_of_any_type_are_bounded(schema: dict[str, Any], fits: Any, too_much: Any) -> None:
+    out = bounded(schema)
+    assert is_valid(out, fits)
+    assert is_valid(schema, too_much)
+    assert not is_valid(out, too_much)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "maxProperties": 9, "propertyNames": {"pattern": "^a"}, "additionalProperties": False},
+        {"type": "object", "properties": {"x": {"type": "boolean"}}},
+        {"type": "object", "properties": {"x": {"enum": [1]}}, "additionalProperties": False},
+        {"type": "object", "properties": {"x": {"anyOf": [{"type": "null"}]}}},
+        {"type": "array", "items": {"const": 1}, "maxItems": 9},
+        {"type": "array", "prefixItems": [{"const": 1}], "maxItems": 1},
+    ],
+    ids=str,
+)
+def test_an_object_that_says_what_it_holds_is_kept(schema: dict[str, Any]) -> None:
+    assert bounded(schema) == schema
+
+
+def test_bounds_without_a_number_of_properties_leave_json_objects_open() -> None:
+    structured = StructuredOutput(json_object=True)
+    assert bounded_output(structured, SchemaBounds(number_max=9)) is structured
+
+
 def test_a_model_without_bounds_changes_nothing() -> None:
     structured = StructuredOutput(json_schema='{"type":"integer"}')
     assert bounded_output(structured, NO_BOUNDS) is structured
+    assert bounded_output(StructuredOutput(json_object=True), NO_BOUNDS) == StructuredOutput(json_object=True)
     assert bounded_output(StructuredOutput(regex="a+"), BOUNDS) == StructuredOutput(regex="a+")
     assert bounded_output(None, BOUNDS) is None
 
@@ -106,6 +177,12 @@ def test_a_shipped_model_bounds_a_response_format() -> None:
     assert call.sampling.structured is not None
     told = json.loads(call.sampling.structured.json_schema or "")["properties"]
     assert (told["litres"]["maximum"], told["name"]["maxLength"]) == (999_999_999, 40)
+
+
+def test_a_shipped_model_bounds_a_json_object() -> None:
+    call, _ = shipped_call(response_format={"type": "json_object"})
+    assert call.sampling.structured is not None
+    assert json.loads(call.sampling.structured.json_schema or "")["maxProperties"] == 4
 
 
 def test_a_shipped_model_takes_forced_calls_within_its_bounds() -> None:
