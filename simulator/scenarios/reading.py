@@ -34,7 +34,9 @@ def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
     settings = list(settings)
     try:
         table = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ScenarioError(f"{path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ScenarioError(f"{path}: {error}") from None
     files = [setting for setting in settings if setting.startswith(_FILE)]
     if files and isinstance(table.get("cluster"), dict):

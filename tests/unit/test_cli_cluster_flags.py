@@ -49,6 +49,36 @@ def test_engines_are_one_per_core_and_divided_among_models(
     assert {model: len(names) for model, names in instances(cluster(*words, cores=cores)).items()} == counts
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hugging Face's cache with one repository, Qwen/Qwen3-0.6B, as `hf download` leaves it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--Qwen--Qwen3-0.6B"
+    snapshot = repository / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee")
+    return snapshot
+
+
+def test_a_cached_repository_is_a_model_by_its_name(hub: Path) -> None:
+    (model,) = cluster("--model", "Qwen/Qwen3-0.6B", "--instances", "1").models
+    assert (model.name, model.path) == ("Qwen/Qwen3-0.6B", str(hub))
+
+
+def test_a_file_may_name_a_cached_repository(hub: Path, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[[models]]\nname = "q"\npath = "Qwen/Qwen3-0.6B"\n')
+    (model,) = cluster("--cluster", str(file)).models
+    assert model.path == str(hub)
+
+
+def test_a_repository_that_is_not_cached_is_refused_with_the_way_to_get_it(hub: Path) -> None:
+    with pytest.raises(CliError, match=r"nothing is downloaded at a start: `hf download Qwen/Qwen3-8B` first"):
+        cluster("--model", "Qwen/Qwen3-8B")
+
+
 def test_stages_divide_the_lengths_that_the_model_takes() -> None:
     model = cluster("--stages", "2").models[0]
     assert [stage.name for stage in model.stages] == ["s0", "s1"]

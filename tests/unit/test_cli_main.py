@@ -5,6 +5,7 @@ import importlib
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,7 @@ def test_the_simulator_refuses_an_unknown_verb(capsys: pytest.CaptureFixture[str
 
 
 def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(verb.summary in text for verb in VERBS)
 
@@ -67,11 +66,37 @@ def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     "words", [["juggle"], ["tap", "--sideways"], ["up", "--engin", "modelled"], ["trace", "a", "b"]]
 )
-def test_wrong_usage_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert "usage: millrace" in capsys.readouterr().err
+def test_wrong_usage_ends_with_2_and_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("millrace")
+    assert line.endswith("--help`")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["statsu"], "no verb 'statsu' (did you mean status?)"),
+        (["up", "--instance", "2"], "unrecognized arguments: --instance 2 (did you mean --instances?)"),
+        (["keys", "ad"], "invalid choice: 'ad'"),
+    ],
+)
+def test_wrong_usage_names_what_is_near(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"millrace {version('millrace')}\n"
+
+
+def exit_code(words: list[str]) -> int:
+    """Exit code of a verb, whether argparse ended it or it returned."""
+    try:
+        return main(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -95,7 +120,7 @@ def test_without_a_cluster_one_sentence_and_exit_code_1(
 ) -> None:
     assert main([verb]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"millrace {verb}: no running cluster was found")
+    assert error.startswith(f"millrace {verb}: no cluster runs in this folder or a parent;")
     assert error.count("\n") == 1
 
 

@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
+from millrace.cli.arguments import did_you_mean
 from millrace.cli.running import run_verb
 from millrace.cli.verbs import VERBS
 
@@ -23,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((verb for verb in VERBS if words[:1] == [verb.name]), None)
     if verb is None:
-        _overview().parse_args(words or ["--help"])
-        return 2  # argparse has ended the process for every wrong word; this is for an option without a verb
+        return _without_verb(words)
     if not verb.program:
         return run_verb(verb.name, importlib.import_module(verb.module), words[1:])
     command = [sys.executable, "-m", verb.program, *words]
@@ -33,13 +34,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return subprocess.run(command, check=False).returncode
 
 
+def _without_verb(words: list[str]) -> int:
+    """Print the overview or the version; one sentence for a verb that there is not."""
+    if words[:1] == ["--version"]:
+        print(f"millrace {version('millrace')}")
+        return 0
+    if words and words[0] not in ("-h", "--help"):
+        near = did_you_mean(words[0], [verb.name for verb in VERBS])
+        print(f"millrace: no verb {words[0]!r}{near}; see `millrace --help`", file=sys.stderr)
+        return 2
+    print(_overview().format_help())
+    return 0
+
+
 def _overview() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="millrace",
         description="Serves language models on many vLLM engines; this command starts a cluster and looks into it.",
         epilog=_EPILOG,
     )
-    verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    verbs = parser.add_subparsers(metavar="VERB", title="verbs")
     for verb in VERBS:
         verbs.add_parser(verb.name, help=verb.summary)
     return parser

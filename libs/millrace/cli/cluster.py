@@ -53,7 +53,9 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """The options that every verb with a bus shares."""
-    group = parser.add_argument_group("cluster", "by default the one whose .millrace folder is found from here upwards")
+    group = parser.add_argument_group(
+        "cluster", "by default the one whose .millrace folder is in this folder or a parent"
+    )
     group.add_argument("--dir", metavar="DIR", help="folder of the cluster's files, as `millrace up --dir` was given")
     group.add_argument("--cluster", metavar="NAME", help="cluster name, second token of every subject")
     group.add_argument("--nats", metavar="URL", help="for example nats://127.0.0.1:4222")
@@ -77,7 +79,7 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
     if known is None and arguments.dir and not arguments.nats:
         raise CliError(f"no cluster runs in {arguments.dir}; start one with `./task up --dir {arguments.dir}`")
     if known is None and not arguments.nats:
-        raise CliError("no running cluster was found from here upwards; start one with `./task up`, or give --nats URL")
+        raise CliError("no cluster runs in this folder or a parent; start one with `./task up`, or give --nats URL")
     known = known or ClusterFile()
     # Somebody else's server gets this cluster's password only if it is asked for by name.
     own = arguments.nats in (None, known.nats_url)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -31,7 +31,7 @@ from millrace.cluster import (
     even_stages,
     read_cluster,
 )
-from millrace.cluster.model_folders import context_length, model_folder, with_model_folders
+from millrace.cluster.model_folders import context_length, is_repository, model_folder, with_model_folders
 from millrace.cluster.spec import EngineName
 from millrace.cluster.workers import instances_of
 from millrace.policies.dispatch.loading import SUFFIX
@@ -61,64 +61,16 @@ _OF_THE_MACHINE = {
 #: Options about this run of it.
 _OF_THE_RUN = {"cluster", "dir", "detach"}
 
+_Group: TypeAlias = "argparse._ArgumentGroup"
+
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Options that describe a cluster. None of them has a default, so that it shows which were given."""
     add = parser.add_argument
     add("--cluster", metavar="FILE", help="a cluster's TOML file (docs/OPERATIONS.md), in place of the options below")
-    add("--engine", choices=["vllm", "modelled"], help="real engines (default), or models of them")
-    add("--instances", type=int, help="engines of all models (default: one per core, at most 4; modelled: 8)")
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", help="a model of models/ (default: millrace-mini), or the folder of any other")
-    model.add_argument("--models", metavar="NAME,NAME", help="several; engines are divided among them")
-    model.add_argument(
-        "--cascade",
-        metavar="NAME,NAME",
-        help="several behind one name, cheapest first; the next answers where one is weak",
-    )
-    add("--served-name", help="name under which the model is served (default: the folder's)")
-    add(
-        "--stages",
-        type=int,
-        metavar="N",
-        help="stages by sequence length, at most one per engine; starts brokers, which hand sequences on (default: 1)",
-    )
-    add("--policy", help="dispatch policy: a name, or a file that ends in .py (default: forecast)")
-    add("--provision", help="start and stop engines by load: preempt or relief (default: none)")
-    add("--instances-max", type=int, help="engines at once, for `scale` and --provision (default: with that, twice)")
-    add("--processes", type=int, help="worker processes of modelled engines (default: one per 64)")
-    add("--ingresses", type=int, help="ingress processes that share the port (default: 1)")
-    add(
-        "--predictors",
-        type=int,
-        help="predictors, which forecast for dispatch; 0 for none (default: 1, in each ingress)",
-    )
-    add(
-        "--no-hosting",
-        action="store_true",
-        default=None,
-        help="predictor and tagger as processes of their own, not in each ingress",
-    )
-    add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
-    add(
-        "--trading",
-        help="start brokers, and trade by: delay, cascade, ares, llumnix, none",
-    )
-    add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
-    add(
-        "--kv-replicas",
-        action="store_true",
-        default=None,
-        help="copy running sequences' KV ahead to a second engine, for their continuation after a crash",
-    )
-    add(
-        "--worker-set",
-        metavar="[NAME=]JSON",
-        action="append",
-        help="further fields of each worker's configuration, or of the one named (worker-0=...); may be repeated",
-    )
-    for service in ("ingress", "migrator", "broker", "predictor", "coordinator", "judge"):
-        add(f"--{service}-set", metavar="JSON", help=f"further fields of each {service}'s configuration")
+    _add_engine_options(parser.add_argument_group("models and engines"))
+    _add_scheduling_options(parser.add_argument_group("scheduling"))
+    _add_service_options(parser.add_argument_group("services"))
     add_cascade_options(parser)
     group = parser.add_argument_group("this machine", "also with --cluster, over what its file says")
     add = group.add_argument
@@ -135,6 +87,76 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--log-format", choices=["console", "json"], help="(default: console)")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="(default: info)")
+
+
+def _add_engine_options(group: _Group) -> None:
+    model, add = group.add_mutually_exclusive_group().add_argument, group.add_argument
+    model(
+        "--model",
+        help="a model of models/ (default: millrace-mini), a folder, or owner/name in Hugging Face's cache",
+    )
+    model("--models", metavar="NAME,NAME", help="several models; engines are divided among them")
+    model(
+        "--cascade",
+        metavar="NAME,NAME",
+        help="several models behind one name, cheapest first; a doubtful answer is asked of the next",
+    )
+    add("--served-name", metavar="NAME", help="name under which clients ask for the model (default: the folder's)")
+    add("--engine", choices=["vllm", "modelled"], help="vLLM (default), or a model of its scheduler and step times")
+    add(
+        "--instances",
+        type=int,
+        metavar="N",
+        help="engines of all models (default: one per core, at most 4; modelled: 8)",
+    )
+    add(
+        "--instances-max",
+        type=int,
+        metavar="N",
+        help="engines at once, for `scale` and --provision (default: twice as many)",
+    )
+    add("--processes", type=int, metavar="N", help="worker processes of modelled engines (default: one per 64)")
+    add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
+
+
+def _add_scheduling_options(group: _Group) -> None:
+    add = group.add_argument
+    add("--policy", help="dispatch policy: a name (docs/FORECASTING.md), or a .py file of your own (default: forecast)")
+    add(
+        "--stages",
+        type=int,
+        metavar="N",
+        help="stages by sequence length, at most one per engine; starts brokers, which hand sequences on (default: 1)",
+    )
+    add("--trading", metavar="POLICY", help="start brokers; they trade by delay, cascade, ares, llumnix or none")
+    add("--provision", metavar="POLICY", help="start and stop engines by load: preempt or relief (default: none)")
+
+
+def _add_service_options(group: _Group) -> None:
+    add = group.add_argument
+    add("--ingresses", type=int, metavar="N", help="ingress processes that share the port (default: 1)")
+    add("--predictors", type=int, metavar="N", help="predictors; 0 for no forecasts (default: 1, in each ingress)")
+    add(
+        "--no-hosting",
+        action="store_true",
+        default=None,
+        help="predictor and tagger as processes of their own, not in each ingress",
+    )
+    add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
+    add(
+        "--kv-replicas",
+        action="store_true",
+        default=None,
+        help="copy running sequences' KV ahead to a second engine, for their continuation after a crash",
+    )
+    add(
+        "--worker-set",
+        metavar="[NAME=]JSON",
+        action="append",
+        help="further fields of each worker's configuration, or of the one named (worker-0=...); may be repeated",
+    )
+    for service in ("ingress", "migrator", "broker", "predictor", "coordinator", "judge"):
+        add(f"--{service}-set", metavar="JSON", help=f"further fields of each {service}'s configuration")
 
 
 def cluster_of(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
@@ -233,7 +255,7 @@ def _divided(count: int, parts: int) -> list[int]:
 
 def _model(arguments: argparse.Namespace, name: str, group: GroupSpec) -> ModelSpec:
     folder = model_folder(name)
-    served = arguments.served_name or folder.name
+    served = arguments.served_name or (name if is_repository(name) else folder.name)
     return ModelSpec(name=served, path=str(folder), groups=[group], stages=_stages(arguments, folder))
 
 
@@ -312,7 +334,7 @@ def _table(text: str | None, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise CliError(f"{option}: {error}") from None
+        raise CliError(f"{option}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise CliError(f"{option}: a JSON object is needed")
     return value

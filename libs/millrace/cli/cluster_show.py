@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="print the specification as TOML")
     show.add_argument("file", nargs="?", metavar="FILE", help="a cluster's file; without one the running cluster's")
-    show.add_argument("--dir", metavar="DIR", help="the cluster's folder; by default .millrace from here upwards")
+    show.add_argument(
+        "--dir", metavar="DIR", help="the cluster's folder; by default .millrace in this folder or a parent"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Stops the cluster that `millrace up` started from here upwards, and waits until it is gone."""
+"""Stops the cluster that `millrace up` started in this folder or a parent, and waits until it is gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class _Supervisor(msgspec.Struct):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options."""
-    parser.add_argument("--dir", metavar="DIR", help="the cluster's folder; by default .millrace from here upwards")
+    parser.add_argument(
+        "--dir", metavar="DIR", help="the cluster's folder; by default .millrace in this folder or a parent"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from millrace.cli.arguments import VerbParser
 from millrace.cli.errors import CliError, UsageError
 
 
@@ -17,7 +18,7 @@ def run_verb(name: str, module: ModuleType, words: Sequence[str]) -> int:
     Args:
         module: Has ``add_arguments(parser)`` and ``run(arguments)``; its docstring is the help (see verbs.py).
     """
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog=f"millrace {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -53,7 +53,7 @@ def trace_folder(given: Path | None) -> Path:
         return given / "traces" if (given / "traces").is_dir() else given
     folder = find_folder(Path.cwd(), os.environ)
     if folder is None:
-        raise CliError("no .millrace folder was found from here upwards; give --dir DIR")
+        raise CliError("no .millrace folder in this folder or a parent; give --dir DIR")
     return folder / "traces"
 
 

@@ -1,8 +1,9 @@
-"""Folders of models on this machine: by path, or by the name of one that ships."""
+"""Folders of models on this machine: a path, a model that ships, or a repository in Hugging Face's cache."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,12 @@ from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, LlmCalibrat
 SHIPPED_PREFIX = "millrace-"
 
 _SHIPPED = Path(__file__).resolve().parents[3] / "models"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_KNOWN = "an owner/name that is in Hugging Face's cache"
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a model.
+    """The folder of a model: a path, a model that ships, or the newest snapshot of a cached Hugging Face repository.
 
     Raises:
         ConfigError: there is none.
@@ -27,8 +30,26 @@ def model_folder(model: str) -> Path:
     for candidate in (Path(model), _SHIPPED / model, _SHIPPED / f"{SHIPPED_PREFIX}{model}"):
         if (candidate / "config.json").is_file():
             return candidate.resolve()
-    names = sorted(path.parent.name for path in _SHIPPED.glob("*/config.json"))
-    raise ConfigError(f"no model {model!r}: give a folder with config.json, or one of {', '.join(names) or 'none'}")
+    if not is_repository(model):
+        raise ConfigError(f"no model {model!r}: give a folder with config.json, {_KNOWN}, or one of {_shipped()}")
+    from huggingface_hub import try_to_load_from_cache  # half a second, which only these names cost
+
+    cached = try_to_load_from_cache(model, "config.json")
+    if not isinstance(cached, str):
+        raise ConfigError(
+            f"no folder {model!r}, and no such repository in Hugging Face's cache; nothing is downloaded at a start: "
+            f"`hf download {model}` first, or take one of {_shipped()}"
+        )
+    return Path(cached).parent.absolute()
+
+
+def is_repository(model: str) -> bool:
+    """Whether this may be a Hugging Face repository, ``owner/name``, and is no folder here."""
+    return _REPOSITORY.fullmatch(model) is not None and not Path(model).exists()
+
+
+def _shipped() -> str:
+    return ", ".join(sorted(path.parent.name for path in _SHIPPED.glob("*/config.json"))) or "none"
 
 
 def context_length(folder: Path) -> int:
