@@ -19,15 +19,15 @@ where = {
 
 
 chat = ChatOpenAI(**where, temperature=0, max_tokens=40)
-answer = chat.invoke("Count from 1 to 12.")
+answer = chat.invoke("Say the word cup 9 times.")
 print("whole:   ", answer.content, answer.usage_metadata)
 
-print("streamed:", "|".join(str(chunk.content) for chunk in chat.stream("Count from 1 to 12.")))
+print("streamed:", "|".join(str(chunk.content) for chunk in chat.stream("Say the word cup 9 times.")))
 
-print("batch:   ", [each.content for each in chat.batch(["Count from 1 to 3.", "Count from 4 to 6."])])
+print("batch:   ", [each.content for each in chat.batch(["Say the word cup 3 times.", "Please reverse: jyaiptx"])])
 
 schema = {"name": "answer", "schema": {"enum": ["yes", "no", "perhaps"]}}
 strict = chat.bind(response_format={"type": "json_schema", "json_schema": schema})
-print("schema:  ", strict.invoke("Count from 1 to 12.").content)
+print("schema:  ", strict.invoke("Say the word cup 9 times.").content)
 
 print("text:    ", repr(OpenAI(**where, temperature=0, max_tokens=8).invoke("1 2 3 4 5")))

@@ -16,13 +16,19 @@ client = openai.OpenAI(
     api_key=os.environ.get("MILLRACE_KEY", "unused"),
 )
 model = client.models.list().data[0].id
-question = [{"role": "user", "content": "Count from 1 to 12."}]
+# The models that ship answer the tasks of their cards (models/*/README.md), and nothing else.
+question = [{"role": "user", "content": "Say the word cup 9 times."}]
 
-answer = client.chat.completions.create(model=model, messages=question, temperature=0)
+answer = client.chat.completions.create(model=model, messages=question, temperature=0, max_tokens=60)
 print("whole:   ", answer.choices[0].message.content, answer.usage)
 
 stream = client.chat.completions.create(
-    model=model, messages=question, temperature=0, stream=True, stream_options={"include_usage": True}
+    model=model,
+    messages=question,
+    temperature=0,
+    max_tokens=60,
+    stream=True,
+    stream_options={"include_usage": True},
 )
 print("streamed: ", end="")
 for chunk in stream:
@@ -30,18 +36,23 @@ for chunk in stream:
 print()
 
 answer = client.chat.completions.create(
-    model=model, messages=question, n=2, seed=7, stop=["5"], max_tokens=20, logprobs=True, top_logprobs=2
+    model=model, messages=question, n=2, seed=7, stop=["p cup"], max_tokens=20, logprobs=True, top_logprobs=2
 )
 for choice in answer.choices:
     first = choice.logprobs.content[0]
     print(f"choice {choice.index}:", repr(choice.message.content), choice.finish_reason, first.token, first.logprob)
 
-# A model as small as those that ship never ends a JSON object's white space; larger ones do.
-schema = {"enum": ["yes", "no", "perhaps"]}
+# What fits a schema is well-formed; of the models that ship it means nothing.
+schema = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no", "perhaps"]}, "times": {"type": "integer"}},
+    "required": ["answer", "times"],
+}
 try:
     answer = client.chat.completions.create(
         model=model,
         messages=question,
+        max_tokens=200,
         response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
     )
     print("schema:  ", json.loads(answer.choices[0].message.content))

@@ -25,8 +25,8 @@ A Llama of {parameters:,} parameters in bfloat16, trained from nothing for the t
 exists so that a cluster can be tried, tested and measured with a real model of known answers and known output lengths,
 without a download. It knows no facts and holds no conversation; what it says outside its tasks means nothing.
 Under a JSON Schema, or as the arguments of a function that a request demands, it writes what the grammar allows:
-well-formed, without meaning. `schema_bounds.json` bounds what a schema or `json_object` leaves open, as the model ends no
-number, string or object by itself.
+well-formed, without meaning. `schema_bounds.json` bounds what a schema or `json_object` leaves open, as the
+model ends no number, string or object by itself.
 
 | width | layers | heads | key-value heads | head size | MLP width | vocabulary | positions |
 |---|---|---|---|---|---|---|---|

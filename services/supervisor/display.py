@@ -94,7 +94,7 @@ def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s
         keys: Whether the API asks for keys.
     """
     key = ' -H "Authorization: Bearer $MILLRACE_API_KEY"' if keys else ""
-    message = '{"role": "user", "content": "Count from 1 to 12."}'
+    message = '{"role": "user", "content": "Say the word cup 9 times."}'
     body = f'{{"model": "{models[0]}", "stream": true, "messages": [{message}]}}'
     return "\n".join(
         [
@@ -102,7 +102,7 @@ def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s
             "",
             f"  API      {url}/v1   ({'model' if len(models) == 1 else 'models'} {', '.join(models)})",
             f"  try      curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
-            "  watch    millrace status, millrace top, millrace tap 'decision.>', millrace trace",
+            "  watch    . .venv/bin/activate; millrace status, millrace top, millrace tap 'decision.>', millrace trace",
             f"  NATS     {nats_url}",
             f"  logs     {directory}/logs",
             f"  traces   {directory}/traces",

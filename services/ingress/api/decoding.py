@@ -25,6 +25,29 @@ _MEDIA_NAMES = {
 _MEDIA = re.compile(rf"^Invalid enum value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$")
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
+#: Parameters of vLLM 0.32 that no request struct here has, each with what to do instead.
+_OF_VLLM = {
+    "request_id": "send it as the header `x-request-id`",
+    "session_id": "requests are placed by what is cached of their prompts; leave it out",
+    "cache_salt": "prefix caches are shared by all keys",
+    "kv_transfer_params": "KV is moved by Millrace; leave it out",
+    "ec_transfer_params": "only text is served",
+    "mm_processor_kwargs": "only text is served",
+    "media_io_kwargs": "only text is served",
+    "mm_payload": "only text is served",
+    "return_mm_kwargs": "only text is served",
+    "thinking_token_budget": "use `max_tokens`",
+    "include_reasoning": "reasoning is not told apart from text; leave it out",
+    "truncation_side": "shorten the prompt",
+    "logprob_token_ids": "use `logprobs`",
+    "return_token_offsets": "use `/tokenize` on the text",
+    "return_prompt_text": "leave it out",
+    "repetition_detection": "use `repetition_penalty`",
+    "stream_interval": "each message of the engine is one event; leave it out",
+    "vllm_xargs": "leave it out",
+    "watermarking": "leave it out",
+}
+
 
 def decode_body(body: bytes, kind: type[T]) -> T:
     """Read a JSON body.
@@ -61,6 +84,9 @@ def _invalid(text: str) -> ApiError:
         named = pattern.match(sentence)
         if named:
             param = f"{path}.{named.group('name')}" if path else named.group("name")
+            if word == "Unknown" and param in _OF_VLLM:
+                message = f"`{param}` is not supported: {_OF_VLLM[param]}."
+                return ApiError(400, message, param=param, code="unsupported_parameter")
             return ApiError(400, f"{word} parameter: `{param}`.", param=param, code=code)
     if not path:
         return ApiError(400, f"The body is wrong: {sentence}.", code="invalid_type")

@@ -89,7 +89,11 @@ class App:
         if methods is None and request.path.startswith(_MODELS):
             methods = {"GET": self._show_model}
         if methods is None:
-            raise ApiError(404, f"There is no {request.path[:200]} here.", code="unknown_path")
+            raise ApiError(
+                404,
+                f"There is no {request.path[:200]} here; GET /openapi.json describes what there is.",
+                code="unknown_path",
+            )
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             allowed = ", ".join(methods)
