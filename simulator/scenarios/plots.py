@@ -180,8 +180,16 @@ class _Grid:
         return np.array(rows)
 
     def rate(self, field: str) -> Floats:
-        """[time]: growth per second of the sum over instances, smoothed; a restarted instance begins at 0 again."""
-        growth = np.maximum(0.0, np.diff(self.of_field(field), axis=1)).sum(0)
+        """[time]: growth per second of the sum over instances, smoothed; a restarted instance begins at 0 again.
+
+        Counters are taken as growing evenly between two samples: a column may be shorter than the time between them.
+        """
+        rows = []
+        for name in self.names:
+            samples = self._by_name[name]
+            at_s = [sample.at_ns / _NS for sample in samples]
+            rows.append(np.interp(self.times_s, at_s, [getattr(sample, field) for sample in samples]))
+        growth = np.maximum(0.0, np.diff(np.array(rows), axis=1)).sum(0)
         window = np.ones(_SMOOTHING)
         smooth = np.convolve(growth, window, "same") / np.convolve(np.ones_like(growth), window, "same")
         return np.asarray(smooth / np.diff(self.times_s))

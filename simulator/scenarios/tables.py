@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from simulator.scenarios.running import ScenarioOutcome
+from simulator.scenarios.spec import SloSpec
 from simulator.scenarios.statistics import ForecastErrors, LatencySpread, Summary
 
 
@@ -64,7 +65,7 @@ def _facts(outcome: ScenarioOutcome, summary: Summary) -> list[tuple[str, str]]:
         ("served", f"{summary.served:,}" + (f", lost {summary.lost:,}" if summary.lost else "")),
         ("throughput", f"{summary.requests_per_s:.2f}/s"),
         ("output tokens", f"{summary.tokens_per_s:,.0f}/s"),
-        ("within SLO", f"{summary.goodput:.1%}"),
+        ("within SLO", f"{summary.goodput:.1%} ({_bounds(outcome.spec.slo)})"),
         ("preemptions", f"{summary.preemptions:,}"),
         ("imbalance", f"{summary.imbalance:.3f}"),
     ]
@@ -87,6 +88,12 @@ def _facts(outcome: ScenarioOutcome, summary: Summary) -> list[tuple[str, str]]:
         ("simulated", f"{summary.virtual_s:,.0f} s in {summary.wall_s:.1f} s"),
         ("messages", f"{summary.messages:,}"),
     ]
+
+
+def _bounds(slo: SloSpec) -> str:
+    """The bounds that a request must keep, as `TTFT 3 s, TPOT 60 ms`."""
+    bounds = (("TTFT", slo.ttft_ms / 1e3, "s"), ("TPOT", slo.tpot_ms, "ms"), ("end to end", slo.e2e_ms / 1e3, "s"))
+    return ", ".join(f"{name} {bound:g} {unit}" for name, bound, unit in bounds if bound) or "completed"
 
 
 def _error(errors: ForecastErrors) -> str:
