@@ -44,21 +44,28 @@ _ONLY_RANDOM = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options."""
-    soak.add_arguments(parser)
-    # None where it was not given: what a scenario would ignore is refused by its name.
-    parser.set_defaults(seeds=None, first=None, policy=None)
-    group = parser.add_argument_group("scenarios from files")
-    group.add_argument("--scenario", type=Path, metavar="FILE", help="the scenario, TOML")
-    group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of it")
+    group = parser.add_argument_group("a scenario from a file")
+    group.add_argument("--scenario", type=Path, metavar="FILE", help="the scenario (docs/SIMULATION.md)")
     group.add_argument(
-        "--sweep", action="append", default=[], metavar="KEY=V,V", help="run every value; may be repeated"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of it; may be repeated"
+    )
+    group.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=V,V",
+        help="run it with every value; may be repeated, for every combination",
     )
     group.add_argument("--output", type=Path, metavar="FOLDER", help="write results and pictures there")
+    soak.add_arguments(parser, seeds=SEEDS)
+    # None where it was not given: what a scenario would ignore is refused by its name.
+    parser.set_defaults(seeds=None, first=None, policy=None, jobs=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the scenario, or the seeds."""
     _refuse_ignored(arguments)
+    arguments.jobs = processes(arguments.jobs, scenario=arguments.scenario is not None)
     if arguments.scenario is None:
         arguments.seeds = arguments.seeds or SEEDS
         arguments.first = arguments.first or 0
@@ -80,11 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise CliError(f"the simulation failed, which is a bug: {error}") from None
 
 
+def processes(jobs: int | None, *, scenario: bool) -> int:
+    """Processes that run seeds or variants: as many as asked for, else all cores for a scenario and 1 for a soak."""
+    return jobs or (scenario and os.cpu_count()) or 1
+
+
 def _refuse_ignored(arguments: argparse.Namespace) -> None:
     """Raises UsageError for what was given and would do nothing."""
     if arguments.seeds is not None and arguments.seeds < 1:
         raise UsageError(f"--seeds must be at least 1, is {arguments.seeds}.")
-    if arguments.jobs < 1:
+    if arguments.jobs is not None and arguments.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, is {arguments.jobs}.")
     if arguments.scenario is None:
         for option in _ONLY_SCENARIO:

@@ -116,21 +116,33 @@ def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, S
         yield from pool.imap(_run, work)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
     """The options of a soak."""
-    parser.add_argument("--seeds", type=int, default=500, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first one")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--policy", choices=sorted(DISPATCH_POLICIES), default=POLICY, help="dispatch policy")
-    parser.add_argument("--migrations", action="store_true", help="sequences move all the time")
-    parser.add_argument("--trading", action="store_true", help="brokers trade, and the plan changes every two seconds")
-    parser.add_argument("--trading-policy", choices=sorted(TRADING_POLICIES), default="", help="instead of drawn ones")
-    parser.add_argument(
-        "--wrong-estimates", action="store_true", help="engines tell rests that are wrong, or no numbers"
+    add = parser.add_argument_group("seeds and processes").add_argument
+    add("--seeds", type=int, default=seeds, metavar="N", help=f"how many (default: {seeds}; of a scenario 1)")
+    add("--jobs", type=int, default=1, metavar="N", help="processes (default: 1; of a scenario all cores)")
+    add = parser.add_argument_group("random load and faults, without --scenario").add_argument
+    add("--first", type=int, default=0, metavar="N", help="the first seed (default: 0)")
+    add(
+        "--policy",
+        choices=sorted(DISPATCH_POLICIES),
+        default=POLICY,
+        metavar="NAME",
+        help=f"dispatch policy (default: {POLICY}): %(choices)s",
     )
-    parser.add_argument("--cascades", action="store_true", help="a cascade, its plan swapped all the time")
-    parser.add_argument("--roles", action="store_true", help="roles flip, instances come and go, brokers trade")
-    parser.add_argument("--verbose", action="store_true", help="say what each seed did")
+    add("--migrations", action="store_true", help="move sequences all the time")
+    add("--trading", action="store_true", help="let brokers trade; the plan changes every two seconds")
+    add(
+        "--trading-policy",
+        choices=sorted(TRADING_POLICIES),
+        default="",
+        metavar="NAME",
+        help="trade by this one, not by a drawn one: %(choices)s",
+    )
+    add("--wrong-estimates", action="store_true", help="let engines tell wrong remaining lengths, or none")
+    add("--cascades", action="store_true", help="run a cascade whose plan changes all the time")
+    add("--roles", action="store_true", help="flip roles, start and stop instances, let brokers trade")
+    add("--verbose", action="store_true", help="print what each seed did")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from simulator.__main__ import main
+from simulator.commands.sim import processes
 
 SCENARIO = ["--scenario", "any.toml"]
 
@@ -42,6 +45,12 @@ def test_random_load_and_faults_refuse_what_only_a_scenario_takes(
 def test_no_seeds_and_no_processes_are_no_run(kind: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sim", *kind, option, "0"]) == 2
     assert f"{option} must be at least 1, is 0" in capsys.readouterr().err
+
+
+def test_variants_of_a_scenario_run_on_all_cores_unless_told() -> None:
+    assert processes(None, scenario=True) == os.cpu_count()
+    assert processes(1, scenario=True) == 1
+    assert processes(None, scenario=False) == 1
 
 
 def test_a_scenario_that_is_not_there_is_no_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
