@@ -27,7 +27,7 @@ from millrace.contracts.subjects import Subjects, subject_token
 from nats.aio.client import Client
 
 from bench.judged.record import draw
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 
 TIERS = ("millrace-nano", "millrace-micro", "millrace-mini")
 CASCADE = "auto"

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from bench.judged.answers import MODELS, PATH, recorded, token_costs
 from bench.judged.record import OUTPUT_TOKENS_MAX, draw
-from bench.up_cluster import UpRig
 from models.training.tasks import Example
+from testbed.up_cluster import UpRig
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = "nano,micro,mini"

@@ -26,9 +26,9 @@ from millrace.contracts.worker import Sampling
 
 from bench.ingress_throughput import PROMPT
 from bench.loadgen import Load, quantile
-from bench.local_cluster import MODEL, ClusterOptions, LocalCluster
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.worker.modelled import ModelledConfig, ModelledLiveEngine
+from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 TOKENS = 32
 

@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 
 from bench.migration.long_context import stretched
-from bench.migration.operator import Operator
 from bench.migration.others import Others
-from bench.migration.streams import TimedStream, client, play, prompt_ids
-from bench.up_cluster import UpRig
+from testbed.migration_operator import Operator
+from testbed.timed_streams import TimedStream, client, play, prompt_ids
+from testbed.up_cluster import UpRig
 
 #: Quiet time before and after a migration, of which its control windows are taken, seconds.
 PAUSE_S = 0.4

@@ -24,11 +24,11 @@ import httpx
 import numpy as np
 
 from bench.migration.long_context import stretched
-from bench.migration.operator import Operator
 from bench.migration.others import OthersApart
 from bench.migration.separate_cores import separate
-from bench.migration.streams import TimedStream, client, play, prompt_ids
-from bench.up_cluster import UpRig
+from testbed.migration_operator import Operator
+from testbed.timed_streams import TimedStream, client, play, prompt_ids
+from testbed.up_cluster import UpRig
 
 MODES = ("live", "stop_and_copy", "recompute")
 #: Output tokens before a stream is moved, and at least as many after it.

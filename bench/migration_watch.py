@@ -25,13 +25,13 @@ import httpx
 import psutil
 
 from bench.migration.long_context import stretched
-from bench.migration.operator import Operator
 from bench.migration.others import OthersApart
 from bench.migration.separate_cores import separate
-from bench.migration.streams import TimedStream, client, play, prompt_ids
 from bench.migration.watching import FOLDER, POINTS, Heard, Watch, noted, read
 from bench.migration_gap import SETTLE_TOKENS
-from bench.up_cluster import UpRig
+from testbed.migration_operator import Operator
+from testbed.timed_streams import TimedStream, client, play, prompt_ids
+from testbed.up_cluster import UpRig
 
 #: The target's steps that are shown one by one, counted from its first.
 SHOWN_STEPS = (0, 1, 2, 4, 9, 19, 39)

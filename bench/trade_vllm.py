@@ -31,9 +31,9 @@ from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import DecisionMade
 from nats.aio.msg import Msg
 
-from bench.migration.operator import Operator
-from bench.migration.streams import TimedStream, client, play, prompt_ids
-from bench.up_cluster import UpRig
+from testbed.migration_operator import Operator
+from testbed.timed_streams import TimedStream, client, play, prompt_ids
+from testbed.up_cluster import UpRig
 
 #: Takes the part so far of a call that may be cut off.
 Keep = Callable[[dict[str, Any]], None]
@@ -246,7 +246,7 @@ def _options() -> argparse.Namespace:
 
 def main() -> int:
     """Builds the model, starts the cluster, runs."""
-    from tests.engine.tiny_llama import build
+    from testbed.tiny_llama import build
 
     options = _options()
     until = time.monotonic() + 60 * options.minutes - 15  # to look for leaks, and to stop

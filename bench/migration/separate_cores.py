@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 
 
 def separate(rig: UpRig) -> int:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "locks" / "clients.txt"

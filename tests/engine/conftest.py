@@ -17,7 +17,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     between two steps.
     """
     from services.worker.config import MigrationConfig
-    from tests.engine import tiny_llama
+    from testbed import tiny_llama
     from tests.engine.bench_engine import BenchEngine, config
     from tests.engine.moving import Pair
 

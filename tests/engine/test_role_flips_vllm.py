@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.role_flips import ORDERS, measure, options_of
-from bench.up_cluster import UpRig
-from tests.engine.tiny_llama import build
+from testbed.role_flips import ORDERS, measure, options_of
+from testbed.tiny_llama import build
+from testbed.up_cluster import UpRig
 
 pytestmark = pytest.mark.timeout(400)
 

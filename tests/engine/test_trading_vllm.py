@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from millrace.contracts.migration import MigrationOutcome
 
-from bench.migration.streams import TimedStream, client, play
-from bench.up_cluster import UpRig, prompt_text
-from tests.engine.tiny_llama import build
+from testbed.timed_streams import TimedStream, client, play
+from testbed.tiny_llama import build
+from testbed.up_cluster import UpRig, prompt_text
 from tests.live.mover import Mover
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,7 +12,7 @@ import pytest
 from millrace.contracts.ingress import TokenLogprobs
 from millrace.contracts.worker import Sampling
 
-from tests.engine import tiny_llama
+from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, Decoded, config
 from tests.engine.moving import Pair, begin, prompt_of, recomputed, settled, whole
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from millrace.contracts.worker import Sampling, StructuredOutput
 
-from tests.engine import tiny_llama
+from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, Decoded, config
 
 #: Starting engines takes a minute where other test runs share the cores.

@@ -23,9 +23,9 @@ from millrace.contracts.worker import (
 )
 from millrace.supervision.zygote_client import ForkFailed, ZygoteClient
 
-from tests.engine import tiny_llama
-from tests.live.nats_process import NatsProcess
-from tests.live.worker_rig import PATIENCE_S, FakeIngress, create_buckets, ended, write_config
+from testbed import tiny_llama
+from testbed.nats_process import NatsProcess
+from testbed.worker_rig import PATIENCE_S, FakeIngress, create_buckets, ended, write_config
 
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)

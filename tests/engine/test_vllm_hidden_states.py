@@ -20,7 +20,7 @@ from millrace.lengths.states import SequenceStates, read_header, read_states
 from millrace.lengths.survival import Survival
 
 from services.worker.config import MigrationConfig, RemainingConfig
-from tests.engine import tiny_llama
+from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config
 
 #: Starting engines takes a minute where other test runs share the cores.

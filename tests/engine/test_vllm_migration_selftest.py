@@ -12,7 +12,7 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
-from tests.engine import tiny_llama
+from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import ask
 

@@ -17,7 +17,7 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 
 OUTCOMES = {"delivered", "rejected", "rejected_early", "failed", "cancelled"}
 #: Reasons that say that a tier is missing, and by which one knows that it was.

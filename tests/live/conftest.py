@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.live.nats_process import NatsProcess
+from testbed.nats_process import NatsProcess
 
 
 @pytest.fixture(scope="session")

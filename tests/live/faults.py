@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from bench.up_cluster import Streamed, UpRig, offer, prompt_text, stream
+from testbed.up_cluster import Streamed, UpRig, offer, prompt_text, stream
 
 RATE = 20.0
 PROMPTS = 8

@@ -20,7 +20,7 @@ from millrace.contracts.migration import (
 from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.subjects import Subjects
 
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 
 #: Migrations that are asked for at once.
 AT_ONCE = 6

@@ -17,7 +17,7 @@ from millrace.contracts.cascade import CascadeMove, CascadePlan
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 
-from bench.up_cluster import UpRig, prompt_text
+from testbed.up_cluster import UpRig, prompt_text
 from tests.live.ingress_rig import write_model_folder
 
 CASCADE = "auto"

@@ -18,7 +18,7 @@ from millrace.contracts.ingress import TokenChunk, TokensGenerated
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import CancelSequence
 
-from bench.up_cluster import UpRig, prompt_text, stream
+from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import PATIENCE_S, expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from millrace.contracts.migration import MigrationMode, MigrationOutcome, MigrationReason
 
-from bench.up_cluster import UpRig, offer, prompt_text, stream
+from testbed.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from millrace.contracts.migration import MigrationOutcome, MigrationReason
 
-from bench.up_cluster import UpRig, offer, prompt_text, stream
+from testbed.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from millrace.cli.cluster_view import ClusterView
 
-from bench.up_cluster import PORTS, UpRig, free_port, prompt_text, stream
+from testbed.up_cluster import PORTS, UpRig, free_port, prompt_text, stream
 from tests.live.faults import kill
 from tests.live.ingress_rig import write_model_folder
 

@@ -19,8 +19,8 @@ from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPred
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from nats.errors import NoRespondersError
 
-from tests.live.nats_process import NatsProcess
-from tests.live.worker_rig import PATIENCE_S, FakeIngress, Stream, create_buckets, start_worker, write_config
+from testbed.nats_process import NatsProcess
+from testbed.worker_rig import PATIENCE_S, FakeIngress, Stream, create_buckets, start_worker, write_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROMPT = list(range(1, 65))

@@ -16,7 +16,7 @@ from millrace.contracts.codec import decode
 from millrace.contracts.observers import ProvisioningDecided, RequestFinished
 from millrace.contracts.subjects import Subjects
 
-from bench.up_cluster import UpRig, offer, prompt_text, stream
+from testbed.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
 

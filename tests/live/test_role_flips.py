@@ -11,8 +11,8 @@ from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRef
 from millrace.contracts.migration import MigrationOutcome, MigrationReason
 from millrace.contracts.plan import InstanceRole
 
-from bench.live.role_orders import RoleOperator
-from bench.up_cluster import UpRig, offer
+from testbed.role_operator import RoleOperator
+from testbed.up_cluster import UpRig, offer
 from tests.live.faults import expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover

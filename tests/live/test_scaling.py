@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.up_cluster import UpRig, offer
+from testbed.up_cluster import UpRig, offer
 from tests.live.faults import expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 

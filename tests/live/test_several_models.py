@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.up_cluster import UpRig, prompt_text, stream
+from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.ingress_rig import write_model_folder
 
 CLUSTER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench.up_cluster import UpRig, prompt_text, stream
+from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import told
 from tests.live.ingress_rig import write_model_folder
 

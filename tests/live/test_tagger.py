@@ -18,8 +18,8 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.files import MODEL_FILE, read_models
 from nats.errors import NoRespondersError
 
-from tests.live.nats_process import NatsProcess
-from tests.live.worker_rig import PATIENCE_S, FakeIngress
+from testbed.nats_process import NatsProcess
+from testbed.worker_rig import PATIENCE_S, FakeIngress
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEARNING = {"pretrained": False, "retrain_outcomes": 250, "outcomes_min": 250, "retrain_pause_s": 0.0}

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
 
-from bench.migration.operator import Operator
-from bench.up_cluster import UpRig, offer
+from testbed.migration_operator import Operator
+from testbed.up_cluster import UpRig, offer
 from tests.live.faults import expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.up_cluster import free_port
+from testbed.up_cluster import free_port
 from tests.live.ingress_rig import write_model_folder
 
 

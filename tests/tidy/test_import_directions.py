@@ -50,9 +50,13 @@ ENGINE_HOMES = (
     "tests/engine/",
     "tests/contract/",
     "tests/gpu/",
+    "testbed/",
     "bench/",
     "examples/vllm_bench.py",
 )
+
+#: Tests of a bench's own functions; all others share rigs with benches by way of testbed/.
+BENCH_TESTS = ("tests/*/test_bench_*.py",)
 
 
 def _is_one_of(path: Path, patterns: tuple[str, ...]) -> bool:
@@ -139,5 +143,28 @@ def test_an_actor_imports_no_runtime():
         for path in _pure_files()
         for module, line in imported_modules(path)
         if is_within(module, runtimes)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_tests_import_no_bench_but_the_one_that_they_test():
+    wrong = [
+        f"{path}:{line}: {module}"
+        for path in python_files("tests")
+        if not any(path.match(pattern) for pattern in BENCH_TESTS)
+        for module, line in imported_modules(path)
+        if is_within(module, frozenset({"bench"}))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rigs_and_benches_import_no_test_and_rigs_no_bench():
+    forbidden = {"testbed": frozenset({"tests", "bench"}), "bench": frozenset({"tests"})}
+    wrong = [
+        f"{path}:{line}: {module}"
+        for folder, modules in forbidden.items()
+        for path in python_files(folder)
+        for module, line in imported_modules(path)
+        if is_within(module, modules)
     ]
     assert not wrong, "\n".join(wrong)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.up_cluster import UpRig
-from tests.engine.tiny_llama import build
+from testbed.tiny_llama import build
+from testbed.up_cluster import UpRig
 
 OPTIONS = (
     # Whoever is killed shall have had work. A forecast may leave one engine idle at the rates of these tests.

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.up_cluster import UpRig, prompt_text, stream
+from testbed.up_cluster import UpRig, prompt_text, stream
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from bench.migration.operator import Operator
-from bench.migration.streams import TimedStream, client, play
-from bench.up_cluster import UpRig, prompt_text
+from testbed.migration_operator import Operator
+from testbed.timed_streams import TimedStream, client, play
+from testbed.up_cluster import UpRig, prompt_text
 
 pytestmark = pytest.mark.timeout(600)
 

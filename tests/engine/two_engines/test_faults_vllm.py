@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 from tests.live.faults import expect_identical, expected_outcomes, kill, under_fire, undisturbed
 
 #: Long enough that several streams are under way on each engine at 20 a second, on a fast machine too.

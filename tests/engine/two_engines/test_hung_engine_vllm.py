@@ -9,7 +9,7 @@ import signal
 import httpx
 import pytest
 
-from bench.up_cluster import UpRig, offer
+from testbed.up_cluster import UpRig, offer
 from tests.live.faults import PROMPTS, expect_identical, expected_outcomes, undisturbed
 
 LENGTH = {"max_tokens": 100, "ignore_eos": True}

@@ -11,7 +11,7 @@ from millrace.contracts.migration import KvReplicated
 from millrace.contracts.subjects import Subjects
 from nats.aio.msg import Msg
 
-from bench.up_cluster import UpRig, prompt_text, stream
+from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import kill
 
 pytestmark = pytest.mark.timeout(300)

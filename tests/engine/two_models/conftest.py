@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 
 #: A verifier is a process of its own, so that there is a judge to kill; what it lets pass has confidence's score.
 WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "verifier")

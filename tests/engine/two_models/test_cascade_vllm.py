@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from bench.up_cluster import UpRig
+from testbed.up_cluster import UpRig
 from tests.live.cascading import barrage, plan_in_force
 from tests.live.faults import kill
 

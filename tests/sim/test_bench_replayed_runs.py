@@ -12,7 +12,7 @@ from bench.live.recording import figures, read, read_all, write
 from bench.live.replay import fits, replay, scenario
 from bench.live.statistics import e2e_errors
 from bench.live.transit import transit
-from tests.unit.test_live_figures import recorded
+from tests.unit.test_bench_live_figures import recorded
 
 
 def test_a_replay_has_the_latencies_of_the_run(tmp_path: Path) -> None:

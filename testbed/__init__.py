@@ -1,0 +1,1 @@
+"""Live clusters, engines and clients for tests and benches: started here, driven here, stopped here."""
