@@ -92,7 +92,9 @@ def pick(view: PickView, parameters: Parameters) -> PickDecision:
     scores = [CandidateScore(bid.bidder, _caused_ns(bid, view) / 1e9, _note(bid, view)) for bid in order]
     if view.reason is not MoveReason.BALANCE:
         chosen = order[0]
-        return PickDecision(chosen.bidder, f"least delay of {len(order)}: {_seconds(_caused_ns(chosen, view))}", scores)
+        own = f", itself {_seconds(chosen.rest_ns)} more to run there" if view.stay_ns else ""
+        reason = f"least delay of {len(order)}: others {_seconds(chosen.burden_ns)}{own}"
+        return PickDecision(chosen.bidder, reason, scores)
     falling = [bid for bid in order if not _note(bid, view)]
     if not falling:
         return PickDecision(None, "no bid would make the larger load fall", scores)
