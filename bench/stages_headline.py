@@ -132,8 +132,9 @@ def _learnt(chosen: RunOptions, arguments: argparse.Namespace) -> None:
         layers = {
             BASE: BASELINES[BASE],
             "planned before": hand_over(shapes),
-            "planned in the run": learnt(),
-            "planned in the run, refined": learnt(refinement={}),
+            "planned in the run, bounds not told": learnt({}),
+            "planned in the run": learnt(setup.bounds),
+            "planned in the run, refined": learnt(setup.bounds, refinement={}),
         }
         _compare(setup, _kept(layers, arguments), chosen)
 

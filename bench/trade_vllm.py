@@ -25,7 +25,16 @@ from random import Random
 from typing import Any
 
 import httpx
-from millrace.contracts.broker import AskForMove, DealEnded, DealQueued, DealRefused, DealStarted, NoBid, OfferDeal
+from millrace.contracts.broker import (
+    AskForMove,
+    BoundaryMoved,
+    DealEnded,
+    DealQueued,
+    DealRefused,
+    DealStarted,
+    NoBid,
+    OfferDeal,
+)
 from millrace.contracts.codec import decode
 from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import DecisionMade
@@ -95,6 +104,7 @@ class HandOvers:
         self.stayed: Counter[str] = Counter()
         self._last_words: dict[str, str] = {}
         self._placed: dict[str, str] = {}
+        self._boundary = options.cut
         self._ended: list[tuple[int, str, list[float]]] = []
         self.counts: Counter[str] = Counter()
 
@@ -111,7 +121,11 @@ class HandOvers:
         """Note the last word about a sequence, and where it began."""
         body = decode(message.data)
         if isinstance(body, DecisionMade) and body.kind == "dispatch":
-            self._placed |= dict.fromkeys(body.sequences, f"{body.chosen}: {body.reason}")
+            side = "past" if body.prompt_tokens >= self._boundary else "below"
+            self._placed |= dict.fromkeys(body.sequences, f"{body.chosen} {side} the boundary")
+        elif isinstance(body, BoundaryMoved):
+            self._boundary = body.length
+            self.counts["lowest boundary"] = min(self.counts["lowest boundary"] or body.length, body.length)
         elif isinstance(body, AskForMove | OfferDeal | DealStarted):
             self._last_words[body.sequence] = type(body).__name__
         elif isinstance(body, NoBid | DealRefused):
@@ -182,7 +196,7 @@ async def measure(rig: UpRig, options: argparse.Namespace, wanted: int, until: f
         await operator.know(2)
         found = HandOvers(rig, http, options, keep)
         await operator.subscribe(operator.subjects.migrations(), found.hear)
-        for family in ("ask", "bid", "deal", "decision"):
+        for family in ("ask", "bid", "deal", "decision", "boundary"):
             await operator.subscribe(f"{operator.subjects.prefix}.{family}.>", found.hear_trades)
         os.kill(broker, signal.SIGSTOP)
         try:
@@ -225,6 +239,8 @@ def report(parts: list[dict[str, Any]], options: argparse.Namespace) -> bool:
         print(
             f"{stayed['all']} ended without a hand-over, {past_ms:.0f} ms past the cut on average; last word: {words}"
         )
+    if counts["lowest boundary"]:
+        print(f"the refined boundary was at {counts['lowest boundary']} at the lowest (sum over calls)")
     looked = counts["looked for leaks"]
     print(f"blocks not free at the end of {looked} calls: {counts['leaked']}", flush=True)
     return not (counts["differing"] or counts["failed"] or counts["leaked"])

@@ -124,6 +124,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             table = merged(table, layer)
         return scenario_of({**table, "seed": seed})
 
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The trace's SLO, as planners are told it."""
+        trace = TRACES[self.trace]
+        return {"ttft_ms": 1e3 * trace.ttft_s, "tpot_ms": 1e3 * trace.tpot_s}
+
     def rate_per_s(self) -> float:
         """Arrivals per second."""
         return round(self.load * _bound(self.trace, self.instances), 3)
@@ -180,8 +186,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         model = self.model()
         quality = QualityModel(d0=model.fixed_s, d1=model.per_decode_s, d4=model.per_context_token_s)
         view = PlanningView(instances=self.instances, statistics=self.statistics(), instance=model, quality=quality)
-        bounds = LatencyBounds(ttft_ms=1e3 * TRACES[self.trace].ttft_s, tpot_ms=1e3 * TRACES[self.trace].tpot_s)
-        parameters = PlanningParameters(bounds=bounds)
+        parameters = PlanningParameters(bounds=LatencyBounds(**self.bounds))
         if planner != "exact":
             parameters = PlanningParameters(
                 objective=ObjectiveName.QUALITY, constraints=UNCONSTRAINED, cuts_per_octave=1

@@ -50,9 +50,10 @@ def full(shapes: Sequence[StageShape], *, refinement: Layer = FROZEN) -> Layer:
     return merged(fixed(shapes), trading("delay", refinement=refinement))
 
 
-def learnt(*, refinement: Layer = FROZEN) -> Layer:
-    """Stages and hand-over as the coordinator plans them from the requests of the run."""
-    return merged({"stages": {"policy": "exact"}}, trading("none", reasons=STANDING, refinement=refinement))
+def learnt(bounds: Layer, *, refinement: Layer = FROZEN) -> Layer:
+    """Stages and hand-over as the coordinator plans them from the requests of the run, told the latency bounds."""
+    planned = {"stages": {"policy": "exact", "parameters": {"bounds": bounds}}}
+    return merged(planned, trading("none", reasons=STANDING, refinement=refinement))
 
 
 #: Without stages.
