@@ -6,7 +6,8 @@
 long in the first half of the requests, answers in the second. Each seed takes the next rows of the trace. ``--phase``
 takes one of the halves for all requests; ``--steady`` a light load without a drift, at half the speed of the trace, in
 which nobody should be flipped: 3,000 requests are half an hour. `brokers`: running requests move by `delay` as
-well, the rung below a flip.
+well, the rung below a flip. `decode first` and `prefill first`: all do both, with steps of at most 512 and 32,768
+tokens, which is what priority between the phases is in an engine that mixes them in one step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.scenarios.statistics import summarise
 
+#: Token budgets of a step by label; the others have the scenario's, 8,192.
+BUDGETS = {"all both, decode first": 512, "all both, prefill first": 32_768}
+
 #: Layouts: how many of the four prefill (the others decode), or None where all do both; the policy; brokers or none.
 LAYOUTS: dict[str, tuple[int | None, str, bool]] = {
     "1 prefill, 3 decode": (1, "fixed", False),
@@ -33,6 +37,8 @@ LAYOUTS: dict[str, tuple[int | None, str, bool]] = {
     "3 prefill, 1 decode": (3, "fixed", False),
     "all both": (None, "fixed", False),
     "all both, brokers": (None, "fixed", True),
+    "all both, decode first": (None, "fixed", False),
+    "all both, prefill first": (None, "fixed", False),
     "flowkv, from 2 and 2": (2, "flowkv", False),
     "flowkv, brokers": (2, "flowkv", True),
     "pressure, from 2 and 2": (2, "pressure", False),
@@ -101,6 +107,7 @@ def spec_of(label: str, seed: int, arguments: argparse.Namespace) -> ScenarioSpe
     settings += [f"workload.lengths.skip={seed * arguments.requests}"]
     settings += [] if policy == "pressure" else ["roles.parameters={}"]
     settings += BROKERS if brokers else ()
+    settings += [f"cluster.groups.0.engine.token_budget={BUDGETS[label]}"] if label in BUDGETS else []
     if arguments.steady:
         settings += ["workload.phases=[]", f"workload.arrivals.speed={STEADY_SPEED}"]
     elif arguments.phase:

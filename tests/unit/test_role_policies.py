@@ -202,6 +202,18 @@ def test_an_idle_prefiller_is_flipped_where_decodes_have_no_room() -> None:
     assert decision.flips[0].role in (DECODE, BOTH)
 
 
+@pytest.mark.parametrize(("idle", "flips"), [(0.05, True), (0.0, False)])
+def test_an_idle_prefiller_helps_decodes_that_meet_their_objective(idle: float, flips: bool) -> None:
+    served = instance("d0", DECODE, Indicators(decoding=100, context_tokens=40_000, kv_now=0.4))
+    demand = Demand(requests_per_s=2.0, prompt_tokens=100.0, output_tokens=400.0)
+    view = stage(served, instance("p0", PREFILL), instance("p1", PREFILL), demand=demand)
+    parameters = msgspec.structs.replace(PARAMETERS, idle=idle)
+    _, state = pressure.decide(view, parameters, pressure.State(), S)
+    decision, _ = pressure.decide(view, parameters, state, 7 * S)
+    assert parameters.busy < decision.decode < parameters.low, "the objective is met"
+    assert [flip.instance for flip in decision.flips] == (["p0"] if flips else [])
+
+
 def test_nobody_is_flipped_before_the_imbalance_has_lasted() -> None:
     assert held(PROMPTS, seconds=4.0).flips == ()
     _, state = pressure.decide(PROMPTS, PARAMETERS, pressure.State(), S)
@@ -235,7 +247,7 @@ def test_with_an_unknown_instance_nothing_is_flipped() -> None:
 
 
 def test_parameters_out_of_range_are_refused() -> None:
-    for wrong in ({"low": 1.5}, {"ttft_s": 0.0}, {"margin": 1.0}, {"hold_s": -1.0}):
+    for wrong in ({"low": 1.5}, {"ttft_s": 0.0}, {"margin": 1.0}, {"hold_s": -1.0}, {"idle": 0.7}, {"busy": 0.01}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             pressure.Parameters(**wrong)
 

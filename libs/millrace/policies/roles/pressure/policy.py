@@ -1,5 +1,5 @@
-"""Pressure: flips one instance where one phase misses its objective, the other has capacity left, and the simulated mix
-is better.
+"""Pressure: flips one instance where one phase misses its objective and the other has capacity left, or one is idle,
+and the simulated mix is better.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ttft_s, tpot_s: Objectives of a stage's requests, seconds.
         high: A phase above this share of its objective is overloaded.
         low: A phase below it has capacity left.
+        idle: A phase below this share of its objective is idle.
+        busy: A phase above this share is helped where the other one is idle, though it meets its objective.
         hold_s: Both must last for so long, seconds: faster rungs have had their turn then.
         margin: The simulated worst pressure must fall by this share.
         chunk_tokens: Prompt tokens that a step computes at most.
@@ -27,6 +29,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tpot_s: float = 0.05
     high: float = 1.0
     low: float = 0.6
+    idle: float = 0.05
+    busy: float = 0.4
     hold_s: float = 5.0
     margin: float = 0.1
     chunk_tokens: int = 2048
@@ -38,6 +42,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "tpot_s": self.tpot_s > 0,
             "high": self.high > 0,
             "low": 0 <= self.low < self.high,
+            "idle": 0 <= self.idle <= self.low,
+            "busy": self.idle < self.busy <= self.high,
             "hold_s": self.hold_s >= 0,
             "margin": 0 <= self.margin < 1,
             "chunk_tokens": self.chunk_tokens >= 1,
@@ -90,9 +96,11 @@ def _decision(now: Pressures, scenario: Scenario, reason: str, *, unmended: bool
 
 
 def _overloaded(now: Pressures, parameters: Parameters) -> str:
-    if now.prefill > parameters.high and now.decode < parameters.low:
+    """The phase to help: it misses its objective and the other has capacity left, or it is busy and the other idle."""
+    limits = ((parameters.high, parameters.low), (parameters.busy, parameters.idle))
+    if any(now.prefill > above and now.decode < below for above, below in limits):
         return "prefill"
-    if now.decode > parameters.high and now.prefill < parameters.low:
+    if any(now.decode > above and now.prefill < below for above, below in limits):
         return "decode"
     return ""
 
