@@ -213,8 +213,9 @@ def test_unmeasured_pairs_count_as_near_or_far_and_silent_steps_as_usual_ones() 
     assert paired(far, near, rest=None) == "near"
 
 
-def test_a_decoder_without_a_queue_comes_first_and_one_that_does_both_last() -> None:
-    assert paired(decoder("a", waiting=1, step_ns=1 * MB), decoder("b")) == "b"
+def test_a_queue_counts_where_memory_is_short_and_one_that_does_both_comes_last() -> None:
+    assert paired(decoder("a", waiting=1, step_ns=1 * MB, blocks_free=150), decoder("b")) == "b"
+    assert paired(decoder("a", waiting=1, step_ns=1 * MB), decoder("b")) == "a", "it has just arrived"
     assert paired(decoder("a", role=InstanceRole.BOTH, step_ns=1 * MB), decoder("b", waiting=3)) == "b"
     assert paired() is None
 

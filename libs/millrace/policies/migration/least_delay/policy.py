@@ -11,6 +11,9 @@ from millrace.contracts.plan import InstanceRole
 from millrace.policies.migration.ranking import SCORES_MAX, idle_share
 from millrace.policies.migration.view import TargetDecision, TargetQuestion, TargetView
 
+#: Share of its memory that must stay idle at an instance whose queue is let be.
+IDLE_MIN = 0.1
+
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bandwidths, steps and rests that count until they are measured or predicted, and the cost of one more sequence.
@@ -44,8 +47,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def decide(question: TargetQuestion, parameters: Parameters, now_ns: int, rng: Random) -> TargetDecision:
     """The candidate with the least delay in seconds; equal ones by idle memory, then by name.
 
-    With a handoff those that only decode come first. An instance with a queue comes after all without one: what waits
-    there takes its memory first.
+    With a handoff those that only decode come first. An instance with a queue and little idle memory comes after all
+    others: what waits there takes that memory first. With enough of it a queue is what has just arrived.
     """
     if not question.candidates:
         return TargetDecision(None, "no instance can take it", list(question.filtered[:SCORES_MAX]))
@@ -53,7 +56,9 @@ def decide(question: TargetQuestion, parameters: Parameters, now_ns: int, rng: R
     def rank(target: TargetView) -> tuple[float, ...]:
         others = question.handoff and target.role is not InstanceRole.DECODE
         delay_s = transfer_s(question, target, parameters) + decoding_s(question, target, parameters)
-        return (float(others), float(target.waiting > 0), delay_s, -idle_share(target, question.blocks))
+        idle = idle_share(target, question.blocks)
+        short = target.waiting > 0 and idle < IDLE_MIN
+        return (float(others), float(short), delay_s, -idle)
 
     order = sorted(question.candidates, key=rank)  # stable: equal ones stay in order of name
     chosen, best_s = order[0], rank(order[0])[2]
