@@ -212,6 +212,9 @@ def test_an_idle_prefiller_helps_decodes_that_meet_their_objective(idle: float, 
     decision, _ = pressure.decide(view, parameters, state, 7 * S)
     assert parameters.busy < decision.decode < parameters.low, "the objective is met"
     assert [flip.instance for flip in decision.flips] == (["p0"] if flips else [])
+    fast = stage(*(msgspec.structs.replace(each, movable=False) for each in view.instances), demand=demand)
+    decision, _ = pressure.decide(fast, parameters, state, 7 * S)
+    assert not decision.unmended, "objectives that are met are no reason to scale"
 
 
 def test_nobody_is_flipped_before_the_imbalance_has_lasted() -> None:

@@ -114,7 +114,7 @@ def _flip(view: RolesView, parameters: Parameters, now: Pressures, told: str, si
     ]
     if not tried or min(tried)[0] > stays * (1 - parameters.margin):
         reason = f"{told}; no flip is simulated as better than staying ({stays:.2f})"
-        return _decision(now, Scenario.IMBALANCED, reason, unmended=True)
+        return _decision(now, Scenario.IMBALANCED, reason, unmended=now.worst > parameters.high)
     worst, _, flip = min(tried)
     reason = f"{told}; {flip.instance} to {flip.role} is simulated at {worst:.2f}, staying at {stays:.2f}"
     return RoleDecision(
