@@ -85,8 +85,8 @@ from millrace.lengths.remaining import status_of
 from millrace.membership import ServiceLiveness
 
 from services.worker.config import MigrationConfig, WorkerLimits
+from services.worker.context import WorkerContext, unexpected
 from services.worker.decoding import Decoding
-from services.worker.desk import Desk, unexpected
 from services.worker.draining import DRAINED, Draining
 from services.worker.intake import Intake
 from services.worker.moving import Moving
@@ -134,16 +134,16 @@ class WorkerActor:
     ) -> None:
         self.identity = identity
         self.info = info = _with_bounds(info, migration)
-        self._desk = Desk(identity=identity, info=info, subjects=subjects, limits=limits, rng=rng)
-        self.ledger = self._desk.ledger
-        self.figures = self._desk.figures
-        self.reporter = self._desk.reporter
+        self._ctx = WorkerContext(identity=identity, info=info, subjects=subjects, limits=limits, rng=rng)
+        self.ledger = self._ctx.ledger
+        self.figures = self._ctx.figures
+        self.reporter = self._ctx.reporter
         live_max = info.max_sequences + limits.queue_max
-        self._decoding = Decoding(self._desk)
-        self._moving = Moving(self._desk, info, migration, live_max=live_max)
+        self._decoding = Decoding(self._ctx)
+        self._moving = Moving(self._ctx, info, migration, live_max=live_max)
         self.reporter.moves = self._moving.counts
-        self._intake = Intake(self._desk, info, self._moving.reserving, live_max=live_max)
-        self._draining = Draining(self._desk, info, subjects=subjects, limits=limits, migration=migration)
+        self._intake = Intake(self._ctx, info, self._moving.reserving, live_max=live_max)
+        self._draining = Draining(self._ctx, info, subjects=subjects, limits=limits, migration=migration)
         self._ingresses = ServiceLiveness()
         self._subjects = subjects
         self._limits = limits
@@ -212,7 +212,7 @@ class WorkerActor:
                 return self._on_presence(body, now_ns)
             case EngineObserved(snapshot=snapshot):
                 self.reporter.take(snapshot)
-                return self._desk.reports(now_ns)
+                return self._ctx.reports(now_ns)
             case EngineLiveness() as body:
                 self.reporter.liveness = body
                 return [self.reporter.summary(now_ns, self.figures.output_tokens)] if self.reporter.bus_up else []
@@ -249,7 +249,7 @@ class WorkerActor:
         if held is None or held.epoch > body.epoch:
             return dropped
         self.figures.cancelled += held.live
-        return dropped + self._desk.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
+        return dropped + self._ctx.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
 
     def _on_return(self, sequences: list[str], now_ns: int) -> list[Effect]:
         """Hands back those that wait without KV, by the engine's last snapshot. While the bus is away nobody would hear
@@ -260,8 +260,8 @@ class WorkerActor:
         group = [each for each in held if each.live and each.added]
         if not group or not self.reporter.bus_up:
             return []
-        returned = self._desk.hand_back(group, ReturnReason.REQUESTED)
-        return returned + self._desk.remove(group, now_ns, "handed back: requested")
+        returned = self._ctx.hand_back(group, ReturnReason.REQUESTED)
+        return returned + self._ctx.remove(group, now_ns, "handed back: requested")
 
     def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
         if body.role != Role.INGRESS:
@@ -286,7 +286,7 @@ class WorkerActor:
         line = Log(
             level="warning", event="orphans_cancelled", fields={"ingress": ingress, "why": why, "n": len(orphans)}
         )
-        return [line, *self._desk.remove(orphans, now_ns, why)]
+        return [line, *self._ctx.remove(orphans, now_ns, why)]
 
     # --- time
 
@@ -310,8 +310,8 @@ class WorkerActor:
         effects += self.reporter.judge_estimates(self.ledger)
         if self.reporter.bus_up:
             effects.append(self.reporter.presence(now_ns))
-            effects += self._desk.tell_all(now_ns)
-            effects += self._desk.remind(now_ns)
+            effects += self._ctx.tell_all(now_ns)
+            effects += self._ctx.remind(now_ns)
             for held in self.ledger:
                 held.tick()
             for ingress in self._ingresses.take_silent(now_ns, silence_ns=self._limits.ingress_silence_ms * _MS):
@@ -330,11 +330,11 @@ class WorkerActor:
         if not late:
             return []
         for held in late:
-            self._desk.finish(held, FinishReason.CANCELLED, now_ns, "past its deadline")
+            self._ctx.finish(held, FinishReason.CANCELLED, now_ns, "past its deadline")
         self.figures.expired += len(late)
         cancel = CancelInEngine(sequences=[held.sequence for held in late])
-        ended = [span for held in late for span in self._desk.spans(held, now_ns, "past its deadline")]
-        return [cancel, *self._desk.publish(late), *ended]
+        ended = [span for held in late for span in self._ctx.spans(held, now_ns, "past its deadline")]
+        return [cancel, *self._ctx.publish(late), *ended]
 
     def _on_register(self, now_ns: int) -> list[Effect]:
         return [StartTimer(name=REGISTER, at_ns=now_ns + REGISTER_NS), *self.reporter.register()]
@@ -349,7 +349,7 @@ class WorkerActor:
         """
         self.reporter.bus_up = True
         self._ingresses.restart_timers(now_ns)
-        told = [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._desk.repeat()]
+        told = [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._ctx.repeat()]
         return told + self._draining.on_reconnected(now_ns)
 
     # --- for people and checkers

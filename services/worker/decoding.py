@@ -8,41 +8,41 @@ from millrace.contracts.ingress import TokensResent
 from millrace.contracts.message import Message
 from millrace.contracts.worker import AcknowledgeSequences, ResendTokens, TokensForgotten
 
-from services.worker.desk import Desk, answer
+from services.worker.context import WorkerContext, answer
 from services.worker.state import Held
 
 
 class Decoding:
-    """Takes what the engine decoded; keeps nothing but the desk it works on."""
+    """Takes what the engine decoded; keeps nothing but the ctx it works on."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, ctx: WorkerContext) -> None:
+        self._ctx = ctx
 
     def stepped(self, body: EngineStepped, now_ns: int) -> list[Effect]:
         """One step's outputs and, where there is one, its snapshot."""
-        desk = self._desk
+        ctx = self._ctx
         touched: list[Held] = []
         ended: list[Held] = []
-        find, at_ns = desk.ledger.get, body.at_ns or now_ns
+        find, at_ns = ctx.ledger.get, body.at_ns or now_ns
         for output in body.outputs:
             held = find(output.sequence)
             if held is None or held.finish is not None:
-                desk.figures.late_outputs += 1
+                ctx.figures.late_outputs += 1
                 continue
             self._take_output(held, output, at_ns)
             touched.append(held)
             if output.finish is not None:
                 ended.append(held)
         if body.snapshot is not None:
-            desk.figures.stepped(desk.reporter.snapshot, body.snapshot)
-            desk.reporter.take(body.snapshot)
-        effects = desk.stepped(touched, now_ns, step=body.step)
+            ctx.figures.stepped(ctx.reporter.snapshot, body.snapshot)
+            ctx.reporter.take(body.snapshot)
+        effects = ctx.stepped(touched, now_ns, step=body.step)
         for held in ended:
-            effects += desk.spans(held, held.finished_ns, str(held.finish))
-        return effects + desk.reports(now_ns)
+            effects += ctx.spans(held, held.finished_ns, str(held.finish))
+        return effects + ctx.reports(now_ns)
 
     def _take_output(self, held: Held, output: StepOutput, at_ns: int) -> None:
-        figures = self._desk.figures
+        figures = self._ctx.figures
         if output.scheduled_ns and not held.scheduled_ns:
             held.scheduled_ns = output.scheduled_ns
         if output.cached_tokens is not None:
@@ -59,22 +59,22 @@ class Decoding:
             held.logprobs.extend(output.logprobs or [])
         figures.output_tokens += len(token_ids)
         if output.finish is not None:
-            self._desk.finish(held, output.finish, at_ns)
+            self._ctx.finish(held, output.finish, at_ns)
 
     def resend(self, body: ResendTokens, message: Message) -> list[Effect]:
         """Tokens that an ingress misses."""
-        held = self._desk.ledger.get(body.sequence)
+        held = self._ctx.ledger.get(body.sequence)
         if held is None or held.epoch != body.epoch or body.from_index < held.base_index:
             base = held.base_index if held is not None and held.epoch == body.epoch else None
             forgotten = TokensForgotten(sequence=body.sequence, epoch=body.epoch, base_index=base)
             return answer(message.reply_to, body.sequence, forgotten)
-        self._desk.figures.resends += 1
+        self._ctx.figures.resends += 1
         start = min(body.from_index - held.base_index, len(held.token_ids))
         return answer(message.reply_to, body.sequence, TokensResent(chunk=held.chunk(start)))
 
     def acknowledge(self, body: AcknowledgeSequences) -> list[Effect]:
         """Finished sequences whose every token has arrived are forgotten."""
-        ledger = self._desk.ledger
+        ledger = self._ctx.ledger
         for sequence, epoch in body.sequences:
             held = ledger.get(sequence)
             if held is not None and held.epoch <= epoch and not held.live:

@@ -10,7 +10,7 @@ from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated
 from millrace.contracts.subjects import Subjects
 
 from services.worker.config import MigrationConfig, WorkerLimits
-from services.worker.desk import Desk
+from services.worker.context import WorkerContext
 
 _MS = 1_000_000
 #: Reason of the Stop effect after an orderly end.
@@ -28,9 +28,15 @@ class Draining:
     """
 
     def __init__(
-        self, desk: Desk, info: EngineInfo, *, subjects: Subjects, limits: WorkerLimits, migration: MigrationConfig
+        self,
+        ctx: WorkerContext,
+        info: EngineInfo,
+        *,
+        subjects: Subjects,
+        limits: WorkerLimits,
+        migration: MigrationConfig,
     ) -> None:
-        self._desk = desk
+        self._ctx = ctx
         self._evacuates = info.kv is not None and migration.enabled
         self._subjects = subjects
         self._limits = limits
@@ -50,15 +56,15 @@ class Draining:
         if self._until_ns is not None and self._until_ns <= until_ns:
             return []
         self._until_ns = until_ns
-        desk, reporter = self._desk, self._desk.reporter
+        ctx, reporter = self._ctx, self._ctx.reporter
         reporter.draining = True
-        fields = {"why": why, "limit_ms": limit_ms, "live": desk.ledger.live}
+        fields = {"why": why, "limit_ms": limit_ms, "live": ctx.ledger.live}
         effects: list[Effect] = [
             Log(level="info", event="draining", fields=fields),
             StartTimer(name=DRAIN, at_ns=until_ns),
         ]
         if reporter.bus_up:
-            effects += [reporter.presence(now_ns), reporter.summary(now_ns, desk.figures.output_tokens)]
+            effects += [reporter.presence(now_ns), reporter.summary(now_ns, ctx.figures.output_tokens)]
             effects += self._evacuate(limit_ms)
         return effects
 
@@ -68,12 +74,12 @@ class Draining:
 
     def _evacuate(self, limit_ms: int) -> list[Effect]:
         """Asks the migrator, once, to move everything to wherever there is room."""
-        if not self._evacuates or self._asked or not self._desk.ledger.live or limit_ms <= 0:
+        if not self._evacuates or self._asked or not self._ctx.ledger.live or limit_ms <= 0:
             return []
         self._asked = True
         return [
             Request(
-                subject=self._subjects.migrate(self._desk.identity.instance, "evacuate"),
+                subject=self._subjects.migrate(self._ctx.identity.instance, "evacuate"),
                 body=EvacuateInstance(limit_ms=limit_ms),
                 correlation=EVACUATE,
                 timeout_ns=limit_ms * _MS + EVACUATE_MARGIN_NS,
@@ -95,13 +101,13 @@ class Draining:
         """The drain timer: what still runs goes back to its ingresses."""
         if self._until_ns is None or now_ns < self._until_ns:
             return []
-        live = [held for held in self._desk.ledger if held.live]
-        returned = self._desk.hand_back(live, ReturnReason.DRAINING)
-        return returned + self._desk.remove(live, now_ns, "handed back: draining")
+        live = [held for held in self._ctx.ledger if held.live]
+        returned = self._ctx.hand_back(live, ReturnReason.DRAINING)
+        return returned + self._ctx.remove(live, now_ns, "handed back: draining")
 
     def leave_if_done(self, now_ns: int) -> list[Effect]:
         """After each message while draining."""
-        ledger = self._desk.ledger
+        ledger = self._ctx.ledger
         if self._until_ns is None or ledger.live or self.stopped:
             return []
         if not len(ledger):
@@ -114,19 +120,19 @@ class Draining:
 
     def engine_failed(self, detail: str, now_ns: int) -> list[Effect]:
         """Everything live is lost here."""
-        desk = self._desk
-        live = [held for held in desk.ledger if held.live]
+        ctx = self._ctx
+        live = [held for held in ctx.ledger if held.live]
         line = Log(level="error", event="engine_failed", fields={"detail": detail, "lost": len(live)})
-        ended = [span for held in live for span in desk.spans(held, now_ns, "engine died")]
-        returned = desk.hand_back(live, ReturnReason.ENGINE_DIED)
+        ended = [span for held in live for span in ctx.spans(held, now_ns, "engine died")]
+        returned = ctx.hand_back(live, ReturnReason.ENGINE_DIED)
         for held in live:
-            desk.reporter.gone(held)
-            desk.ledger.drop(held)
+            ctx.reporter.gone(held)
+            ctx.ledger.drop(held)
         return [line, *returned, *ended, *self.leave(now_ns, f"engine failed: {detail}")]
 
     def leave(self, now_ns: int, reason: str) -> list[Effect]:
         """The last words."""
         self.stopped = True
-        reporter = self._desk.reporter
+        reporter = self._ctx.reporter
         reporter.draining = True
         return [reporter.presence(now_ns), reporter.unregister(), Stop(reason=reason)]

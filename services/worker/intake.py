@@ -11,7 +11,7 @@ from millrace.contracts.worker import RefusalReason, SequenceAccepted, SequenceR
 
 from services.worker import admission
 from services.worker.admission import AdmissionView
-from services.worker.desk import Desk, answer
+from services.worker.context import WorkerContext, answer
 from services.worker.reserving import Reserving
 from services.worker.state import WAITERS_MAX, Held
 
@@ -23,8 +23,8 @@ class Intake:
         live_max: Bound of live sequences: running batch plus queue.
     """
 
-    def __init__(self, desk: Desk, info: EngineInfo, reserving: Reserving, *, live_max: int) -> None:
-        self._desk = desk
+    def __init__(self, ctx: WorkerContext, info: EngineInfo, reserving: Reserving, *, live_max: int) -> None:
+        self._ctx = ctx
         self._reserving = reserving
         self._info = info
         self.live_max = live_max
@@ -35,7 +35,7 @@ class Intake:
         Args:
             incarnation: Newest known of the asking ingress.
         """
-        ledger, figures = self._desk.ledger, self._desk.figures
+        ledger, figures = self._ctx.ledger, self._ctx.figures
         held = ledger.get(body.sequence)
         if held is not None and held.epoch == body.epoch:
             return self._repeat_answer(held, message)
@@ -45,30 +45,30 @@ class Intake:
             figures.refused[reason] += 1
             refused = SequenceRefused(sequence=body.sequence, epoch=body.epoch, reason=reason, detail=detail)
             return answer(message.reply_to, body.sequence, refused)
-        replaced = self._desk.remove([held], now_ns, "replaced by a newer epoch") if held is not None else []
+        replaced = self._ctx.remove([held], now_ns, "replaced by a newer epoch") if held is not None else []
         return replaced + self._admit(body, message, now_ns)
 
     def _view(self, body: SubmitSequence, incarnation: int) -> AdmissionView:
         return AdmissionView(
-            fence=self._desk.ledger.fenced(body.sequence),
+            fence=self._ctx.ledger.fenced(body.sequence),
             ingress_incarnation=incarnation,
-            draining=self._desk.reporter.draining,
-            live=self._desk.ledger.live,
+            draining=self._ctx.reporter.draining,
+            live=self._ctx.ledger.live,
             live_max=self.live_max,
             max_model_len=self._info.max_model_len,
         )
 
     def _admit(self, body: SubmitSequence, message: Message, now_ns: int) -> list[Effect]:
         held = self._held(body, message, now_ns)
-        self._desk.ledger.admit(held)
+        self._ctx.ledger.admit(held)
         if 0 < held.max_tokens <= len(body.output_token_ids):
             # The break came between the last token and its finish reason: nothing is left to decode.
             accepted = self._reserving.drop_replicas(body.sequence, body.epoch) + self.added(held.sequence)
-            self._desk.finish(held, FinishReason.LENGTH, now_ns)
-            return accepted + self._desk.publish([held])
-        self._desk.reporter.submitted(held)
+            self._ctx.finish(held, FinishReason.LENGTH, now_ns)
+            return accepted + self._ctx.publish([held])
+        self._ctx.reporter.submitted(held)
         handover, effects = self._reserving.claim_replica(body) if body.replica else self._reserving.claim(body)
-        self._desk.figures.recomputes += body.handover is not None and handover is None
+        self._ctx.figures.recomputes += body.handover is not None and handover is None
         sequence = EngineSequence(
             sequence=body.sequence,
             prompt_token_ids=body.prompt_token_ids,
@@ -79,7 +79,7 @@ class Intake:
             expected_output_tokens=body.expected_output_tokens,
             handover=handover,
         )
-        return [AddToEngine(sequence=sequence), *effects, *self._desk.reports(now_ns)]
+        return [AddToEngine(sequence=sequence), *effects, *self._ctx.reports(now_ns)]
 
     def _held(self, body: SubmitSequence, message: Message, now_ns: int) -> Held:
         held = Held(
@@ -118,13 +118,13 @@ class Intake:
             migration=migration,
             sequence=body.sequence,
             epoch=body.epoch,
-            instance=self._desk.identity.instance,
-            incarnation=self._desk.identity.incarnation,
+            instance=self._ctx.identity.instance,
+            incarnation=self._ctx.identity.incarnation,
             first_index=length,
         )
 
     def _repeat_answer(self, held: Held, message: Message) -> list[Effect]:
-        self._desk.figures.repeated_submits += 1
+        self._ctx.figures.repeated_submits += 1
         if held.added:
             accepted = SequenceAccepted(sequence=held.sequence, epoch=held.epoch)
             return answer(message.reply_to, held.sequence, accepted)
@@ -134,23 +134,23 @@ class Intake:
 
     def added(self, sequence: str, kv_tokens: int = 0) -> list[Effect]:
         """The engine has it: everybody who waits learns so. ``kv_tokens``: as in SequenceAdded."""
-        held = self._desk.ledger.get(sequence)
+        held = self._ctx.ledger.get(sequence)
         if held is None or held.added:
             return []  # cancelled meanwhile, or the earlier epoch's answer came late
         held.added = True
-        self._desk.figures.accepted += 1
+        self._ctx.figures.accepted += 1
         waiters, held.waiters = held.waiters, []
         accepted = SequenceAccepted(sequence=sequence, epoch=held.epoch, kv_tokens=kv_tokens)
-        self._desk.figures.arrived += held.moved is not None
+        self._ctx.figures.arrived += held.moved is not None
         self._count_resumed(held, kv_tokens)
-        told = self._desk.tell_moved(held)
+        told = self._ctx.tell_moved(held)
         return told + [effect for waiter in waiters for effect in answer(waiter, sequence, accepted)]
 
     def _count_resumed(self, held: Held, kv_tokens: int) -> None:
         """Count a continuation that was sent here for its replica."""
         if held.submission is None or not held.submission.replica:
             return
-        figures = self._desk.figures
+        figures = self._ctx.figures
         if kv_tokens:
             figures.replica_resumes += 1
             figures.replica_tokens += kv_tokens
@@ -160,13 +160,13 @@ class Intake:
 
     def rejected(self, body: SequenceRejected, now_ns: int) -> list[Effect]:
         """The engine refuses its parameters: gone again, and the same epoch may come with better ones."""
-        held = self._desk.ledger.get(body.sequence)
+        held = self._ctx.ledger.get(body.sequence)
         if held is None or not held.live:
             return []
         if held.added:
-            self._desk.finish(held, FinishReason.ERROR, now_ns, body.detail)
-            return self._desk.publish([held])
-        self._desk.reporter.gone(held)
-        self._desk.ledger.retract(held)
-        self._desk.figures.refused[RefusalReason.INVALID] += 1
-        return self._desk.refuse(held, RefusalReason.INVALID, body.detail)
+            self._ctx.finish(held, FinishReason.ERROR, now_ns, body.detail)
+            return self._ctx.publish([held])
+        self._ctx.reporter.gone(held)
+        self._ctx.ledger.retract(held)
+        self._ctx.figures.refused[RefusalReason.INVALID] += 1
+        return self._ctx.refuse(held, RefusalReason.INVALID, body.detail)

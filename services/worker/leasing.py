@@ -41,7 +41,7 @@ from millrace.contracts.leases import (
 from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
-from services.worker.desk import Desk, answer
+from services.worker.context import WorkerContext, answer
 from services.worker.questions import Ended, PendingQuestion, Questions, refused
 from services.worker.state import Held
 
@@ -79,8 +79,8 @@ class SequenceLease:
 class Leasing:
     """Owns the leases of one instance."""
 
-    def __init__(self, desk: Desk, info: EngineInfo, config: MigrationConfig) -> None:
-        self._desk = desk
+    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig) -> None:
+        self._ctx = ctx
         self._info = info
         self._config = config
         self._leases: dict[str, SequenceLease] = {}
@@ -99,7 +99,7 @@ class Leasing:
         no = self._refusal(body)
         if no is not None:
             return self._refuse(body.sequence, reply_to, no)
-        held = self._desk.ledger.get(body.sequence)
+        held = self._ctx.ledger.get(body.sequence)
         assert held is not None
         lease = self._leases.get(body.migration)
         until_ns = now_ns + min(max(0, body.lease_ms), self._config.lease_ms_max) * _MS
@@ -111,7 +111,7 @@ class Leasing:
 
     def _refusal(self, body: LeaseKv) -> KvRefused | None:
         """Reason to refuse a lease without asking the engine."""
-        migration, held = body.migration, self._desk.ledger.get(body.sequence)
+        migration, held = body.migration, self._ctx.ledger.get(body.sequence)
         if self._info.kv is None or not self._config.enabled:
             return refused(migration, KvRefusal.UNABLE, self._info.kv_refusal or "migration is off")
         if migration in self._ended:
@@ -159,7 +159,7 @@ class Leasing:
         # One that never stood still, or went on since, cannot have moved: whoever says so is behind.
         effects = self._close(lease, now_ns, KvRefusal.CANCELLED, held=moved or not body.moved, moved=moved)
         if moved:
-            effects += self._desk.moved(lease.held, now_ns)
+            effects += self._ctx.moved(lease.held, now_ns)
         return effects + self._told_ended(body, reply_to)
 
     def _told_ended(self, body: EndLease, reply_to: str) -> list[Effect]:
@@ -183,7 +183,7 @@ class Leasing:
                 return []
 
     def _refuse(self, sequence: str, reply_to: str, body: KvRefused) -> list[Effect]:
-        self._desk.figures.kv_refused[body.reason] += 1
+        self._ctx.figures.kv_refused[body.reason] += 1
         return answer(reply_to, sequence, body)
 
     # The engine's answers
@@ -193,7 +193,7 @@ class Leasing:
         lease = self._leases.get(body.migration)
         if lease is None or not _asks(lease, LeaseKv):
             return []  # ended meanwhile
-        self._desk.figures.leases += not lease.granted
+        self._ctx.figures.leases += not lease.granted
         lease.granted = True
         begins = body.from_block == 0
         leased = KvLeased(
@@ -214,7 +214,7 @@ class Leasing:
     def _submission(self, held: Held) -> SubmitSequence | None:
         """The submission as if it came now, with the length expected now."""
         submission = held.submission_now()
-        expected = self._desk.reporter.expected(held.sequence)
+        expected = self._ctx.reporter.expected(held.sequence)
         if submission is None or expected is None:
             return submission
         return msgspec.structs.replace(submission, expected_output_tokens=expected)
@@ -229,7 +229,7 @@ class Leasing:
         if body.output_token_ids != known:
             return self._contradicted(lease, len(body.output_token_ids), len(known), now_ns)
         lease.stopped_ns = now_ns
-        self._desk.figures.freezes += lease.frozen is None
+        self._ctx.figures.freezes += lease.frozen is None
         lease.frozen = SequenceFrozen(
             migration=body.migration,
             sequence=body.sequence,
@@ -242,7 +242,7 @@ class Leasing:
             checksums=body.checksums,
             logprobs=None if held.logprobs is None else held.logprobs[held.mark_older :],
         )
-        told = self._desk.flush(held)
+        told = self._ctx.flush(held)
         return told + lease.questions.answer(body.sequence, lease.frozen) + self._next(lease)
 
     def _contradicted(self, lease: SequenceLease, engine: int, here: int, now_ns: int) -> list[Effect]:
@@ -259,11 +259,11 @@ class Leasing:
         lease = self._leases.get(body.migration)
         if lease is None or lease.questions.first is None:
             return []
-        self._desk.figures.kv_refused[body.reason] += 1
+        self._ctx.figures.kv_refused[body.reason] += 1
         froze = _asks(lease, FreezeSequence)
         told = lease.questions.answer(lease.held.sequence, refused(body.migration, body.reason, body.detail))
         if body.reason is KvRefusal.LEASE_LOST:
-            self._desk.figures.leases_lost += 1
+            self._ctx.figures.leases_lost += 1
             return told + self._close(lease, now_ns, KvRefusal.LEASE_LOST)
         if not lease.granted:
             # Asked again it may be granted: it waits, or its prompt is not done.
@@ -287,9 +287,9 @@ class Leasing:
             return [self._timer(lease)]
         thaws = lease.frozen_until_ns is not None
         if thaws:
-            self._desk.figures.thaws += 1
+            self._ctx.figures.thaws += 1
         else:
-            self._desk.figures.leases_expired += 1
+            self._ctx.figures.leases_expired += 1
         fields = {"migration": migration, "sequence": lease.held.sequence, "epoch": lease.held.epoch}
         line = Log(level="warning", event="thawed_by_deadline" if thaws else "lease_expired", fields=fields)
         return [line, *self._close(lease, now_ns, KvRefusal.LEASE_LOST)]
@@ -298,12 +298,12 @@ class Leasing:
         """After every message: leases of sequences that have ended here are lost."""
         effects: list[Effect] = []
         for lease in [lease for lease in self._leases.values() if self._gone(lease)]:
-            self._desk.figures.leases_lost += 1
+            self._ctx.figures.leases_lost += 1
             effects += self._close(lease, now_ns, KvRefusal.LEASE_LOST)
         return effects
 
     def _gone(self, lease: SequenceLease) -> bool:
-        return not lease.held.live or self._desk.ledger.get(lease.held.sequence) is not lease.held
+        return not lease.held.live or self._ctx.ledger.get(lease.held.sequence) is not lease.held
 
     def _close(
         self, lease: SequenceLease, now_ns: int, reason: KvRefusal, *, held: bool = False, moved: bool = False
@@ -312,7 +312,7 @@ class Leasing:
         del self._leases[lease.migration]
         self._ended.put(lease.migration, held=held)
         if lease.frozen is not None:
-            self._desk.figures.frozen.observe(max(0, now_ns - lease.stopped_ns) / 1e9)
+            self._ctx.figures.frozen.observe(max(0, now_ns - lease.stopped_ns) / 1e9)
         return [
             EndLeaseInEngine(migration=lease.migration, moved=moved),
             CancelTimer(name=TIMER + lease.migration),

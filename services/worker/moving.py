@@ -13,7 +13,7 @@ from millrace.contracts.message import Message
 
 from services.worker import leasing, reserving
 from services.worker.config import MigrationConfig
-from services.worker.desk import Desk
+from services.worker.context import WorkerContext
 from services.worker.leasing import Leasing
 from services.worker.reserving import Reserving
 
@@ -30,9 +30,9 @@ class Moving:
         reserving: Rooms for sequences to come; the intake claims them.
     """
 
-    def __init__(self, desk: Desk, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
-        self._leasing = Leasing(desk, info, config)
-        self.reserving = Reserving(desk, info, config, live_max=live_max)
+    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
+        self._leasing = Leasing(ctx, info, config)
+        self.reserving = Reserving(ctx, info, config, live_max=live_max)
 
     def ask(self, body: Asking, message: Message, now_ns: int) -> list[Effect]:
         """A migrator's question."""

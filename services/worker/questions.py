@@ -10,7 +10,7 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import FreezeSequence, KvRefused, LeaseKv, PullKv, ReserveKv
 from millrace.contracts.message import Body
 
-from services.worker.desk import answer
+from services.worker.context import answer
 from services.worker.state import WAITERS_MAX
 
 Question = LeaseKv | FreezeSequence | ReserveKv | PullKv

@@ -32,7 +32,7 @@ from millrace.contracts.leases import KvPulled, KvRefused, KvReserved, PullKv, R
 from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
-from services.worker.desk import Desk, answer
+from services.worker.context import WorkerContext, answer
 from services.worker.questions import Ended, PendingQuestion, is_repeat, refused
 from services.worker.reservation import SequenceReservation, handover_of, nothing_pulled
 
@@ -43,8 +43,8 @@ TIMER = "reserve/"
 class Reserving:
     """Owns the reservations of one instance."""
 
-    def __init__(self, desk: Desk, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
-        self._desk = desk
+    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
+        self._ctx = ctx
         self._info = info
         self._config = config
         self._live_max = live_max
@@ -85,13 +85,13 @@ class Reserving:
 
     def _refusal(self, body: ReserveKv) -> KvRefused | None:
         """Reason to refuse a reservation without asking the engine."""
-        migration, ledger = body.migration, self._desk.ledger
+        migration, ledger = body.migration, self._ctx.ledger
         fence = ledger.fenced(body.sequence)
         if self._info.kv is None or not self._config.enabled:
             return refused(migration, KvRefusal.UNABLE, self._info.kv_refusal or "migration is off")
         if migration in self._ended:
             return refused(migration, KvRefusal.CANCELLED, "this migration is over here")
-        if self._desk.reporter.draining:
+        if self._ctx.reporter.draining:
             return refused(migration, KvRefusal.TARGET_REFUSED, "this worker takes no new work")
         if fence is not None and body.epoch <= fence:
             return refused(migration, KvRefusal.TARGET_REFUSED, f"epoch {fence} is known here")
@@ -217,7 +217,7 @@ class Reserving:
         return read_until_ns(asked.at_ns, read_ms=read_ms, until_ns=body.until_ns)
 
     def _refuse(self, sequence: str, reply_to: str, body: KvRefused) -> list[Effect]:
-        self._desk.figures.kv_refused[body.reason] += 1
+        self._ctx.figures.kv_refused[body.reason] += 1
         return answer(reply_to, sequence, body)
 
     # The engine's answers
@@ -228,9 +228,9 @@ class Reserving:
         if reservation is None or not _asks(reservation, ReserveKv):
             return []
         if reservation.replica:
-            self._desk.figures.replicas += 1
+            self._ctx.figures.replicas += 1
         else:
-            self._desk.figures.reservations += 1
+            self._ctx.figures.reservations += 1
         reservation.proven = body.matched_blocks
         reservation.granted = KvReserved(
             migration=body.migration, matched_blocks=body.matched_blocks, copier=body.copier, at_ns=now_ns
@@ -246,8 +246,8 @@ class Reserving:
         first = reservation.questions.first
         assert first is not None
         assert isinstance(first.body, PullKv)
-        self._desk.figures.pulls += 1
-        self._desk.figures.pulled_bytes += body.bytes
+        self._ctx.figures.pulls += 1
+        self._ctx.figures.pulled_bytes += body.bytes
         pulled = KvPulled(**{name: getattr(body, name) for name in KvBlocksRead.__struct_fields__}, at_ns=now_ns)
         reservation.last = (first.body, pulled)
         told = reservation.questions.answer(reservation.sequence, pulled)
@@ -259,7 +259,7 @@ class Reserving:
         asked = reservation.questions.first if reservation is not None else None
         if reservation is None or asked is None:
             return []
-        figures = self._desk.figures
+        figures = self._ctx.figures
         figures.kv_refused[body.reason] += 1
         figures.copy_failures += body.reason is KvRefusal.COPY_FAILED
         told = reservation.questions.answer(reservation.sequence, refused(body.migration, body.reason, body.detail))
@@ -286,9 +286,9 @@ class Reserving:
         if first is not None and isinstance(first.body, PullKv) and now_ns < self._read_until_ns(first.body, first):
             return [self._renew(reservation, now_ns)]
         if reservation.replica:
-            self._desk.figures.replicas_expired += 1
+            self._ctx.figures.replicas_expired += 1
             return self._close(reservation, KvRefusal.CANCELLED)
-        self._desk.figures.reservations_expired += 1
+        self._ctx.figures.reservations_expired += 1
         fields = {"migration": migration, "sequence": reservation.sequence}
         line = Log(level="warning", event="reservation_expired", fields=fields)
         return [line, *self._close(reservation, KvRefusal.CANCELLED)]

@@ -25,7 +25,7 @@ from services.worker.status_messages import Identity
 REMIND_NS = 1_000_000_000
 
 
-class Desk:
+class WorkerContext:
     """Sole writer of the ledger, with figures, reporter and outbox beside it.
 
     Attributes:
