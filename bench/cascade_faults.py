@@ -37,11 +37,17 @@ SEED, MAX_TOKENS = 41, 96
 MOVE_LIMIT_S = 240.0
 
 CLUSTER = '[devices]\ncpu = 2\n\n[cascade]\nname = "auto"\njudge = "verifier"\n' + f"tiers = {json.dumps(TIERS)}\n"
-CLUSTER += "".join(
-    f'\n[[models]]\nname = "{name}"\npath = "{name}"\n\n[[models.groups]]\nname = "{name}"\n'
-    f"count = {count}\nspares = {1 - count}\n"
-    for name, count in zip(TIERS, COUNTS, strict=True)
-)
+GROUP = """
+[[models]]
+name = "{name}"
+path = "{name}"
+
+[[models.groups]]
+name = "{name}"
+engine = "{engine}"
+count = {count}
+spares = {spares}
+"""
 
 
 class PlanStore:
@@ -103,10 +109,15 @@ def main() -> int:
     """Print what each fault did, and the answers; 1 where one failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=1.2, help="requests/s")
+    parser.add_argument("--rate", type=float, default=1.5, help="requests/s")
+    parser.add_argument("--engine", default="vllm", choices=["vllm", "modelled"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "cluster.toml").write_text(CLUSTER)
+        groups = [
+            GROUP.format(name=name, engine=options.engine, count=count, spares=1 - count)
+            for name, count in zip(TIERS, COUNTS, strict=True)
+        ]
+        (Path(folder) / "cluster.toml").write_text(CLUSTER + "".join(groups))
         words = ["--cluster", str(Path(folder) / "cluster.toml")]
         rig = UpRig.of_words(Path(folder) / "cluster", words, model=CASCADE)
         rig.start()
