@@ -77,10 +77,7 @@ is one. One size: `python -m models.training.train --size nano`, then `evaluate 
 and the checks of answers are `training/tasks.py` and `training/noisy.py`: `make("count", Random(1))` gives a prompt,
 its answer and `check(text)`.
 
-`millrace-judge` answers none of these tasks: it says whether an answer of the other three is right, for the kind of
-judge `llm` of a cascade ([card](millrace-judge/README.md); `python -m models.training.judge`).
-
-Share of held-out prompts answered exactly right, greedy (for {noisy}: kept to what was asked, at
+{judge}Share of held-out prompts answered exactly right, greedy (for {noisy}: kept to what was asked, at
 temperature 1):
 
 | task | {sizes} |
@@ -90,6 +87,12 @@ temperature 1):
 {rows}
 """
 
+
+JUDGE_OVERVIEW = """\
+`millrace-judge` answers none of these tasks: it says whether an answer of the other three is right, for the kind of
+judge `llm` of a cascade ([card](millrace-judge/README.md); `python -m models.training.judge`).
+
+"""
 
 JUDGE_CARD = """\
 ---
@@ -177,12 +180,13 @@ def judge_card(calibration: LlmCalibration) -> str:
     )
 
 
-def overview(results: dict[str, dict[str, Any]]) -> str:
-    """models/README.md over all sizes."""
+def overview(results: dict[str, dict[str, Any]], *, judge: bool) -> str:
+    """models/README.md over all sizes. ``judge``: whether a judge ships, too."""
     rows = []
     for task in TASKS:
         rows.append(table_row(task, *(_share(result["tasks"][task]["accuracy"]) for result in results.values())))
     return README.format(
+        judge=JUDGE_OVERVIEW if judge else "",
         hours="under two hours on two cores",
         noisy=", ".join(noisy.TASKS),
         sizes=" | ".join(f"[{size}](millrace-{size}/README.md)" for size in results),
@@ -204,7 +208,7 @@ def write_cards(models: Path) -> None:
     calibration = read_llm_judge(models / JUDGE)
     if calibration is not None:
         (models / JUDGE / "README.md").write_text(judge_card(calibration))
-    (models / "README.md").write_text(overview(results))
+    (models / "README.md").write_text(overview(results, judge=calibration is not None))
 
 
 if __name__ == "__main__":
