@@ -16,7 +16,7 @@ def _asked(answer: str) -> list[int]:
     """Tokens of the judge service's question, by the chat template."""
     question = JudgeAnswer(request="r~1", cascade="c", tier=0, model="nano", kind="llm", prompt=PROMPT)
     messages = llm_body(question, answer, model="millrace-judge")["messages"]
-    template = Environment().from_string(CHAT_TEMPLATE)  # noqa: S701 - no HTML
+    template = Environment().from_string(CHAT_TEMPLATE)
     text = template.render(messages=messages, bos_token=BOS, eos_token=EOS, tools=None, add_generation_prompt=True)
     return list(build_tokenizer().encode(text, add_special_tokens=False).ids)
 
