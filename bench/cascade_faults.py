@@ -167,7 +167,7 @@ def _faults(rig: UpRig, plans: PlanStore, count: int) -> dict[int, tuple[str, Ca
 
     told: list[tuple[float, str, Callable[[], Coroutine[Any, Any, str]]]] = [
         (0.10, "judge", lambda: kill(rig.pids("services.judge"))),
-        (0.20, "engine of nano", lambda: kill(rig.log_pids(TIERS[0]) or rig.pids(f"{TIERS[0]}.json"))),
+        (0.20, "engine of nano", lambda: kill(rig.log_pids(f"{TIERS[0]}-0") or rig.pids(f"{TIERS[0]}-0.json"))),
         (0.40, "thresholds", lambda: swap(90.0, 90.0, 0.0)),
         (0.50, "nano's engine becomes micro's", move),
         (0.55, "coordinator", lambda: kill(rig.pids("services.coordinator"))),
