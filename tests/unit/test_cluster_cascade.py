@@ -13,11 +13,15 @@ from millrace.actor.errors import ConfigError
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
 from millrace.cluster import ClusterSpec, JudgeKind, cluster_toml, instances_of, parse_cluster
-from millrace.cluster.model_folders import judge_files, with_model_folders
+from millrace.cluster.model_folders import judge_files, llm_calibration, with_model_folders
+from millrace.judging.calibration import IsotonicCurve
+from millrace.judging.files import LlmCalibration, write_llm_judge
+from millrace.kvcopy.weights import weights_fingerprint
 from millrace.supervision.cascade_fields import SHADOW_SHARE, ingress_cascades, judge_fields
 
 from services.coordinator.config import CoordinatorConfig
 from services.judge.config import JudgeConfig
+from services.judge.files import read_curve
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
 
@@ -120,6 +124,8 @@ def test_instances_and_engine_are_as_for_several_models() -> None:
         (["--cascade", "nano,mini", "--thresholds", "high"], "--thresholds high"),
         (["--cascade", "nano,mini", "--thresholds", "500"], "cascade.thresholds"),
         (["--cascade", "nano,mini", "--judge-parameters", "[]"], "--judge-parameters"),
+        (["--cascade", "nano,mini", "--judge", "llm"], "cascade.parameters.model"),
+        (["--cascade", "nano,mini", "--judge", "llm", "--judge-parameters", '{"model": "huge"}'], "no model 'huge'"),
         (["--cascade", "nano,mini", "--instances", "1"], "at least one per model"),
         (["--cascade", "nano,huge"], "no model 'huge'"),
     ],
@@ -172,6 +178,43 @@ def test_the_llm_judge_asks_the_clusters_own_api() -> None:
     spec = _spec('judge = "llm"\nparameters = { model = "mini", timeout_s = 1.0 }')
     config = msgspec.convert(judge_fields(spec, {}, api_url="http://127.0.0.1:8000"), JudgeConfig)
     assert (config.llm.url, config.llm.model, config.llm.timeout_s) == ("http://127.0.0.1:8000/v1", "mini", 1.0)
+
+
+def test_a_judging_model_that_is_no_tier_gets_an_engine_of_its_own() -> None:
+    words = ("--cascade", "nano,mini", "--judge", "llm", "--judge-parameters")
+    spec = _up(*words, '{"model": "micro", "timeout_s": 1}')
+    assert spec.cascade is not None
+    assert [model.name for model in spec.models] == ["millrace-nano", "millrace-mini", "millrace-micro"]
+    assert [len(instances_of(spec, model)) for model in spec.models] == [1, 1, 1]
+    assert spec.cascade.tiers == ["millrace-nano", "millrace-mini"]
+    assert spec.cascade.parameters == {"model": "millrace-micro", "timeout_s": 1}
+    assert len(_up(*words, '{"model": "mini"}').models) == 2
+    assert len(_up(*words, '{"model": "huge", "url": "http://127.0.0.1:1/v1"}').models) == 2
+
+
+def test_the_llm_judge_has_the_calibration_that_lies_in_its_models_folder(tmp_path: Path) -> None:
+    spec = _spec('judge = "llm"\nparameters = { model = "mini" }')
+    assert llm_calibration(spec) is None
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    spec = msgspec.structs.replace(
+        spec, models=[spec.models[0], msgspec.structs.replace(spec.models[1], path=str(folder))]
+    )
+    curve = IsotonicCurve((0.1, 0.9), (0.2, 0.8))
+    told = LlmCalibration(
+        curve=curve, judged=["nano"], answers=100, area=0.9, error=0.02, fingerprint=weights_fingerprint(folder)
+    )
+    write_llm_judge(folder, told)
+    assert llm_calibration(spec) == told
+    config = msgspec.convert(judge_fields(spec, {}, api_url="http://x", calibration=told), JudgeConfig)
+    assert read_curve(config.llm) == curve
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(ConfigError, match=r"models\[1\].path: .*other weights"):
+        llm_calibration(spec)
+    (folder / "judge" / "llm.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"models\[1\].path: .*llm.json"):
+        llm_calibration(spec)
 
 
 def test_a_judge_of_other_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from millrace.cli.errors import CliError
 from millrace.cluster import CascadeSpec, JudgeKind
 from millrace.cluster.cascade_spec import CASCADE_NAME
+from millrace.cluster.model_folders import model_folder
 
 #: Options that say nothing without --cascade.
 _OF_CASCADE = ("cascade_name", "thresholds", "quality", "sample", "judge", "judge_parameters")
@@ -27,7 +28,23 @@ def add_cascade_options(parser: argparse.ArgumentParser) -> None:
     add("--quality", type=float, metavar="N", help="mean quality that thresholds are planned for; needs --sample")
     add("--sample", metavar="FILE", help="recorded answers with the truth, to plan from (.jsonl[.gz])")
     add("--judge", choices=[str(kind) for kind in JudgeKind], help="what scores answers (default: confidence)")
-    add("--judge-parameters", metavar="JSON", help='of external and llm: {"url": ..., "model": ...}')
+    add(
+        "--judge-parameters",
+        metavar="JSON",
+        help='of external and llm: {"url": ..., "model": ...}; llm: one that is no tier gets its own engine',
+    )
+
+
+def judge_model(arguments: argparse.Namespace) -> str:
+    """Model of this cluster that judges, by name or folder; empty for none.
+
+    Raises:
+        CliError: the parameters are no JSON object.
+    """
+    if not arguments.cascade or arguments.judge != JudgeKind.LLM:
+        return ""
+    told = _parameters(arguments.judge_parameters)
+    return "" if "url" in told else str(told.get("model", ""))
 
 
 def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeSpec | None:
@@ -41,6 +58,9 @@ def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeS
         if stray:
             raise CliError(f"--{stray.replace('_', '-')}: only together with --cascade")
         return None
+    parameters = _parameters(arguments.judge_parameters)
+    if judge := judge_model(arguments):
+        parameters |= {"model": model_folder(judge).name}
     return CascadeSpec(
         name=arguments.cascade_name or CASCADE_NAME,
         tiers=list(models),
@@ -48,7 +68,7 @@ def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeS
         quality=arguments.quality,
         sample=str(Path(arguments.sample).absolute()) if arguments.sample else "",
         judge=JudgeKind(arguments.judge or JudgeKind.CONFIDENCE),
-        parameters=_parameters(arguments.judge_parameters),
+        parameters=parameters,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from millrace.actor.errors import ConfigError
-from millrace.cli.cascade_flags import add_cascade_options, cascade_of
+from millrace.cli.cascade_flags import add_cascade_options, cascade_of, judge_model
 from millrace.cli.errors import CliError
 from millrace.cluster import (
     ApiSpec,
@@ -195,11 +195,12 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         raise CliError("--served-name: several models are served under the names of their folders")
     if arguments.stages and len(names) > 1:
         raise CliError("--stages: for several models set the stages of each in a file (--cluster)")
-    groups = _groups(arguments, cores, len(names))
-    models = [_model(arguments, name, group) for name, group in zip(names, groups, strict=True)]
+    served = [*names, *_judging(arguments, names)]
+    groups = _groups(arguments, cores, len(served))
+    models = [_model(arguments, name, group) for name, group in zip(served, groups, strict=True)]
     spec = ClusterSpec(
         models=models,
-        cascade=cascade_of(arguments, [model.name for model in models]),
+        cascade=cascade_of(arguments, [model.name for model in models[: len(names)]]),
         policies=ClusterPolicies(
             dispatch=PolicyChoice(name=_policy(arguments.policy or "")),
             provisioning=PolicyChoice(name=_strategy(arguments)),
@@ -217,6 +218,12 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
     )
     _check_roles(arguments.roles or "", spec)
     return spec
+
+
+def _judging(arguments: argparse.Namespace, tiers: list[str]) -> list[str]:
+    """The model that judges, where it is none of the tiers."""
+    judge = judge_model(arguments)
+    return [judge] if judge and model_folder(judge) not in map(model_folder, tiers) else []
 
 
 def _groups(arguments: argparse.Namespace, cores: int, models: int) -> list[GroupSpec]:
