@@ -102,7 +102,7 @@ def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s
             "",
             f"  API      {url}/v1   ({'model' if len(models) == 1 else 'models'} {', '.join(models)})",
             f"  try      curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
-            "  watch    . .venv/bin/activate; millrace status, millrace top, millrace tap 'decision.>', millrace trace",
+            "  watch    ./task status, ./task top, ./task tap 'decision.>', ./task trace, ./task explain REQUEST",
             f"  NATS     {nats_url}",
             f"  logs     {directory}/logs",
             f"  traces   {directory}/traces",

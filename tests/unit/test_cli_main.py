@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -97,6 +98,12 @@ def exit_code(words: list[str]) -> int:
         return main(words)
     except SystemExit as ended:
         return int(ended.code or 0)
+
+
+def test_task_runs_every_verb() -> None:
+    text = (Path(__file__).resolve().parents[2] / "task").read_text()
+    patterns = re.findall(r"^ {4}([a-z |\\\n]+)\)$", text.partition('case "$verb" in')[2], re.MULTILINE)
+    assert set(re.findall(r"[a-z]+", " ".join(patterns))) == {verb.name for verb in VERBS} - {"up"}
 
 
 def test_help_imports_nothing_heavy() -> None:
