@@ -1,11 +1,11 @@
 """Hand-overs at a stage's boundary on two real engines: differing tokens, failed requests, leaked blocks.
 
-Two vLLM engines with a context of 8,192 tokens, stages cut at 1,024, brokers that trade. Greedy and seeded streams of a
-random float32 model begin below the cut and end above it. Each stream's text, finish reason and token count are
-compared with the same request's while the broker is stopped, when nothing is handed over; at the end every block must
-be free. ``--minutes`` ends a call in time; with ``--state FILE`` the next one goes on and the figure is the sum.
-Streams that end without a hand-over are counted by the last word of the brokers about them, and by how long they ran
-past the cut.
+Two vLLM engines with a context of 8,192 tokens, stages cut at 1,024 for good, brokers that trade. Greedy and seeded
+streams of a random float32 model begin below the cut and end above it. Each stream's text, finish reason and token
+count are compared with the same request's while the broker is stopped, when nothing is handed over; at the end every
+block must be free. ``--minutes`` ends a call in time; with ``--state FILE`` the next one goes on and the figure is the
+sum. Streams that end without a hand-over are counted by the last word of the brokers about them, and by how long they
+ran past the cut.
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ brokers = true
 [settings.broker.fences]
 hysteresis = 1.0
 payback_factor = 0
+
+[settings.broker.refinement]
+sequences_min = 1000000000
 
 [telemetry]
 trace_first_per_s = 0
