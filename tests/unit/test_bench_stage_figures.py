@@ -5,8 +5,9 @@ import math
 import msgspec
 import pytest
 
+from bench.stages import capacity
 from bench.stages.regret import drawn_layouts
-from bench.stages.runs import StageRow, kept_row
+from bench.stages.runs import RunOptions, StageRow, kept_row
 from bench.stages.setups import Setup, fixed, merged
 from bench.stages.tables import against, comparison, paired
 from bench.stages.variants import arrival_only, full, hand_over, trading
@@ -93,6 +94,45 @@ def test_drawn_layouts_differ_and_use_every_instance():
         assert shapes[0].length_min == 0
         assert shapes[-1].length_max is None
         assert [shape.length_max for shape in shapes[:-1]] == [shape.length_min for shape in shapes[1:]]
+
+
+def test_half_of_the_drawn_layouts_are_near_the_exact_one():
+    setup = Setup()
+    exact = setup.planned("exact")
+    layouts = drawn_layouts(setup, 20)
+    near = [shapes for shapes in layouts if len(shapes) == len(exact)]
+    apart = [sum(abs(a.instances - b.instances) for a, b in zip(shapes, exact, strict=True)) for shapes in near]
+    assert sum(each <= 2 for each in apart) >= 10
+    assert exact not in layouts, "the planners' own are compared with others"
+
+
+def test_a_layout_may_begin_with_as_many_sequences_as_it_holds_itself():
+    setup = Setup(kappa=0.76)
+    shapes = setup.planned("exact")
+    own = setup.from_own(shapes)["workload"]
+    assert 0 < own["residents"] < setup.residents()
+    assert setup.spec(hand_over(shapes), setup.from_own(shapes)).workload.count == own["residents"] + setup.count
+
+
+def test_every_trace_may_begin_warm_and_only_long_lived_ones_do_by_themselves():
+    assert Setup(trace="ShareGPT").residents() == 0
+    assert Setup(trace="ShareGPT", warm=True).residents() > 100
+
+
+def test_capacity_is_found_by_halving(monkeypatch):
+    def serve(jobs, chosen):
+        loads = [float(job.label.rsplit(" ", 1)[1]) for job in jobs]
+        limits = [0.83 if job.label.startswith("shortest") else 0.55 for job in jobs]
+        return [
+            row(job.label, 0, 1.0, good=0.95 if a <= b else 0.5) for job, a, b in zip(jobs, loads, limits, strict=True)
+        ]
+
+    monkeypatch.setattr(capacity, "run_all", serve)
+    text = capacity.capacity_table(Setup(trace="Azure"), RunOptions(seeds=1, cores=1, path=None))
+    base, planned = text.splitlines()[1:]
+    assert "0.825" in base
+    assert "0.550" in planned
+    assert "-33.3" in planned
 
 
 def test_a_steady_cluster_begins_with_what_one_stage_would_hold():
