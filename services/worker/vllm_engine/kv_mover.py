@@ -62,10 +62,13 @@ class Mover:
         """Has replicas give way wherever the scheduler finds no block for a request."""
         allocate = cache.allocate_slots
 
-        def allocate_with_room(*args: Any, **kwargs: Any) -> Any:
-            blocks = allocate(*args, **kwargs)
-            while blocks is None and self.reservations.give_up_newest():
-                blocks = allocate(*args, **kwargs)
+        def allocate_with_room(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(request, num_new_tokens, *args, **kwargs)
+            whole = kwargs.get("full_sequence_must_fit")
+            hits = kwargs.get("num_new_computed_tokens", 0)
+            tokens = request.num_tokens - hits if whole else request.num_computed_tokens + num_new_tokens
+            while blocks is None and self.reservations.may_fit(request, tokens) and self.reservations.give_up_newest():
+                blocks = allocate(request, num_new_tokens, *args, **kwargs)
             return blocks
 
         cache.allocate_slots = allocate_with_room

@@ -136,6 +136,14 @@ class Reservations:
         """Blocks of replicas, which are free as soon as anything else needs them; not those that a prefix shares."""
         return sum(len(held.blocks) - held.matched for held in self._held.values() if held.replica)
 
+    def may_fit(self, request: Request, tokens: int) -> bool:
+        """Whether a request could have blocks for so many tokens, prefix hits apart, without replicas. Where it could
+        not, giving them up gains nothing.
+        """
+        held = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+        missing = -(-tokens // self._block_tokens) - len(held.get(request.request_id, ()))
+        return bool(missing <= self._pool.get_num_free_blocks() + self.yielding)
+
     def give_up_newest(self) -> bool:
         """Free the newest replica's blocks. Returns whether there was one."""
         newest = next((held for held in reversed(self._held.values()) if held.replica), None)

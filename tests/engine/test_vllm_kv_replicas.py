@@ -1,0 +1,177 @@
+"""KV replicas in real engines: a continuation begins on the replica, and the replica gives way to everything else."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    EngineSequence,
+    KvBlocksRead,
+    KvDenied,
+    KvLeaseTaken,
+    KvRoomReserved,
+    LeaseInEngine,
+    PullIntoEngine,
+    ReserveInEngine,
+    SequenceAdded,
+    UnreserveInEngine,
+)
+from millrace.contracts.kv import KvHandover, KvRefusal
+from millrace.contracts.worker import Sampling
+
+from tests.engine.moving import NEVER_NS, Journey, Pair, ask, begin, prompt_of, recomputed, settled, tell
+
+pytestmark = pytest.mark.timeout(300)
+
+BLOCK = 32
+GREEDY = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
+
+
+def replicate(journey: Journey) -> list[int]:
+    """Copies the source's full blocks into a replica at the target; returns their ids at the source."""
+    name, lease = journey.migration, f"{journey.migration}.1"
+    leased = ask(journey.pair.source, LeaseInEngine(migration=lease, sequence=journey.name, from_block=0))
+    assert isinstance(leased, KvLeaseTaken)
+    reserve = ReserveInEngine(
+        migration=name,
+        sequence=journey.name,
+        endpoint=journey.endpoint(),
+        token_ids=journey.prompt[: len(leased.blocks) * BLOCK],
+        blocks=len(leased.blocks) - 1,  # it grows
+        replica=True,
+    )
+    assert isinstance(ask(journey.pair.target, reserve), KvRoomReserved)
+    assert isinstance(ask(journey.pair.target, pull(journey, leased, lease)), KvBlocksRead)
+    proven = ask(
+        journey.pair.source, LeaseInEngine(migration=lease, sequence=journey.name, from_block=len(leased.blocks))
+    )
+    assert isinstance(proven, KvLeaseTaken), "the lease held until all was read"
+    tell(journey.pair.source, EndLeaseInEngine(migration=lease, moved=False))
+    return leased.blocks
+
+
+def pull(journey: Journey, leased: Any, lease: str) -> PullIntoEngine:
+    return PullIntoEngine(
+        migration=journey.migration,
+        lease=lease,
+        from_block=leased.from_block,
+        blocks=leased.blocks,
+        checksums=leased.checksums,
+        until_ns=NEVER_NS,
+    )
+
+
+def resume(journey: Journey, output: list[int], blocks: int) -> SequenceAdded:
+    """The sequence continues at the target, with so many blocks of its replica."""
+    target, since = journey.pair.target, len(journey.pair.target.events)
+    target.decoded.pop(journey.name, None)
+    sequence = EngineSequence(
+        sequence=journey.name,
+        prompt_token_ids=journey.prompt,
+        sampling=journey.sampling,
+        output_token_ids=output,
+        handover=KvHandover(
+            migration=journey.migration,
+            endpoint=journey.endpoint(),
+            from_block=blocks,
+            blocks=[],
+            computed_tokens=blocks * BLOCK,
+            read_ms=0,
+        ),
+    )
+
+    async def add() -> None:
+        target.engine.add(sequence)
+
+    target.loop.run_until_complete(add())
+    found: list[SequenceAdded] = []
+
+    def added() -> bool:
+        found[:] = [e for e in target.events[since:] if isinstance(e, SequenceAdded) and e.sequence == journey.name]
+        return bool(found)
+
+    target.until(added)
+    return found[0]
+
+
+def test_a_continuation_begins_on_the_replica_and_says_the_same(pair: Pair) -> None:
+    prompt = prompt_of(500, salt=61)
+    expected = pair.source.run(prompt, GREEDY)
+    journey = begin(pair, prompt, GREEDY, at=60)
+    copied = replicate(journey)
+    assert len(copied) >= 17
+    known = list(pair.source.decoded[journey.name].tokens)
+    pair.source.cancel(journey.name)
+    blocks = min(len(copied), (len(prompt) + len(known) - 1) // BLOCK)
+    since = len(pair.target.events)
+    assert resume(journey, known, blocks).kv_tokens == blocks * BLOCK
+    (there,) = pair.target.finish(journey.name)
+    assert known + there.tokens == expected.tokens
+    assert recomputed(pair.target, since) in (None, len(prompt) + len(known) - blocks * BLOCK)
+    settled(pair)
+
+
+def test_tokens_that_ingress_does_not_know_are_decoded_anew(pair: Pair) -> None:
+    prompt = prompt_of(200, salt=62)
+    expected = pair.source.run(prompt, GREEDY)
+    journey = begin(pair, prompt, GREEDY, at=90)
+    copied = replicate(journey)
+    known = expected.tokens[:40]  # the source had decoded 90, and its replica has their blocks
+    pair.source.cancel(journey.name)
+    blocks = (len(prompt) + len(known) - 1) // BLOCK
+    assert blocks < len(copied)
+    assert resume(journey, known, blocks).kv_tokens == blocks * BLOCK
+    (there,) = pair.target.finish(journey.name)
+    assert known + there.tokens == expected.tokens
+    settled(pair)
+
+
+def test_a_replica_gives_way_before_anybody_is_preempted(pair: Pair) -> None:
+    journey = begin(pair, prompt_of(500, salt=63), GREEDY, at=20)
+    copied = replicate(journey)
+    # Five sequences of 11 blocks fit into 64, and not beside a replica of 16.
+    crowd = [pair.target.add(prompt_of(150, salt=90 + index), GREEDY) for index in range(5)]
+    pair.target.finish(*crowd)
+    assert not sum(pair.target.decoded[name].preemptions for name in crowd)
+    late = ask(
+        pair.target,
+        PullIntoEngine(
+            migration=journey.migration, from_block=0, blocks=copied, checksums=[], until_ns=NEVER_NS, lease="any"
+        ),
+    )
+    assert isinstance(late, KvDenied)
+    assert late.reason is KvRefusal.INVALID, "it is not there any more"
+    pair.source.cancel(journey.name)
+    settled(pair)
+
+
+def test_a_replica_gives_way_to_a_reservation_and_not_to_another_replica(pair: Pair) -> None:
+    journey = begin(pair, prompt_of(500, salt=64), GREEDY, at=20)
+    replicate(journey)
+    wanted = {"sequence": "x.0", "endpoint": journey.endpoint(), "token_ids": prompt_of(64, salt=65), "blocks": 60}
+    denied = ask(pair.target, ReserveInEngine(migration="another", replica=True, **wanted))
+    assert isinstance(denied, KvDenied)
+    assert denied.reason is KvRefusal.NO_BLOCKS
+    assert isinstance(ask(pair.target, ReserveInEngine(migration="real", **wanted)), KvRoomReserved)
+    tell(pair.target, UnreserveInEngine(migration="real"))
+    known = list(pair.source.decoded[journey.name].tokens)
+    pair.source.cancel(journey.name)
+    assert resume(journey, known, 10).kv_tokens == 0, "computed, as without a replica"
+    pair.target.finish(journey.name)
+    settled(pair)
+
+
+def test_blocks_of_a_replica_count_as_free(pair: Pair) -> None:
+    journey = begin(pair, prompt_of(500, salt=66), GREEDY, at=20)
+    began_ns = time.time_ns()
+    replicate(journey)
+    pair.target.until(lambda: (seen := pair.target.snapshot()) is not None and seen.at_ns > began_ns)
+    snapshot = pair.target.snapshot()
+    assert snapshot is not None
+    assert snapshot.blocks_free == snapshot.blocks_total
+    tell(pair.target, UnreserveInEngine(migration=journey.migration))
+    pair.source.cancel(journey.name)
+    settled(pair)
