@@ -284,7 +284,8 @@ class VllmEngine:
         active = self._active.get(output.request_id)
         if active is None:
             return None  # cancelled while this was under way
-        self._tell_added(active)
+        # Where the first output comes before the utility's answer.
+        self._tell_added(active, output.prefill_stats.num_external_cached_tokens if output.prefill_stats else 0)
         scheduled_ns = self._take_events(active, output)
         finish = FINISH[output.finish_reason] if output.finish_reason is not None else None
         if finish is not None:

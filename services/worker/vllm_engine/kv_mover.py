@@ -228,7 +228,7 @@ def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
 
 def _received(core: Any, request_id: str) -> int:
     """Utility: answered when every sequence sent before has been added; the tokens of one whose KV it brought."""
-    return int(getattr(core.scheduler.requests.get(request_id), "millrace_kv_tokens", 0))
+    return int(getattr(core.scheduler.requests.get(request_id), kv_words.KV_TOKENS, 0))
 
 
 def _started(core: Any) -> None:

@@ -30,7 +30,7 @@ from vllm.v1.request import Request
 
 from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed, Summing, settle
 from services.worker.vllm_engine.kv_source import denied
-from services.worker.vllm_engine.kv_words import TimedHandover
+from services.worker.vllm_engine.kv_words import KV_TOKENS, TimedHandover
 from services.worker.vllm_engine.names import sequence_of
 from services.worker.vllm_engine.segment_queue import new_blocks
 
@@ -256,7 +256,8 @@ class Reservations:
         manager.req_to_blocks[request.request_id] = held.blocks[:kept]
         manager.num_cached_block[request.request_id] = min(held.matched, tokens // self._block_tokens)
         cache.cache_blocks(request, tokens)
-        request.num_computed_tokens = request.millrace_kv_tokens = tokens
+        request.num_computed_tokens = tokens
+        setattr(request, KV_TOKENS, tokens)
 
     # --- for Reading
 

@@ -27,6 +27,8 @@ _Command = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine |
 
 #: Key in SamplingParams.extra_args: an encoded Arrival.
 ARRIVAL = "millrace_arrival"
+#: Attribute of a vLLM Request: tokens whose KV it brought.
+KV_TOKENS = "millrace_kv_tokens"
 #: Key in VllmConfig.additional_config: a KvSettings as JSON (vLLM hashes it as such); absent where nothing may move.
 SETTINGS = "millrace_kv_settings"
 

@@ -28,6 +28,7 @@ from services.worker.vllm_engine.estimates import EstimatingMixin
 from services.worker.vllm_engine.hidden_states import rows_of
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
+from services.worker.vllm_engine.kv_words import KV_TOKENS
 from services.worker.vllm_engine.names import sequence_of
 from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
 
@@ -191,13 +192,16 @@ def _entry(request: Request, blocks: int) -> tuple[Any, ...]:
 
 
 def _stats_of_continuation(request: Request, cached_tokens: int) -> PrefillStats:
-    """Prefix hits of a continuation, which may reach into its earlier output; no more than the prompt is told."""
+    """Prefix hits of a continuation, which may reach into its earlier output, no more than the prompt is told; and the
+    tokens whose KV it brought.
+    """
     stats = PrefillStats()
     stats.set(
         num_prompt_tokens=request.num_prompt_tokens,
         num_local_cached_tokens=min(cached_tokens, request.num_prompt_tokens),
         num_external_cached_tokens=0,
     )
+    stats.num_external_cached_tokens = getattr(request, KV_TOKENS, 0)
     return stats
 
 
