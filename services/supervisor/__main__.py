@@ -206,6 +206,9 @@ def main(check_files: CheckFiles | None = None) -> int:
     except (AlreadyRunning, BusError, ConfigError, msgspec.ValidationError) as error:
         print(f"millrace up: {error}", file=sys.stderr)  # noqa: T201  # talks to the person who typed `up`
         return 1
+    except KeyboardInterrupt:  # before the loop listens for signals: nothing was started
+        print("millrace up: stopped before anything had started", file=sys.stderr)  # noqa: T201  # as above
+        return 130
 
 
 def launch(options: LaunchOptions, check_files: CheckFiles | None = None) -> int:

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from millrace.cli.__main__ import main
 from millrace.cli.cluster import add_connection_options, find_folder, resolve_connection
 from millrace.cli.cluster_flags import worker_settings
 from millrace.cli.errors import CliError
-from millrace.cli.verbs import VERBS
+from millrace.cli.verbs import VERBS, Verb
 
 from simulator import __main__ as simulator
 
@@ -85,6 +86,27 @@ def test_wrong_usage_ends_with_2_and_one_sentence(words: list[str], capsys: pyte
 def test_wrong_usage_names_what_is_near(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_verb_is_imported_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "interrupted_verb.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("millrace.cli.__main__.VERBS", (Verb("interrupted", "ends", "interrupted_verb"),))
+    assert main(["interrupted"]) == 130
+
+
+def test_ctrl_c_while_the_supervisor_is_imported_is_no_traceback() -> None:
+    code = """
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "services.supervisor.__main__":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("deployment.local_supervisor", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

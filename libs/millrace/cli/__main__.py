@@ -27,7 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb is None:
         return _without_verb(words)
     if not verb.program:
-        return run_verb(verb.name, importlib.import_module(verb.module), words[1:])
+        try:
+            module = importlib.import_module(verb.module)
+        except KeyboardInterrupt:  # Ctrl-C while modules load; later ones are run_verb's
+            return 130
+        return run_verb(verb.name, module, words[1:])
     command = [sys.executable, "-m", verb.program, *words]
     if arguments is None:
         os.execv(command[0], command)
