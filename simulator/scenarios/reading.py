@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.errors import ConfigError
+from millrace.actor.nearest_field import nearest_field
 from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
 from millrace.workloads.arrivals import FromTrace
 
@@ -68,7 +69,7 @@ def scenario_of(table: dict[str, Any], *, source: str = "scenario") -> ScenarioS
     try:
         spec = msgspec.convert(table, ScenarioSpec)
     except msgspec.ValidationError as error:
-        raise ScenarioError(f"{source}: {error}") from None
+        raise ScenarioError(f"{source}: {error}{nearest_field(str(error), ScenarioSpec)}") from None
     complaint = _complaint(spec)
     if complaint:
         raise ScenarioError(f"{source}: {complaint}")

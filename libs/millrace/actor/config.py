@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from millrace.actor.errors import ConfigError
+from millrace.actor.nearest_field import nearest_field
 
 T = TypeVar("T")
 
@@ -76,4 +77,4 @@ def load_config(kind: type[T], path: str | Path) -> T:
             return msgspec.toml.decode(payload, type=kind)
         return msgspec.json.decode(payload, type=kind)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        raise ConfigError(f"{file}: {error}{nearest_field(str(error), kind)}") from None

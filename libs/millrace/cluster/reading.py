@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.actor.errors import ConfigError
+from millrace.actor.nearest_field import nearest_field
 from millrace.cluster.checks import check_spec
 from millrace.cluster.spec import ClusterSpec, ModelSpec
 
@@ -23,7 +24,7 @@ def parse_cluster(payload: str | bytes, folder: Path | None = None) -> ClusterSp
     try:
         spec = msgspec.toml.decode(payload, type=ClusterSpec)
     except msgspec.DecodeError as error:
-        raise ConfigError(_plain(str(error))) from None
+        raise ConfigError(_plain(str(error)) + nearest_field(str(error), ClusterSpec)) from None
     spec = spec if folder is None else _anchored(spec, folder)
     check_spec(spec)
     return spec
