@@ -39,6 +39,9 @@ JUDGED_REQUESTS_MIN = 400
 #: Candidates by allocation whose end-to-end latency is simulated.
 SIMULATED_MAX = 24
 
+#: The same of those that send fewest requests to the tiers.
+LEAN_MAX = 12
+
 #: Span of a simulation, and most requests of a sample smaller than that.
 SIMULATED_S = 60.0
 SIMULATED_REQUESTS_MAX = 2_000
@@ -181,7 +184,8 @@ class CascadePlanner:
         return _with(best, False, f"no routing stays within {problem.latency_max_s:g} s; the fastest one")
 
     def front(self, capacity_of: CapacityRule | None = None) -> list[CascadeDesign]:
-        """Designs that no other beats in both quality and allocated latency, each with its simulated p95.
+        """Designs that no other beats in both quality and allocated latency, and those that send fewest requests to
+        the tiers, each with its simulated p95.
 
         Args:
             capacity_of: Restricts how tiers may use GPUs (``baselines.py``); None for every mixture of replicas.
@@ -190,11 +194,24 @@ class CascadePlanner:
 
     def _simulated_front(self, candidates: Sequence[Routed], capacity_of: CapacityRule | None) -> list[CascadeDesign]:
         designs = [design for routed in candidates if (design := self.deploy(routed, capacity_of)) is not None]
-        kept = _not_beaten(designs, self.quality)
-        if len(kept) > SIMULATED_MAX:
-            positions = np.linspace(0, len(kept) - 1, SIMULATED_MAX).round().astype(int)
-            kept = [kept[position] for position in np.unique(positions)]
-        return [self.simulated(design) for design in kept]
+        kept = _thinned(_not_beaten(designs, self.quality), SIMULATED_MAX)
+        lean = _thinned(self._lean(designs), LEAN_MAX)
+        known = {id(design) for design in kept}
+        return [self.simulated(design) for design in [*kept, *(each for each in lean if id(each) not in known)]]
+
+    def _lean(self, designs: Sequence[CascadeDesign]) -> list[CascadeDesign]:
+        """Designs that send fewest requests to the tiers among those that keep the quality asked for.
+
+        Allocation compares the slowest tier's p95, by which one large model alone often beats a cascade that few
+        requests go through: end to end the cascade may be much faster.
+        """
+        wanted = self.problem.quality_min
+        keeping = [each for each in designs if wanted is None or self.quality(each.routed) >= wanted]
+        kept: list[CascadeDesign] = []
+        for design in sorted(keeping, key=lambda each: (sum(each.routed.shares), -self.quality(each.routed))):
+            if not any(_sends_less(other.routed, design.routed, self.quality, wanted) for other in kept):
+                kept.append(design)
+        return kept
 
     def deploy(self, routed: Routed, capacity_of: CapacityRule | None = None) -> CascadeDesign | None:
         """The allocation of least tier latency for one routing; None where the GPUs are not enough."""
@@ -314,6 +331,19 @@ def _not_beaten(designs: Sequence[CascadeDesign], quality_of: Callable[[Routed],
         if not kept or quality_of(design.routed) > quality_of(kept[-1].routed):
             kept.append(design)
     return kept
+
+
+def _sends_less(one: Routed, other: Routed, quality_of: Callable[[Routed], float], wanted: float | None) -> bool:
+    """Whether a routing sends no tier more requests than another one, and is as good where no quality is asked for."""
+    fewer = all(a <= b for a, b in zip(one.shares, other.shares, strict=True))
+    return fewer and (wanted is not None or quality_of(one) >= quality_of(other))
+
+
+def _thinned(designs: list[CascadeDesign], most: int) -> list[CascadeDesign]:
+    """At most so many, evenly spaced."""
+    if len(designs) <= most:
+        return designs
+    return [designs[position] for position in np.unique(np.linspace(0, len(designs) - 1, most).round().astype(int))]
 
 
 def _spread(needs: Sequence[int], gpus: int, rates: Sequence[float]) -> list[int]:
