@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from millrace.cascade.candidates import shifts, thinned
 from millrace.cascade.capacity import NO_REPLICAS, TierCapacity, TierDeployment, allocate
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.judge_tier import JudgeTier, judging_latency_s
@@ -41,6 +42,9 @@ SIMULATED_MAX = 24
 
 #: The same of those that send fewest requests to the tiers.
 LEAN_MAX = 12
+
+#: Other divisions of GPUs tried of the best design.
+SHIFTED_MAX = 60
 
 #: Span of a simulation, and most requests of a sample smaller than that.
 SIMULATED_S = 60.0
@@ -150,10 +154,41 @@ class CascadePlanner:
         Args:
             capacity_of: As for ``front``.
         """
-        coarse = self.best(self.front(capacity_of))
+        everything = subset_routings(self.problem.sample, self.problem.thresholds_most)
+        coarse = self.best(self._simulated(everything, capacity_of))
         if coarse is None:
             return None
-        return self.best([coarse, *self._simulated_front(self.near(coarse.routed), capacity_of)])
+        best = self.best([coarse, *self._simulated(self.near(coarse.routed), capacity_of)])
+        if best is None or capacity_of is not None:
+            return best
+        return self.best([best, *self._shifted(best)])
+
+    def _shifted(self, design: CascadeDesign) -> list[CascadeDesign]:
+        """Simulated designs on a way of falling p95, each with some GPUs moved from one tier to another."""
+        found, tried = [design], 0
+        while tried < SHIFTED_MAX:
+            best = found[-1]
+            for given in shifts(best.gpus, best.routed.shares):
+                tried += 1
+                other = self._on(best, given)
+                if other is not None and other.p95_s < best.p95_s:
+                    found.append(other)
+                    break
+            if found[-1] is best:
+                break
+        return found[1:]
+
+    def _on(self, design: CascadeDesign, given: Sequence[int]) -> CascadeDesign | None:
+        """The design on other numbers of GPUs, simulated; None where a tier's are not enough."""
+        tiers = [self.tier(design.routed, index) for index in range(len(given))]
+        latencies = [
+            tier.least_latency_s(count) if tier.rate > 0 else 0.0 for tier, count in zip(tiers, given, strict=True)
+        ]
+        if not all(map(math.isfinite, latencies)):
+            return None
+        rows = zip(tiers, latencies, given, strict=True)
+        deployments = tuple(tier.deployment(latency_s, count) for tier, latency_s, count in rows)
+        return self.simulated(replace(design, deployments=deployments, tier_latency_s=max(latencies)))
 
     def near(self, routed: Routed) -> list[Routed]:
         """Routings between the grid's neighbours of one of its routings."""
@@ -184,20 +219,23 @@ class CascadePlanner:
         return _with(best, False, f"no routing stays within {problem.latency_max_s:g} s; the fastest one")
 
     def front(self, capacity_of: CapacityRule | None = None) -> list[CascadeDesign]:
-        """Designs that no other beats in both quality and allocated latency, and those that send fewest requests to
-        the tiers, each with its simulated p95.
+        """Designs that no other beats in both quality and allocated latency, each with its simulated p95.
 
         Args:
             capacity_of: Restricts how tiers may use GPUs (``baselines.py``); None for every mixture of replicas.
         """
-        return self._simulated_front(subset_routings(self.problem.sample, self.problem.thresholds_most), capacity_of)
+        everything = subset_routings(self.problem.sample, self.problem.thresholds_most)
+        return self._simulated(everything, capacity_of, lean=False)
 
-    def _simulated_front(self, candidates: Sequence[Routed], capacity_of: CapacityRule | None) -> list[CascadeDesign]:
+    def _simulated(
+        self, candidates: Sequence[Routed], capacity_of: CapacityRule | None, *, lean: bool = True
+    ) -> list[CascadeDesign]:
+        """The front of some routings, and those that send fewest requests to the tiers."""
         designs = [design for routed in candidates if (design := self.deploy(routed, capacity_of)) is not None]
-        kept = _thinned(_not_beaten(designs, self.quality), SIMULATED_MAX)
-        lean = _thinned(self._lean(designs), LEAN_MAX)
+        kept = thinned(_not_beaten(designs, self.quality), SIMULATED_MAX)
         known = {id(design) for design in kept}
-        return [self.simulated(design) for design in [*kept, *(each for each in lean if id(each) not in known)]]
+        more = thinned(self._lean(designs), LEAN_MAX) if lean else []
+        return [self.simulated(design) for design in [*kept, *(each for each in more if id(each) not in known)]]
 
     def _lean(self, designs: Sequence[CascadeDesign]) -> list[CascadeDesign]:
         """Designs that send fewest requests to the tiers among those that keep the quality asked for.
@@ -337,13 +375,6 @@ def _sends_less(one: Routed, other: Routed, quality_of: Callable[[Routed], float
     """Whether a routing sends no tier more requests than another one, and is as good where no quality is asked for."""
     fewer = all(a <= b for a, b in zip(one.shares, other.shares, strict=True))
     return fewer and (wanted is not None or quality_of(one) >= quality_of(other))
-
-
-def _thinned(designs: list[CascadeDesign], most: int) -> list[CascadeDesign]:
-    """At most so many, evenly spaced."""
-    if len(designs) <= most:
-        return designs
-    return [designs[position] for position in np.unique(np.linspace(0, len(designs) - 1, most).round().astype(int))]
 
 
 def _spread(needs: Sequence[int], gpus: int, rates: Sequence[float]) -> list[int]:
