@@ -7,7 +7,8 @@ Four instances at a share of the fluid bound; a seed is another part of the trac
 nothing moves. `Block`: dispatch by forecast. `CascadeInfer`: stages by its two-phase heuristic and trades between them.
 `ARES`: dispatch by present load, running requests move by future load. `split`: one or three instances prefill, as
 FlowKV's start. `all`: dispatch by forecast, stages where the planner finds them better, running requests move by delay;
-`all, summed`: the same, and dispatch always sums the delay of others (decision 0067).
+`all, one stage`: the same without stages; `all, summed`: as `all`, and dispatch always sums the delay of others
+(decision 0067).
 Lengths are predicted with the noise of Block's tagger where a part looks at them, and by survival once outrun.
 """
 
@@ -57,6 +58,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "ARES": (*MOVES, *KNOWN, "dispatch.policy=llumnix", "trading.policy=ares"),
     "split": (*MOVES, "dispatch.policy=join_shortest_queue", "trading.policy=none"),
     "all": ALL,
+    "all, one stage": tuple(setting for setting in ALL if not setting.startswith("stages.")),
     "all, summed": (*ALL, "dispatch.parameters.others_summed=always"),
 }
 VALUES: tuple[tuple[str, Callable[[Row], float | None], float, int], ...] = (
