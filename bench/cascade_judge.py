@@ -50,7 +50,7 @@ def _trained(seeds: int) -> None:
     """The trained judge and confidence on the same answers, whose texts it has read."""
     with gzip.open(PATH, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    print(f"\n{JUDGE.name} on vLLM, {len(rows)} prompts, curves of all models together on one half of the prompts")
+    print(f"\n{JUDGE.name}, {len(rows)} prompts, its curve of all models together, from one half of the prompts")
     print(f"{'model':<16}{'judge':<26}{'area':>24}{'calibration error':>24}")
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for seed in range(seeds):

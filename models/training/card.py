@@ -109,7 +109,7 @@ or -mini is right: the judge of `millrace up --cascade nano,micro,mini --judge l
 nothing.
 
 Trained by `python -m models.training.judge` on greedy answers of the three models to prompts that are not held out;
-truth: the tasks' own checks. On {answers:,} answers to held-out prompts, from these weights on vLLM, each half judged
+truth: the tasks' own checks. On {answers:,} answers to held-out prompts, from these weights, each half judged
 by the curve of the other: area under the ROC curve {area:.3f}, calibration error {error:.3f}. By model, and beside the
 answers' own log-probabilities: `python -m bench cascade_judge`.
 """

@@ -124,7 +124,6 @@ def test_instances_and_engine_are_as_for_several_models() -> None:
         (["--cascade", "nano,mini", "--thresholds", "high"], "--thresholds high"),
         (["--cascade", "nano,mini", "--thresholds", "500"], "cascade.thresholds"),
         (["--cascade", "nano,mini", "--judge-parameters", "[]"], "--judge-parameters"),
-        (["--cascade", "nano,mini", "--judge", "llm"], "cascade.parameters.model"),
         (["--cascade", "nano,mini", "--judge", "llm", "--judge-parameters", '{"model": "huge"}'], "no model 'huge'"),
         (["--cascade", "nano,mini", "--instances", "1"], "at least one per model"),
         (["--cascade", "nano,huge"], "no model 'huge'"),
@@ -189,6 +188,11 @@ def test_a_judging_model_that_is_no_tier_gets_an_engine_of_its_own() -> None:
     assert spec.cascade.tiers == ["millrace-nano", "millrace-mini"]
     assert spec.cascade.parameters == {"model": "millrace-micro", "timeout_s": 1}
     assert len(_up(*words, '{"model": "mini"}').models) == 2
+    shipped = _up("--cascade", "nano,mini", "--judge", "llm")
+    assert [model.name for model in shipped.models] == ["millrace-nano", "millrace-mini", "millrace-judge"]
+    calibration = llm_calibration(shipped)
+    assert calibration is not None
+    assert calibration.area > 0.8
     assert len(_up(*words, '{"model": "huge", "url": "http://127.0.0.1:1/v1"}').models) == 2
 
 

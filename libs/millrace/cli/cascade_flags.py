@@ -12,6 +12,9 @@ from millrace.cluster import CascadeSpec, JudgeKind
 from millrace.cluster.cascade_spec import CASCADE_NAME
 from millrace.cluster.model_folders import model_folder
 
+#: The model that ships as a judge.
+JUDGE_MODEL = "millrace-judge"
+
 #: Options that say nothing without --cascade.
 _OF_CASCADE = ("cascade_name", "thresholds", "quality", "sample", "judge", "judge_parameters")
 
@@ -31,7 +34,7 @@ def add_cascade_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--judge-parameters",
         metavar="JSON",
-        help='of external and llm: {"url": ..., "model": ...}; llm: one that is no tier gets its own engine',
+        help='of external and llm: {"url": ..., "model": ...}; llm without it: the judge that ships, on an engine more',
     )
 
 
@@ -44,7 +47,7 @@ def judge_model(arguments: argparse.Namespace) -> str:
     if not arguments.cascade or arguments.judge != JudgeKind.LLM:
         return ""
     told = _parameters(arguments.judge_parameters)
-    return "" if "url" in told else str(told.get("model", ""))
+    return "" if "url" in told else str(told.get("model") or JUDGE_MODEL)
 
 
 def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeSpec | None:

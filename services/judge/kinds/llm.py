@@ -1,7 +1,8 @@
 """The LLM judge: a model of the cluster is asked whether the answer is right, and the score is 100 · P("yes").
 
 It is asked like any client's question, through the cluster's own API, so it is placed, queued and counted like the
-rest. Any served model may be named, and its answers are only as good as that model is. `curve` calibrates.
+rest. `millrace-judge` ships and was trained on this question; any other served model may be named, and its answers are
+only as good as that model is. `curve` calibrates.
 """
 
 from __future__ import annotations
