@@ -163,7 +163,7 @@ class KvReplica:
         return EndLease(migration=self.lease, sequence=self.sequence, epoch=self.epoch, moved=False)
 
     def replicated(self, tokens: int) -> KvReplicated:
-        """What its ingress is told; no tokens where the replica is gone."""
+        """The message to its ingress; no tokens where the replica is gone."""
         return KvReplicated(
             sequence=self.sequence,
             epoch=self.epoch,

@@ -185,7 +185,7 @@ class MigrationLoad(Checker):
 
 
 def _of_replica(effect: Effect) -> str:
-    """What an effect says about a KV replica; empty for nothing."""
+    """Text of an effect about a KV replica; empty for none."""
     match effect:
         case Publish(body=KvReplicated(tokens=tokens)) if tokens:
             return "told"

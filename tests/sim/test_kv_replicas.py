@@ -41,7 +41,7 @@ def shape(*, blocks: int = 200, workers: int = 3, replicas: bool = True) -> Soak
 
 
 class Said(Checker):
-    """What ingress and migrators said of replicas."""
+    """Messages of ingress and migrators about replicas."""
 
     def __init__(self) -> None:
         self.replicated: list[KvReplicated] = []

@@ -149,7 +149,7 @@ class Scheduler(BlockTables):
             return False
         sequence = self.waiting.first()
         count = self._first_chunk(sequence, 0, budget, self._chunk_limit())
-        return count == 0 or not self._fits(sequence, [], count)
+        return count == 0 or self._needed(sequence, [], count) > self.pool.free
 
     def advance_decodes(self, steps: int) -> None:
         """Computes ``steps`` tokens of every running sequence, whose tokens are there already, with the blocks that
@@ -310,7 +310,7 @@ class Scheduler(BlockTables):
         hits = self._prefix_hits(sequence)
         computed = self._cached_tokens(sequence, hits)
         count = self._first_chunk(sequence, computed, budget, threshold)
-        if count == 0 or not self._fits_with_room(sequence, hits, computed + count):
+        if count == 0 or not self._fits(sequence, hits, computed + count):
             return 0
         self._start(sequence, hits, computed)
         self._grow(sequence, computed + count)
@@ -337,18 +337,15 @@ class Scheduler(BlockTables):
         """Tokens of a waiting sequence that need not be computed."""
         return len(hits) * self.parameters.block_size
 
-    def _fits(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
-        """Whether the first chunk, or where configured the whole prompt, has room beside the watermark."""
-        return self._needed(sequence, hits, tokens) <= self.pool.free
-
     def _needed(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> int:
+        """Free blocks for the first chunk, or where configured the whole prompt, beside the watermark."""
         parameters = self.parameters
         if parameters.reserve_full_prompt:
             tokens = max(tokens, min(sequence.total, parameters.max_model_len))
         return -(-tokens // parameters.block_size) - len(hits) + self.pool.unreferenced(hits) + self._watermark()
 
-    def _fits_with_room(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
-        """The same after replicas have given way; hits that only they held are free blocks then."""
+    def _fits(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
+        """Whether so many are free, after replicas have given way; hits that only they held are free blocks then."""
         while (needed := self._needed(sequence, hits, tokens)) > self.pool.free:
             if not self.make_room(needed):
                 return False
@@ -376,8 +373,8 @@ class Scheduler(BlockTables):
         """Raises AssertionError where the state contradicts itself."""
         self.pool.check_invariants()
         here = [*self.running, *self.frozen, *self.arrived]
-        held = {block for sequence in here for block in sequence.blocks}
-        held.update(block for blocks in (*self.aside.values(), *self.replicas.values()) for block in blocks)
+        tables = (*(each.blocks for each in here), *self.aside.values(), *self.replicas.values())
+        held = {block for blocks in tables for block in blocks}
         assert len(held) + self.pool.free == self.pool.blocks_total, "a block is lost"
         assert self._places_for_arrived() >= 0, "more sequences than places"
         for sequence in here:

@@ -24,7 +24,7 @@ BLOCK = 32
 
 
 class Replicated:
-    """What ingress is told of replicas."""
+    """Messages to ingress about replicas."""
 
     def __init__(self, rig: UpRig) -> None:
         self._rig = rig
