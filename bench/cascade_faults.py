@@ -65,12 +65,14 @@ class PlanStore:
         return plan
 
     async def change(self, thresholds: Sequence[float], move: CascadeMove | None = None) -> None:
-        """Put other thresholds, or a move, in force."""
+        """Put other thresholds, or a move, in force; a move that is under way goes on."""
         plan = await self.read()
         tiers = [
             msgspec.structs.replace(tier, threshold=value) for tier, value in zip(plan.tiers, thresholds, strict=True)
         ]
-        told = msgspec.structs.replace(plan, epoch=plan.epoch + 1, tiers=tiers, move=move, coordinator="operator")
+        told = msgspec.structs.replace(
+            plan, epoch=plan.epoch + 1, tiers=tiers, move=move or plan.move, coordinator="operator"
+        )
         await self._client.jetstream().publish(self._subject, encode(told))
 
     async def settled(self, counts: Sequence[int]) -> float:
