@@ -53,7 +53,7 @@ class TradingWatch(Checker):
         self._reasons: dict[str, MoveReason] = {}
         self._moved_ns: dict[str, int] = {}
         self._balances: Counter[str] = Counter()
-        self._past_ns: dict[str, int] = {}
+        self._past_ns: dict[tuple[str, str], int] = {}
         self._looked_ns = 0
 
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
@@ -124,17 +124,18 @@ class TradingWatch(Checker):
 
     def _look_for_starving(self, now_ns: int) -> None:
         """Fails for sequences that stay far past their boundary while the stage above has room, and do not move."""
-        past: dict[str, int] = {}
+        past: dict[tuple[str, str], int] = {}
         moving: set[str] = set()
         for name, own in self._instances():
             moving |= {sequence for sequence, _, _, state in own["out"].values() if state == "moving"}
             for sequence in self._cluster.engines[name].engine.scheduler.running:
                 far = own["boundary"] is not None and sequence.total >= 1.5 * own["boundary"]
                 if far and any(self._has_room(other, len(sequence.blocks)) for other in own["above"]):
-                    past[sequence.sequence] = self._past_ns.get(sequence.sequence, now_ns)
+                    here = (sequence.sequence, name)  # a move begins the time anew, in the next stage
+                    past[here] = self._past_ns.get(here, now_ns)
         self._past_ns = past
-        waited = {name: now_ns - since_ns for name, since_ns in past.items() if name not in moving}
-        late = {name: waited_ns for name, waited_ns in waited.items() if waited_ns > STARVING_NS}
+        waited = {here: now_ns - since_ns for here, since_ns in past.items() if here[0] not in moving}
+        late = {here[0]: waited_ns for here, waited_ns in waited.items() if waited_ns > STARVING_NS}
         assert not late, f"past their boundary beside idle room: {late}"
 
     def _has_room(self, name: str, blocks: int) -> bool:
