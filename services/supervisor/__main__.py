@@ -20,6 +20,7 @@ from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
+from millrace.supervision.fork_server import ForkServer
 from millrace.telemetry import open_telemetry
 
 from services.supervisor.actor import ACCEPTS
@@ -58,11 +59,11 @@ WATCH_S = 0.1
 class Cluster:
     """The running supervisor of one cluster."""
 
-    def __init__(self, config: SupervisorConfig, layout: Layout) -> None:
+    def __init__(self, config: SupervisorConfig, layout: Layout, fork_server: ForkServer | None = None) -> None:
         self._config = config
         self._layout = layout
         self._directory = Path(config.directory)
-        self._launcher = Launcher(self._directory / "logs", self._notify)
+        self._launcher = Launcher(self._directory / "logs", self._notify, fork_server)
         if any(child.fork_config for child in config.children):
             from services.supervisor.zygote import ZygoteForker
 
@@ -193,16 +194,18 @@ class Cluster:
 CheckFiles = Callable[[Iterable[tuple[str, Path]]], None]
 
 
-def main(check_files: CheckFiles | None = None) -> int:
+def main(check_files: CheckFiles | None = None, fork_server: ForkServer | None = None) -> int:
     """Reads what was asked for, checks that it can be had, and runs it.
 
     Args:
         check_files: Knows the services' configurations, which the supervisor itself does not.
+        fork_server: Starts services; without one each starts by itself.
     """
     parser = argparse.ArgumentParser(prog="python -m services.supervisor", description=__doc__)
     parser.add_argument("--options", required=True, help="JSON of LaunchOptions, as `millrace up` writes it")
     try:
-        return launch(msgspec.json.decode(parser.parse_args().options.encode(), type=LaunchOptions), check_files)
+        options = msgspec.json.decode(parser.parse_args().options.encode(), type=LaunchOptions)
+        return launch(options, check_files, fork_server)
     except (AlreadyRunning, BusError, ConfigError, msgspec.ValidationError) as error:
         print(f"millrace up: {error}", file=sys.stderr)  # noqa: T201  # talks to the person who typed `up`
         return 1
@@ -211,7 +214,7 @@ def main(check_files: CheckFiles | None = None) -> int:
         return 130
 
 
-def launch(options: LaunchOptions, check_files: CheckFiles | None = None) -> int:
+def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_server: ForkServer | None = None) -> int:
     """Runs a cluster until it is told to stop; returns the exit code.
 
     Raises:
@@ -235,7 +238,7 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None) -> int
         stack.callback(file.unlink, missing_ok=True)
         file.touch(mode=0o600)
         file.write_bytes(layout.cluster_file(os.getpid(), time.time_ns()))
-        return asyncio.run(Cluster(config, layout).run())
+        return asyncio.run(Cluster(config, layout, fork_server).run())
 
 
 if __name__ == "__main__":

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.contracts.message import Body
+from millrace.supervision.fork_server import ForkServer, ForkServerLost
 from millrace.telemetry.private_files import open_private
 
 from services.supervisor.config import ChildSpec
@@ -41,11 +46,16 @@ class Launcher:
     """Runs children as processes in groups of their own, each with its log file.
 
     A child gets SIGTERM if this process dies, so nothing outlives a killed supervisor.
+
+    Args:
+        fork_server: Starts services by fork; without one, or once it is lost, they start by exec. Either way they are
+            children of this process.
     """
 
-    def __init__(self, log_dir: Path, notify: Callable[[Body], None]) -> None:
+    def __init__(self, log_dir: Path, notify: Callable[[Body], None], fork_server: ForkServer | None = None) -> None:
         self._log_dir = log_dir
         self._notify = notify
+        self._fork_server = fork_server
         self._tasks: set[asyncio.Task[None]] = set()
         self.forker: Forker | None = None
 
@@ -83,22 +93,63 @@ class Launcher:
         _rotate(path)
         with open_private(path, "ab") as log:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *spec.command,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent,
-                )
+                pid = await self._start(spec, log.fileno())
             except OSError as error:
                 self._notify(ChildExited(name=spec.name, pid=0, status=127, detail=str(error)))
                 return
-        self._notify(ChildStarted(name=spec.name, pid=process.pid))
+        self._notify(ChildStarted(name=spec.name, pid=pid))
         if spec.role == "zygote" and self.forker is not None:
             self.forker.attend(spec.name)
-        status = await process.wait()
-        self._notify(ChildExited(name=spec.name, pid=process.pid, status=status))
+        status = await _exit_status(pid)
+        self._notify(ChildExited(name=spec.name, pid=pid, status=status))
+
+    async def _start(self, spec: ChildSpec, log: int) -> int:
+        """Starts a child by fork where that can be, else by exec; returns its pid."""
+        server = self._fork_server
+        if server is not None and _gains_by_fork(spec.command):
+            module, *arguments = spec.command[2:]
+            try:
+                return await asyncio.to_thread(server.start, module, arguments, output=log)
+            except ForkServerLost as lost:
+                self._fork_server = None
+                sys.stderr.write(f"services start slower from here on, each by itself: {lost}\n")
+        return _start_by_exec(spec.command, log)
+
+
+def _gains_by_fork(command: list[str]) -> bool:
+    """Whether a fork saves imports. A zygote has most of its own: where this process has not imported vLLM, it sets
+    the environment that torch reads before it does.
+    """
+    if command[:2] != [sys.executable, "-m"]:
+        return False
+    return command[2] != "services.worker.zygote" or "vllm" in sys.modules
+
+
+def _start_by_exec(command: list[str], log: int) -> int:
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509 - it takes no lock
+    )
+    process.returncode = 0  # its status is read by pid, as that of a forked one
+    return process.pid
+
+
+async def _exit_status(pid: int) -> int:
+    """Waits for a child's end; a signal that ended it is negative."""
+    loop = asyncio.get_running_loop()
+    status: asyncio.Future[int] = loop.create_future()
+
+    def wait() -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
+            loop.call_soon_threadsafe(status.set_result, code)
+
+    threading.Thread(target=wait, name=f"waitpid-{pid}", daemon=True).start()
+    return await status
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -55,6 +55,19 @@ async def test_killing_a_service_under_load_costs_no_request_and_no_token(rig: U
     assert rig.pids(victim) != before
 
 
+async def test_services_run_on_and_come_back_without_their_fork_server(rig: UpRig) -> None:
+    expected = await expected_outcomes(rig, **LENGTH)
+    others = {pid for name in ("services.coordinator", "worker-0.json") for pid in rig.pids(name)}
+    for pid in rig.pids("millrace: fork server"):
+        kill(pid)
+    results = await under_fire(rig, lambda: kill(rig.pids("services.tagger")[0]), seconds=4, shots=1, **LENGTH)
+    expect_identical(results, expected)
+    await rig.well(2)
+    assert others <= {process.pid for process in rig.processes()}
+    assert rig.pids("services.tagger")
+    assert "services start slower from here on" in rig.output()
+
+
 async def test_streams_go_on_after_nats_was_killed(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), seconds=4, shots=1, **LENGTH)

@@ -1,0 +1,169 @@
+"""Programs of a fork server are the owner's own processes: parent, session, title, environment, status, end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from testbed.worker_rig import ended
+
+#: What an owner needs; each test adds what it does. A program of one module is written to the owner's folder.
+OWNER = """
+import json, os, signal, sys, time
+from pathlib import Path
+from millrace.supervision.fork_server import ForkServer, ForkServerLost
+
+server = ForkServer.open(["json", "argparse"])
+log = open("log", "ab")
+
+def started(*arguments, module="program", **fields):
+    return server.start(module, arguments, output=log.fileno(), **fields)
+
+def status(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def tell(**said):
+    print(json.dumps(said), flush=True)
+"""
+
+#: Seconds that a process may take to end or to start here.
+PATIENCE_S = 20.0
+
+
+def owner(folder: Path, program: str, act: str, **popen: Any) -> subprocess.Popen[str]:
+    """Starts an owner in a folder with a module ``program``."""
+    (folder / "program.py").write_text(textwrap.dedent(program))
+    script = folder / "owner.py"
+    script.write_text(OWNER + textwrap.dedent(act))
+    return subprocess.Popen([sys.executable, str(script)], cwd=folder, text=True, stdout=subprocess.PIPE, **popen)
+
+
+def said_by(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    told: dict[str, Any] = json.loads(output)
+    return told
+
+
+def test_a_program_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    program = """
+        import atexit, json, os, signal, sys
+        atexit.register(print, "at exit")
+        print(json.dumps({
+            "name": __name__, "arguments": sys.argv[1:], "pid": os.getpid(), "parent": os.getppid(),
+            "session": os.getsid(0), "group": os.getpgid(0), "environment": dict(os.environ), "folder": os.getcwd(),
+            "cores": sorted(os.sched_getaffinity(0)), "input": sys.stdin.read(),
+            "title": open("/proc/self/cmdline").read().rstrip("\\0"),
+            "default": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        }))
+        print("error", file=sys.stderr)
+        sys.exit(7)
+    """
+    act = """
+        core = min(os.sched_getaffinity(0))
+        pid = started("--word", "two words", environment={"ONLY": "this"}, cores=[core])
+        tell(pid=pid, owner=os.getpid(), core=core, status=status(pid))
+    """
+    told = said_by(owner(tmp_path, program, act))
+    error, said, *rest = (tmp_path / "log").read_text().splitlines()  # standard output is a file: it comes at the end
+    assert (error, rest) == ("error", ["at exit"])
+    pid = told["pid"]
+    assert told["status"] == 7
+    assert json.loads(said) == {
+        "name": "__main__",
+        "arguments": ["--word", "two words"],
+        "pid": pid,
+        "parent": told["owner"],
+        "session": pid,
+        "group": pid,
+        "environment": {"ONLY": "this"},
+        "folder": str(tmp_path),
+        "cores": [told["core"]],
+        "input": "",
+        "title": f"{sys.executable} -m program --word two words",
+        "default": True,
+    }
+
+
+def test_statuses_are_those_of_python(tmp_path: Path) -> None:
+    program = """
+        import sys
+        match sys.argv[1]:
+            case "text": sys.exit("a reason")
+            case "error": raise RuntimeError("a bug")
+            case "killed":
+                import os; os.kill(os.getpid(), 9)
+    """
+    act = """
+        tell(**{word: status(started(word)) for word in ("none", "text", "error", "killed")}, missing=status(
+            started(module="no_such_module")))
+    """
+    assert said_by(owner(tmp_path, program, act)) == {"none": 0, "text": 1, "error": 1, "killed": -9, "missing": 1}
+    log = (tmp_path / "log").read_text()
+    assert "a reason" in log
+    assert "RuntimeError: a bug" in log
+    assert "no_such_module" in log
+
+
+def test_programs_run_on_when_the_fork_server_is_killed_and_the_owner_hears_that_it_is_lost(tmp_path: Path) -> None:
+    program = "import time; time.sleep(60)"
+    act = """
+        pid = started()
+        os.kill(server.pid, signal.SIGKILL)
+        os.waitpid(server.pid, 0)
+        try:
+            started()
+        except ForkServerLost as lost:
+            alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
+            os.kill(pid, signal.SIGTERM)
+            tell(lost=str(lost) != "", alive=alive, status=status(pid))
+    """
+    assert said_by(owner(tmp_path, program, act)) == {"lost": True, "alive": True, "status": -15}
+
+
+def test_fork_server_and_programs_end_with_their_owner(tmp_path: Path) -> None:
+    act = """
+        tell(pid=started(), server=server.pid)
+        time.sleep(60)
+    """
+    process = owner(tmp_path, "import time; time.sleep(60)", act)
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    assert not any(ended(pid) for pid in told.values())
+    process.kill()
+    process.communicate()
+    until_s = time.monotonic() + PATIENCE_S
+    while not all(ended(pid) for pid in told.values()):
+        assert time.monotonic() < until_s, told
+        time.sleep(0.01)
+
+
+def test_a_module_that_cannot_be_imported_ends_the_fork_server_and_says_why(tmp_path: Path) -> None:
+    act = """
+        broken = ForkServer.open(["no_such_module"])
+        try:
+            broken.start("program", [], output=1)
+        except ForkServerLost:
+            broken.close()
+            tell(lost=True)
+    """
+    process = owner(tmp_path, "", act, stderr=subprocess.PIPE)
+    output, complaint = process.communicate(timeout=60)
+    assert json.loads(output) == {"lost": True}
+    assert "no_such_module" in complaint
+
+
+def test_no_fork_server_is_made_where_threads_run(tmp_path: Path) -> None:
+    act = """
+        import threading
+        over = threading.Event()
+        threading.Thread(target=over.wait).start()
+        tell(server=ForkServer.open([]))
+        over.set()
+    """
+    assert said_by(owner(tmp_path, "", act)) == {"server": None}
