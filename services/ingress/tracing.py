@@ -105,6 +105,8 @@ def begin_placement(sequence: OpenSequence, choice: DispatchChoice, now_ns: int,
         "scores": ", ".join(f"{s.name}={s.score:.3f}" for s in decision.scores[:4]),
         "output_tokens": len(sequence.log),
     }
+    if call.predicted is not None:  # the tagger's estimate, or the length that the call asks for
+        attributes["expected_output_tokens"] = call.predicted
     if choice.fallback:
         attributes["fallback"] = choice.fallback
     if choice.forecasts:

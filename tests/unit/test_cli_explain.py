@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import KvReplicated, MigrationFinished, MigrationOutcome, MigrationReason
 from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
-from millrace.contracts.worker import SequenceAccepted
+from millrace.contracts.worker import Sampling, SequenceAccepted
 from millrace.telemetry.spans import SpanLine, span_line
 
 from services.ingress.config import DispatchConfig, IngressConfig
@@ -31,12 +32,12 @@ from tests.unit.ingress_moving import MoveBench
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
-def served(policy: str = "forecast", *, dies: bool = False) -> Bench:
+def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Bench:
     """One traced request of four tokens over an ingress with two instances."""
     parameters = {"rank_sample": 0.0, "ttft_weight": 0.0} if policy == "forecast" else {}
     dispatch = DispatchConfig(policy=policy, parameters=parameters)
     bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=dispatch))
-    bench.call(traceparent=TRACED, prompts=[[1, 2, 3]])
+    bench.call(traceparent=TRACED, prompts=[[1, 2, 3]], **call)
     if policy == "forecast":
         bench.now_ns += 2 * MS
         bench.gathered(bench.predicted("w0", 120, 8, tpot_mean_ns=3 * MS, snapshot_age_ns=30 * MS))
@@ -56,6 +57,15 @@ def served(policy: str = "forecast", *, dies: bool = False) -> Bench:
     bench.now_ns += 90 * MS
     bench.tokens(instance, chunk("cd", 2, epoch=epoch, finish=FinishReason.LENGTH))
     return bench
+
+
+def test_a_length_that_the_call_asks_for_is_told_by_spans_and_by_a_recording(tmp_path: Path) -> None:
+    bench = served(sampling=Sampling(max_tokens=4, ignore_eos=True))
+    for explained in (
+        explained_by_spans(spans_of(bench)),
+        explained_by_recording(recorded(bench, tmp_path / "tap.zst"), "r"),
+    ):
+        assert any("with 4 output tokens expected:" in line for line in told(explained))
 
 
 def spans_of(bench: Bench) -> list[SpanLine]:

@@ -74,7 +74,7 @@ def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> 
         fallback=str(attribute(first, "fallback") or ""),
         asked_ns=asked_ns,
         output_tokens=int(attribute(first, "output_tokens") or 0),
-        expected_output_tokens=expected,
+        expected_output_tokens=_number(attribute(first, "expected_output_tokens")) or expected,
         forecasts=_read_forecasts(attribute(first, "forecasts")),
         scores=_read_scores(str(attribute(first, "scores") or "")),
         trouble=first.error,
