@@ -17,7 +17,15 @@ import msgspec
 from millrace.actor.config import load_config
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
-from millrace.actor.engine import AddToEngine, CancelInEngine, Engine, EngineEvent, EngineInfo, KvCommand
+from millrace.actor.engine import (
+    AddToEngine,
+    CancelInEngine,
+    Engine,
+    EngineEvent,
+    EngineInfo,
+    KvCommand,
+    LimitStepInEngine,
+)
 from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
 from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
@@ -54,6 +62,7 @@ class EngineLink:
         return {
             AddToEngine: lambda effect: self.engine.add(effect.sequence),
             CancelInEngine: lambda effect: self.engine.cancel(effect.sequences),
+            LimitStepInEngine: lambda effect: self.engine.limit_step(effect.tokens),
             **dict.fromkeys(get_args(KvCommand), self.engine.move),
         }
 

@@ -11,6 +11,7 @@
     ResendTokens          (none)                                   TokensResent | TokensForgotten
     AcknowledgeSequences  finished ones gone                       (nothing)
     ReturnSequences       queued ones out of the engine and gone   SequencesReturned REQUESTED
+    SetStepBudget         bound of the engine's steps, for a while  (nothing; step_budget.py)
     ServicePresence       orphans of a dead ingress cancelled      (nothing)
     BusReconnected        marks used                               what may have been lost, again
     TimerFired            unacknowledged ends repeated, deadlines,  TokensGenerated, status, summary, presence, record
@@ -79,11 +80,13 @@ from millrace.contracts.worker import (
     DrainWorker,
     ResendTokens,
     ReturnSequences,
+    SetStepBudget,
     SubmitSequence,
 )
 from millrace.lengths.remaining import status_of
 from millrace.membership import ServiceLiveness
 
+from services.worker import step_budget
 from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.context import WorkerContext, unexpected
 from services.worker.decoding import Decoding
@@ -91,6 +94,7 @@ from services.worker.draining import DRAINED, Draining
 from services.worker.intake import Intake
 from services.worker.moving import Moving
 from services.worker.status_messages import Identity
+from services.worker.step_budget import StepBudget
 
 _MS = 1_000_000
 #: Heartbeat and housekeeping: presence, marks, orphans, deadlines, forgetting.
@@ -106,6 +110,7 @@ ACCEPTS = (
     AcknowledgeSequences,
     DrainWorker,
     ReturnSequences,
+    SetStepBudget,
     ServicePresence,
     LeaseKv,
     FreezeSequence,
@@ -144,6 +149,7 @@ class WorkerActor:
         self.reporter.moves = self._moving.counts
         self._intake = Intake(self._ctx, info, self._moving.reserving, live_max=live_max)
         self._draining = Draining(self._ctx, info, subjects=subjects, limits=limits, migration=migration)
+        self._budget = StepBudget(info, identity.incarnation)
         self._ingresses = ServiceLiveness()
         self._subjects = subjects
         self._limits = limits
@@ -227,6 +233,8 @@ class WorkerActor:
                 return self._moving.hear(body, now_ns)
             case ReturnSequences(sequences=sequences):
                 return self._on_return(sequences, now_ns)
+            case SetStepBudget() as body:
+                return self._budget.order(body, now_ns)
             case DrainWorker(limit_ms=limit_ms):
                 return self._draining.begin(now_ns, limit_ms, "drain requested")
             case StopRequested():
@@ -300,6 +308,8 @@ class WorkerActor:
                 return self._on_register(now_ns)
             case "drain":
                 return self._draining.on_limit(now_ns)
+            case step_budget.TIMER:
+                return self._budget.on_timer(now_ns)
             case "linger":
                 return self._draining.leave(now_ns, DRAINED)
             case _:
@@ -366,6 +376,7 @@ class WorkerActor:
             "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
             **self._moving.snapshot(),
             "remaining": msgspec.to_builtins(status_of(self.reporter.remaining)),
+            "step_budget": self._budget.tokens,
             "figures": self.figures.plain(),
         }
 

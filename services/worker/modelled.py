@@ -131,6 +131,10 @@ class ModelledLiveEngine:
         """Leases, freezes, reserves and reads; other engines' KV comes at the wire's speed."""
         self._running().move(command)
 
+    def limit_step(self, tokens: int) -> None:
+        """Bounds the tokens of the next steps."""
+        self._running().limit_step(tokens)
+
     async def stop(self) -> None:
         """Ends the engine. Idempotent."""
         if self._paced is not None:

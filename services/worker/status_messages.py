@@ -87,6 +87,7 @@ def status(
         step_duration_ns=snapshot.step_duration_ns,
         batch=snapshot.batch,
         totals=snapshot.totals,
+        token_budget=snapshot.token_budget,
     )
 
 
@@ -136,4 +137,5 @@ def summary(
         indicators=load_indicators(
             snapshot, later, now_ns=counts.now_ns, block_size=counts.block_size, moves=counts.moves
         ),
+        token_budget=snapshot.token_budget,
     )

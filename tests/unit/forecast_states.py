@@ -96,6 +96,7 @@ def random_snapshot(rng: random.Random, parameters: EngineParameters) -> StatusS
         preemptions=0,
         step_duration_ns=1,
         batch=BatchComposition(),
+        token_budget=rng.choice((0, 0, 0, 2, 16, 63, 600)),
     )
 
 

@@ -220,3 +220,27 @@ def test_in_simulation_an_engine_serves_its_actor_in_virtual_time_and_dies_with_
     engines["worker-0"].fail()
     simulation.run_for(STEP_NS)
     assert isinstance(actors[1].bodies[-1], EngineFailed)
+
+
+def test_an_idle_engine_tells_a_new_bound_of_its_steps_at_once() -> None:
+    bench = Bench()
+    bench.paced.limit_step(16)
+    bench.clock.advance(1)
+    told = [event.snapshot for _, event in bench.heard if isinstance(event, EngineObserved)]
+    assert [snapshot.token_budget for snapshot in told] == [16]
+
+
+def test_a_bound_ends_a_run_of_decode_steps_with_the_step_under_way() -> None:
+    ends = []
+    for bound in (0, 5):
+        clock = ManualClock()
+        parameters = EngineParameters(max_sequences=4, token_budget=64)
+        engine = ModelledEngine(parameters, ConstantStepTime(STEP_NS), tell_interval_ns=STEP_NS)
+        paced = PacedEngine(engine, clock, lambda event: None, run_ns_max=10 * STEP_NS)
+        paced.add(sequence("a", output=8))
+        clock.advance(3 * STEP_NS + 1)
+        if bound:
+            paced.limit_step(bound)
+        clock.advance(20 * STEP_NS)
+        ends.append((engine.steps, engine.output_tokens, engine.scheduler.token_budget))
+    assert ends == [(8, 8, 64), (8, 8, 5)]

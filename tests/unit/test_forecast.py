@@ -209,6 +209,7 @@ def test_a_forecast_with_true_lengths_is_what_the_engine_then_does(seed: int) ->
     for _ in range(rng.randrange(60)):
         done = engine.step(now_ns)
         now_ns += done[1] if done else 0
+    engine.limit_step(rng.choice((0, 24, 100)))
     state = published(engine.snapshot(now_ns))
     asked = sequence(rng, "asked.0")
     candidate = Candidate(

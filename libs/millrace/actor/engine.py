@@ -69,6 +69,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         memory_busy: Share of time in which device memory was read or written; None where not measured.
+        token_budget: As in StatusSnapshot.
     """
 
     step: int
@@ -82,6 +83,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchComposition
     totals: EngineTotals = EngineTotals()
     memory_busy: float | None = None
+    token_budget: int = 0
 
 
 class AddToEngine(Effect, frozen=True, kw_only=True):
@@ -94,6 +96,16 @@ class CancelInEngine(Effect, frozen=True, kw_only=True):
     """Takes sequences out of the engine within one step. No further output for them; unknown ids are no error."""
 
     sequences: list[str]
+
+
+class LimitStepInEngine(Effect, frozen=True, kw_only=True):
+    """Bounds the tokens of the steps that are scheduled from now on. No answer: the next snapshots tell the bound.
+
+    Attributes:
+        tokens: At most; 0 for the engine's own budget. Never above that, nor below what `step_budget` allows.
+    """
+
+    tokens: int
 
 
 class LeaseInEngine(Effect, frozen=True, kw_only=True):
@@ -328,6 +340,12 @@ class Engine(Protocol):
         """Carries out what concerns leases and reservations; answers come to the listener. One command per migration
         at a time, but for EndLeaseInEngine and UnreserveInEngine, which may come at any time. An engine whose
         ``EngineInfo.kv`` is None denies each with UNABLE.
+        """
+        ...
+
+    def limit_step(self, tokens: int) -> None:
+        """Bounds the tokens of the next steps; 0 for the engine's own budget. An engine that cannot change it keeps it,
+        and its snapshots tell no bound.
         """
         ...
 

@@ -38,6 +38,7 @@ from millrace.contracts.worker import (
     ReturnSequences,
     SequenceAccepted,
     SequenceRefused,
+    SetStepBudget,
     SubmitSequence,
     TokensForgotten,
 )
@@ -79,6 +80,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     ServicePresence,
     SetInstances,
     SetRole,
+    SetStepBudget,
     ShadowFinished,
     StartInstance,
     StatusSnapshot,
@@ -173,6 +175,15 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.COORDINATOR, Role.SUPERVISOR, Role.OPERATOR),
         receivers=(Role.WORKER,),
         summary="Take no new work, finish or hand back what runs.",
+    ),
+    Channel(
+        name="budget",
+        subject="engine.{instance}.budget",
+        pattern=Pattern.PUBLISH,
+        messages=(SetStepBudget,),
+        senders=(Role.COORDINATOR,),
+        receivers=(Role.WORKER,),
+        summary="Compute at most so many tokens a step for a while.",
     ),
     Channel(
         name="return",

@@ -87,7 +87,7 @@ class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
 
     Attributes:
         policy: Name of the policy on roles.
-        rung: ``dispatch``, ``move``, ``flip``, ``scale`` or ``replan``.
+        rung: ``dispatch``, ``move``, ``priority``, ``flip``, ``scale`` or ``replan``.
         scenario: Load of the stage that is worst off.
         prefill, decode: Its loads as the policy compares them.
         flipping: Instances on their way to another role, and to which.
@@ -97,6 +97,7 @@ class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
         held: Why the first of those has not begun; empty where nothing holds it.
         reason: The policy's, one sentence.
         last: The last flip and its reason; empty for none.
+        step_budgets: Tokens of a step, by instance, of those whose decodes come first.
     """
 
     model: str
@@ -115,3 +116,4 @@ class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
     flips_given_up: int = 0
     ordered: dict[str, InstanceRole] = {}
     held: str = ""
+    step_budgets: dict[str, int] = {}

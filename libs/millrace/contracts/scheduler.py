@@ -47,6 +47,19 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool = False
 
 
+def step_budget(config: SchedulerConfig, tokens: int) -> int:
+    """The token budget of a step where so many tokens are asked for.
+
+    It leaves every running sequence its decode, so that nobody waits for several steps, and is never above the engine's
+    own. Without chunked prefill a whole prompt must fit, and the budget stays.
+
+    Args: tokens: 0 for the engine's own.
+    """
+    if tokens <= 0 or not config.chunked_prefill:
+        return config.token_budget
+    return min(config.token_budget, max(tokens, config.max_sequences + 1))
+
+
 def scheduler_fields(source: SchedulerConfig) -> dict[str, Any]:
     """The fields of SchedulerConfig by name, of a struct that extends it.
 

@@ -136,6 +136,7 @@ class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
         step_duration_ns: Of the last step; 0 before the first.
         batch: Of the last step.
         totals: Over all steps.
+        token_budget: Of the next steps, where it is bounded below the record's; 0 where it is not.
     """
 
     instance: str
@@ -151,6 +152,7 @@ class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
     step_duration_ns: int
     batch: BatchComposition
     totals: EngineTotals = EngineTotals()
+    token_budget: int = 0
 
 
 class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
@@ -171,6 +173,7 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
             more); 0 otherwise.
         step_longest_ns: Longest step of the last minute; 0 where none ended.
         indicators: Queues by phase and totals; None from workers that do not tell them.
+        token_budget: As in StatusSnapshot.
     """
 
     instance: str
@@ -191,6 +194,7 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
     step_age_ns: int = 0
     step_longest_ns: int = 0
     indicators: LoadIndicators | None = None
+    token_budget: int = 0
 
 
 class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="InstanceRecord/1"):

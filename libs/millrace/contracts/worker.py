@@ -179,6 +179,23 @@ class ReturnSequences(Body, frozen=True, kw_only=True, tag="ReturnSequences/1"):
     sequences: list[str]
 
 
+class SetStepBudget(Body, frozen=True, kw_only=True, tag="SetStepBudget/1"):
+    """Bounds the tokens that an engine's next steps compute, for a while: priority between prefill and decode.
+
+    Running decodes come first in each step and prompts share what is left, so a smaller budget puts decodes first. No
+    answer: summaries and snapshots tell the budget in force. The last order holds, until it expires.
+
+    Attributes:
+        incarnation: Of the worker that is meant; another one ignores the order.
+        tokens: Of a step at most, within the engine's bounds; 0 for its own budget again.
+        valid_ms: After this the engine has its own budget again, unless the order was repeated.
+    """
+
+    incarnation: int
+    tokens: int
+    valid_ms: int
+
+
 class DrainWorker(Body, frozen=True, kw_only=True, tag="DrainWorker/1"):
     """Asks a worker to take no new work, finish what runs within the limit, and hand back the rest.
 

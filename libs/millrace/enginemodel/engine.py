@@ -175,6 +175,11 @@ class ModelledEngine:
             self.scheduler.remove(sequence)
         return bool(known)
 
+    def limit_step(self, tokens: int) -> None:
+        """Bounds the tokens of the steps that are scheduled from now on; 0 for the configured budget."""
+        assert self._decode_run is None, "interrupt() first"
+        self.scheduler.limit_step(tokens)
+
     def begin_step(self, now_ns: int, span_ns: int = 0) -> int | None:
         """Starts as many steps as the engine keeps under way (one, or two with async scheduling), or a run of decode
         steps that reaches ``span_ns`` where they are all alike (see runs.py; not without ``tell_interval_ns``).
@@ -385,6 +390,7 @@ class ModelledEngine:
             step_duration_ns=self._done.last_ns,
             batch=self._done.last,
             totals=self._done.totals(),
+            token_budget=scheduler.token_budget if scheduler.token_budget < self.parameters.token_budget else 0,
         )
 
     def check_invariants(self) -> None:

@@ -129,6 +129,12 @@ class PacedEngine:
             self._look()
         self._wake()
 
+    def limit_step(self, tokens: int) -> None:
+        """Bounds the tokens of the next steps: see the Engine port."""
+        self._cut()
+        self.engine.limit_step(tokens)
+        self._look()
+
     def _look(self) -> None:
         """Blocks were taken or freed between steps: an idle engine says so."""
         if not self._observing:

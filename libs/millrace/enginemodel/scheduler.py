@@ -16,6 +16,7 @@ sequence holds no block; running, frozen and set aside are at most ``max_sequenc
 
 from __future__ import annotations
 
+from millrace.contracts.scheduler import step_budget
 from millrace.contracts.status import SequenceState
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.block_tables import BlockTables
@@ -31,6 +32,7 @@ class Scheduler(BlockTables):
         arrived: Sequences that came with their KV and were in no step yet; they hold blocks, and each a place.
         frozen: Sequences that stand still, with the index in ``running`` that each had.
         aside: Blocks for sequences to come, by migration.
+        token_budget: Of the next step: the configured one, or a smaller one.
     """
 
     def __init__(self, parameters: EngineParameters) -> None:
@@ -41,6 +43,7 @@ class Scheduler(BlockTables):
         self.arrived: WaitingQueue = waiting_queue(parameters.queue_policy)
         self.frozen: dict[ScheduledSequence, int] = {}
         self.aside: dict[str, list[int]] = {}
+        self.token_budget = parameters.token_budget
 
     def add(self, sequence: ScheduledSequence) -> None:
         """Puts a new sequence into the waiting queue."""
@@ -56,6 +59,10 @@ class Scheduler(BlockTables):
             (self.arrived if sequence.blocks else self.waiting).remove(sequence)
         sequence.state = None
         self._release(sequence)
+
+    def limit_step(self, tokens: int) -> None:
+        """Bounds the tokens of the steps to come; 0 for the configured budget."""
+        self.token_budget = step_budget(self.parameters, tokens)
 
     def has_work(self) -> bool:
         """Whether any sequence is here that does not stand still."""
@@ -140,7 +147,7 @@ class Scheduler(BlockTables):
         that only a full batch keeps it out for certain.
         """
         running = len(self.running)
-        budget = self.parameters.token_budget - running
+        budget = self.token_budget - running
         if not running or budget < 0 or len(self.arrived):
             return False
         if not len(self.waiting) or budget == 0 or self.places() <= 0:
@@ -184,7 +191,7 @@ class Scheduler(BlockTables):
 
     def _schedule_running(self, batch: Batch, threshold: int) -> int:
         """Gives running sequences their tokens. Returns what is left of the budget."""
-        budget = self.parameters.token_budget
+        budget = self.token_budget
         running = self.running
         index = 0
         while index < len(running) and budget > 0:
@@ -243,7 +250,7 @@ class Scheduler(BlockTables):
         if not prompts:
             return threshold
         others = len(self.running) - prompts + arrived
-        chunk = max(1, (self.parameters.token_budget - others) // prompts)
+        chunk = max(1, (self.token_budget - others) // prompts)
         return min(threshold or chunk, chunk)
 
     def _preempt_one(self, batch: Batch, index: int) -> tuple[ScheduledSequence, bool, int]:

@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import get_args
 
-from millrace.actor.engine import SIGN_OVERDUE_NS, AddToEngine, CancelInEngine, EngineLiveness, KvCommand
+from millrace.actor.engine import (
+    SIGN_OVERDUE_NS,
+    AddToEngine,
+    CancelInEngine,
+    EngineLiveness,
+    KvCommand,
+    LimitStepInEngine,
+)
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import PacedEngine
 from millrace.sim.kv_network import SimKvNetwork
@@ -60,6 +67,7 @@ class SimulatedEngine:
         return {
             AddToEngine: lambda effect: self.paced.add(effect.sequence),
             CancelInEngine: lambda effect: self.paced.cancel(effect.sequences),
+            LimitStepInEngine: lambda effect: self.paced.limit_step(effect.tokens),
             **dict.fromkeys(get_args(KvCommand), self.paced.move),
         }
 

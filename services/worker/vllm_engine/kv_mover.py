@@ -1,7 +1,7 @@
 """Everything about moving KV inside the engine core: commands between steps, work spread over steps, the two hooks that
 the scheduler gives.
 
-``EngineCore.millrace_move``, ``millrace_kv``, ``millrace_received`` and ``millrace_started`` are utilities: vLLM calls
+``EngineCore.millrace_move``, ``millrace_kv``, ``millrace_limit_step`` and the others are utilities: vLLM calls
 them between steps, so that they see the scheduler's state whole; a Future they return is answered when it is set. vLLM
 has no place of its own to register one, so they are set on the class when a scheduler of ours is made, in whatever
 process that is.
@@ -214,6 +214,7 @@ def install() -> None:
     EngineCore.millrace_kv = _offer
     EngineCore.millrace_received = _received
     EngineCore.millrace_started = _started
+    EngineCore.millrace_limit_step = _limit_step
     EngineCore.millrace_states_begin = estimates.begin
     EngineCore.millrace_states_prove = estimates.prove
 
@@ -224,6 +225,12 @@ def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:
     answer: bytes | Future[bytes] = core.scheduler.mover.handle(kv_words.decode_call(payload))
     core.scheduler.write_snapshot()
     return answer
+
+
+def _limit_step(core: Any, tokens: int) -> None:
+    """Utility: bounds the tokens of the next steps."""
+    core.scheduler.limit_step(tokens)
+    core.scheduler.write_snapshot()
 
 
 def _received(core: Any, request_id: str) -> int:

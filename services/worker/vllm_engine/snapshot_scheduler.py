@@ -23,7 +23,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine import continuation, liveness, process, segment_queue
+from services.worker.vllm_engine import continuation, liveness, process, segment_queue, step_limit
 from services.worker.vllm_engine.estimates import EstimatingMixin
 from services.worker.vllm_engine.hidden_states import rows_of
 from services.worker.vllm_engine.kv_mover import MovingMixin
@@ -51,6 +51,7 @@ class SnapshotMixin(_Base):
         if self.vllm_config.additional_config.get(segment_queue.SEGMENTS):
             segment_queue.install(self.kv_cache_manager)
         path = self.vllm_config.additional_config[SNAPSHOT_PATH]
+        self._step_limit = step_limit.StepLimit(self)
         self._writer = SnapshotWriter(path)
         liveness.start_beating(self._writer)
         self._encoder = msgspec.msgpack.Encoder()
@@ -118,6 +119,14 @@ class SnapshotMixin(_Base):
         message.scheduler_stats.step_counter = self._steps
         return outputs
 
+    def limit_step(self, tokens: int) -> None:
+        """Bounds the tokens of the next steps; 0 for the engine's own budget."""
+        self._step_limit.set(tokens)
+
+    def budget_in_force(self) -> int:
+        """Bound of the next steps; 0 for none."""
+        return self._step_limit.tokens
+
     def write_snapshot(self) -> None:
         """Writes the state as it is now into shared memory."""
         pool = self.kv_cache_manager.block_pool
@@ -134,6 +143,8 @@ class SnapshotMixin(_Base):
             self._last_duration_ns,
             self._last_batch,
             self._totals.totals(),
+            None,
+            self.budget_in_force(),
         )
         self._writer.write(self._encoder.encode(snapshot))
 

@@ -28,6 +28,7 @@ from millrace.actor.engine import (
     EngineSnapshot,
     EngineStepped,
     KvCommand,
+    LimitStepInEngine,
     SequenceAdded,
     SequenceRejected,
     StepOutput,
@@ -173,6 +174,9 @@ class Harness:
     def move(self, command: KvCommand) -> None:
         raise NotImplementedError
 
+    def limit(self, tokens: int) -> None:
+        raise NotImplementedError
+
     def until(self, done: Callable[[], bool], what: str) -> None:
         raise NotImplementedError
 
@@ -221,6 +225,9 @@ class LiveHarness(Harness):
 
     def move(self, command: KvCommand) -> None:
         self._call(lambda: self.engine.move(command))
+
+    def limit(self, tokens: int) -> None:
+        self._call(lambda: self.engine.limit_step(tokens))
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         async def wait() -> None:
@@ -285,6 +292,9 @@ class SimulatedHarness(Harness):
 
     def cancel(self, names: list[str]) -> None:
         self._engine.handlers()[CancelInEngine](CancelInEngine(sequences=names))
+
+    def limit(self, tokens: int) -> None:
+        self._engine.handlers()[LimitStepInEngine](LimitStepInEngine(tokens=tokens))
 
     def move(self, command: KvCommand) -> None:
         self._engine.handlers()[type(command)](command)

@@ -372,3 +372,22 @@ def test_preemption_for_want_of_blocks_changes_no_token(engine: Harness) -> None
     assert any(status.state is SequenceState.PREEMPTED for snapshot in snapshots for status in snapshot.waiting)
     assert sum(engine.results[name].outputs[-1].preemptions for name in names) > 0
     assert outputs == [engine.run(tokens, max_tokens=110, ignore_eos=True).token_ids for tokens in prompts]
+
+
+# Step budgets
+
+
+def test_a_bound_of_steps_is_told_holds_and_is_lifted_and_changes_no_token(engine: Harness) -> None:
+    bound = MAX_SEQUENCES + 3
+    prompts = [prompt(TOKEN_BUDGET // 2 + index) for index in range(3)]
+    engine.limit(bound)
+    engine.until(lambda: any(s.token_budget == bound for s in engine.snapshots()[-1:]), "the bound to be told")
+    since = len(engine.events)
+    names = [engine.add(each, max_tokens=12, temperature=0.0, ignore_eos=True) for each in prompts]
+    bounded = [engine.finish(name).token_ids for name in names]
+    steps = [snapshot.batch for snapshot in engine.snapshots(since)]
+    assert 0 < max(step.decodes + step.prefill_tokens for step in steps) <= bound
+    engine.limit(0)
+    engine.until(lambda: engine.snapshots()[-1].token_budget == 0, "the bound to be lifted")
+    names = [engine.add(each, max_tokens=12, temperature=0.0, ignore_eos=True) for each in prompts]
+    assert [engine.finish(name).token_ids for name in names] == bounded

@@ -8,7 +8,7 @@ import msgspec
 
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
-from millrace.enginemodel.forecast.future import counting
+from millrace.enginemodel.forecast.future import counting, in_force
 from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
 from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.moving import curve, join, leave
@@ -54,6 +54,8 @@ class Forecaster:
             rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
         )
         self._native = NativeFuture(cost, parameters, self._lengths) if native and compiled_for(parameters) else None
+        self._scale = 1.0
+        self._native_budget = parameters.token_budget
         self._snapshot: StatusSnapshot | None = None
         self._cached = NOTHING_CACHED
         self._placements: dict[str, Placement] = {}
@@ -94,9 +96,20 @@ class Forecaster:
     def _restart(self, snapshot: StatusSnapshot) -> None:
         """Tells the compiled module everything anew."""
         if self._native is not None:
-            self._native.load(snapshot, self._cached)
+            native = self._native_for(self._native, snapshot)
+            native.load(snapshot, self._cached)
             for placement in self._placements.values():
-                self._native.place(placement)
+                native.place(placement)
+
+    def _native_for(self, native: NativeFuture, snapshot: StatusSnapshot) -> NativeFuture:
+        """The compiled module with the token budget in force, which it takes when it is made."""
+        parameters = in_force(self.parameters, snapshot)
+        if parameters.token_budget == self._native_budget:
+            return native
+        self._native_budget = parameters.token_budget
+        self._native = native = NativeFuture(self._cost, parameters, self._lengths)
+        native.set_scale(self._scale)
+        return native
 
     def add(self, key: str, candidate: Candidate, at_ns: int) -> None:
         """Counts a placement in that the snapshot does not show yet; one that the engine would refuse is ignored.
@@ -120,7 +133,7 @@ class Forecaster:
 
     def set_scale(self, scale: float) -> None:
         """Stretches all step times. Raises ValueError where ``scale`` is not positive and finite."""
-        self._scaled = scaled(self._cost, scale)
+        self._scaled, self._scale = scaled(self._cost, scale), scale
         if self._native is not None:
             self._native.set_scale(scale)
 

@@ -191,6 +191,14 @@ def sequences_of(placement: Placement, origin_ns: int, *, final_tokens: int) -> 
     ]
 
 
+def in_force(parameters: EngineParameters, snapshot: StatusSnapshot) -> EngineParameters:
+    """The parameters with the token budget that the snapshot tells; it is taken to stay."""
+    budget = snapshot.token_budget
+    if not 0 < budget < parameters.token_budget or not parameters.chunked_prefill:
+        return parameters
+    return msgspec.structs.replace(parameters, token_budget=budget)
+
+
 def counting(parameters: EngineParameters, snapshot: StatusSnapshot) -> EngineParameters:
     """The engine as far as counts go: first come first served, no prefix index, one step at a time.
 
@@ -199,7 +207,7 @@ def counting(parameters: EngineParameters, snapshot: StatusSnapshot) -> EnginePa
     """
     blocks = snapshot.blocks_free + sum(status.blocks for status in (*snapshot.running, *snapshot.waiting))
     return msgspec.structs.replace(
-        parameters,
+        in_force(parameters, snapshot),
         blocks_total=max(blocks, -(-parameters.max_model_len // parameters.block_size)),
         prefix_caching=False,
         queue_policy=QueuePolicy.FCFS,
