@@ -43,6 +43,16 @@ LAYOUTS: dict[str, tuple[int | None, str, bool]] = {
     "flowkv, brokers": (2, "flowkv", True),
     "pressure, from 2 and 2": (2, "pressure", False),
     "pressure, brokers": (2, "pressure", True),
+    "priority": (None, "pressure", False),
+    "priority, brokers": (None, "pressure", True),
+    "pressure and priority, brokers": (2, "pressure", True),
+}
+
+#: Parameters of `pressure` by label; the others have the scenario's, flips without priority.
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "priority": ("step_share=0.8", "flips=false"),
+    "priority, brokers": ("step_share=0.8", "flips=false"),
+    "pressure and priority, brokers": ("step_share=0.8",),
 }
 STATIC = tuple(label for label, (prefills, policy, _) in LAYOUTS.items() if prefills and policy == "fixed")
 BROKERS = (
@@ -106,6 +116,7 @@ def spec_of(label: str, seed: int, arguments: argparse.Namespace) -> ScenarioSpe
     settings = [f"seed={seed}", f"roles.policy={policy}", f"workload.count={arguments.requests}"]
     settings += [f"workload.lengths.skip={seed * arguments.requests}"]
     settings += [] if policy == "pressure" else ["roles.parameters={}"]
+    settings += [f"roles.parameters.{each}" for each in PARAMETERS.get(label, ())]
     settings += BROKERS if brokers else ()
     settings += [f"cluster.groups.0.engine.token_budget={BUDGETS[label]}"] if label in BUDGETS else []
     if arguments.steady:

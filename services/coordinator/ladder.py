@@ -1,12 +1,13 @@
 """The ladder: which rung acts on a model's load, and what keeps rungs apart. Pure.
 
-dispatch (ms) → move (1 s) → flip (5 to 10 s) → scale (30 s) → re-plan (minutes). A rung acts only on what the faster
-one reports it could not mend. FlowKV's three scenarios are read from it: dispatch and move are its normal load, flip
-its imbalanced, scale and re-plan its extreme one.
+dispatch (ms) → move (1 s) → priority (1 s) → flip (5 to 10 s) → scale (30 s) → re-plan (minutes). A rung acts only on
+what the faster one reports it could not mend. FlowKV's three scenarios are read from it: dispatch and move are its
+normal load, priority and flip its imbalanced, scale and re-plan its extreme one.
 
 | faster rung | reports that it could not mend |
 |---|---|
-| dispatch, move | a phase stays above its objective for the policy's hold time |
+| dispatch, move | a step beside prompts takes longer than the policy lets it |
+| priority | a phase stays above its objective for the policy's hold time, with decodes first in each step |
 | flip | `RoleDecision.unmended`: no flip would help, or roles are fixed |
 | scale | no provisioning strategy, or its bound is reached |
 """
@@ -28,6 +29,7 @@ class Rung(StrEnum):
 
     DISPATCH = "dispatch"
     MOVE = "move"
+    PRIORITY = "priority"
     FLIP = "flip"
     SCALE = "scale"
     REPLAN = "replan"
@@ -65,6 +67,8 @@ def acting(view: LadderView) -> Rung:
         return Rung.SCALE if view.scales else Rung.REPLAN
     if any(each.flips for each in loads):
         return Rung.FLIP
+    if any(each.priorities for each in view.decisions):
+        return Rung.PRIORITY
     return Rung.MOVE if loads or view.moving else Rung.DISPATCH
 
 

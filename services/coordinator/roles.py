@@ -213,6 +213,7 @@ class Roles:
             heard=self.windows.heard(name, now_ns),
             indicators=self.windows.indicators(record, model, now_ns),
             model=model,
+            token_budget=record.token_budget,
         )
 
     def _rested(self, known: ModelRoles, name: str, now_ns: int) -> bool:

@@ -31,6 +31,7 @@ from millrace.policies.roles import Scenario
 
 from services.coordinator.ladder import APART_NS, LadderView, scaling_held
 from services.coordinator.planning import Planning
+from services.coordinator.priorities import Priorities
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
 from services.coordinator.state import RegisteredInstance
@@ -46,6 +47,7 @@ class Rungs:
         roles: Who does what.
         provisioning: How many there are.
         planning: Which stages there are.
+        priorities: Whose decodes come first.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Rungs:
         self.planning = planning
         self.provisioning = provisioning
         self.roles = roles
+        self.priorities = Priorities(subjects)
         self._name = name
         self._subjects = subjects
 
@@ -135,6 +138,7 @@ class Rungs:
         scaling = self.provisioning.ladder_view(model)
         effects = self.roles.tick(model, plan, serving, scaling, now_ns)
         ladder = self.roles.ladder(model, scaling)
+        effects += self.priorities.tick(model, ladder.decisions, serving)
         effects += self.provisioning.tick(model, instances, now_ns, held=scaling_held(ladder, now_ns))
         if not ladder.flipping:
             effects += self.planning.tick(model, plan, serving, now_ns)
@@ -145,6 +149,7 @@ class Rungs:
         self.planning.forget(model)
         self.provisioning.forget(model)
         self.roles.forget(model)
+        self.priorities.forget(model)
 
     def _told(self, model: str, ladder: LadderView, now_ns: int) -> Effect:
         known = self.roles.of_model(model)
@@ -166,6 +171,7 @@ class Rungs:
             flips_given_up=known.counts["given_up"],
             ordered=dict(known.ordered),
             held=known.held if known.ordered else "",
+            step_budgets=dict(self.priorities.of_model(model)),
         )
         return Publish(subject=self._subjects.ladder(model), body=body)
 
@@ -243,6 +249,7 @@ class Rungs:
         """For people and checkers."""
         return {
             "roles": self.roles.snapshot(),
+            "priorities": self.priorities.snapshot(),
             "provisioning": self.provisioning.snapshot(),
             "planning": self.planning.snapshot(),
         }

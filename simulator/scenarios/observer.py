@@ -76,6 +76,7 @@ class LadderSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decode: float
     flips: int
     last: str
+    step_budgets: dict[str, int]
 
 
 class EngineSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -173,7 +174,8 @@ def _migration(body: MigrationFinished, at_ns: int) -> MigrationRecord:
 
 
 def _rung(body: LadderReported, at_ns: int) -> LadderSample:
-    return LadderSample(at_ns, body.model, body.rung, body.scenario, body.prefill, body.decode, body.flips, body.last)
+    pressures = body.scenario, body.prefill, body.decode
+    return LadderSample(at_ns, body.model, body.rung, *pressures, body.flips, body.last, body.step_budgets)
 
 
 def _offset(predicted_ns: int | None, body: RequestFinished) -> int:

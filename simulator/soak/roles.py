@@ -71,10 +71,22 @@ def flips_for(seed: int) -> RolePolicyConfig:
     parameters = {}
     if policy == "pressure":
         objectives = {"ttft_s": rng.choice((0.01, 0.05, 0.3)), "tpot_s": rng.choice((0.009, 0.02, 0.1))}
-        parameters = {**objectives, "hold_s": rng.choice((0.2, 1.0)), "margin": 0.02, "chunk_tokens": 96}
+        parameters = {
+            **objectives,
+            **_priority_for(seed),
+            "hold_s": rng.choice((0.2, 1.0)),
+            "margin": 0.02,
+            "chunk_tokens": 96,
+        }
     return RolePolicyConfig(
         policy=policy, parameters=parameters, gap_s=1.0, settle_s=0.3, drain_s=1.0, window_s=1.5, demand_s=3.0
     )
+
+
+def _priority_for(seed: int) -> dict[str, float]:
+    """Draw whether a seed's coordinators bound steps in which prompts hold up decodes."""
+    rng = Random(f"{seed}/priority")
+    return {"step_share": rng.choice((0.0, 0.6, 1.5)), "step_tokens_min": rng.choice((8, 24))}
 
 
 def provisioning_for(seed: int) -> ProvisioningConfig:
@@ -233,6 +245,12 @@ class RolesSoakRun(SoakRun):
             return not flips or sim.now_ns - flips[-1][0] >= QUIET_NS
 
         self._until(quiet, SETTLED_NS, f"roles still change: {flips[-4:]}")
+        self._until(self._unbounded, SETTLED_NS, "steps are still bounded")
+
+    def _unbounded(self) -> bool:
+        """Bounds of steps have ended, or expired."""
+        running = [self.cluster.engines[a.name].engine for a in self.cluster.workers if a.process is not None]
+        return all(engine.scheduler.token_budget == engine.parameters.token_budget for engine in running)
 
     def _report(self) -> SoakReport:
         report = super()._report()

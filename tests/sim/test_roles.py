@@ -98,3 +98,41 @@ def test_stages_stay_capable_whoever_dies(seed: int) -> None:
     ]
     outcome = run(f"seed={seed}", "trading.on=true", checker=checker, workload=DRIFT, faults=faults)
     assert outcome.outcomes == {"completed": 300}
+
+
+# Priority inside an instance: all do both, long prompts come between long answers.
+
+MIXED: dict[str, Any] = {
+    "migration": {"on": True},
+    "trading": {"on": False},
+    "workload": {"arrivals": {"kind": "poisson", "rate_per_s": 45.0}, "count": 300},
+}
+BOUNDED = (
+    "roles.parameters.step_share=0.8",
+    "roles.parameters.step_tokens_min=128",
+    "roles.parameters.slowdown_max=0.9",
+    "roles.parameters.flips=false",
+)
+
+
+def test_decodes_first_keeps_their_pace_beside_prompts_and_loses_nothing() -> None:
+    plain = run("roles.parameters.flips=false", checker=CapableRoles(gap_ns=0), **MIXED)
+    bounded = run(*BOUNDED, checker=CapableRoles(gap_ns=0), **MIXED)
+    before, after = summarise(plain), summarise(bounded)
+    assert (before.served, after.served, after.continuations) == (300, 300, 0)
+    assert after.tpot_s.p99 < 0.8 * before.tpot_s.p99
+    assert {report.rung for report in plain.ladder} <= {"dispatch", "move", "replan"}
+    assert "priority" in {report.rung for report in bounded.ladder}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounded_steps_survive_kills_of_who_orders_and_who_obeys(seed: int) -> None:
+    faults = [
+        {"at_s": 3.0 + seed, "kind": "kill", "target": "coordinator-0"},
+        {"at_s": 4.5, "kind": "kill", "target": "front-0"},
+        {"at_s": 6.0, "kind": "partition", "target": "back-1", "duration_s": 2.0},
+        {"at_s": 9.0, "kind": "stop_bus", "duration_s": 1.5},
+    ]
+    outcome = run(f"seed={seed}", *BOUNDED, checker=CapableRoles(gap_ns=0), faults=faults, **MIXED)
+    assert outcome.outcomes == {"completed": 300}
+    assert any(report.step_budgets for report in outcome.ladder)

@@ -51,6 +51,15 @@ def test_fixed_roles_without_flips_need_no_line() -> None:
     assert ladder_line(msgspec.structs.replace(fixed, flips=1))
 
 
+def test_one_flip_is_told_in_the_singular() -> None:
+    assert "; 1 flip; " in ladder_line(msgspec.structs.replace(TOLD, flips=1))
+
+
+def test_instances_whose_decodes_come_first_are_told_with_their_step() -> None:
+    line = ladder_line(msgspec.structs.replace(TOLD, rung="priority", step_budgets={"w1": 640}, last="", flipping={}))
+    assert line == "tiny: priority acts; roles pressure; 3 flips; decodes first at w1, 640 tokens a step"
+
+
 def test_orders_that_wait_are_told_with_what_holds_them() -> None:
     waits = msgspec.structs.replace(
         TOLD,

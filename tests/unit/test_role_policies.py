@@ -249,6 +249,86 @@ def test_with_an_unknown_instance_nothing_is_flipped() -> None:
     assert held(view).scenario is Scenario.UNKNOWN
 
 
+# priority inside an instance
+
+PRIORITY = msgspec.structs.replace(PARAMETERS, step_share=0.8, step_tokens_min=64)
+MIXED = Indicators(decoding=50, context_tokens=20_000, prefill_tokens_left=9_000)
+
+
+def ordered(view: RolesView, parameters: pressure.Parameters = PRIORITY) -> dict[str, int]:
+    decision, _ = pressure.decide(view, parameters, pressure.State(), S)
+    return {each.instance: each.tokens for each in decision.priorities}
+
+
+def test_a_step_beside_prompts_is_bounded_to_its_share_of_the_objective() -> None:
+    (tokens,) = ordered(stage(instance("b0", BOTH, MIXED))).values()
+    decode_s = 0.01 + 50 * 1e-4 + 20_000 * 1e-7
+    assert tokens == math.ceil(50 + (0.8 * 0.05 - decode_s) / 1e-4)
+    assert ordered(stage(instance("b0", BOTH, MIXED)), PARAMETERS) == {}, "off by default"
+
+
+def test_where_prompts_are_late_a_bound_may_cost_a_share_of_their_throughput() -> None:
+    late = msgspec.structs.replace(MIXED, prefill_tokens_left=200_000)
+    decode_s, token_s = 0.01 + 50 * 1e-4 + 20_000 * 1e-7, 1e-4
+
+    def rate(tokens: float) -> float:
+        return (tokens - 50) / (decode_s + (tokens - 50) * token_s)
+
+    for slowdown in (0.05, 0.15, 0.3):
+        priced = msgspec.structs.replace(PRIORITY, slowdown_max=slowdown)
+        (tokens,) = ordered(stage(instance("b0", BOTH, late)), priced).values()
+        assert rate(tokens) >= (1 - slowdown) * rate(PRIORITY.chunk_tokens) > rate(tokens - 2)
+    free = msgspec.structs.replace(PRIORITY, slowdown_max=0.0)
+    assert ordered(stage(instance("b0", BOTH, late)), free) == {}, "prompts come first"
+
+
+def test_no_step_is_bounded_below_the_least_nor_at_the_engines_own_budget() -> None:
+    crowded = msgspec.structs.replace(MIXED, decoding=30, context_tokens=900_000)
+    patient = msgspec.structs.replace(PRIORITY, ttft_s=100.0)
+    assert ordered(stage(instance("b0", BOTH, crowded)), patient) == {"b0": 64}
+    few = instance("b0", BOTH, MIXED, token_budget=100)
+    assert ordered(stage(few)) == {}, "its whole budget is within the share already"
+    assert ordered(stage(instance("b0", BOTH, MIXED, token_budget=300)))
+
+
+@pytest.mark.parametrize(
+    ("role", "load", "demand", "bounded"),
+    [
+        (BOTH, MIXED, Demand(), True),
+        (BOTH, DECODES, FLOW, True),
+        (BOTH, DECODES, Demand(), False),
+        (BOTH, BACKLOG, FLOW, False),
+        (DECODE, DECODES, FLOW, False),
+        (PREFILL, MIXED, FLOW, True),
+    ],
+)
+def test_priority_is_for_decodes_beside_prompts(
+    role: InstanceRole, load: Indicators, demand: Demand, bounded: bool
+) -> None:
+    assert bool(ordered(stage(instance("x", role, load), demand=demand))) is bounded
+
+
+def test_of_an_instance_that_is_silent_or_unknown_nothing_is_ordered() -> None:
+    assert ordered(stage(instance("x", BOTH, MIXED, heard=False))) == {}
+    assert ordered(stage(instance("x", BOTH, MIXED, model=None))) == {}
+
+
+def test_flips_are_judged_by_what_priority_leaves_to_mend() -> None:
+    mixed = stage(instance("b0", BOTH, MIXED), instance("p0", PREFILL))
+    before, after = (present(mixed.instances, FLOW, p.targets) for p in (PARAMETERS, PRIORITY))
+    assert before.decode > PARAMETERS.high > after.decode
+    assert after.prefill >= before.prefill
+
+
+def test_without_flips_nobody_is_flipped_and_steps_are_bounded_all_the_same() -> None:
+    alone = msgspec.structs.replace(PRIORITY, flips=False)
+    view = stage(*PROMPTS.instances, instance("b0", BOTH, MIXED))
+    _, state = pressure.decide(view, alone, pressure.State(), S)
+    decision, _ = pressure.decide(view, alone, state, 20 * S)
+    assert decision.flips == ()
+    assert [each.instance for each in decision.priorities] == ["b0"]
+
+
 def test_parameters_out_of_range_are_refused() -> None:
     for wrong in ({"low": 1.5}, {"ttft_s": 0.0}, {"margin": 1.0}, {"hold_s": -1.0}, {"idle": 0.7}, {"busy": 0.01}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -96,12 +96,13 @@ def cluster_tables(
 
 def ladder_line(body: LadderReported) -> str:
     """Rung that acts on a model's load, why, and its flips; empty where roles are fixed and nobody was flipped."""
-    if body.policy == "fixed" and not (body.flips or body.ordered):
+    if body.policy == "fixed" and not (body.flips or body.ordered or body.step_budgets):
         return ""
     given_up = f" ({body.flips_given_up} given up)" if body.flips_given_up else ""
     parts = [f"{body.model}: {body.rung} acts"]
     parts += [f"load {body.scenario}" + _why(body)] if body.scenario else []
-    parts += [f"roles {body.policy}", f"{body.flips} flips{given_up}"]
+    parts += [f"roles {body.policy}", f"{body.flips} flip{'' if body.flips == 1 else 's'}{given_up}"]
+    parts += [f"decodes first at {n}, {tokens:,} tokens a step" for n, tokens in sorted(body.step_budgets.items())]
     parts += [f"{name} on its way to {role}" for name, role in sorted(body.flipping.items())]
     waiting = [f"{n} ordered to {role}" for n, role in sorted(body.ordered.items()) if n not in body.flipping]
     parts += [", ".join(waiting) + (f", waits: {body.held}" if body.held else "")] if waiting else []

@@ -11,7 +11,16 @@ import msgspec
 from millrace.policies.roles.fixed import policy as fixed
 from millrace.policies.roles.flowkv import policy as flowkv
 from millrace.policies.roles.pressure import policy as pressure
-from millrace.policies.roles.view import Demand, Flip, RoleDecision, RoleInstance, RolesView, Scenario, may_take_role
+from millrace.policies.roles.view import (
+    Demand,
+    Flip,
+    RoleDecision,
+    RoleInstance,
+    RolesView,
+    Scenario,
+    StepOrder,
+    may_take_role,
+)
 
 __all__ = [
     "ROLE_POLICIES",
@@ -22,6 +31,7 @@ __all__ = [
     "RolePolicy",
     "RolesView",
     "Scenario",
+    "StepOrder",
     "may_take_role",
 ]
 

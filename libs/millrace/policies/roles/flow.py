@@ -68,12 +68,20 @@ class Targets:
         ttft_s, tpot_s: Objectives.
         chunk_tokens: Prompt tokens of a step, about the token budget.
         kv_max: Share of the memory above which sequences are preempted.
+        step_share: Share of ``tpot_s`` that a step which carries prompts may take, where decodes come first; 0 where
+            steps are as full as they get.
+        step_tokens_min: No step is bounded to fewer tokens.
+        slowdown_max: Share of the prompt tokens per second that bounded steps may cost where prompts wait longer than
+            ``ttft_s``.
     """
 
     ttft_s: float
     tpot_s: float
     chunk_tokens: float = 2048.0
     kv_max: float = 0.95
+    step_share: float = 0.0
+    step_tokens_min: float = 512.0
+    slowdown_max: float = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +108,7 @@ def simulate(
         demand: Goes on as it was.
         targets: Objectives.
     """
-    members = [_member(each, roles.get(each.name, each.role)) for each in instances if each.model is not None]
+    members = [member_of(each, roles.get(each.name, each.role)) for each in instances if each.model is not None]
     ticks = round(HORIZON_S / TICK_S)
     sums = [0.0, 0.0]
     for _ in range(ticks):
@@ -112,7 +120,8 @@ def simulate(
     return Pressures(prefill=sums[0] / ticks, decode=sums[1] / ticks)
 
 
-def _member(instance: RoleInstance, role: InstanceRole) -> FlowInstance:
+def member_of(instance: RoleInstance, role: InstanceRole) -> FlowInstance:
+    """An instance, whose step costs are known, as it enters the simulation."""
     assert instance.model is not None
     told = instance.indicators
     return FlowInstance(
@@ -127,7 +136,7 @@ def _member(instance: RoleInstance, role: InstanceRole) -> FlowInstance:
 
 def present(instances: Sequence[RoleInstance], demand: Demand, targets: Targets) -> Pressures:
     """Pressures of the mix as it is, now."""
-    return pressures([_member(i, i.role) for i in instances if i.model is not None], demand, targets)
+    return pressures([member_of(i, i.role) for i in instances if i.model is not None], demand, targets)
 
 
 def pressures(members: Sequence[FlowInstance], demand: Demand, targets: Targets) -> Pressures:
@@ -148,14 +157,32 @@ def pressures(members: Sequence[FlowInstance], demand: Demand, targets: Targets)
 
 def _token_s(member: FlowInstance, prompt: float, targets: Targets) -> float:
     """Time until one more prompt token is computed, beside the decodes of each step."""
-    return member.prefill_s(prompt) + member.decode_s / max(1.0, targets.chunk_tokens - member.decoding)
+    return member.prefill_s(prompt) + member.decode_s / chunk_of(member, prompt, targets)
+
+
+def chunk_of(member: FlowInstance, prompt: float, targets: Targets) -> float:
+    """Prompt tokens of a step: all that decodes leave, or fewer where decodes come first and would wait too long.
+
+    Bounded steps compute fewer prompt tokens per second, since each of them pays for its decodes. Where prompts would
+    wait longer than their objective for it, that may cost ``slowdown_max``.
+    """
+    full = max(1.0, targets.chunk_tokens - member.decoding)
+    if not targets.step_share or member.decoding < 1:
+        return full
+    token_s, decode_s = member.prefill_s(prompt), member.decode_s
+    least = max(1.0, targets.step_tokens_min - member.decoding)
+    wanted = min(full, max(least, (targets.step_share * targets.tpot_s - decode_s) / token_s))
+    if (member.backlog + prompt) * (token_s + decode_s / wanted) <= targets.ttft_s:
+        return wanted
+    slowest_s = (token_s + decode_s / full) / (1 - targets.slowdown_max)
+    return min(full, max(wanted, decode_s / (slowest_s - token_s)))
 
 
 def _felt_step_s(member: FlowInstance, prompt: float, targets: Targets) -> float:
     """Mean time between two tokens of a decode here: longer while prompts are computed beside it."""
     if member.role is InstanceRole.DECODE or member.backlog <= 0:
         return member.decode_s
-    chunk = min(member.backlog, max(1.0, targets.chunk_tokens - member.decoding))
+    chunk = min(member.backlog, chunk_of(member, prompt, targets))
     return member.decode_s + chunk * member.prefill_s(prompt)
 
 

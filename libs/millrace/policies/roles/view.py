@@ -29,6 +29,7 @@ class RoleInstance(msgspec.Struct, frozen=True, kw_only=True):
         movable: Whether it may be flipped now: no flip under way or just done.
         heard: Whether indicators were heard lately.
         model: Cost of its steps and size of its memory; None where unknown.
+        token_budget: Tokens of a step at most, as the engine started; 0 where unknown.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RoleInstance(msgspec.Struct, frozen=True, kw_only=True):
     heard: bool = True
     indicators: Indicators = NO_INDICATORS
     model: InstanceModel | None = None
+    token_budget: int = 0
 
     @property
     def prefills(self) -> bool:
@@ -84,10 +86,18 @@ class Flip(msgspec.Struct, frozen=True):
     role: InstanceRole
 
 
+class StepOrder(msgspec.Struct, frozen=True):
+    """Decodes come first at an instance for now: its steps compute at most so many tokens."""
+
+    instance: str
+    tokens: int
+
+
 class RoleDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Decision of a role policy for a stage.
 
     Attributes:
+        priorities: Instances whose decodes come first; the others have their own token budget. Faster than a flip.
         flips: At most one for most policies; the coordinator carries them out one after the other.
         scenario: How it judges the load.
         unmended: Whether there is a load that no flip would mend: a matter of scaling.
@@ -96,6 +106,7 @@ class RoleDecision(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     flips: tuple[Flip, ...] = ()
+    priorities: tuple[StepOrder, ...] = ()
     scenario: Scenario = Scenario.NORMAL
     unmended: bool = False
     prefill: float = 0.0

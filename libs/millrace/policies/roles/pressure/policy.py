@@ -1,14 +1,24 @@
-"""Pressure: flips one instance where one phase misses its objective and the other has capacity left, or one is idle,
-and the simulated mix is better.
+"""Pressure: puts decodes first in steps that would take too long, and flips one instance where one phase misses its
+objective and the other has capacity left, or one is idle, and the simulated mix is better.
 """
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.roles.flow import Pressures, Targets, present, simulate
-from millrace.policies.roles.view import Flip, RoleDecision, RoleInstance, RolesView, Scenario, may_take_role
+from millrace.policies.roles.flow import Pressures, Targets, chunk_of, member_of, present, simulate
+from millrace.policies.roles.view import (
+    Flip,
+    RoleDecision,
+    RoleInstance,
+    RolesView,
+    Scenario,
+    StepOrder,
+    may_take_role,
+)
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +33,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         hold_s: Both must last for so long, seconds: faster rungs have had their turn then.
         margin: The simulated worst pressure must fall by this share.
         chunk_tokens: Prompt tokens that a step computes at most.
+        step_share: Share of ``tpot_s`` that a step which carries prompts beside decodes may take: its tokens are
+            bounded accordingly. 0 leaves steps alone.
+        step_tokens_min: No step is bounded to fewer tokens.
+        slowdown_max: Share of the prompt tokens per second that bounded steps may cost where prompts wait longer than
+            ``ttft_s``.
+        flips: Whether instances are flipped.
     """
 
     ttft_s: float = 3.0
@@ -34,6 +50,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hold_s: float = 5.0
     margin: float = 0.1
     chunk_tokens: int = 2048
+    step_share: float = 0.0
+    step_tokens_min: int = 512
+    slowdown_max: float = 0.15
+    flips: bool = True
 
     def __post_init__(self) -> None:
         """Raises ValueError where a value makes no sense."""
@@ -47,6 +67,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "hold_s": self.hold_s >= 0,
             "margin": 0 <= self.margin < 1,
             "chunk_tokens": self.chunk_tokens >= 1,
+            "step_share": self.step_share >= 0,
+            "step_tokens_min": self.step_tokens_min >= 1,
+            "slowdown_max": 0 <= self.slowdown_max < 1,
         }
         wrong = [name for name, holds in checks.items() if not holds]
         if wrong:
@@ -55,7 +78,14 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def targets(self) -> Targets:
         """Targets that pressures are relative to."""
-        return Targets(ttft_s=self.ttft_s, tpot_s=self.tpot_s, chunk_tokens=float(self.chunk_tokens))
+        return Targets(
+            ttft_s=self.ttft_s,
+            tpot_s=self.tpot_s,
+            chunk_tokens=float(self.chunk_tokens),
+            step_share=self.step_share,
+            step_tokens_min=float(self.step_tokens_min),
+            slowdown_max=self.slowdown_max,
+        )
 
 
 class State(msgspec.Struct, frozen=True):
@@ -72,12 +102,36 @@ class State(msgspec.Struct, frozen=True):
 
 def decide(view: RolesView, parameters: Parameters, state: State, now_ns: int) -> tuple[RoleDecision, State]:
     """Compare the pressures of both phases; see README.md."""
+    decision, state = _roles(view, parameters, state, now_ns)
+    ordered = priorities(view, parameters) if parameters.step_share else ()
+    return (msgspec.structs.replace(decision, priorities=ordered) if ordered else decision), state
+
+
+def priorities(view: RolesView, parameters: Parameters) -> tuple[StepOrder, ...]:
+    """Instances whose steps are bounded: those that decode beside prompts, where a full step would take too long."""
+    prompt = max(1.0, view.demand.prompt_tokens)
+    found = []
+    for each in view.instances:
+        if not each.heard or each.model is None or not each.indicators.decoding:
+            continue
+        member = member_of(each, each.role)
+        if not member.backlog and (not each.prefills or not view.demand.requests_per_s):
+            continue
+        limit = each.token_budget or parameters.chunk_tokens
+        targets = msgspec.structs.replace(parameters, chunk_tokens=limit).targets
+        tokens = math.ceil(member.decoding + chunk_of(member, prompt, targets))
+        if tokens < limit:
+            found.append(StepOrder(each.name, tokens))
+    return tuple(found)
+
+
+def _roles(view: RolesView, parameters: Parameters, state: State, now_ns: int) -> tuple[RoleDecision, State]:
     known = [each for each in view.instances if each.heard and each.model is not None]
     if len(known) < len(view.instances) or len(known) < 2:
         reason = "fewer than two instances" if len(view.instances) < 2 else "not all instances are heard and known"
         return RoleDecision(scenario=Scenario.UNKNOWN, unmended=len(view.instances) < 2, reason=reason), State()
     now = present(known, view.demand, parameters.targets)
-    side = _overloaded(now, parameters)
+    side = _overloaded(now, parameters) if parameters.flips else ""
     told = f"prefill at {now.prefill:.2f}, decode at {now.decode:.2f} of their objectives"
     if not side:
         both = min(now.prefill, now.decode) > parameters.high

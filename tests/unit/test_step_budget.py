@@ -1,0 +1,214 @@
+"""Step budgets that change while an engine runs: the worker's order, the modelled engine, the coordinator's leases."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from millrace.actor.effects import Effect, Log, Publish, StartTimer
+from millrace.actor.engine import EngineObserved, EngineSequence, LimitStepInEngine
+from millrace.contracts.local import TimerFired
+from millrace.contracts.scheduler import SchedulerConfig, step_budget
+from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
+from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import Sampling, SetStepBudget
+from millrace.enginemodel.engine import ModelledEngine
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.steptime import LinearStepTime
+from millrace.policies.roles import RoleDecision, Scenario, StepOrder
+
+from services.coordinator.ladder import LadderView, Rung, acting
+from services.coordinator.priorities import VALID_MS, Priorities
+from tests.unit.worker_rig import INFO, START, Bench, bodies, only, snapshot
+
+# --- bounds
+
+
+@pytest.mark.parametrize(
+    ("asked", "chunked", "found"),
+    [(0, True, 64), (-3, True, 64), (32, True, 32), (1, True, 5), (64, True, 64), (1000, True, 64), (32, False, 64)],
+)
+def test_a_budget_leaves_every_sequence_its_decode_and_never_exceeds_the_engines(
+    asked: int, chunked: bool, found: int
+) -> None:
+    config = SchedulerConfig(
+        max_model_len=64, max_sequences=4, token_budget=64, block_size=16, blocks_total=32, chunked_prefill=chunked
+    )
+    assert step_budget(config, asked) == found
+
+
+# --- the worker
+
+
+def order(bench: Bench, tokens: int, *, valid_ms: int = 5_000, incarnation: int = 7, after_ms: float = 0) -> list[int]:
+    """Gives an order; the bounds that the engine is told."""
+    body = SetStepBudget(incarnation=incarnation, tokens=tokens, valid_ms=valid_ms)
+    return [effect.tokens for effect in only(bench.say(body, after_ms=after_ms), LimitStepInEngine)]
+
+
+def fired(bench: Bench, after_ms: float) -> list[Effect]:
+    return bench.say(TimerFired(name="step_budget"), after_ms=after_ms)
+
+
+def test_an_order_bounds_steps_until_it_expires() -> None:
+    bench = Bench()
+    effects = bench.say(SetStepBudget(incarnation=7, tokens=16, valid_ms=5_000))
+    assert only(effects, LimitStepInEngine) == [LimitStepInEngine(tokens=16)]
+    assert only(effects, StartTimer) == [StartTimer(name="step_budget", at_ns=START + 5_000_000_000)]
+    assert only(effects, Log)
+    assert only(fired(bench, 5_000), LimitStepInEngine) == [LimitStepInEngine(tokens=0)]
+    assert fired(bench, 5_000) == []
+
+
+def test_an_order_that_is_repeated_lasts_and_tells_the_engine_nothing_new() -> None:
+    bench = Bench()
+    assert order(bench, 16) == [16]
+    assert order(bench, 16, after_ms=4_000) == []
+    later = fired(bench, 1_000)
+    assert only(later, LimitStepInEngine) == []
+    assert only(later, StartTimer) == [StartTimer(name="step_budget", at_ns=START + 9_000_000_000)]
+    assert only(fired(bench, 4_000), LimitStepInEngine) == [LimitStepInEngine(tokens=0)]
+
+
+def test_another_bound_replaces_the_one_in_force_and_zero_ends_it() -> None:
+    bench = Bench()
+    assert [order(bench, tokens) for tokens in (16, 32, 0, 0, 1)] == [[16], [32], [0], [], [3]]
+
+
+def test_a_bound_at_the_engines_own_budget_is_none() -> None:
+    bench = Bench()
+    assert order(bench, 16) == [16]
+    assert order(bench, 9_999) == [0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"incarnation": 6}, {"tokens": -1}, {"valid_ms": 0}, {"valid_ms": 10**9}],
+    ids=["another incarnation", "negative tokens", "no time", "for ever"],
+)
+def test_an_order_for_another_incarnation_or_out_of_range_is_ignored(wrong: dict[str, int]) -> None:
+    bench = Bench()
+    values = {"incarnation": 7, "tokens": 16, "valid_ms": 5_000} | wrong
+    assert only(bench.say(SetStepBudget(**values)), LimitStepInEngine) == []
+
+
+def test_an_engine_without_chunked_prefill_keeps_its_budget() -> None:
+    bench = Bench(msgspec.structs.replace(INFO, chunked_prefill=False, token_budget=200))
+    assert order(bench, 16) == []
+
+
+def test_status_and_summary_tell_the_bound_that_the_engine_tells() -> None:
+    bench = Bench()
+    told = msgspec.structs.replace(snapshot(START + 10**9), token_budget=16)
+    effects = bench.say(EngineObserved(snapshot=told), after_ms=1_000)
+    assert [body.token_budget for body in bodies(effects, StatusSnapshot | InstanceSummary)] == [16, 16]
+
+
+# --- the modelled engine
+
+
+def tokens_of(limits: dict[int, int]) -> tuple[dict[str, list[int]], list[int]]:
+    """Runs eight sequences; ``limits``: bound by the step before which it is set. All tokens, and tokens per step."""
+    parameters = EngineParameters(max_model_len=256, blocks_total=400, max_sequences=16, token_budget=128)
+    engine = ModelledEngine(parameters, LinearStepTime(fixed=1000.0, per_decode=50.0, per_prefill_token=20.0))
+    for index in range(8):
+        sampling = Sampling(max_tokens=20, ignore_eos=True, seed=index)
+        prompt = [65 + index] * 100
+        assert engine.add(EngineSequence(sequence=f"{index}", prompt_token_ids=prompt, sampling=sampling)) is None
+    found: dict[str, list[int]] = {}
+    sizes, now_ns = [], 0
+    while True:
+        if len(sizes) in limits:
+            engine.limit_step(limits[len(sizes)])
+        done = engine.step(now_ns)
+        if done is None:
+            return found, sizes
+        stepped, took_ns = done
+        assert stepped.snapshot is not None
+        sizes.append(stepped.snapshot.batch.decodes + stepped.snapshot.batch.prefill_tokens)
+        now_ns += took_ns
+        engine.check_invariants()
+        for output in stepped.outputs:
+            found.setdefault(output.sequence, []).extend(output.token_ids)
+
+
+def test_a_budget_that_changes_changes_steps_and_no_token() -> None:
+    plain, before = tokens_of({})
+    changed, after = tokens_of({0: 32, 4: 64, 9: 0, 11: 17})
+    assert changed == plain
+    assert max(before) == 128
+    assert (max(after[:4]), max(after[4:9])) == (32, 64)
+    assert max(after[11:]) <= 17 < max(after[9:11])
+
+
+def test_a_snapshot_tells_a_bound_and_none_for_the_engines_own_budget() -> None:
+    engine = ModelledEngine(EngineParameters(), LinearStepTime(fixed=1000.0))
+    told = []
+    for tokens in (512, 9_999, 300, 0):
+        engine.limit_step(tokens)
+        told.append(engine.snapshot(0).token_budget)
+    assert told == [512, 0, 300, 0]
+
+
+# --- the coordinator
+
+
+def record(name: str, incarnation: int = 1) -> InstanceRecord:
+    return InstanceRecord(
+        instance=name,
+        incarnation=incarnation,
+        model="m",
+        engine="modelled",
+        engine_version="1",
+        max_model_len=100,
+        max_sequences=2,
+        token_budget=64,
+        block_size=16,
+        blocks_total=32,
+    )
+
+
+def wants(**tokens: int) -> list[RoleDecision]:
+    return [RoleDecision(priorities=tuple(StepOrder(name, count) for name, count in tokens.items()))]
+
+
+def orders(effects: list[Effect]) -> dict[str, tuple[int, int, int]]:
+    return {
+        effect.subject: (effect.body.incarnation, effect.body.tokens, effect.body.valid_ms)
+        for effect in effects
+        if isinstance(effect, Publish) and isinstance(effect.body, SetStepBudget)
+    }
+
+
+def test_orders_are_repeated_while_they_are_wanted_and_ended_once() -> None:
+    priorities = Priorities(Subjects("t"))
+    records = [record("a"), record("b", 5)]
+    for _ in range(3):
+        assert orders(priorities.tick("m", wants(b=40), records)) == {"mr.t.engine.b.budget": (5, 40, VALID_MS)}
+    assert priorities.of_model("m") == {"b": 40}
+    assert orders(priorities.tick("m", wants(), records)) == {"mr.t.engine.b.budget": (5, 0, VALID_MS)}
+    assert orders(priorities.tick("m", wants(), records)) == {}
+
+
+def test_nothing_is_ordered_of_an_instance_that_does_not_serve() -> None:
+    priorities = Priorities(Subjects("t"))
+    assert orders(priorities.tick("m", wants(a=40, gone=40), [record("a")])) == {
+        "mr.t.engine.a.budget": (1, 40, VALID_MS)
+    }
+    assert orders(priorities.tick("m", wants(a=40), [])) == {}
+    assert priorities.of_model("m") == {}
+
+
+def test_a_model_that_is_led_elsewhere_gets_no_orders() -> None:
+    priorities = Priorities(Subjects("t"))
+    priorities.tick("m", wants(a=40), [record("a")])
+    priorities.forget("m")
+    assert orders(priorities.tick("m", wants(), [record("a")])) == {}
+    assert priorities.snapshot() == {}
+
+
+def test_priority_is_the_rung_between_a_move_and_a_flip() -> None:
+    bounded = RoleDecision(priorities=(StepOrder("a", 40),), scenario=Scenario.IMBALANCED)
+    assert acting(LadderView(decisions=(bounded,), moving=3)) is Rung.PRIORITY
+    assert acting(LadderView(decisions=(bounded,), flipping=True)) is Rung.FLIP
+    unmended = msgspec.structs.replace(bounded, unmended=True)
+    assert acting(LadderView(decisions=(unmended,), scales=True)) is Rung.SCALE
