@@ -103,6 +103,13 @@ class Batch:
         """Tokens computed in this step."""
         return sum(self.counts)
 
+    def note_in_flight(self) -> None:
+        """Async scheduling: the sampled tokens are not known yet, and the next step counts on them."""
+        for sequence in self.sequences:
+            sequence.in_flight += 1
+        for sequence in self.sampling:
+            sequence.placeholders += 1
+
     def composition(self, *, with_longest: bool = False) -> BatchComposition:
         """The figures that a step-time model wants. ``with_longest``: also the longest context, which costs a pass."""
         return BatchComposition(

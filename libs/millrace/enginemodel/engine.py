@@ -123,7 +123,9 @@ class ModelledEngine:
     def untold(self, name: str) -> list[StepOutput]:
         """Return the output of a sequence that is not reported yet; empty where tokens are reported with each step."""
         known = self._sequences.get(name)
-        return [_untold(known)] if self._tell_interval_ns is not None and known and known.told < known.total else []
+        return (
+            [known.untold_output()] if self._tell_interval_ns is not None and known and known.told < known.total else []
+        )
 
     def _progress(self, sequence: ScheduledSequence) -> tuple[int, bool]:
         """Tokens whose KV is there, and whether a step under way computes more."""
@@ -257,7 +259,9 @@ class ModelledEngine:
             return []
         self._told_ns = now_ns
         known = (*self.scheduler.running, *self.scheduler.waiting)
-        return [_untold(s) for s in known if isinstance(s, ModelledSequence) and s.announced and s.told < s.total]
+        return [
+            s.untold_output() for s in known if isinstance(s, ModelledSequence) and s.announced and s.told < s.total
+        ]
 
     def schedule(self, now_ns: int) -> Batch:
         """Schedules one step behind those under way. ``begin_step`` does so as often as the engine would."""
@@ -400,7 +404,3 @@ class ModelledEngine:
         lanes = self.scheduler.running, self.scheduler.waiting, self.scheduler.arrived, self.scheduler.frozen
         here = {each.sequence for lane in lanes for each in lane} | set(self.moves.coming)
         assert here == set(self._sequences), "scheduler and engine know different sequences"
-
-
-def _untold(sequence: ModelledSequence) -> StepOutput:
-    return StepOutput(sequence=sequence.sequence, token_ids=sequence.untold(), preemptions=sequence.preemptions)

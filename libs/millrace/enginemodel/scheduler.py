@@ -75,7 +75,7 @@ class Scheduler(BlockTables):
         if batch.preempted and not batch.sequences:
             self._form(batch)  # the only one that ran made room: that step computes nothing, and the next one follows
         if self.parameters.async_scheduling:
-            _note_in_flight(batch)
+            batch.note_in_flight()
         return batch
 
     def _form(self, batch: Batch) -> None:
@@ -395,11 +395,3 @@ class Scheduler(BlockTables):
         for sequence in self.waiting:
             assert sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
             assert not sequence.blocks, "a waiting sequence holds blocks"
-
-
-def _note_in_flight(batch: Batch) -> None:
-    """Async scheduling: the sampled tokens are not known yet, and the next step counts on them."""
-    for sequence in batch.sequences:
-        sequence.in_flight += 1
-    for sequence in batch.sampling:
-        sequence.placeholders += 1

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from zlib import crc32
 
-from millrace.actor.engine import EngineSequence
+from millrace.actor.engine import EngineSequence, StepOutput
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.enginemodel.tokens import (
@@ -134,6 +134,10 @@ class ModelledSequence(ScheduledSequence):
         token_ids = self.token_ids[self.told :]
         self.told = self.total
         return token_ids
+
+    def untold_output(self) -> StepOutput:
+        """The same as an output."""
+        return StepOutput(sequence=self.sequence, token_ids=self.untold(), preemptions=self.preemptions)
 
     def next_token(self) -> int:
         """The token at the current position. Does not append it."""
