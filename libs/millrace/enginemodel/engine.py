@@ -57,9 +57,8 @@ class ModelledEngine:
 
         Args:
             kv: Where its KV lies, for engines that move sequences; None for one that moves nothing.
-            tell_interval_ns: Least time between two outputs that tell tokens between a sequence's first and its last,
-                which are told at once (vLLM's ``--stream-interval``). None tells them with each step, and allows no
-                runs.
+            tell_interval_ns: Least time between two outputs of a sequence, but for its first and last token (vLLM's
+                ``--stream-interval``). None tells tokens with each step, and allows no runs.
         """
         self.parameters = parameters
         self.scheduler = Scheduler(parameters)
@@ -123,9 +122,9 @@ class ModelledEngine:
     def untold(self, name: str) -> list[StepOutput]:
         """Return the output of a sequence that is not reported yet; empty where tokens are reported with each step."""
         known = self._sequences.get(name)
-        return (
-            [known.untold_output()] if self._tell_interval_ns is not None and known and known.told < known.total else []
-        )
+        if self._tell_interval_ns is None or known is None or known.told == known.total:
+            return []
+        return [known.untold_now()]
 
     def _progress(self, sequence: ScheduledSequence) -> tuple[int, bool]:
         """Tokens whose KV is there, and whether a step under way computes more."""
@@ -167,10 +166,7 @@ class ModelledEngine:
         return sampling_refusal(source.sampling)
 
     def cancel(self, sequences: list[str]) -> bool:
-        """Takes sequences out; their blocks are free at once. Unknown ids are no error.
-
-        Returns: whether any was here.
-        """
+        """Takes sequences out, frees their blocks, and returns whether any was here. Unknown ids are no error."""
         known = [self._sequences.pop(name) for name in sequences if name in self._sequences]
         for sequence in known:
             self.moves.coming.pop(sequence.sequence, None)
@@ -178,8 +174,8 @@ class ModelledEngine:
         return bool(known)
 
     def limit_step(self, tokens: int) -> None:
-        """Bounds the tokens of the steps that are scheduled from now on; 0 for the configured budget."""
-        assert self._decode_run is None, "interrupt() first"
+        """Bounds the tokens of the next steps, after interrupt(); 0 for the configured budget."""
+        assert self._decode_run is None
         self.scheduler.limit_step(tokens)
 
     def begin_step(self, now_ns: int, span_ns: int = 0) -> int | None:
@@ -259,9 +255,7 @@ class ModelledEngine:
             return []
         self._told_ns = now_ns
         known = (*self.scheduler.running, *self.scheduler.waiting)
-        return [
-            s.untold_output() for s in known if isinstance(s, ModelledSequence) and s.announced and s.told < s.total
-        ]
+        return [s.untold_now() for s in known if isinstance(s, ModelledSequence) and s.announced and s.told < s.total]
 
     def schedule(self, now_ns: int) -> Batch:
         """Schedules one step behind those under way. ``begin_step`` does so as often as the engine would."""

@@ -135,7 +135,7 @@ class ModelledSequence(ScheduledSequence):
         self.told = self.total
         return token_ids
 
-    def untold_output(self) -> StepOutput:
+    def untold_now(self) -> StepOutput:
         """The same as an output."""
         return StepOutput(sequence=self.sequence, token_ids=self.untold(), preemptions=self.preemptions)
 
