@@ -52,8 +52,8 @@ from services.predictor.answering import Answers, candidate, fault
 from services.predictor.calibration import Calibration, Kins
 from services.predictor.config import PredictorConfig
 from services.predictor.learnt import Learnt, nothing_learnt
+from services.predictor.mates import Hosts
 from services.predictor.metrics import PredictorMetrics
-from services.predictor.neighbours import Hosts
 from services.predictor.placements import PLACEMENTS_MAX, Placements
 from services.predictor.prefixes import Prefixes, end_request
 from services.predictor.state import LENGTH_MAX, Instance, PlacedSequence

@@ -236,7 +236,7 @@ def _told(answer: LatencyPrediction, request: str, instance: Instance, now_ns: i
 
 def _longer_ns(instance: Instance, answer: LatencyPrediction) -> int:
     """For how much longer the engine computes if it takes the request: beyond the end of the longest one it has."""
-    if not instance.mate.others or instance.snapshot is None:
+    if instance.mate.alone or instance.snapshot is None:
         return 0
     default = answer.output_tokens
     entries = (*instance.snapshot.running, *instance.snapshot.waiting)

@@ -12,7 +12,7 @@ from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 from millrace.membership import Member
 
 from services.predictor.calibration import Calibration
-from services.predictor.neighbours import SILENCE_NS, Mate
+from services.predictor.mates import SILENCE_NS, Mate
 from services.predictor.prefixes import Prefixes
 
 #: Bound of any length that a snapshot may tell, tokens or blocks; larger numbers are absurd, and would not fit an
@@ -126,11 +126,11 @@ class Instance:
         known = self.snapshot
         self.told_ns = now_ns
         sequences = len(snapshot.running) + len(snapshot.waiting)
+        if known is None or snapshot.step > known.step:  # before its neighbours learn what it costs to slow it
+            self.calibration.observe(snapshot, known, self.mate.neighbours_now(now_ns))
         self.mate.note(now_ns, sequences=sequences, left_ns=_left_ns(snapshot))
         if known is not None and snapshot.step == known.step and snapshot.at_ns == known.at_ns:
             return
-        if known is None or snapshot.step > known.step:
-            self.calibration.observe(snapshot, known, self.mate.neighbours_now(now_ns))
         self.snapshot = snapshot
         self.prefixes.shrink(snapshot.blocks_free)
         self.rolled = None

@@ -10,7 +10,8 @@ import pytest
 from millrace.contracts.predictor import LatencyPrediction
 from millrace.contracts.status import BatchComposition, StatusSnapshot
 
-from services.predictor.neighbours import SILENCE_NS, Hosts, Mate, NeighbourEffect
+from services.predictor.mates import LATELY_NS, SILENCE_NS, WORD_NS, HostLoad, Hosts, Mate
+from services.predictor.neighbours import NeighbourEffect
 from tests.unit.predictor_rig import MS, START_NS, STEP_MS, Predictor, question, record, snapshot, status
 
 SECOND = 1000 * MS
@@ -91,13 +92,95 @@ def test_only_instances_of_the_same_host_are_neighbours() -> None:
     hosts = Hosts()
     mates = {name: hosts.join(name, host, NeighbourEffect()) for name, host in (("a", "x"), ("b", "x"), ("c", "y"))}
     nowhere = [hosts.join(name, "", NeighbourEffect()) for name in ("d", "e")]
-    assert mates["a"].others == [mates["b"]]
-    assert not mates["c"].others
-    assert not any(mate.others for mate in nowhere)
+    mates["b"].note(START_NS, sequences=1)
+    assert {name: mate.neighbours_now(START_NS) for name, mate in mates.items()} == {"a": 1, "b": 0, "c": 0}
+    assert [mate.alone for mate in (*mates.values(), *nowhere)] == [False, False, True, True, True]
     hosts.leave("b")
-    assert not mates["a"].others
+    assert mates["a"].alone
+    assert mates["a"].neighbours_now(START_NS) == mates["a"].neighbours_lately(START_NS) == 0
     moved = hosts.join("a", "y", NeighbourEffect())
-    assert mates["c"].others == [moved]
+    moved.note(START_NS, sequences=1)
+    assert mates["c"].neighbours_now(START_NS) == 1
+
+
+class SlowMate:
+    """What an engine's neighbours should see of it, computed from every word of it."""
+
+    def __init__(self, effect: NeighbourEffect) -> None:
+        self.effect = effect
+        self.share, self.told_ns, self.until_ns, self.sequences = 0.0, START_NS, START_NS, 0
+
+    def share_at(self, now_ns: int) -> float:
+        busy_ns = min(now_ns, self.until_ns) - self.told_ns
+        share = 1 - (1 - self.share) * 0.5 ** (busy_ns / LATELY_NS)
+        return float(share * 0.5 ** ((now_ns - self.told_ns - busy_ns) / LATELY_NS))
+
+    def note(self, now_ns: int, *, sequences: int, left_ns: int) -> None:
+        self.share, self.told_ns, self.sequences = self.share_at(now_ns), now_ns, sequences
+        self.until_ns = now_ns + min(SILENCE_NS, max(WORD_NS, left_ns)) if sequences else now_ns
+
+    def delay(self, now_ns: int) -> float:
+        return self.sequences * (self.effect.factor(1) - 1) if now_ns < self.until_ns else 0.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hosts_sums_are_those_over_its_engines(seed: int) -> None:
+    rng = random.Random(seed)
+    hosts, effects = Hosts(), [NeighbourEffect() for _ in range(6)]
+    for number, effect in enumerate(effects):
+        observed(effect, slowdown=0.1 * number, seconds=20, seed=seed)
+    mates = [hosts.join(f"w{number}", "host", effect) for number, effect in enumerate(effects)]
+    slow = [SlowMate(effect) for effect in effects]
+    now_ns = START_NS
+    for _ in range(1_000):
+        now_ns += rng.choice((0, MS, 20 * MS, 20 * MS, SECOND, 100 * SECOND if rng.random() < 0.05 else 0))
+        told = rng.randrange(6)
+        word = {"sequences": rng.choice((0, 1, 8)), "left_ns": rng.choice((MS, 100 * MS, SILENCE_NS))}
+        for each in (mates[told], slow[told]):
+            each.note(now_ns, **word)
+        asked = rng.randrange(6)
+        others = [each for number, each in enumerate(slow) if number != asked]
+        assert mates[asked].neighbours_now(now_ns) == sum(now_ns < each.until_ns for each in others)
+        lately = sum(each.share_at(now_ns) for each in others)
+        assert mates[asked].neighbours_lately(now_ns) == pytest.approx(lately, abs=1e-9)
+        delay = sum(each.delay(now_ns) for each in others)
+        assert mates[asked].delay_ns(SECOND, now_ns) == pytest.approx(SECOND * delay, abs=2)
+
+
+def test_a_host_waits_for_few_ends_however_often_its_engines_tell() -> None:
+    host = HostLoad()
+    mates = [Mate(host=host) for _ in range(4)]
+    for step in range(10_000):
+        mates[step % 4].note(START_NS + step * MS, sequences=1, left_ns=(step % 7) * 100 * MS)
+    assert len(host._ends) <= 4 * 8
+
+
+def test_a_host_that_was_silent_for_a_year_is_idle() -> None:
+    hosts = Hosts()
+    mate, other = (hosts.join(name, "host", NeighbourEffect()) for name in ("a", "b"))
+    other.note(START_NS, sequences=3)
+    later_ns = START_NS + 365 * 86_400 * SECOND
+    assert mate.neighbours_now(later_ns) == mate.neighbours_lately(later_ns) == 0
+    other.note(later_ns, sequences=1)
+    assert mate.neighbours_now(later_ns) == 1
+
+
+@pytest.mark.parametrize("neighbours", [1, 63])
+def test_a_question_looks_at_no_neighbour_by_itself(neighbours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor()
+    for number in range(neighbours + 1):
+        predictor.register(record(f"w{number}", host="host"), key=f"w{number}")
+        predictor.send(told(f"w{number}", 1, predictor.now_ns, duration_ns=STEP_MS * MS, sequences=2))
+    looked: list[float] = []
+    factor = NeighbourEffect.factor
+
+    def counted(self: NeighbourEffect, busy: float) -> float:
+        looked.append(busy)
+        return factor(self, busy)
+
+    monkeypatch.setattr(NeighbourEffect, "factor", counted)
+    assert isinstance(predictor.ask(question(instance="w0")), LatencyPrediction)
+    assert len(looked) == 1
 
 
 def test_nobody_is_delayed_beside_an_idle_neighbour() -> None:
