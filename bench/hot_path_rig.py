@@ -43,8 +43,8 @@ from services.tagger.config import TaggerConfig
 
 MODEL = "m"
 PROMPT = "List five animals and say which of them is the largest."
-#: Requests between two snapshots of one instance: 2,000 requests a second over 2 instances with one in 20 ms each.
-SNAPSHOT_EVERY = 20
+#: Requests between two snapshots of one instance: 2,000 requests a second, and one snapshot in 20 ms.
+SNAPSHOT_EVERY = 40
 #: Time after which all engines are shown anew, whatever the requests: silence of 1.5 s means death.
 SHOWN_EVERY_NS = 500_000_000
 #: Requests of one turn of the event loop.
@@ -159,6 +159,7 @@ class Engines:
             block_size=16,
             blocks_total=20_000,
             step_time="cpu-8m",
+            host="bench",
         )
 
     def _snapshot(self, instance: str, now_ns: int) -> StatusSnapshot:
@@ -281,16 +282,22 @@ class HotPathRig:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(content)}\r\n"
         whole = head.encode() + b"content-type: application/json\r\n\r\n" + content
         self._engines.taken_ns, self._transport.responses = 0, 0
-        engines, names = self._engines, self._engines.names
+        engines = self._engines
         for _ in range(requests):
             self._served += 1
-            if self._served % SNAPSHOT_EVERY == 0:
-                engines.tell(names[self._served // SNAPSHOT_EVERY % len(names)], self._runtime.now_ns())
+            self._tell_in_turn()
             self._keep_alive()
             self._connection.data_received(whole)
             engines.pump()
             if self._served % REQUESTS_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+    def _tell_in_turn(self) -> None:
+        """Snapshots that are due after the requests served so far."""
+        engines, names = self._engines, self._engines.names
+        before, due = ((served * len(names)) // SNAPSHOT_EVERY for served in (self._served - 1, self._served))
+        for count in range(before, due):
+            engines.tell(names[count % len(names)], self._runtime.now_ns())
 
     def _keep_alive(self) -> None:
         """Show all engines anew where a slow machine left one silent for nearly as long as the dead are."""
