@@ -65,14 +65,14 @@ def _copies(folder: Path, *, bytes_: int, rounds: int) -> None:
     shared = SharedMemoryCopier(region, folder / "target")
     links: dict[str, Link] = {"shared memory": shared.connect(peer)}
     links["cross memory"] = CrossMemoryCopier(region.view).connect(peer)
-    first = _seconds(partial(_carry_out, links["shared memory"], _shuffled(1, bytes_)))
+    first = _seconds(partial(carry_out, links["shared memory"], shuffled(1, bytes_)))
     print(f"first read of a mapping, {bytes_ // MIB} MiB in one piece (page faults): {bytes_ / first / 1e9:.1f} GB/s")
     print(f"{'pieces':>7} {'of':>9} {'memcpy':>7} {'local':>13} " + " ".join(f"{name:>15}" for name in links))
     for pieces in PIECES:
-        plan = _shuffled(pieces, bytes_)
+        plan = shuffled(pieces, bytes_)
         whole = partial(np.copyto, region.view[: plan.bytes], source[: plan.bytes])
         ways: list[Callable[[], object]] = [whole, partial(copy_mapped, plan, source, region.view, (0, 0), bytes_)]
-        ways += [partial(_carry_out, link, plan) for link in links.values()]
+        ways += [partial(carry_out, link, plan) for link in links.values()]
         memcpy, *others = [plan.bytes / seconds / 1e9 for seconds in _best(ways, rounds)]
         told = " ".join(f"{rate:>9.1f} ({rate / memcpy:3.0%})" for rate in others)
         print(f"{pieces:>7} {int(plan.lengths[0]) // 1024:>6} KiB {memcpy:>7.1f} {told}")
@@ -96,7 +96,7 @@ def _own(pipe: Connection, folder: Path, bytes_: int) -> None:
         copier.close()
 
 
-def _shuffled(pieces: int, bytes_: int) -> CopyPlan:
+def shuffled(pieces: int, bytes_: int) -> CopyPlan:
     """So many equal pieces out of a region of twice the bytes, no two of them neighbours on both sides."""
     length = bytes_ // pieces // PAGE * PAGE or PAGE
     generator = np.random.default_rng(SEED)
@@ -105,7 +105,8 @@ def _shuffled(pieces: int, bytes_: int) -> CopyPlan:
     return CopyPlan(source=source, target=target, lengths=np.full(pieces, length, dtype=np.int64))
 
 
-def _carry_out(link: Link, plan: CopyPlan) -> None:
+def carry_out(link: Link, plan: CopyPlan) -> None:
+    """A whole transfer."""
     transfer = link.begin(plan)
     while not transfer.advance(1 << 40):
         pass

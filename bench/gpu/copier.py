@@ -21,15 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from millrace.contracts.kv import KvPlane, KvRank
-from millrace.kvcopy.copier import CopyPlan, Link
 from millrace.kvcopy.cuda import CudaCopier, why_not
 
-SEED = 1
-MIB = 1 << 20
+from bench.kvcopy import MIB, PAGE, carry_out, shuffled
+
 PIECES = (1, 10, 100, 1_000, 10_000)
-PAGE = 4096
 FILLED = 3
 
 
@@ -65,10 +62,10 @@ def _measured(peer: KvRank, folder: Path, *, bytes_: int, rounds: int) -> int:
     differing = 0
     print(f"{torch.cuda.get_device_name(0)}, {rounds} rounds, {bytes_ // MIB} MiB; GB/s (share of a device copy)")
     for pieces in PIECES:
-        plan = _shuffled(pieces, bytes_)
+        plan = shuffled(pieces, bytes_)
         memory.zero_()
         torch.cuda.synchronize()
-        copied = plan.bytes / _best(partial(_carry_out, link, plan), rounds) / 1e9
+        copied = plan.bytes / _best(partial(carry_out, link, plan), rounds) / 1e9
         differing += int((memory == FILLED).sum()) != plan.bytes
         device = plan.bytes / _best(partial(_device_copy, memory, other, plan.bytes), rounds) / 1e9
         length = int(plan.lengths[0]) // 1024
@@ -91,21 +88,6 @@ def _own(pipe: Connection, folder: Path, bytes_: int) -> None:
     pipe.send_bytes(msgspec.msgpack.encode(rank))
     pipe.recv_bytes()
     copier.close()
-
-
-def _shuffled(pieces: int, bytes_: int) -> CopyPlan:
-    """So many equal pieces out of a region of twice the bytes, no two of them neighbours on both sides."""
-    length = bytes_ // pieces // PAGE * PAGE
-    generator = np.random.default_rng(SEED)
-    places = 2 * bytes_ // length
-    source, target = (generator.permutation(places)[:pieces].astype(np.int64) * length for _ in range(2))
-    return CopyPlan(source=source, target=target, lengths=np.full(pieces, length, dtype=np.int64))
-
-
-def _carry_out(link: Link, plan: CopyPlan) -> None:
-    transfer = link.begin(plan)
-    while not transfer.advance(1 << 40):
-        pass
 
 
 def _device_copy(memory: Any, other: Any, bytes_: int) -> None:
