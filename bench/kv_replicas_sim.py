@@ -15,23 +15,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
-from millrace.workloads.shape import Arrival, RequestShape
 
-from bench.migration_sim import ENGINE, TimedClients
-from simulator.scenarios.cluster import ScenarioCluster
-from simulator.scenarios.load import call_of, request_name
-from simulator.scenarios.reading import scenario_of
-from simulator.scenarios.spec import MODEL
+from bench.watched_cluster import ENDLESS, ENGINE, WatchedCluster
 
-#: Of the others: context when they begin, tokens; they do not end.
-OTHERS_PROMPT, ENDLESS = 2_000, 100_000
 #: The watched stream decodes so long before its engine fails, seconds: several rounds.
 DECODES_S = 8
-#: The longest that anything here may take, virtual seconds.
-LIMIT_S = 120
 
 
 @dataclass(slots=True)
@@ -43,7 +32,7 @@ class Crashes:
     tails: list[float] = field(default_factory=list)
 
 
-class CrashStage:
+class CrashStage(WatchedCluster):
     """Three engines with others that decode, and one watched stream."""
 
     def __init__(self, options: argparse.Namespace, *, replicas: bool, seed: int) -> None:
@@ -56,40 +45,8 @@ class CrashStage:
             "migration": {"on": True, "bandwidth_gbps": options.gbps, "replicas": {"enabled": replicas}},
         }
         table["migration"]["replicas"]["bytes_per_s"] = int(options.gbps * 1e9 / 8 / 4)
-        self._lengths: list[int] = []
-        self.clients = TimedClients()
-        self.cluster = ScenarioCluster(
-            scenario_of(table),
-            step_times=load_step_time,
-            truth=lambda request, _model: self._lengths[int(request[1:])],
-            clients=self.clients,
-        )
-        self.cluster.simulation.run(self.cluster.begin_ns)
-        for other in [self.submit(OTHERS_PROMPT, ENDLESS) for _ in range(3 * options.others)]:
-            self.until(other, 2)
-
-    def submit(self, prompt: int, output: int) -> str:
-        """Sends a request. Returns its name."""
-        number = len(self._lengths)
-        self._lengths.append(output)
-        arrival = Arrival(0, RequestShape(prompt, output))
-        call = call_of(number, arrival, model=MODEL, max_model_len=ENGINE["max_model_len"], output_limit=0)
-        process = self.cluster.ingresses[0].process
-        assert process is not None
-        self.clients.submit(process, msgspec.structs.replace(call, stream=True))
-        return request_name(number)
-
-    def times(self, request: str) -> list[int]:
-        """Times at which the request's tokens came, ns."""
-        return self.clients.times.get(request, [])
-
-    def until(self, request: str, tokens: int) -> None:
-        """Runs until it has so many deliveries."""
-        simulation = self.cluster.simulation
-        limit_ns = simulation.now_ns + LIMIT_S * SECOND
-        while len(self.times(request)) < tokens:
-            assert simulation.now_ns < limit_ns, f"{request} stands still: {self.clients.details}"
-            simulation.run_for(MILLISECOND)
+        super().__init__(table)
+        self.begin(3 * options.others)
 
     def crash(self, context: int, cell: Crashes) -> None:
         """Starts a stream of this context and lets its engine fail."""

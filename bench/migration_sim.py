@@ -20,60 +20,24 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
 from millrace.contracts.migration import MigrateSequence, MigrationMode, MigrationOutcome
-from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.copying import NO_COST, SHARED_MEMORY
 from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
-from millrace.workloads.shape import Arrival, RequestShape
 
-from services.ingress.calls.messages import CallAbandoned, DeliverDeltas
-from simulator.scenarios.cluster import ScenarioCluster
-from simulator.scenarios.counting_clients import CountingClients
-from simulator.scenarios.load import call_of, request_name
-from simulator.scenarios.reading import scenario_of
-from simulator.scenarios.spec import MODEL
+from bench.watched_cluster import ENDLESS, ENGINE, LIMIT_S, OTHERS_PROMPT, K, WatchedCluster
+from services.ingress.calls.messages import CallAbandoned
 
-K = 1024
-ENGINE = {
-    "max_model_len": 160 * K,
-    "blocks_total": 50_000,
-    "max_sequences": 256,
-    "token_budget": 8192,
-    "prefix_caching": False,
-}
 #: Room for the copy of 128K at 25 Gb/s: stop_and_copy stands still for six seconds, and with the default of 4 blocks a
 #: live copy that takes longer than about 64 tokens do outgrows its reservation and is refused.
 LIMITS = {"copy_freeze_ms": 60_000, "growth_blocks": 64}
-#: Of the others: context when they begin, tokens. They do not end.
-OTHERS_PROMPT = 2000
-ENDLESS = 100_000
 #: Tokens of the watched request between two migrations.
 PAUSE_TOKENS = 12
-#: The longest that anything here may take, virtual seconds.
-LIMIT_S = 120
 #: By what copies.
 COSTS = {"card": NO_COST, "shared_memory": SHARED_MEMORY}
-
-
-class TimedClients(CountingClients):
-    """Clients that note when each request's tokens came, unix ns of virtual time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: dict[str, list[int]] = {}
-
-    def handlers(self, process: Any) -> Any:
-        """Also notes deliveries."""
-
-        def note(effect: DeliverDeltas) -> None:
-            self.times.setdefault(effect.request, []).append(process.simulation.now_ns)
-
-        return {**super().handlers(process), DeliverDeltas: note}
 
 
 @dataclass(slots=True)
@@ -99,7 +63,7 @@ class Kind:
     copy: str
 
 
-class Stage:
+class Stage(WatchedCluster):
     """Two engines, others that decode on both, and one watched request at a time."""
 
     def __init__(self, kind: Kind, *, gbps: float, others: int, seed: int) -> None:
@@ -117,41 +81,8 @@ class Stage:
                 "token_bytes": kind.token_bytes,
             },
         }
-        self._lengths: list[int] = []
-        self.clients = TimedClients()
-        self.cluster = ScenarioCluster(
-            scenario_of(table),
-            step_times=load_step_time,
-            truth=lambda request, _model: self._lengths[int(request[1:])],
-            clients=self.clients,
-        )
-        self.cluster.simulation.run(self.cluster.begin_ns)
-        self.others = [self.submit(OTHERS_PROMPT, ENDLESS) for _ in range(2 * others)]
-        for other in self.others:
-            self.until(other, 2)
-
-    def submit(self, prompt: int, output: int) -> str:
-        """Sends a request. Returns its name."""
-        number = len(self._lengths)
-        self._lengths.append(output)
-        arrival = Arrival(0, RequestShape(prompt, output))
-        call = call_of(number, arrival, model=MODEL, max_model_len=160 * K, output_limit=0)
-        process = self.cluster.ingresses[0].process
-        assert process is not None
-        self.clients.submit(process, msgspec.structs.replace(call, stream=True))
-        return request_name(number)
-
-    def times(self, request: str) -> list[int]:
-        """Return the times at which the request's tokens came."""
-        return self.clients.times.get(request, [])
-
-    def until(self, request: str, tokens: int) -> None:
-        """Runs until it has so many deliveries."""
-        simulation = self.cluster.simulation
-        limit_ns = simulation.now_ns + LIMIT_S * SECOND
-        while len(self.times(request)) < tokens:
-            assert simulation.now_ns < limit_ns, f"{request} stands still: {self.clients.details}"
-            simulation.run_for(MILLISECOND)
+        super().__init__(table)
+        self.others = self.begin(2 * others)
 
     def watch(self, context: int, cells: dict[MigrationMode, Cell], moves: int) -> None:
         """Moves a request of this length to and fro, in each mode in turn."""
