@@ -54,7 +54,7 @@ from millrace.membership import Heartbeat, Membership, MemberState
 
 from services.coordinator.config import CoordinatorConfig, RolePolicyConfig, StagesConfig
 from services.coordinator.leases import may_write_lease, put_lease
-from services.coordinator.planning import Planning, nobody_prefills, put_plan
+from services.coordinator.planning import Planning, nobody_prefills, put_plan, rewritten
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
 from services.coordinator.rungs import Rungs, answer
@@ -228,7 +228,8 @@ class CoordinatorActor:
     def _on_plan(self, body: KeyChanged) -> list[Effect]:
         state = self._model_of_key(body.key, body.value.model if isinstance(body.value, Plan) else None)
         if state is not None:
-            state.plan = body.value if isinstance(body.value, Plan) else None
+            # Nobody deletes a plan: a store that lost it gets it again, with its roles, orders and epoch.
+            state.plan = body.value if isinstance(body.value, Plan) else state.plan
             state.plan_key.confirm(body)
         return []
 
@@ -315,6 +316,8 @@ class CoordinatorActor:
         if state is None or state.plan_key.writing or not self._leads(state, now_ns):
             return []
         plan = self.rungs.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
+        if plan is None and state.plan is not None and not state.plan_key.revision:
+            plan = rewritten(state.plan, self.name)
         if plan is None:
             return []
         state.plan_key.writing = True

@@ -335,6 +335,12 @@ def _change(plan: Plan | None, stages: Sequence[Stage]) -> str:
     return ", ".join(told) or "instances or roles changed"
 
 
+def rewritten(plan: Plan, coordinator: str) -> Plan:
+    """The plan in force under a new epoch, for a store that lost it."""
+    told = {"epoch": plan.epoch + 1, "coordinator": coordinator, "reason": "the store lost the plan"}
+    return msgspec.structs.replace(plan, **told)
+
+
 def put_plan(plan: Plan, *, revision: int) -> list[Effect]:
     """Writes a plan over the revision that was seen."""
     count = sum(len(stage.instances) for stage in plan.stages)

@@ -8,9 +8,9 @@ import pytest
 from millrace.actor.effects import Log, Publish, Reply
 from millrace.actor.errors import ConfigError
 from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefusal, OrderRefused, SetRole
-from millrace.contracts.local import KeyChanged, KeyFailure, KeyNotPut, TimerFired
+from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, KeyFailure, KeyNotPut, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.plan import InstanceRole, Plan
+from millrace.contracts.plan import InstanceRole, Lease, Plan
 from millrace.contracts.status import (
     InstanceMigrations,
     InstanceSummary,
@@ -396,3 +396,49 @@ def test_flips_and_scaling_keep_apart() -> None:
     assert scaling_held(LadderView(decisions=(IMBALANCED,)), 100 * S)
     assert not scaling_held(LadderView(decisions=(STUCK,), flipped_ns=60 * S), 100 * S)
     assert not scaling_held(LadderView(), 100 * S)
+
+
+def lose_disk(bench: Bench) -> None:
+    """The server comes back with empty buckets."""
+    bench.keys.clear()
+    bench.send(BusReconnected())
+    for bucket in ("plan", "lease"):
+        bench.send(KeyChanged(bucket=bucket, key=MODEL, value=None, revision=9))
+    for bucket in ("instance", "plan", "lease"):
+        bench.send(BucketReady(bucket=bucket))
+
+
+def test_a_store_that_loses_its_disk_gets_the_plan_again_from_its_leader() -> None:
+    story = Story(config=ORDERED)
+    assert isinstance(story.order("d0", PREFILL), OrderAccepted)
+    story.until(8)
+    before = story.plan
+    assert before is not None
+    lose_disk(story)
+    story.until(2)
+    assert story.plan is not None
+    assert story.plan.epoch > before.epoch
+    assert (story.plan.stages, story.plan.role_orders) == (before.stages, {"d0": PREFILL})
+
+
+def test_a_standby_that_leads_after_the_store_lost_its_disk_keeps_roles_and_orders() -> None:
+    story = Story(config=ORDERED)
+    assert isinstance(story.order("d0", PREFILL), OrderAccepted)
+    story.until(8)
+    before = story.plan
+    assert before is not None
+    standby = Bench(name="coordinator-1", roles=Roles(ORDERED, configured=ROLES))
+    standby.now_ns = story.now_ns
+    lease = Lease(model=MODEL, holder="coordinator-0", incarnation=1, until_ns=story.now_ns + 10 * S)
+    standby.send(KeyChanged(bucket="lease", key=MODEL, value=lease, revision=9))
+    standby.send(KeyChanged(bucket="plan", key=MODEL, value=before, revision=9))
+    for name in ("d0", "d1", "p0", "p1"):
+        standby.register(name)
+        standby.send(summary(name))
+    lose_disk(standby)
+    standby.all_report()
+    standby.tick()
+    assert standby.plan is not None
+    assert standby.plan.coordinator == "coordinator-1"
+    assert standby.plan.epoch > before.epoch
+    assert (standby.plan.stages, standby.plan.role_orders) == (before.stages, {"d0": PREFILL})
