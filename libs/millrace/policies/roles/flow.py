@@ -81,7 +81,7 @@ class Targets:
     kv_max: float = 0.95
     step_share: float = 0.0
     step_tokens_min: float = 512.0
-    slowdown_max: float = 0.15
+    slowdown_max: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

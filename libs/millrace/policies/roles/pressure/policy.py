@@ -52,7 +52,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chunk_tokens: int = 2048
     step_share: float = 0.0
     step_tokens_min: int = 512
-    slowdown_max: float = 0.15
+    slowdown_max: float = 0.1
     flips: bool = True
 
     def __post_init__(self) -> None:
