@@ -104,7 +104,7 @@ def test_only_instances_of_the_same_host_are_neighbours() -> None:
 
 
 class SlowMate:
-    """What an engine's neighbours should see of it, computed from every word of it."""
+    """An engine as its neighbours should see it, computed from every word of it."""
 
     def __init__(self, effect: NeighbourEffect) -> None:
         self.effect = effect
