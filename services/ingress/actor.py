@@ -4,6 +4,7 @@
     TokensGenerated      logs grow, text comes out, choices end        DeliverDeltas, CompleteCall; ResendTokens
     CallSubmitted        admitted or refused                           TagRequest | PredictLatency |
                                                                          SubmitSequence | RefuseCall
+    QuestionTokenized    the judge's model is asked as a child call    SubmitSequence
     CallAbandoned        the call is gone                              CancelSequence, RequestFinished
     Gathered             predictions known, as far as they arrived     SubmitSequence
     Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
@@ -74,9 +75,10 @@ from services.ingress.calls.completion import (
 )
 from services.ingress.calls.deadlines import end_late_calls
 from services.ingress.calls.finding import answer_find
-from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
+from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, QuestionTokenized, RefusalKind
 from services.ingress.cascade.course import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.cascade.ending import keep_alive
+from services.ingress.cascade.questions import take_question
 from services.ingress.cascade.shadow import look_at_shadows
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
@@ -216,6 +218,8 @@ class IngressActor:
                 take_failure(self._state, body, out)
             case Gathered():
                 take_gathered(self._state, body, out)
+            case QuestionTokenized():
+                take_question(self._state, body, out)
             case CallAbandoned():
                 abandon_call(self._state, body, out)
             case ServicePresence():
@@ -376,10 +380,10 @@ class IngressActor:
     def _stop_when_idle(self, out: list[Effect]) -> None:
         state = self._state
         if (state.calls or state.parents) and state.now_ns >= state.stop_at_ns:
+            interrupt(state, out)
             for call in list(state.calls.values()):
                 refuse_or_fail(state, call, RefusalKind.STOPPING, self._stop_detail, out)
             settle(state, out)
-            interrupt(state, out)
         if not state.calls and not state.parents:
             send_acknowledgements(state, out)
             if not self._stopped:

@@ -86,6 +86,8 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         name: Not the name of a model.
         tiers: In rising order of cost; empty where only published plans count.
         judge: Kind of judge: ``confidence`` is computed here, others are asked on ``judge.<name>``.
+        judge_model: Of the kind ``llm`` the configured model that is asked about answers, as a child call of each;
+            empty where the judge asks a model elsewhere.
         judge_timeout_s: Time for a judge to answer; then confidence decides.
         judge_pause_s: After three failures in a row the judge is not asked for so long.
         without_score: What becomes of an answer that cannot be scored: ``escalate`` (costs more) or ``accept`` (may be
@@ -111,6 +113,7 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str
     tiers: list[TierConfig] = []
     judge: Literal["confidence", "llm", "verifier", "external"] = "confidence"
+    judge_model: str = ""
     judge_timeout_s: float = 2.0
     judge_pause_s: float = 5.0
     without_score: Literal["escalate", "accept"] = "escalate"

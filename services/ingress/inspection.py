@@ -142,7 +142,9 @@ def _check_parent(state: IngressState, parent: OpenCascade) -> None:
     open_attempts = [attempt for attempt in parent.attempts if attempt.request in state.calls]
     if parent.phase is CascadePhase.JUDGING:
         assert not open_attempts
-        assert parent.asking in state.pending
+        question = parent.attempt.question
+        asked = question is not None and question.request in state.calls
+        assert asked != (parent.asking in state.pending), f"{parent.request}: one question is open while it is judged"
     else:
         assert parent.phase is not CascadePhase.ENDED
         assert open_attempts == [parent.attempt]

@@ -70,4 +70,11 @@ class PendingJudge(msgspec.Struct, frozen=True):
     started_ns: int
 
 
-Pending = PendingJudge | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof
+class PendingQuestion(msgspec.Struct, frozen=True):
+    """A question to the judge's model that is being tokenised."""
+
+    cascade: OpenCascade
+    attempt: Attempt
+
+
+Pending = PendingJudge | PendingQuestion | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof

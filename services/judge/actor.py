@@ -5,6 +5,7 @@ Owns: questions that wait for a model's answer over HTTP.
 | message in | change | messages out |
 |---|---|---|
 | JudgeAnswer(confidence, verifier) | | AnswerJudged |
+| JudgeAnswer(llm) with opinions | | AnswerJudged |
 | JudgeAnswer(external, llm) | waits for the model | AskModel; AnswerJudged at once where the verifier vetoes |
 | ModelAnswered, AskingFailed | waits no longer | AnswerJudged, the least score of all choices |
 | TimerFired(heartbeat) | | ServicePresence, next timer |
@@ -38,7 +39,7 @@ from services.judge.config import JudgeConfig
 from services.judge.effects import AskingFailed, AskModel, ModelAnswered
 from services.judge.kinds.confidence import judge_confidence
 from services.judge.kinds.external import external_body, external_verdict
-from services.judge.kinds.llm import llm_body, llm_verdict
+from services.judge.kinds.llm import judge_opinions, llm_body, llm_verdict
 from services.judge.kinds.verdict import Verdict
 from services.judge.kinds.verifier import veto
 from services.judge.metrics import JudgeMetrics
@@ -125,6 +126,8 @@ class JudgeActor:
                 return [self._said(asked, judge_confidence(body, self._judges), now_ns)]
             case "verifier":
                 return [self._said(asked, Verdict(body.confidence, "nothing speaks against the answer"), now_ns)]
+            case "llm" if body.opinions:
+                return [self._said(asked, judge_opinions(body, self._curve), now_ns)]
             case "external" | "llm":
                 return self._ask(asked, now_ns)
             case kind:

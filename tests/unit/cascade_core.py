@@ -59,10 +59,11 @@ class CascadeBench(Bench):
         self.now_ns = START
         self.metrics = IngressMetrics()
         judges = judges or {}
+        served = (*self.names, *([config.judge_model] if config.judge_model else []))
         self.actor = IngressActor(
             config=self.config,
             incarnation=7,
-            models={m: TextModel(VOCABULARY, frozenset({EOS}), judges.get(m)) for m in self.names},
+            models={m: TextModel(VOCABULARY, frozenset({EOS}), judges.get(m)) for m in served},
             metrics=self.metrics,
             rng=Random(1),
             policy=policy_of(self.config.dispatch),
@@ -71,7 +72,7 @@ class CascadeBench(Bench):
         self.actor.state.bind(self.transitions.react)
         self.started = self.actor.start(START)
         self.effects: list[Effect] = list(self.started)
-        self.model_of = {f"w-{model}": model for model in self.names}
+        self.model_of = {f"w-{model}": model for model in served}
         self.summary_at = dict.fromkeys(self.model_of, 0)
         self.incarnations = dict.fromkeys(self.model_of, 1)
         for name, model in self.model_of.items():

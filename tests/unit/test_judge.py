@@ -104,6 +104,12 @@ def test_an_answer_that_comes_twice_is_said_once() -> None:
     assert judge.handle(Message(AskingFailed(correlation=ask.correlation, why="timeout", detail="")), 3) == []
 
 
+def test_an_opinion_that_comes_along_is_scored_at_once() -> None:
+    effects = _ask(_actor(JudgeConfig()), kind="llm", answer=["7"], opinions=[[("yes", -0.2), ("no", -1.8)]])
+    assert not [effect for effect in effects if isinstance(effect, AskModel)]
+    assert _said(effects).score == pytest.approx(83.2, abs=0.1)
+
+
 def test_a_veto_asks_nobody_and_scores_nothing() -> None:
     said = _said(_ask(_actor(), structured="json_object", answer=["no"]))
     assert (said.score, said.kind) == (0.0, "verifier")

@@ -19,7 +19,7 @@ from services.judge.config import RemoteConfig
 from services.judge.files import read_curve, read_judges
 from services.judge.kinds.confidence import judge_confidence
 from services.judge.kinds.external import external_body, external_verdict
-from services.judge.kinds.llm import llm_body, llm_verdict
+from services.judge.kinds.llm import judge_opinions, llm_body, llm_verdict
 from services.judge.kinds.verifier import veto
 
 SCHEMA = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
@@ -168,6 +168,28 @@ def test_the_llm_judge_scores_by_the_share_of_yes() -> None:
 )
 def test_an_llm_judge_without_usable_tokens_gives_no_score(payload: bytes, reason: str) -> None:
     verdict = llm_verdict(payload, None)
+    assert verdict.score is None
+    assert reason in verdict.reason
+
+
+def test_opinions_that_ingress_has_asked_for_are_scored_alike_and_the_least_choice_counts() -> None:
+    sure, unsure = [("yes", math.log(0.9)), ("no", math.log(0.1))], [(" Yes", math.log(0.3)), ("no", math.log(0.3))]
+    told = _question(kind="llm", answer=["7", "8"], opinions=[sure, unsure])
+    assert judge_opinions(told, None).score == pytest.approx(50.0)
+    assert judge_opinions(told, IsotonicCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))).score == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    ("opinions", "reason"),
+    [
+        ([[("yes", -0.1)]], "did not say of each choice"),
+        ([[("yes", -0.1)], []], "neither yes nor no"),
+        ([[("maybe", -0.1)], [("yes", -0.1)]], "neither yes nor no"),
+        ([[("yes", math.nan)], [("yes", -0.1)]], "neither yes nor no"),
+    ],
+)
+def test_opinions_that_say_nothing_give_no_score(opinions: list[list[tuple[str, float]]], reason: str) -> None:
+    verdict = judge_opinions(_question(kind="llm", answer=["7", "8"], opinions=opinions), None)
     assert verdict.score is None
     assert reason in verdict.reason
 

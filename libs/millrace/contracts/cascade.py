@@ -54,8 +54,8 @@ class CascadeMove(msgspec.Struct, frozen=True, kw_only=True):
     """Instances that change their model, one at a time, and what holds once all have. Lists are by tier.
 
     Attributes:
-        instances: In the end; 0 for a tier that shall be empty.
-        before: At the beginning; a move that is not done in time goes back. Empty for one that does.
+        instances: In the end; 0 for a tier that shall be empty. Last those of the judge's model, where it is no tier.
+        before: The same at the beginning; a move that is not done in time goes back. Empty for one that does.
         until_ns: It is given up then, unix ns.
         thresholds, shares, quality, quality_low, p95_ns: Of the plan on the new instances, as in CascadePlan; empty and
             unset to keep the present ones.
@@ -83,6 +83,8 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
         cascade: Its name; clients give it as ``model``. It is not the name of a model.
         epoch: Rises by one with each change. A request is judged by the plan in force when its answer is judged.
         judge: Kind of judge: ``confidence``, ``llm``, ``verifier`` or ``external``.
+        judge_tier: Model of this cluster that judges, for the kind ``llm``; ``share`` is in questions per request, and
+            ``threshold`` means nothing. None where no model of this cluster does. It may be a tier, too.
         quality: Mean score that the planner expects of delivered answers, 0 to 100; None where nothing was judged yet.
         quality_low: Its lower 95 % confidence bound.
         p95_ns: End-to-end 95th percentile that the planner expects; 0 for unknown.
@@ -96,6 +98,7 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     epoch: int
     tiers: list[CascadeTier]
     judge: str = "confidence"
+    judge_tier: CascadeTier | None = None
     quality: float | None = None
     quality_low: float | None = None
     p95_ns: int = 0
@@ -108,15 +111,21 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
         """Raises ValueError where an invariant does not hold."""
         if not self.tiers:
             raise ValueError("tiers is empty: a cascade has one tier at least")
-        models = [tier.model for tier in self.tiers]
+        models = [tier.model for tier in self.members]
         if repeated := [model for model in models if models.count(model) > 1]:
             raise ValueError(f"tiers name the model {repeated[0]} twice")
         if self.cascade in models:
             raise ValueError(f"cascade {self.cascade} has the name of one of its models")
-        for tier in self.tiers:
+        for tier in self.members:
             _check_tier(tier)
         if self.move is not None:
-            _check_move(self.move, len(self.tiers))
+            _check_move(self.move, tiers=len(self.tiers), members=len(self.members))
+
+    @property
+    def members(self) -> list[CascadeTier]:
+        """Tiers, and last the judge's model where it is no tier itself: all that have instances of their own."""
+        judge = self.judge_tier
+        return self.tiers if judge is None or judge.model in {t.model for t in self.tiers} else [*self.tiers, judge]
 
 
 def _check_tier(tier: CascadeTier) -> None:
@@ -127,11 +136,11 @@ def _check_tier(tier: CascadeTier) -> None:
             raise ValueError(f"tier {tier.model}: replicas need positive counts")
 
 
-def _check_move(move: CascadeMove, tiers: int) -> None:
-    for name in ("instances", "before", "thresholds", "shares"):
+def _check_move(move: CascadeMove, *, tiers: int, members: int) -> None:
+    for name, wanted in (("instances", members), ("before", members), ("thresholds", tiers), ("shares", tiers)):
         told = getattr(move, name)
-        if len(told) != tiers and (told or name == "instances"):
-            raise ValueError(f"move: {name} has {len(told)} entries for {tiers} tiers")
+        if len(told) != wanted and (told or name == "instances"):
+            raise ValueError(f"move: {name} has {len(told)} entries for {wanted} tiers")
     if min([*move.instances, *move.before]) < 0 or not any(move.instances):
         raise ValueError("move: instances must not be negative, and one tier needs one")
     for threshold in move.thresholds:

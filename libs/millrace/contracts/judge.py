@@ -23,6 +23,8 @@ class JudgeAnswer(Body, frozen=True, kw_only=True, tag="JudgeAnswer/1"):
         constraint: The schema or expression itself; empty for none.
         tools: Names of the tools that the answer may call; empty for none.
         confidence: The score by confidence that ingress computed already; None where it has none.
+        opinions: For the kind ``llm`` with a model of this cluster, which ingress has asked already: of each choice the
+            likeliest first tokens of its verdict with their log-probabilities. Empty where the judge itself asks.
     """
 
     request: str
@@ -39,6 +41,7 @@ class JudgeAnswer(Body, frozen=True, kw_only=True, tag="JudgeAnswer/1"):
     constraint: str = ""
     tools: list[str] = []
     confidence: float | None = None
+    opinions: list[list[tuple[str, float]]] = []
 
 
 class AnswerJudged(Body, frozen=True, kw_only=True, tag="AnswerJudged/1"):

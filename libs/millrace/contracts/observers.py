@@ -100,6 +100,8 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
         threshold: Least score at which it would have been delivered; None where it was not judged.
         epoch: Of the cascade's plan by which it was judged.
         detail: A sentence where the judge did not answer or the attempt failed.
+        question: Request id of the question to the judge's model, which has an outcome of its own; empty for none.
+        question_prompt_tokens, question_output_tokens: Of that question, all choices together.
     """
 
     request: str
@@ -115,6 +117,9 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     started_ns: int = 0
     ended_ns: int = 0
+    question: str = ""
+    question_prompt_tokens: int = 0
+    question_output_tokens: int = 0
 
 
 class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):

@@ -187,6 +187,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         score: 0 to 100; None where it was not judged.
         threshold: Least score at which it would have been delivered; None where it was not judged.
         outcome: ``delivered``, ``rejected``, ``rejected_early``, ``failed`` or ``cancelled``.
+        judge_model: Model of this cluster that was asked about the answer; empty for none.
+        judge_usage: Of that question.
     """
 
     tier: int
@@ -195,6 +197,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None
     threshold: float | None
     usage: Usage
+    judge_model: str = ""
+    judge_usage: Usage = Usage(0, 0)
 
 
 class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +263,26 @@ class CompleteCall(Effect, frozen=True, kw_only=True):
     request: str
     usage: Usage
     report: CascadeReport | None = None
+
+
+class TokenizeQuestion(Effect, frozen=True, kw_only=True):
+    """Asks the adapter for the token ids of questions, each one message of a user: QuestionTokenized follows, once.
+
+    Attributes:
+        model: Whose template and tokenizer.
+    """
+
+    correlation: str
+    model: str
+    texts: list[str]
+
+
+class QuestionTokenized(Body, frozen=True, kw_only=True, tag="local.QuestionTokenized/1"):
+    """Token ids of the questions, in their order; empty where the model does not take them."""
+
+    correlation: str
+    model: str
+    prompts: list[list[int]]
 
 
 class RefusalKind(StrEnum):

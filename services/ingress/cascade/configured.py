@@ -22,7 +22,8 @@ def check_cascade(config: CascadeConfig, models: Set[str]) -> None:
         raise ConfigError(f"{where}: a cascade needs a name that is not a model's")
     if config.entry not in ENTRY_POLICIES:
         raise ConfigError(f"{where}: entry {config.entry!r} is none of {', '.join(sorted(ENTRY_POLICIES))}")
-    unknown = [tier.model for tier in config.tiers if tier.model not in models]
+    named = [*(tier.model for tier in config.tiers), *([config.judge_model] if config.judge_model else [])]
+    unknown = [model for model in named if model not in models]
     if unknown:
         raise ConfigError(f"{where}: the model {unknown[0]} is not configured")
     if not 0.0 <= config.escalation_share_max <= 1.0:
@@ -44,7 +45,10 @@ def configured_plan(config: CascadeConfig) -> CascadePlan:
     """
     allowed = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=1)]
     tiers = [CascadeTier(model=t.model, threshold=t.threshold, replicas=allowed) for t in config.tiers]
+    judging = CascadeTier(model=config.judge_model, replicas=allowed) if config.judge_model else None
     try:
-        return CascadePlan(cascade=config.name, epoch=0, tiers=tiers, judge=config.judge, reason="configured")
+        return CascadePlan(
+            cascade=config.name, epoch=0, tiers=tiers, judge=config.judge, judge_tier=judging, reason="configured"
+        )
     except ValueError as error:
         raise ConfigError(f"cascade {config.name}: {error}") from None

@@ -42,10 +42,12 @@ from services.ingress.cascade.lifecycle import (
     ClientGone,
     DeliveryReason,
     JudgementGivenUp,
+    OpinionGiven,
     ScoreOutOfReach,
     TextReady,
 )
-from services.ingress.cascade.open_cascade import OpenCascade
+from services.ingress.cascade.open_cascade import Attempt, OpenCascade
+from services.ingress.cascade.questions import ask_model, judging_model
 from services.ingress.cascade.shadow import sample, settle_shadows
 from services.ingress.pending import PendingJudge
 from services.ingress.state import IngressState
@@ -116,11 +118,16 @@ def settle(state: IngressState, out: list[Effect]) -> None:
         _look_at_progress(state, parent, out)
         while parent.events:
             attempt, event = parent.events.popleft()
-            if parent.phase is not CascadePhase.ENDED and attempt is parent.attempt and not attempt.outcome:
+            if parent.phase is not CascadePhase.ENDED and attempt is parent.attempt and _is_awaited(attempt, event):
                 fire(state, parent, event, out)
         if parent.phase is CascadePhase.STREAMING:
             ending.deliver_deltas(state, parent, out)
     settle_shadows(state, out)
+
+
+def _is_awaited(attempt: Attempt, event: CascadeEvent) -> bool:
+    """Whether an event still means something: an opinion of an answer that is complete, all else of one that is not."""
+    return attempt.outcome == "complete" if isinstance(event, OpinionGiven) else not attempt.outcome
 
 
 def _look_at_progress(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
@@ -158,7 +165,7 @@ def take_judgement(state: IngressState, pending: PendingJudge, answer: Any, out:
 
 
 def interrupt(state: IngressState, out: list[Effect]) -> None:
-    """This ingress stops: calls whose answer is being judged deliver it; open attempts were failed already."""
+    """This ingress stops: calls whose answer is being judged deliver it; open attempts are failed after this."""
     for parent in list(state.parents.values()):
         if parent.phase is CascadePhase.JUDGING:
             fire(state, parent, JudgementGivenUp(), out)
@@ -218,10 +225,21 @@ def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted, out:
     """Score the answer: here, or by its judge where the score can change anything."""
     score_by_confidence(state, parent.attempt)
     open_choice = next_tier(state, parent)[0] is not None or len(parent.attempts) > 1
-    if open_choice and wants_judge(state, parent):
-        ask_judge(state, parent, parent.members[parent.attempt.model], out)
-    else:
+    if not (open_choice and planned_threshold(parent) > 0 and wants_judge(state, parent)):
         _scored(state, parent, out)
+    elif model := judging_model(parent):
+        ask_model(state, parent, model, out)
+    else:
+        ask_judge(state, parent, parent.members[parent.attempt.model], out)
+
+
+def weigh(state: IngressState, parent: OpenCascade, event: OpinionGiven, out: list[Effect]) -> None:
+    """Have the judge make a score of what its model says; without an opinion confidence decides."""
+    attempt = parent.attempt
+    if event.opinions and state.connected:
+        ask_judge(state, parent, parent.members[attempt.model], out, opinions=event.opinions)
+    else:
+        take_judgement(state, PendingJudge(parent, attempt, state.now_ns), None, out)
 
 
 def _scored(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
@@ -333,6 +351,7 @@ def leave(state: IngressState, parent: OpenCascade, event: ClientGone, out: list
 #: Each has the signature (state, parent, event, out); the event is of the type that the table's rows name.
 REACTIONS: Mapping[CascadeReaction, Callable[[IngressState, OpenCascade, Any, list[Effect]], None]] = {
     CascadeReaction.JUDGE: judge,
+    CascadeReaction.WEIGH: weigh,
     CascadeReaction.DELIVER: deliver,
     CascadeReaction.DELIVER_BEST: deliver_best,
     CascadeReaction.ESCALATE: escalate,

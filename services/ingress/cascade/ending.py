@@ -12,6 +12,7 @@ from services.ingress.calls.listener import failure
 from services.ingress.calls.messages import AcceptCall, AnsweringTier, CompleteCall, DeliverDeltas, KeepAlive, Usage
 from services.ingress.cascade.lifecycle import CascadePhase
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
+from services.ingress.cascade.questions import withdraw_question
 from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
 
@@ -84,6 +85,7 @@ def _close(
     del state.parents[parent.request]
     state.pending.pop(parent.asking, None)
     parent.asking = ""
+    withdraw_question(state, parent, detail or outcome, out)
     state.admission.release(parent.call, parent.choices, _charged(parent), state.now_ns)
     state.metrics.calls_open = state.admission.calls_open
     state.metrics.sequences_open = state.admission.sequences_open
@@ -100,9 +102,10 @@ def _close(
 
 
 def _charged(parent: OpenCascade) -> int:
-    """Tokens of all attempts, but for the prompts that admission has charged."""
+    """Tokens of all attempts and questions about them, but for the prompts that admission has charged."""
     usages = [attempt.usage() for attempt in parent.attempts]
-    return sum(u.completion_tokens for u in usages) + sum(u.prompt_tokens for u in usages[1:])
+    asked = [attempt.question_usage() for attempt in parent.attempts]
+    return sum(u.completion_tokens for u in usages + asked) + sum(u.prompt_tokens for u in usages[1:] + asked)
 
 
 def _outcome(state: IngressState, parent: OpenCascade, outcome: str, detail: str, delivered: Attempt | None) -> Publish:

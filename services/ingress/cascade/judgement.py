@@ -7,6 +7,7 @@ it answers None                               confidence                        
 it answers NaN, infinity or out of bounds     confidence                           ``absurd``
 it answers something else                     confidence                           ``unexpected``
 it does not answer in time, or is not there   confidence                           ``unanswered``
+its model does not (``questions.py``)         confidence                           ``unanswered``
 that three times in a row                     nobody is asked for a while          ``paused``
 several prompts in one request                confidence: a judge takes one        –
 """
@@ -22,6 +23,7 @@ from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.judging.evidence import ConfidenceFeature, feature_of
 
 from services.ingress.calls.messages import MemberCall
+from services.ingress.cascade.lifecycle import Opinions
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.pending import PendingJudge
 from services.ingress.sequence import OpenSequence
@@ -71,14 +73,16 @@ def wants_judge(state: IngressState, parent: OpenCascade) -> bool:
     return True
 
 
-def ask_judge(state: IngressState, parent: OpenCascade, member: MemberCall, out: list[Effect]) -> None:
-    """Ask for the score of the current attempt."""
+def ask_judge(
+    state: IngressState, parent: OpenCascade, member: MemberCall, out: list[Effect], *, opinions: Opinions | None = None
+) -> None:
+    """Ask for the score of the current attempt; ``opinions`` are those of the judge's model, where it has one."""
     timeout_ns = int(parent.served.config.judge_timeout_s * SECOND_NS)
     parent.asking = state.correlation("judge", PendingJudge(parent, parent.attempt, state.now_ns))
     out.append(
         Request(
             subject=state.subjects.judge(parent.call.model),
-            body=_question(parent, member),
+            body=_question(parent, member, opinions or []),
             correlation=parent.asking,
             timeout_ns=max(1, min(timeout_ns, parent.deadline_ns - state.now_ns)),
             request=parent.request,
@@ -87,7 +91,7 @@ def ask_judge(state: IngressState, parent: OpenCascade, member: MemberCall, out:
     )
 
 
-def _question(parent: OpenCascade, member: MemberCall) -> JudgeAnswer:
+def _question(parent: OpenCascade, member: MemberCall, opinions: Opinions) -> JudgeAnswer:
     attempt = parent.attempt
     assert attempt.call is not None
     sequences = attempt.call.sequences
@@ -97,23 +101,21 @@ def _question(parent: OpenCascade, member: MemberCall) -> JudgeAnswer:
         kind = next((name for name in structured.__struct_fields__ if getattr(structured, name)), "")
         value = getattr(structured, kind, "")
         constraint = value if isinstance(value, str) else "\n".join(value) if isinstance(value, list) else ""
-    texts = [""] * len(sequences)
-    for delta in attempt.deltas:
-        texts[delta.index] += delta.text
     return JudgeAnswer(
         request=attempt.request,
         cascade=parent.call.model,
         tier=attempt.tier,
         model=attempt.model,
-        kind=parent.served.plan.judge,
+        kind="llm" if opinions else parent.served.plan.judge,
         prompt=member.prompt,
-        answer=texts,
+        answer=attempt.texts(),
         logprobs=[_known(sequence) for sequence in sequences],
         finish_reasons=[sequence.output.finish_reason for sequence in sequences],
         structured=kind,
         constraint=constraint,
         tools=member.tools,
         confidence=attempt.score,
+        opinions=opinions,
     )
 
 

@@ -66,6 +66,16 @@ class AnswerScored(msgspec.Struct, frozen=True):
     """The judge has answered, or confidence stands in for it. The attempt holds the score."""
 
 
+#: Of each choice the likeliest first tokens of the judging model's verdict, with their log-probabilities.
+Opinions = list[list[tuple[str, float]]]
+
+
+class OpinionGiven(msgspec.Struct, frozen=True):
+    """The judge's model has answered; without opinions where it has not."""
+
+    opinions: Opinions
+
+
 class JudgementGivenUp(msgspec.Struct, frozen=True):
     """This ingress stops while a judge is asked. An open attempt fails by itself then."""
 
@@ -77,7 +87,14 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 
 CascadeEvent = (
-    AnswerCompleted | AttemptFailed | ScoreOutOfReach | TextReady | AnswerScored | JudgementGivenUp | ClientGone
+    AnswerCompleted
+    | AttemptFailed
+    | ScoreOutOfReach
+    | TextReady
+    | OpinionGiven
+    | AnswerScored
+    | JudgementGivenUp
+    | ClientGone
 )
 
 
@@ -98,6 +115,7 @@ class CascadeReaction(Enum):
     DELIVER = "deliver"
     DELIVER_BEST = "deliver best"
     JUDGE = "judge"
+    WEIGH = "weigh"
     ESCALATE = "escalate"
     START_AGAIN = "start again"
     REJECT_EARLY = "reject early"
@@ -131,6 +149,7 @@ CASCADE_TRANSITIONS: tuple[CascadeTransition, ...] = (
     CascadeTransition(_S.ATTEMPTING, TextReady, _G.ALWAYS, _S.STREAMING, _R.COMMIT),
     CascadeTransition(_S.ATTEMPTING, ClientGone, _G.ALWAYS, _S.ENDED, _R.ABANDON),
     #
+    CascadeTransition(_S.JUDGING, OpinionGiven, _G.ALWAYS, _S.JUDGING, _R.WEIGH),
     CascadeTransition(_S.JUDGING, AnswerScored, _G.GOOD_ENOUGH, _S.ENDED, _R.DELIVER),
     CascadeTransition(_S.JUDGING, AnswerScored, _G.LAST_TIER, _S.ENDED, _R.DELIVER),
     CascadeTransition(_S.JUDGING, AnswerScored, _G.NEXT_TIER, _S.ATTEMPTING, _R.ESCALATE),

@@ -41,6 +41,7 @@ class Attempt:
         outcome: As in ``CascadeAttempt``; empty while it is open, ``complete`` until it is delivered or rejected.
         score, judged_by, threshold, epoch, detail: As in ``CascadeAttempt``.
         span: Trace context of the attempt.
+        question: The call that asks the judge's model about its answer; kept after its end for its counts.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Attempt:
         "judged_by",
         "model",
         "outcome",
+        "question",
         "reason",
         "request",
         "score",
@@ -83,6 +85,7 @@ class Attempt:
         self.threshold: float | None = None
         self.detail = ""
         self.span = ""
+        self.question: OpenCall | None = None
 
     @property
     def complete(self) -> bool:
@@ -93,9 +96,21 @@ class Attempt:
         """Counts of its call so far."""
         return Usage(0, 0) if self.call is None else self.call.usage()
 
+    def question_usage(self) -> Usage:
+        """Counts of the question to the judge's model."""
+        return Usage(0, 0) if self.question is None else self.question.usage()
+
+    def texts(self) -> list[str]:
+        """Text of each choice that was not yet delivered."""
+        assert self.call is not None
+        texts = [""] * len(self.call.sequences)
+        for delta in self.deltas:
+            texts[delta.index] += delta.text
+        return texts
+
     def told(self) -> CascadeAttempt:
         """As it is published."""
-        usage = self.usage()
+        usage, asked = self.usage(), self.question_usage()
         return CascadeAttempt(
             request=self.request,
             tier=self.tier,
@@ -110,6 +125,9 @@ class Attempt:
             output_tokens=usage.completion_tokens,
             started_ns=self.started_ns,
             ended_ns=self.ended_ns,
+            question="" if self.question is None else self.question.request,
+            question_prompt_tokens=asked.prompt_tokens,
+            question_output_tokens=asked.completion_tokens,
         )
 
     def report(self) -> AttemptReport:
@@ -121,6 +139,8 @@ class Attempt:
             score=self.score,
             threshold=self.threshold,
             usage=self.usage(),
+            judge_model="" if self.question is None else self.question.call.model,
+            judge_usage=self.question_usage(),
         )
 
 
@@ -133,7 +153,8 @@ class OpenCascade:
         phase: State in ``cascade/lifecycle.py``; changed by ``advance`` only.
         events: Of its attempts, in order; handled after the message that caused them, when their books are closed.
         progressed: Tokens or deltas of the current attempt arrived that may settle who answers.
-        asking: Correlation of the open question to the judge; empty for none.
+        asking: Correlation of the open question to the judge, or of its text that is tokenised; empty for none.
+        judge_by_ns: The verdict of the judge's model is of no use later.
         entry: Why it entered where it did.
         last: Highest tier that is asked for a better answer, by the entry policy; None for the plan's last.
         accepted: An instance has accepted an attempt: the call has an outcome.
@@ -153,6 +174,7 @@ class OpenCascade:
         "entry",
         "events",
         "first_ns",
+        "judge_by_ns",
         "last",
         "members",
         "progressed",
@@ -175,6 +197,7 @@ class OpenCascade:
         self.events: deque[tuple[Attempt, CascadeEvent]] = deque()
         self.progressed = False
         self.asking = ""
+        self.judge_by_ns = 0
         self.entry = ""
         self.last: int | None = None
         self.accepted = False

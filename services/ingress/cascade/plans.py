@@ -89,7 +89,7 @@ class CascadePlans:
         Args:
             seen: An instance of it was there before.
         """
-        tiers = [tier for served in self._served.values() for tier in served.plan.tiers if tier.model == model]
+        tiers = [tier for served in self._served.values() for tier in served.plan.members if tier.model == model]
         return not tiers or any(tier.replicas or (tier.awaited and not seen) for tier in tiers)
 
     @property

@@ -1,13 +1,15 @@
-"""The LLM judge: a model of the cluster is asked whether the answer is right, and the score is 100 · P("yes").
+"""The LLM judge: a model is asked whether the answer is right, and the score is 100 · P("yes").
 
-It is asked like any client's question, through the cluster's own API, so it is placed, queued and counted like the
-rest. `millrace-judge` ships and was trained on this question; any other served model may be named, and its answers are
-only as good as that model is. `curve` calibrates.
+A model of this cluster is asked by ingress, as a child call of the request, and what it says comes with the question
+(``judge_opinions``). A model elsewhere is asked here, through an OpenAI-compatible API (``llm_body``, ``llm_verdict``).
+`millrace-judge` ships and was trained on this question; any other served model may be named, and its answers are only
+as good as that model is. `curve` calibrates.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -59,7 +61,21 @@ def llm_verdict(payload: bytes, curve: IsotonicCurve | None) -> Verdict:
         return Verdict(None, "the judge's answer has no log-probabilities")
     if not told.content:
         return Verdict(None, "the judge answered nothing")
-    yes, no = (_probability(told.content[0].top_logprobs, word) for word in (YES, NO))
+    return _verdict([(each.token, each.logprob) for each in told.content[0].top_logprobs], curve)
+
+
+def judge_opinions(question: JudgeAnswer, curve: IsotonicCurve | None) -> Verdict:
+    """The least score of all choices, by what the judging model said of each; none where it did not say of one."""
+    if len(question.opinions) < len(question.answer):
+        return Verdict(None, "the judge model did not say of each choice")
+    verdicts = [_verdict(tokens, curve) for tokens in question.opinions]
+    mute = next((verdict for verdict in verdicts if verdict.score is None), None)
+    return mute or min(verdicts, key=lambda verdict: verdict.score or 0.0)
+
+
+def _verdict(tokens: Sequence[tuple[str, float]], curve: IsotonicCurve | None) -> Verdict:
+    """Of the likeliest first tokens with their log-probabilities."""
+    yes, no = (_probability(tokens, word) for word in (YES, NO))
     if not yes + no > 0:
         return Verdict(None, "neither yes nor no is among the judge's likeliest tokens")
     share = yes / (yes + no)
@@ -67,7 +83,7 @@ def llm_verdict(payload: bytes, curve: IsotonicCurve | None) -> Verdict:
     return Verdict(100 * share, 'P("yes") of the judge model')
 
 
-def _probability(tokens: list[_TopToken], word: str) -> float:
+def _probability(tokens: Sequence[tuple[str, float]], word: str) -> float:
     """Of all spellings of a word; a log-probability that is none counts as impossible."""
-    usable = [each.logprob for each in tokens if each.token.strip().lower() == word and each.logprob <= 1e-6]
+    usable = [logprob for token, logprob in tokens if token.strip().lower() == word and logprob <= 1e-6]
     return math.fsum(math.exp(min(value, 0.0)) for value in usable)
