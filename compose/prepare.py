@@ -307,7 +307,7 @@ def _coordinator(spec: ClusterSpec) -> dict[str, Any]:
 
 def _judge(spec: ClusterSpec) -> dict[str, Any]:
     """Without confidence judges: ingress has computed that score already."""
-    fields = judge_fields(spec, {}, api_url="http://ingress:8000", calibration=llm_calibration(spec))
+    fields = judge_fields(spec, {}, calibration=llm_calibration(spec))
     return merged(fields, spec.settings.judge)
 
 

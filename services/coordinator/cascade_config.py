@@ -37,6 +37,7 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         name: Clients ask for it as ``model``.
         tiers: In rising order of cost.
         judge: Kind of judge.
+        judge_tier: Model of this cluster that judges, for the kind ``llm``; None where none does.
         quality: Mean quality that plans keep, 0 to 100; None for the configured thresholds, or for ``latency_s``.
         latency_s: p95 that plans keep; None where ``quality`` is given.
         sample: File of recorded answers of all tiers, with the truth.
@@ -55,6 +56,7 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     name: str
     tiers: list[CoordinatedTier]
     judge: str = "confidence"
+    judge_tier: CoordinatedTier | None = None
     quality: float | None = None
     latency_s: float | None = None
     sample: str = ""
@@ -73,6 +75,8 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def __post_init__(self) -> None:
         """Raises ValueError naming the field that is wrong."""
         models = [tier.model for tier in self.tiers]
+        if self.judge_tier is not None and self.judge_tier.model == self.name:
+            raise ValueError(f"judge_tier of {self.name}: it has the cascade's name")
         if not models or self.name in models or len(set(models)) < len(models):
             raise ValueError(f"tiers of {self.name}: one at least, each model once, and none of the cascade's name")
         for tier in self.tiers:
@@ -82,6 +86,12 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             raise ValueError("quality and latency_s exclude each other")
         if self.plans and not self.sample:
             raise ValueError("a target needs sample")
+
+    @property
+    def members(self) -> list[CoordinatedTier]:
+        """Tiers, and last the judge's model where it is no tier itself, as ``CascadePlan.members``."""
+        judge = self.judge_tier
+        return self.tiers if judge is None or judge.model in {t.model for t in self.tiers} else [*self.tiers, judge]
 
     @property
     def plans(self) -> bool:

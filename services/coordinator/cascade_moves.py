@@ -14,8 +14,8 @@ where its predecessor was.
 | each tier has its instances | the plan without the move, with the thresholds that it brought |
 | time is up, or a minute of refusals | the plan with the move back, or without one where this is the move back |
 
-Devices are counted by the provisioner: what it refuses for want of one is asked again. The last instance that serves is
-never stopped, so that a move needs at least two.
+Devices are counted by the provisioner: what it refuses for want of one is asked again. The last instance of a
+tier that serves is never stopped, so that a move needs at least two. The judge's model is moved as a tier is.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CascadeMoves:
         assert plan.move is not None
         if not state.config.moves:
             return _without(plan, "instances stay: the cluster has no pool of devices"), []
-        counts = [len(serving.get(tier.model, ())) for tier in plan.tiers]
+        counts = [len(serving.get(tier.model, ())) for tier in plan.members]
         done = [order for order in state.orders if _is_done(order, serving)]
         if done:
             state.orders, state.refusals = [each for each in state.orders if each not in done], 0
@@ -119,7 +119,7 @@ class CascadeMoves:
 
     def _next(self, state: CascadeState, move: CascadeMove, counts: Sequence[int], serving: Serving) -> list[MoveOrder]:
         """Starts for which there are devices, beside those that are open; else a stop where nothing is open."""
-        tiers = state.config.tiers
+        tiers = state.config.members
         if any(order.action == "stop" for order in state.orders):
             return []
         begun = Counter(order.model for order in state.orders)
@@ -130,9 +130,12 @@ class CascadeMoves:
         orders = self._starts(lacking, devices - _devices(tiers, held))
         if orders or state.orders:
             return orders
-        if lacking and (not spare or sum(counts) < 2):
+        answering = state.config.tiers
+        if sum(counts[: len(answering)]) < 2:  # the last one that answers stays; a judge may go
+            spare = [tier for tier in spare if tier not in answering]
+        if lacking and not spare:
             return [self._order("start", lacking[0])]  # the provisioner knows what is free
-        if spare and sum(counts) > 1:
+        if spare:
             last = max(record.instance for record in serving[spare[0].model])
             return [self._order("stop", spare[0], last)]
         return []
@@ -187,7 +190,7 @@ def completed(plan: CascadePlan) -> CascadePlan:
     """The plan after its move."""
     move = plan.move
     assert move is not None
-    names = ", ".join(f"{count} of {tier.model}" for count, tier in zip(move.instances, plan.tiers, strict=True))
+    names = ", ".join(f"{count} of {tier.model}" for count, tier in zip(move.instances, plan.members, strict=True))
     done = _without(plan, f"instances moved: {names}")
     if not move.thresholds:
         return done
@@ -219,5 +222,5 @@ def _devices(tiers: Sequence[CoordinatedTier], counts: Sequence[int]) -> int:
 
 def _log(plan: CascadePlan, event: str, level: str) -> Log:
     assert plan.move is not None
-    fields = {"cascade": plan.cascade, "instances": plan.move.instances, "models": [t.model for t in plan.tiers]}
+    fields = {"cascade": plan.cascade, "instances": plan.move.instances, "models": [t.model for t in plan.members]}
     return Log(level=level, event=event, fields=fields)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
-from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult, planned_move
+from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult, asked_judge, planned_move
 from millrace.cascade.sample import Floats
 from millrace.contracts.cascade import CascadeMove, CascadePlan
 from millrace.contracts.observers import RequestFinished, ShadowFinished
@@ -93,7 +93,7 @@ def _over_budget(state: CascadeState, now_ns: int) -> str:
 def _changed_tiers(state: CascadeState) -> str:
     """Tiers that have come or gone since the last planning; empty for none."""
     assert state.plan is not None
-    empty = [tier.model for tier in state.plan.tiers if not tier.replicas]
+    empty = [tier.model for tier in state.plan.members if not tier.replicas]
     if state.planned_empty is None or sorted(empty) == sorted(state.planned_empty):
         return ""
     return (
@@ -127,6 +127,7 @@ def job_of(state: CascadeState, serving: Serving, now_ns: int) -> PlanningJob | 
     span_s = max(1.0, (traffic.until_ns - first_ns) / NS)
     return PlanningJob(
         tiers=known,
+        judge=_planned_judge(state, serving),
         sample=config.sample,
         rate=len(traffic.requests) / span_s,
         quality=config.quality,
@@ -138,6 +139,12 @@ def job_of(state: CascadeState, serving: Serving, now_ns: int) -> PlanningJob | 
         cold_start_s=config.cold_start_s,
         horizon_s=config.horizon_s,
     )
+
+
+def _planned_judge(state: CascadeState, serving: Serving) -> PlannedTier | None:
+    """The judge's model, where it is no tier and some instance of it said what it is: without one confidence judges."""
+    own = state.config.members[len(state.config.tiers) :]
+    return planned_tier(own[0], serving.get(own[0].model, ()), state.records.get(own[0].model)) if own else None
 
 
 def planned_tier(
@@ -185,6 +192,7 @@ def planned(
         plan,
         epoch=plan.epoch + 1,
         tiers=tiers,
+        judge_tier=asked_judge(plan, chosen),
         quality=chosen.quality,
         quality_low=max(0.0, chosen.quality_low),
         p95_ns=round(chosen.p95_s * NS) if math.isfinite(chosen.p95_s) else 0,
@@ -198,12 +206,12 @@ def planned(
 def move_of(config: CoordinatedCascade, plan: CascadePlan, result: PlanningResult, now_ns: int) -> CascadeMove | None:
     """Move that a result asks for; None where it asks for none, or none is possible here."""
     wanted = result.move
-    before = [sum(each.count for each in tier.replicas) for tier in plan.tiers]
-    if wanted is None or not config.moves or plan.move is not None or sum(before) < 2:
+    before = [sum(each.count for each in tier.replicas) for tier in plan.members]
+    if wanted is None or not config.moves or plan.move is not None or sum(before[: len(plan.tiers)]) < 2:
         return None
-    if len(wanted.instances) != len(config.tiers):
+    if len(wanted.instances) != len(config.members):
         return None
-    bounds = zip(config.tiers, wanted.instances, strict=True)
+    bounds = zip(config.members, wanted.instances, strict=True)
     if any(tier.instances_max and count > tier.instances_max for tier, count in bounds):
         return None
     return planned_move(wanted, before, until_ns=now_ns + round(config.move_limit_s * NS), meets=True)
@@ -212,7 +220,7 @@ def move_of(config: CoordinatedCascade, plan: CascadePlan, result: PlanningResul
 def _move_text(config: CoordinatedCascade, result: PlanningResult, *, begins: bool) -> str:
     if result.move is None:
         return ""
-    counts = [f"{count} of {tier.model}" for tier, count in zip(config.tiers, result.move.instances, strict=True)]
+    counts = [f"{count} of {tier.model}" for tier, count in zip(config.members, result.move.instances, strict=False)]
     return f"; {'moving' if begins else 'worth a move'}: {', '.join(counts)}"
 
 

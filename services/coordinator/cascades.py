@@ -96,7 +96,7 @@ class Cascades:
         if job is None:
             return []
         state.why, state.planned_ns = why, now_ns
-        state.planned_empty = [tier.model for tier in state.config.tiers if not serving.get(tier.model)]
+        state.planned_empty = [tier.model for tier in state.config.members if not serving.get(tier.model)]
         return [PlanCascade(key=key, job=job, limit_s=state.config.plan_limit_s)]
 
     def on_outcome(self, body: RequestFinished) -> None:
@@ -273,54 +273,77 @@ def next_plan(
         plan: In force; None for none.
         serving: Instances by model. Before any serves there is nothing to plan.
     """
-    replicas = [replicas_of(tier, serving.get(tier.model, ())) for tier in config.tiers]
     if plan is None or not _still_valid(config, plan):
-        if not any(replicas):
+        if not any(serving.get(tier.model) for tier in config.tiers):
             return None
-        tiers = [
-            CascadeTier(
-                model=tier.model, threshold=tier.threshold, replicas=held, awaited=not held and tier.instances > 0
-            )
-            for tier, held in zip(config.tiers, replicas, strict=True)
-        ]
         epoch = plan.epoch + 1 if plan is not None else 1
         return CascadePlan(
             cascade=config.name,
             epoch=epoch,
-            tiers=tiers,
+            tiers=[_first(tier, serving) for tier in config.tiers],
             judge=config.judge,
+            judge_tier=_first(config.judge_tier, serving) if config.judge_tier is not None else None,
             coordinator=coordinator,
             reason="thresholds as configured; nothing was judged yet",
         )
-    awaited = [not held and wanted for held, wanted in zip(replicas, _wanted(plan), strict=True)]
-    tiers = [
-        msgspec.structs.replace(tier, replicas=held, awaited=missing)
-        for tier, held, missing in zip(plan.tiers, replicas, awaited, strict=True)
+    now = [
+        _present(tier, held, serving, wanted=wanted)
+        for tier, held, wanted in zip(plan.members, config.members, _wanted(plan), strict=True)
     ]
-    if tiers == plan.tiers and plan.judge == config.judge:
+    tiers, judging = now[: len(plan.tiers)], _judging(config, plan, now)
+    if tiers == plan.tiers and judging == plan.judge_tier and plan.judge == config.judge:
         return None
     return msgspec.structs.replace(
         plan,
         epoch=plan.epoch + 1,
         tiers=tiers,
         judge=config.judge,
-        reason=membership_change(plan, tiers),
+        judge_tier=judging,
+        reason=membership_change(plan, now),
     )
+
+
+def _first(tier: CoordinatedTier, serving: Serving) -> CascadeTier:
+    """A tier of the first plan."""
+    held = replicas_of(tier, serving.get(tier.model, ()))
+    return CascadeTier(
+        model=tier.model, threshold=tier.threshold, replicas=held, awaited=not held and tier.instances > 0
+    )
+
+
+def _present(tier: CascadeTier, held: CoordinatedTier, serving: Serving, *, wanted: bool) -> CascadeTier:
+    """A tier of a plan with the instances that serve."""
+    replicas = replicas_of(held, serving.get(tier.model, ()))
+    return msgspec.structs.replace(tier, replicas=replicas, awaited=not replicas and wanted)
+
+
+def _judging(config: CoordinatedCascade, plan: CascadePlan, now: Sequence[CascadeTier]) -> CascadeTier | None:
+    """The judge's model with the instances that serve: an entry of its own, or those of the tier that it is."""
+    if config.judge_tier is None or plan.judge_tier is None:
+        return None
+    own = next(tier for tier in now if tier.model == config.judge_tier.model)
+    return msgspec.structs.replace(plan.judge_tier, replicas=own.replicas, awaited=own.awaited)
 
 
 def _wanted(plan: CascadePlan) -> list[bool]:
     """Whether each tier is to have instances: those of the move under way, else those that had some."""
     if plan.move is not None:
         return [count > 0 for count in plan.move.instances]
-    return [tier.awaited or bool(tier.replicas) for tier in plan.tiers]
+    return [tier.awaited or bool(tier.replicas) for tier in plan.members]
 
 
 def _still_valid(config: CoordinatedCascade, plan: CascadePlan) -> bool:
     """Whether its tiers are the configured ones, and its thresholds, where neither a planner nor a person sets them."""
-    if [tier.model for tier in plan.tiers] != [tier.model for tier in config.tiers]:
+    if [tier.model for tier in plan.members] != [tier.model for tier in config.members]:
+        return False
+    if _name(plan.judge_tier) != _name(config.judge_tier):
         return False
     same = [tier.threshold for tier in plan.tiers] == [tier.threshold for tier in config.tiers]
     return same or config.plans or plan.coordinator == OPERATOR
+
+
+def _name(tier: CascadeTier | CoordinatedTier | None) -> str:
+    return tier.model if tier is not None else ""
 
 
 def replicas_of(tier: CoordinatedTier, instances: Sequence[InstanceRecord]) -> list[ReplicaCount]:
@@ -337,7 +360,7 @@ def _thresholds(plan: CascadePlan | None) -> list[float]:
 
 def membership_change(plan: CascadePlan, tiers: Sequence[CascadeTier]) -> str:
     """Human-readable description of a change of membership: ``nano: 2 instances, had 1``."""
-    counts = [(tier.model, _count(tier), _count(old)) for tier, old in zip(tiers, plan.tiers, strict=True)]
+    counts = [(tier.model, _count(tier), _count(old)) for tier, old in zip(tiers, plan.members, strict=True)]
     told = [f"{model}: {now} instance{'s' if now != 1 else ''}, had {old}" for model, now, old in counts if now != old]
     return "; ".join(told) or "the judge was configured anew"
 

@@ -101,7 +101,7 @@ class CascadingCoordinator:
                 return [*effects, *self._write(now_ns)] if changed else effects
 
     def _write(self, now_ns: int) -> list[Effect]:
-        models = {tier.model for state in self.cascades.states.values() for tier in state.config.tiers}
+        models = {tier.model for state in self.cascades.states.values() for tier in state.config.members}
         return self.cascades.tick({model: self.models.serving(model, now_ns) for model in sorted(models)}, now_ns)
 
     def snapshot(self) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class Layout:
         if cascade is None or not cascade.judge_processes:
             return []
         calibration = llm_calibration(self.spec)
-        fields = judge_fields(self.spec, self._judge_files(), api_url=self.ingress_url, calibration=calibration)
+        fields = judge_fields(self.spec, self._judge_files(), calibration=calibration)
         told = merged(fields, self.spec.settings.judge)
         return self._services("judge", cascade.judge_processes, told, stop_order=3)
 

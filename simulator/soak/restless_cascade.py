@@ -65,7 +65,7 @@ class RestlessCascadePlanner:
         match message.body:
             case KeyChanged(bucket="cascade", value=CascadePlan() as plan, revision=revision):
                 self._epoch, self._revision, self._move = max(self._epoch, plan.epoch), revision, plan.move
-                self._counts = {tier.model: sum(each.count for each in tier.replicas) for tier in plan.tiers}
+                self._counts = {tier.model: sum(each.count for each in tier.replicas) for tier in plan.members}
             case BusReconnected():
                 self._revision = 0  # the store may be a new one; if it is not, the watch tells the revision again
             case TimerFired():

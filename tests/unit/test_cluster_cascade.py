@@ -17,7 +17,7 @@ from millrace.cluster.model_folders import judge_files, llm_calibration, with_mo
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.files import LlmCalibration, write_llm_judge
 from millrace.kvcopy.weights import weights_fingerprint
-from millrace.supervision.cascade_fields import SHADOW_SHARE, ingress_cascades, judge_fields
+from millrace.supervision.cascade_fields import SHADOW_SHARE, coordinator_cascades, ingress_cascades, judge_fields
 
 from services.coordinator.config import CoordinatorConfig
 from services.judge.config import JudgeConfig
@@ -173,10 +173,22 @@ def test_judges_start_where_the_kind_needs_them(tmp_path: Path) -> None:
     assert sorted(configs[0].judges) == ["mini", "nano"]
 
 
-def test_the_llm_judge_asks_the_clusters_own_api() -> None:
+def test_ingress_asks_a_model_of_the_cluster_that_judges() -> None:
     spec = _spec('judge = "llm"\nparameters = { model = "mini", timeout_s = 1.0 }')
-    config = msgspec.convert(judge_fields(spec, {}, api_url="http://127.0.0.1:8000"), JudgeConfig)
-    assert (config.llm.url, config.llm.model, config.llm.timeout_s) == ("http://127.0.0.1:8000/v1", "mini", 1.0)
+    config = msgspec.convert(judge_fields(spec, {}), JudgeConfig)
+    assert (config.llm.url, config.llm.model, config.llm.timeout_s) == ("", "mini", 1.0)
+    (told,) = ingress_cascades(spec)["cascades"]
+    assert (told["judge"], told["judge_model"], told["judge_timeout_s"]) == ("llm", "mini", 1.0)
+    (planned,) = coordinator_cascades(spec, {})["cascades"]
+    assert planned["judge_tier"]["model"] == "mini"
+
+
+def test_an_llm_judge_elsewhere_is_asked_by_the_judge() -> None:
+    spec = _spec('judge = "llm"\nparameters = { model = "other", url = "http://elsewhere/v1" }')
+    config = msgspec.convert(judge_fields(spec, {}), JudgeConfig)
+    assert config.llm.url == "http://elsewhere/v1"
+    assert "judge_model" not in ingress_cascades(spec)["cascades"][0]
+    assert "judge_tier" not in coordinator_cascades(spec, {})["cascades"][0]
 
 
 def test_a_judging_model_that_is_no_tier_gets_an_engine_of_its_own() -> None:
@@ -211,7 +223,7 @@ def test_the_llm_judge_has_the_calibration_that_lies_in_its_models_folder(tmp_pa
     )
     write_llm_judge(folder, told)
     assert llm_calibration(spec) == told
-    config = msgspec.convert(judge_fields(spec, {}, api_url="http://x", calibration=told), JudgeConfig)
+    config = msgspec.convert(judge_fields(spec, {}, calibration=told), JudgeConfig)
     assert read_curve(config.llm) == curve
     (folder / "model.safetensors").write_bytes(b"other weights")
     with pytest.raises(ConfigError, match=r"models\[1\].path: .*other weights"):

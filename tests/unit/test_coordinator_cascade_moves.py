@@ -106,6 +106,31 @@ def test_one_instance_stops_then_another_one_starts_and_the_thresholds_follow() 
     assert len(story.asked) == 2
 
 
+JUDGED = msgspec.structs.replace(
+    CASCADE, judge="llm", judge_tier=CoordinatedTier(model="verdict", instances=0, instances_max=2)
+)
+
+
+def test_a_judges_model_is_moved_as_a_tier_is() -> None:
+    story = MovingStory(JUDGED, running={"a": "nano", "b": "mini", "c": "nano"})
+    story.move(1, 0, 1, 1, before=[2, 0, 1, 0])
+    assert [story.carry_out(), story.carry_out()] == ["stop c", "start verdict"]
+    assert story.plan is not None
+    assert story.plan.move is None
+    assert story.plan.judge_tier is not None
+    assert (story.counts(), story.plan.judge_tier.replicas[0].count) == ([1, 0, 1], 1)
+    assert "1 of verdict" in story.plan.reason
+
+
+def test_a_judge_leaves_where_the_last_instance_that_answers_must_not() -> None:
+    story = MovingStory(JUDGED, running={"a": "nano", "v": "verdict"})
+    story.move(0, 0, 1, 0, before=[1, 0, 0, 1])
+    assert story.carry_out() == "stop v"
+    assert story.carry_out() == "start mini"
+    assert story.carry_out() == "stop a"
+    assert story.counts() == [0, 0, 1]
+
+
 def test_two_swaps_go_one_after_the_other_so_that_somebody_always_serves() -> None:
     story = MovingStory()
     story.move(0, 2, 0)

@@ -106,6 +106,28 @@ def test_a_result_comes_into_force_with_what_is_expected_of_it() -> None:
     assert "first requests" in plan.reason
 
 
+def test_the_judges_model_is_planned_with_its_instances_and_its_questions_come_into_the_plan() -> None:
+    judging = CoordinatedTier(model="verdict", tensor_parallel=2)
+    story = PlannedStory(msgspec.structs.replace(CASCADE, judge="llm", judge_tier=judging))
+    story.register("v0", "verdict")
+    story.run(65)
+    (effect,) = story.jobs
+    assert effect.job.judge is not None
+    assert (effect.job.judge.model, effect.job.judge.tensor_parallel) == ("verdict", 2)
+    point = msgspec.structs.replace(CHOSEN, instances=[1, 1, 1], questions=0.9, verdict_s=0.02)
+    story.answer(PlanningResult(chosen=point, meets=True, reason="least p95"))
+    assert story.plan is not None
+    assert story.plan.judge_tier is not None
+    assert (story.plan.judge_tier.share, story.plan.judge_tier.p95_ns) == (0.9, 20_000_000)
+
+
+def test_a_judges_model_that_never_came_is_planned_as_confidence() -> None:
+    story = PlannedStory(msgspec.structs.replace(CASCADE, judge="llm", judge_tier=CoordinatedTier(model="verdict")))
+    story.run(65)
+    (effect,) = story.jobs
+    assert effect.job.judge is None
+
+
 def test_a_target_that_is_missed_is_flagged_and_a_move_is_said() -> None:
     story = PlannedStory()
     story.run(65)

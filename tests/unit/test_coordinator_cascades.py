@@ -121,6 +121,56 @@ def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> 
     assert "configured" in story.plan.reason
 
 
+JUDGED = CoordinatedCascade(name="c", tiers=TIERS, judge="llm", judge_tier=CoordinatedTier(model="verdict"))
+
+
+def _judge_of(story: Story) -> CascadeTier:
+    assert story.plan is not None
+    assert story.plan.judge_tier is not None
+    return story.plan.judge_tier
+
+
+def test_the_judges_model_is_in_the_plan_with_its_instances() -> None:
+    story = Story(JUDGED)
+    story.register("v0", "verdict")
+    assert story.plan is None, "a judge answers nobody"
+    story.register("w0", "nano")
+    assert (_judge_of(story).model, _judge_of(story).replicas[0].count) == ("verdict", 1)
+    assert story.counts() == [1, 0]
+    story.register("v1", "verdict")
+    assert _judge_of(story).replicas[0].count == 2
+    assert story.plan is not None
+    assert "verdict: 2 instances, had 1" in story.plan.reason
+
+
+def test_a_judges_model_that_dies_is_awaited() -> None:
+    story = Story(JUDGED)
+    story.tick(1.0, alive=(("w0", "nano"), ("v0", "verdict")))
+    story.send(KeyChanged(bucket="instance", key="v0", value=None, revision=9))
+    story.tick(1.0, alive=(("w0", "nano"),))
+    assert (_judge_of(story).replicas, _judge_of(story).awaited) == ([], True)
+
+
+def test_a_tier_that_judges_as_well_has_its_own_instances_there() -> None:
+    story = Story(CoordinatedCascade(name="c", tiers=TIERS, judge="llm", judge_tier=TIERS[1]))
+    story.tick(1.0, alive=(("w0", "nano"), ("w1", "mini")))
+    assert story.plan is not None
+    assert (_judge_of(story).model, len(story.plan.members)) == ("mini", 2)
+    assert _judge_of(story).replicas == story.plan.tiers[1].replicas
+
+
+def test_another_judging_model_in_the_configuration_gives_a_new_plan() -> None:
+    story = Story(JUDGED)
+    story.register("w0", "nano")
+    old, store = story.plan, story.keys
+    later = Story()
+    later.keys = store
+    later.told("cascade", "c", old)  # type: ignore[arg-type]
+    later.tick(1.0, alive=(("w0", "nano"),))
+    assert later.plan is not None
+    assert later.plan.judge_tier is None
+
+
 def test_a_tier_that_nobody_serves_yet_is_awaited() -> None:
     story = Story()
     story.register("w0", "nano")

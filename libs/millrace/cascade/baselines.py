@@ -109,8 +109,8 @@ def rate_only(planner: CascadePlanner, usual: CascadePlanner, *, own_thresholds:
     if planned is None:
         return None
     if own_thresholds:
-        return simulated_under(planner, planned.routed.thresholds, planned.deployments)
-    return thresholds_for(planner, planned.deployments)
+        return simulated_under(planner, planned.routed.thresholds, planned.deployments, planned.judge)
+    return thresholds_for(planner, planned.deployments, planned.judge)
 
 
 def uniform_allocation(planner: CascadePlanner) -> CascadeDesign | None:

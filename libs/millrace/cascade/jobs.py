@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.cascade.capacity import TierDeployment
+from millrace.cascade.capacity import NO_REPLICAS, TierDeployment
+from millrace.cascade.judge_tier import JudgeTier, question_tokens
 from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.recorded import recorded_sample
 from millrace.cascade.replanning import MoveCost, Replan, outdated, replan, simulated_under
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.sample import JudgedSample
-from millrace.contracts.cascade import SCORE_MAX, CascadeMove
+from millrace.contracts.cascade import SCORE_MAX, CascadeMove, CascadePlan, CascadeTier
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.steptime import StepTimeModel
 from millrace.judging.files import read_judge
@@ -55,16 +56,18 @@ class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tiers: Smallest model first.
+        judge: Model that judges, where it has instances of its own; it needs no ``judge`` file. None for none.
         sample: File of recorded answers.
         rate: Requests/s.
         quality, latency_s: The target; one of them.
         thresholds: In force, one per tier but the last; empty for none. They stay unless others are better.
         planned_p95_s: p95 that was expected of them; 0 for unknown.
-        judge_s: What judging an answer takes.
+        judge_s: What judging an answer takes, besides the verdict of ``judge``.
         drain_s, cold_start_s, horizon_s: As MoveCost has them.
     """
 
     tiers: list[PlannedTier]
+    judge: PlannedTier | None = None
     sample: str
     rate: float
     quality: float | None = None
@@ -76,12 +79,19 @@ class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
     cold_start_s: float = 30.0
     horizon_s: float = 600.0
 
+    @property
+    def members(self) -> list[PlannedTier]:
+        """Tiers, and last the judge's model where there is one."""
+        return self.tiers if self.judge is None else [*self.tiers, self.judge]
+
 
 class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A design that no other beats in both quality and latency.
 
     Attributes:
-        instances: Of each tier.
+        instances: Of each tier, and last of the judge's model where the job has one.
+        questions: To the judge's model per request.
+        verdict_s: p95 of its verdicts.
     """
 
     thresholds: list[float]
@@ -90,6 +100,8 @@ class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
     quality: float
     quality_low: float
     p95_s: float
+    questions: float = 0.0
+    verdict_s: float = 0.0
 
 
 class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,18 +132,30 @@ def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front
         OSError: a file cannot be read.
     """
     planner = CascadePlanner(problem_of(job, step_times), ReplicaModel())
-    present = [
-        _deployment(shapes[0], tier.instances) for shapes, tier in zip(planner.problem.shapes, job.tiers, strict=True)
-    ]
+    *present, judge = _present(job, planner.problem)
     told = replan(
         planner,
         present,
         MoveCost(drain_s=job.drain_s, cold_start_s=job.cold_start_s, horizon_s=job.horizon_s),
         in_force=tuple(job.thresholds) or None,
+        judge=judge,
     )
     designs = planner.front() if front else []
-    points = _not_beaten(_point(each) for each in designs)
-    return _result(told, _change(job, planner, present), points, _few(planner.problem.sample.count))
+    points = _not_beaten(_point(each, planner) for each in designs)
+    change = _change(job, planner, [*present, judge])
+    few = _few(planner.problem.sample.count)
+    chosen = _point(told.at_once, planner) if told.at_once is not None else None
+    move = _point(told.move, planner) if told.move is not None else None
+    return msgspec.structs.replace(_result(told, change, few), chosen=chosen, move=move, front=points)
+
+
+def _present(job: PlanningJob, problem: CascadeProblem) -> list[TierDeployment]:
+    """Instances that serve, of each tier and last of the judge's model."""
+    counts = zip(problem.shapes, job.tiers, strict=True)
+    tiers = [_deployment(shapes[0], tier.instances) for shapes, tier in counts]
+    if job.judge is None or problem.judge is None:
+        return [*tiers, NO_REPLICAS]
+    return [*tiers, _deployment(problem.judge.shapes[0], job.judge.instances)]
 
 
 def _not_beaten(points: Iterable[FrontPoint]) -> list[FrontPoint]:
@@ -156,15 +180,20 @@ def problem_of(job: PlanningJob, step_times: Mapping[str, StepTimeModel]) -> Cas
     Raises:
         ValueError, OSError: as ``plan_job``.
     """
+    sample = _sample(job)
+    judge = None
+    if job.judge is not None:
+        judge = JudgeTier(shapes=[_shape(job.judge, step_times)], tokens=question_tokens(sample))
     return CascadeProblem(
-        sample=_sample(job),
+        sample=sample,
         rate=job.rate,
-        gpus=sum(tier.instances * tier.tensor_parallel for tier in job.tiers),
+        gpus=sum(tier.instances * tier.tensor_parallel for tier in job.members),
         shapes=[[_shape(tier, step_times)] for tier in job.tiers],
         judge_s=[job.judge_s] * (len(job.tiers) - 1),
         quality_min=job.quality,
         latency_max_s=job.latency_s,
         thresholds_most=THRESHOLDS_MOST,
+        judge=judge,
     )
 
 
@@ -185,36 +214,32 @@ def _shape(tier: PlannedTier, step_times: Mapping[str, StepTimeModel]) -> Replic
 
 def _deployment(shape: ReplicaShape, count: int) -> TierDeployment:
     """So many equal replicas, which take turns."""
-    return TierDeployment(((shape, count),), (1.0,)) if count else TierDeployment((), ())
+    return TierDeployment(((shape, count),), (1.0,)) if count else NO_REPLICAS
 
 
 def _change(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDeployment]) -> str:
-    """Return the reason why the plan in force no longer fits the traffic; empty where it does."""
+    """Return the reason why the plan in force no longer fits the traffic; empty where it does. ``present``: the judge's
+    replicas last.
+    """
     if not job.thresholds:
         return ""
-    thresholds = tuple(job.thresholds)
-    now = simulated_under(planner, thresholds, present)
+    *tiers, judge = present
+    now = simulated_under(planner, tuple(job.thresholds), tiers, judge)
     if now is None:
         return "no tier has an instance"
     planned = replace(now, p95_s=job.planned_p95_s or now.p95_s)
     return outdated(planner, planned)
 
 
-def _result(told: Replan, change: str, front: list[FrontPoint], few: str) -> PlanningResult:
-    chosen, move = told.at_once, told.move
+def _result(told: Replan, change: str, few: str) -> PlanningResult:
+    """What is to be said of a decision; its points are set by the caller."""
+    chosen = told.at_once
     said = [change, chosen.reason if chosen is not None else "", told.reason, few]
     reason = "; ".join(each for each in said if each)
     keep = ""
     if chosen is not None and told.kept:
         keep = f"quality {chosen.routed.quality:.1f} and p95 {chosen.p95_s:.2f} s; {reason}"
-    return PlanningResult(
-        chosen=_point(chosen) if chosen is not None else None,
-        meets=chosen is not None and chosen.meets,
-        reason=reason,
-        keep=keep,
-        move=_point(move) if move is not None else None,
-        front=front,
-    )
+    return PlanningResult(chosen=None, meets=chosen is not None and chosen.meets, reason=reason, keep=keep)
 
 
 def planned_move(point: FrontPoint, before: Sequence[int], *, until_ns: int, meets: bool) -> CascadeMove:
@@ -236,18 +261,29 @@ def planned_move(point: FrontPoint, before: Sequence[int], *, until_ns: int, mee
     )
 
 
-def _counts(design: CascadeDesign) -> list[int]:
-    return [sum(count for _, count in each.replicas) for each in design.deployments]
+def asked_judge(plan: CascadePlan, point: FrontPoint) -> CascadeTier | None:
+    """The judge's model as a plan has it, with the questions and verdicts that a design expects."""
+    judge = plan.judge_tier
+    if judge is None:
+        return None
+    return msgspec.structs.replace(judge, share=point.questions, p95_ns=round(point.verdict_s * 1e9))
 
 
-def _point(design: CascadeDesign) -> FrontPoint:
-    routed = design.routed
+def _counts(design: CascadeDesign, *, judged: bool) -> list[int]:
+    members = design.members if judged else design.deployments
+    return [sum(count for _, count in each.replicas) for each in members]
+
+
+def _point(design: CascadeDesign, planner: CascadePlanner) -> FrontPoint:
+    routed, problem = design.routed, planner.problem
     return FrontPoint(
         # A threshold that no score reaches is the highest that a plan can say.
         thresholds=[min(value, SCORE_MAX) for value in routed.thresholds],
-        instances=_counts(design),
+        instances=_counts(design, judged=problem.judge is not None),
         shares=list(routed.shares),
         quality=routed.quality,
         quality_low=routed.quality_low,
         p95_s=design.p95_s if math.isfinite(design.p95_s) else 0.0,
+        questions=planner.judge_tier(routed).rate / problem.rate,
+        verdict_s=design.judge_latency_s,
     )

@@ -10,10 +10,17 @@ import numpy as np
 from millrace.cascade.capacity import TierCapacity, TierDeployment
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
 from millrace.cascade.routing import Routed
-from millrace.cascade.sample import Booleans, Integers
+from millrace.cascade.sample import Booleans, Integers, JudgedSample
 
 #: It answers with one token.
 VERDICT_TOKENS = 1
+
+
+#: Tokens of a question besides request and answer: 60 or 61 with the tokenizer of the models that ship.
+QUESTION_TOKENS = 60
+
+#: A verdict that takes longer is as bad as any.
+VERDICT_S_MAX = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,8 +36,8 @@ class JudgeTier:
     tokens: Integers
 
     def asked(self, routed: Routed) -> Booleans:
-        """Answers that it is asked about, (N, C - 1)."""
-        mask = routed.reached[:, :-1].copy()
+        """Answers that it is asked about, (N, C - 1). At threshold 0 any score will do, and nobody is asked."""
+        mask = routed.reached[:, :-1] & (np.asarray(routed.thresholds) > 0)
         mask[:, routed.tiers[-1] :] = False
         return mask
 
@@ -46,11 +53,18 @@ class JudgeTier:
         return TierCapacity(curves, rate * float(mask.sum()) / len(mask))
 
 
+def question_tokens(sample: JudgedSample) -> Integers:
+    """What a judge reads of each answer of a sample but the last tier's, (N, C - 1)."""
+    return sample.prompt_tokens[:, :-1] + sample.output_tokens[:, :-1] + QUESTION_TOKENS
+
+
 def judging_latency_s(tier: TierCapacity, deployment: TierDeployment) -> float:
-    """p95 of a verdict where replicas share the questions by their rates; 0 where nobody asks."""
-    if tier.rate <= 0:
+    """p95 of a verdict where replicas share the questions by their rates; 0 where nobody asks, or nobody answers:
+    confidence stands in for a judge that has no replica. At most VERDICT_S_MAX.
+    """
+    pairs = list(zip(deployment.replicas, deployment.rates, strict=True))
+    if tier.rate <= 0 or not pairs:
         return 0.0
     curves = dict(tier.curves)
-    pairs = list(zip(deployment.replicas, deployment.rates, strict=True))
     load = tier.rate / sum(count * rate for (_, count), rate in pairs)
-    return max(curves[shape].latency_s(load * rate) for (shape, _), rate in pairs)
+    return min(VERDICT_S_MAX, max(curves[shape].latency_s(load * rate) for (shape, _), rate in pairs))

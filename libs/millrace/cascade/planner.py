@@ -129,6 +129,11 @@ class CascadeDesign:
     judge_latency_s: float = 0.0
 
     @property
+    def members(self) -> tuple[TierDeployment, ...]:
+        """Deployments of all tiers, and last the judge's."""
+        return (*self.deployments, self.judge)
+
+    @property
     def gpus(self) -> tuple[int, ...]:
         """GPUs of each tier; the judge's are ``judge.gpus``."""
         return tuple(deployment.gpus for deployment in self.deployments)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.cascade.capacity import TierDeployment
-from millrace.cascade.chain import chain_latencies, chain_p95_s
+from millrace.cascade.capacity import NO_REPLICAS, TierDeployment
+from millrace.cascade.judge_tier import judging_latency_s
 from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import NS, PERCENTILE
 from millrace.cascade.routing import Routed, Thresholds, route, routings
@@ -73,11 +73,15 @@ class Replan:
 
 
 def simulated_under(
-    planner: CascadePlanner, thresholds: Thresholds, deployments: Sequence[TierDeployment]
+    planner: CascadePlanner,
+    thresholds: Thresholds,
+    deployments: Sequence[TierDeployment],
+    judge: TierDeployment = NO_REPLICAS,
 ) -> CascadeDesign | None:
     """A plan in force under the planner's sample and rate; None where no tier has a replica."""
     tiers = _served_tiers(deployments)
-    return _under(planner, route(planner.problem.sample, thresholds, tiers=tiers), deployments) if tiers else None
+    routed = route(planner.problem.sample, thresholds, tiers=tiers) if tiers else None
+    return None if routed is None else _under(planner, routed, deployments, judge)
 
 
 def _served_tiers(deployments: Sequence[TierDeployment]) -> tuple[int, ...]:
@@ -91,7 +95,7 @@ def outdated(planner: CascadePlanner, planned: CascadeDesign, *, worse: float = 
         planned: With its p95 as planned.
         worse: Rise of p95 that counts, as a share.
     """
-    now = simulated_under(planner, planned.routed.thresholds, planned.deployments)
+    now = simulated_under(planner, planned.routed.thresholds, planned.deployments, planned.judge)
     if now is None:
         return "no tier has a replica"
     if misses_quality(planner, now.routed):
@@ -124,25 +128,33 @@ def better_than_in_force(planner: CascadePlanner, now: CascadeDesign, other: Cas
     return other.meets and other.p95_s <= (1 - cost.threshold_gain) * now.p95_s
 
 
-def thresholds_for(planner: CascadePlanner, deployments: Sequence[TierDeployment]) -> CascadeDesign | None:
+def thresholds_for(
+    planner: CascadePlanner, deployments: Sequence[TierDeployment], judge: TierDeployment = NO_REPLICAS
+) -> CascadeDesign | None:
     """The best thresholds on replicas as they are; None where there are none. Tiers without one are passed over.
 
     Routings that another one beats in quality and in the share of every tier are left out; the rest are simulated.
+
+    Args:
+        judge: Replicas of the judging model; without any, judging costs what it does by confidence.
     """
     tiers = _served_tiers(deployments)
     if not tiers:
         return None
     sample, most = planner.problem.sample, planner.problem.thresholds_most
-    coarse = planner.best(_served(planner, deployments, routings(sample, most, tiers=tiers)))
+    coarse = planner.best(_served(planner, deployments, routings(sample, most, tiers=tiers), judge))
     if coarse is None:
         return None
-    return planner.best([coarse, *_served(planner, deployments, planner.near(coarse.routed))])
+    return planner.best([coarse, *_served(planner, deployments, planner.near(coarse.routed), judge)])
 
 
 def _served(
-    planner: CascadePlanner, deployments: Sequence[TierDeployment], candidates: Sequence[Routed]
+    planner: CascadePlanner,
+    deployments: Sequence[TierDeployment],
+    candidates: Sequence[Routed],
+    judge: TierDeployment,
 ) -> list[CascadeDesign]:
-    return [_under(planner, routed, deployments) for routed in _not_dominated(candidates, planner)]
+    return [_under(planner, routed, deployments, judge) for routed in _not_dominated(candidates, planner)]
 
 
 def _not_dominated(candidates: Sequence[Routed], planner: CascadePlanner) -> list[Routed]:
@@ -153,31 +165,44 @@ def _not_dominated(candidates: Sequence[Routed], planner: CascadePlanner) -> lis
     return kept
 
 
-def _under(planner: CascadePlanner, routed: Routed, deployments: Sequence[TierDeployment]) -> CascadeDesign:
-    problem = planner.problem
-    latencies = chain_latencies(problem.sample, routed, deployments, planner.load(), native=planner.model.native)
-    return CascadeDesign(
-        routed=routed, deployments=tuple(deployments), tier_latency_s=math.nan, p95_s=chain_p95_s(latencies)
+def _under(
+    planner: CascadePlanner, routed: Routed, deployments: Sequence[TierDeployment], judge: TierDeployment
+) -> CascadeDesign:
+    return planner.simulated(
+        CascadeDesign(
+            routed=routed,
+            deployments=tuple(deployments),
+            tier_latency_s=math.nan,
+            judge=judge,
+            judge_latency_s=judging_latency_s(planner.judge_tier(routed), judge),
+        )
     )
 
 
 def replan(
-    planner: CascadePlanner, present: Sequence[TierDeployment], cost: MoveCost, *, in_force: Thresholds | None = None
+    planner: CascadePlanner,
+    present: Sequence[TierDeployment],
+    cost: MoveCost,
+    *,
+    in_force: Thresholds | None = None,
+    judge: TierDeployment = NO_REPLICAS,
 ) -> Replan:
     """Thresholds for now, and whether to move to the best plan.
 
     Args:
         in_force: Present thresholds; they stay unless others are better by the same simulation. None for none.
+        judge: Present replicas of the judging model.
     """
-    at_once, kept = _thresholds_now(planner, present, cost, in_force)
-    return replace(_replicas_now(planner, present, cost, at_once), kept=kept)
+    at_once, kept = _thresholds_now(planner, (*present, judge), cost, in_force)
+    return replace(_replicas_now(planner, (*present, judge), cost, at_once), kept=kept)
 
 
 def _thresholds_now(
     planner: CascadePlanner, present: Sequence[TierDeployment], cost: MoveCost, in_force: Thresholds | None
 ) -> tuple[CascadeDesign | None, bool]:
-    best = thresholds_for(planner, present)
-    now = None if in_force is None else simulated_under(planner, in_force, present)
+    *tiers, judge = present
+    best = thresholds_for(planner, tiers, judge)
+    now = None if in_force is None else simulated_under(planner, in_force, tiers, judge)
     if now is None or (best is not None and better_than_in_force(planner, now, best, cost)):
         return best, False
     limit_s = planner.problem.latency_max_s
@@ -191,7 +216,7 @@ def _replicas_now(
     best = planner.plan()
     if best is None:
         return Replan(at_once=at_once, move=None, reason="no plan serves the traffic")
-    if _counts(best.deployments) == _counts(present):
+    if _counts(best.members) == _counts(present):
         return Replan(at_once=at_once, move=None, reason="the replicas are those of the best plan")
     if at_once is None:
         return Replan(at_once=None, move=best, reason="no thresholds serve the traffic on the present replicas")
@@ -234,11 +259,12 @@ def _over_horizon(planner: CascadePlanner, now: CascadeDesign, then: CascadeDesi
         at += rng.expovariate(problem.rate)
         arrivals.append(int(at * NS))
     rows = np.array([rng.randrange(problem.sample.count) for _ in range(count)])
-    tiers, done_ns = moved(now.deployments, then.deployments, at_ns=0, cost=cost)
+    members, done_ns = moved(now.members, then.members, at_ns=0, cost=cost)
+    verdict_s = max(now.judge_latency_s, then.judge_latency_s)
     timeline = Timeline(
-        tiers=tiers,
+        tiers=members[:-1],
         thresholds=[(0, now.routed.thresholds), (done_ns, then.routed.thresholds)],
-        judge_s=problem.judge_s,
+        judge_s=[each + verdict_s for each in problem.judge_s],
     )
     outcomes = run_timeline(problem.sample.rows(rows), arrivals, timeline, native=planner.model.native)
     return HorizonFigures(float(np.percentile(outcomes.latency_s, PERCENTILE)), float(outcomes.quality.mean()))

@@ -32,6 +32,7 @@ def cascade_rows(plans: Sequence[CascadePlan]) -> list[dict[str, Any]]:
                 {"model": tier.model, "threshold": tier.threshold, "instances": _count(tier), "share": tier.share}
                 for tier in plan.tiers
             ],
+            "judge_model": _judge_row(plan.judge_tier),
         }
         for plan in plans
     ]
@@ -53,7 +54,16 @@ def cascade_table(plans: Sequence[CascadePlan]) -> Table:
             name = f"{plan.cascade} (epoch {plan.epoch})" if not index else ""
             judge = plan.judge if not index else ""
             table.add_row(name, tier.model, threshold, str(_count(tier)), share, judge)
+        if (asked := plan.judge_tier) is not None:
+            share = f"{asked.share:.0%}" if plan.quality is not None else "-"
+            table.add_row("", f"{asked.model} (judge)", "", str(_count(asked)), share, "")
     return table
+
+
+def _judge_row(tier: CascadeTier | None) -> dict[str, Any] | None:
+    if tier is None:
+        return None
+    return {"model": tier.model, "instances": _count(tier), "questions_per_request": tier.share}
 
 
 def cascade_lines(plans: Sequence[CascadePlan]) -> list[Text]:
@@ -67,7 +77,7 @@ def cascade_lines(plans: Sequence[CascadePlan]) -> list[Text]:
 def _moving(plan: CascadePlan) -> str:
     if plan.move is None:
         return ""
-    pairs = zip(plan.move.instances, plan.tiers, strict=True)
+    pairs = zip(plan.move.instances, plan.members, strict=True)
     return f"instances move to {', '.join(f'{count} of {tier.model}' for count, tier in pairs)}; "
 
 

@@ -17,6 +17,7 @@ from millrace.cascade.jobs import (
     PlannedTier,
     PlanningJob,
     PlanningResult,
+    asked_judge,
     plan_job,
     planned_move,
 )
@@ -52,7 +53,7 @@ def plan_cascade(arguments: argparse.Namespace) -> int:
     try:
         spec = with_model_folders(read_cluster(arguments.cascade))
         job = job_of_file(spec, arguments)
-        files = {tier.step_time: tier.step_time for tier in job.tiers if tier.step_time.endswith(".toml")}
+        files = {tier.step_time: tier.step_time for tier in job.members if tier.step_time.endswith(".toml")}
         result = plan_job(job, load_step_times(files)[0], front=True)
     except (ConfigError, ValueError, OSError) as error:
         raise CliError(str(error)) from None
@@ -94,7 +95,11 @@ def job_of_file(spec: ClusterSpec, arguments: argparse.Namespace) -> PlanningJob
     judges = judge_files(spec)
     models = {model.name: model for model in spec.models}
     tiers = [_tier(spec, models[name], str(judges.get(name, ""))) for name in cascade.tiers]
-    return PlanningJob(tiers=tiers, sample=sample, rate=arguments.rate, quality=quality, latency_s=latency_s)
+    own = cascade.members[len(tiers) :]
+    judge = _tier(spec, models[own[0]], "") if own else None
+    return PlanningJob(
+        tiers=tiers, judge=judge, sample=sample, rate=arguments.rate, quality=quality, latency_s=latency_s
+    )
 
 
 def _tier(spec: ClusterSpec, model: ModelSpec, judge: str) -> PlannedTier:
@@ -119,16 +124,23 @@ def _step_time(group: GroupSpec, folder: Path) -> str:
 
 def report(job: PlanningJob, result: PlanningResult) -> str:
     """The front, what was chosen, and why."""
+    judged = f", the last of them {job.judge.model}'s, which judges" if job.judge is not None else ""
     head = f"{'p95 s':>8}{'quality':>9}{'at least':>10}  {'instances':<16}{'thresholds':<20}reach each tier"
-    lines = [f"{job.rate:g} requests/s, {sum(tier.instances for tier in job.tiers)} instances", head]
+    lines = [f"{job.rate:g} requests/s, {sum(tier.instances for tier in job.members)} instances{judged}", head]
     lines += [_row(point) for point in result.front]
     if result.chosen is not None:
         lines += ["", "for the instances of the file:", _row(result.chosen)]
+        if job.judge is not None:
+            lines.append(f"questions to {job.judge.model}: {_questions(result.chosen)}")
     if result.move is not None:
-        counts = zip(result.move.instances, job.tiers, strict=True)
+        counts = zip(result.move.instances, job.members, strict=True)
         lines.append(f"worth a move: {', '.join(f'{count} of {tier.model}' for count, tier in counts)}")
     lines.append(("" if result.meets else "TARGET MISSED: ") + result.reason)
     return "\n".join(lines)
+
+
+def _questions(point: FrontPoint) -> str:
+    return f"{point.questions:.2f} per request, p95 of a verdict {point.verdict_s:.2f} s"
 
 
 def _row(point: FrontPoint) -> str:
@@ -157,6 +169,7 @@ def applied(
         epoch=before.epoch + 1 if before is not None else 1,
         tiers=tiers,
         judge=str(cascade.judge),
+        judge_tier=asked_judge(before, chosen) if before is not None else None,
         quality=chosen.quality,
         quality_low=max(0.0, chosen.quality_low),
         p95_ns=round(chosen.p95_s * 1e9),
@@ -171,7 +184,7 @@ def move_to(result: PlanningResult, before: CascadePlan, *, now_ns: int) -> Casc
     """Move that a result asks of the running cluster; None for none."""
     if result.move is None:
         return None
-    counts = [sum(each.count for each in tier.replicas) for tier in before.tiers]
+    counts = [sum(each.count for each in tier.replicas) for tier in before.members]
     if counts == result.move.instances:
         return None
     return planned_move(result.move, counts, until_ns=now_ns + MOVE_LIMIT_NS, meets=result.meets)
@@ -191,8 +204,8 @@ async def _apply(connection: ConnectionSettings, spec: ClusterSpec, result: Plan
             before = next(
                 (plan for plan in _plans(await read_bucket(bus, bucket)) if plan.cascade == cascade.name), None
             )
-            if before is None or [tier.model for tier in before.tiers] != cascade.tiers:
-                raise CliError(f"the running cluster has no cascade {cascade.name} of {', '.join(cascade.tiers)}")
+            if before is None or [tier.model for tier in before.members] != cascade.members:
+                raise CliError(f"the running cluster has no cascade {cascade.name} of {', '.join(cascade.members)}")
             if before.move is not None:
                 raise CliError(f"instances of {cascade.name} are moving; try again when they have")
             move = move_to(result, before, now_ns=time.time_ns()) if instances_may_move(spec) else None

@@ -38,8 +38,7 @@ class CascadeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         period_s: How often the coordinator looks at whether the plan still fits, seconds.
         judge: Kind of judge.
         parameters: Of the kinds ``external`` and ``llm``: ``url``, ``model``, ``key_file``, ``timeout_s``,
-            ``curve_file``. The model of ``llm`` is one of this cluster and its URL that of the cluster's API, unless
-            one is given.
+            ``curve_file``. The model of ``llm`` is one of this cluster, and ingress asks it, unless a URL is given.
         judges: Judge processes, where the kind needs any; they share the questions.
         settings: Further fields of ingress's configuration of the cascade.
     """
@@ -60,6 +59,19 @@ class CascadeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def tier_thresholds(self) -> list[float]:
         """One per tier; the last one's answer is delivered whatever it scores."""
         return [*(self.thresholds or [THRESHOLD] * (len(self.tiers) - 1)), 0.0]
+
+    @property
+    def judging_model(self) -> str:
+        """Model of the cluster that judges; empty where none does."""
+        if self.judge is not JudgeKind.LLM or "url" in self.parameters:
+            return ""
+        return str(self.parameters.get("model", ""))
+
+    @property
+    def members(self) -> list[str]:
+        """Models of the tiers, and last the judging one where it is no tier itself."""
+        judging = self.judging_model
+        return [*self.tiers, *([judging] if judging and judging not in self.tiers else [])]
 
     @property
     def judge_processes(self) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from millrace.actor.errors import ConfigError
-from millrace.cluster.cascade_spec import JudgeKind
 from millrace.cluster.spec import ClusterSpec
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, LlmCalibration, read_judge, read_llm_judge
 
@@ -85,9 +84,9 @@ def llm_calibration(spec: ClusterSpec) -> LlmCalibration | None:
         ConfigError: it is unreadable, or of other weights than those that lie there.
     """
     cascade = spec.cascade
-    if cascade is None or cascade.judge is not JudgeKind.LLM or "url" in cascade.parameters:
+    if cascade is None or not cascade.judging_model:
         return None
-    index, model = next((i, m) for i, m in enumerate(spec.models) if m.name == cascade.parameters["model"])
+    index, model = next((i, m) for i, m in enumerate(spec.models) if m.name == cascade.judging_model)
     try:
         return read_llm_judge(Path(model.path))
     except (JudgeUnreadable, OSError) as error:

@@ -24,8 +24,11 @@ def ingress_cascades(spec: ClusterSpec) -> dict[str, Any]:
         return {}
     planned = cascade.quality is not None or cascade.latency_s is not None
     shadows = {"shadow_share": SHADOW_SHARE} if planned else {}
-    told = {"name": cascade.name, "tiers": _tiers(cascade), "judge": str(cascade.judge), **shadows, **cascade.settings}
-    return {"cascades": [told]}
+    judging = {"judge_model": cascade.judging_model} if cascade.judging_model else {}
+    if judging and "timeout_s" in cascade.parameters:
+        judging["judge_timeout_s"] = cascade.parameters["timeout_s"]
+    told = {"name": cascade.name, "tiers": _tiers(cascade), "judge": str(cascade.judge)}
+    return {"cascades": [told | judging | shadows | cascade.settings]}
 
 
 def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[str, Any]:
@@ -37,21 +40,27 @@ def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[s
     cascade = spec.cascade
     if cascade is None:
         return {}
-    groups = {model.name: model.groups[0] for model in spec.models}
-    moves = instances_may_move(spec)
-    first = {model.name: len(instances_of(spec, model)) for model in spec.models}
-    most = {model.name: len(instances_of(spec, model, spares=True)) for model in spec.models}
-    tiers = [
-        tier
-        | {"tensor_parallel": groups[tier["model"]].tensor_parallel, "device": groups[tier["model"]].device}
-        | ({"judge": judges[tier["model"]]} if tier["model"] in judges else {})
-        | ({"instances": first[tier["model"]], "instances_max": most[tier["model"]]} if moves else {})
-        for tier in _tiers(cascade)
-    ]
+    tiers = [told | _instances(spec, told["model"], judges) for told in _tiers(cascade)]
+    judging = cascade.judging_model
+    judge = {"judge_tier": {"model": judging} | _instances(spec, judging, {})} if judging else {}
     target = {name: value for name in ("quality", "latency_s") if (value := getattr(cascade, name)) is not None}
     planned = target | ({"sample": cascade.sample, "period_s": cascade.period_s} if target else {})
-    planned |= {"moves": True, "hosts": list(dict.fromkeys(g.host for g in groups.values()))} if moves else {}
-    return {"cascades": [{"name": cascade.name, "tiers": tiers, "judge": str(cascade.judge), **planned}]}
+    if instances_may_move(spec):
+        planned |= {"moves": True, "hosts": list(dict.fromkeys(model.groups[0].host for model in spec.models))}
+    return {"cascades": [{"name": cascade.name, "tiers": tiers, "judge": str(cascade.judge), **judge, **planned}]}
+
+
+def _instances(spec: ClusterSpec, name: str, judges: Mapping[str, str]) -> dict[str, Any]:
+    """Of a model of the cascade as the coordinator's configuration has it: its instances, and how they are judged."""
+    model = next(model for model in spec.models if model.name == name)
+    group = model.groups[0]
+    told: dict[str, Any] = {"tensor_parallel": group.tensor_parallel, "device": group.device}
+    if name in judges:
+        told["judge"] = judges[name]
+    if instances_may_move(spec):
+        told["instances"] = len(instances_of(spec, model))
+        told["instances_max"] = len(instances_of(spec, model, spares=True))
+    return told
 
 
 def instances_may_move(spec: ClusterSpec) -> bool:
@@ -60,13 +69,12 @@ def instances_may_move(spec: ClusterSpec) -> bool:
 
 
 def judge_fields(
-    spec: ClusterSpec, judges: Mapping[str, str], *, api_url: str, calibration: LlmCalibration | None = None
+    spec: ClusterSpec, judges: Mapping[str, str], *, calibration: LlmCalibration | None = None
 ) -> dict[str, Any]:
     """Configuration of a judge.
 
     Args:
         judges: File of the confidence judge of each model that has one, as the judge finds it.
-        api_url: Base URL of this cluster's API, for the LLM judge.
         calibration: Of the LLM judge's model; a file that the cascade names comes before it.
     """
     cascade = spec.cascade
@@ -75,7 +83,7 @@ def judge_fields(
     fields: dict[str, Any] = {"judges": tiers} if tiers else {}
     if cascade.judge is JudgeKind.LLM:
         curve = {"curve": msgspec.to_builtins(calibration.curve)} if calibration is not None else {}
-        return fields | {"llm": {"url": f"{api_url}/v1", **curve, **cascade.parameters}}
+        return fields | {"llm": curve | cascade.parameters}
     if cascade.judge is JudgeKind.EXTERNAL:
         return fields | {"external": cascade.parameters}
     return fields
