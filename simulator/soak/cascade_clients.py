@@ -6,18 +6,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.ingress.calls.messages import AcceptCall, CompleteCall, KeepAlive
+from services.ingress.calls.messages import (
+    AcceptCall,
+    CompleteCall,
+    KeepAlive,
+    QuestionTokenized,
+    TokenizeQuestion,
+)
 from simulator.soak.clients import Clients
 
 if TYPE_CHECKING:
     from millrace.sim.process import Handlers, SimProcess
 
 
+#: Of a question to the judging model.
+QUESTION_TOKENS = 40
+
+
 class CascadeClients(Clients):
     """Clients that know what each model would say."""
 
     def handlers(self, process: SimProcess) -> Handlers:
-        return {**super().handlers(process), KeepAlive: self._on_keep_alive}
+        def tokenize(effect: TokenizeQuestion) -> None:
+            prompts = [_question_ids(text) for text in effect.texts]
+            told = [] if effect.correlation.endswith("7") else prompts  # now and then a question cannot be asked
+            process.deliver(QuestionTokenized(correlation=effect.correlation, model=effect.model, prompts=told))
+
+        return {**super().handlers(process), KeepAlive: self._on_keep_alive, TokenizeQuestion: tokenize}
 
     def _on_keep_alive(self, effect: KeepAlive) -> None:
         assert not self._open(effect.request).accepted, f"{effect.request} got a comment between its text"
@@ -45,3 +60,8 @@ class CascadeClients(Clients):
         delivered = [attempt for attempt in report.attempts if attempt.outcome == "delivered"]
         assert len(delivered) == 1, f"{effect.request}: {report}"
         assert (delivered[0].model, delivered[0].usage) == (report.model, effect.usage), f"{effect.request}: {report}"
+
+
+def _question_ids(text: str) -> list[int]:
+    """Tokens of the simulator's vocabulary of bytes, the question's last ones."""
+    return list(text.encode()[-QUESTION_TOKENS:])

@@ -26,9 +26,13 @@ class CascadeWatch(Checker):
         attempts: By outcome, counted.
         shadows: Requests that every tier answered.
         again: Tiers that were rejected early and then ran to their end.
+        questions: To the judging model, by the outcome of their calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, judging: str = "") -> None:
+        """``judging``: the judging model; empty for none."""
+        self.questions: Counter[str] = Counter()
+        self._judging = judging
         self.reasons: Counter[str] = Counter()
         self.attempts: Counter[str] = Counter()
         self.again = 0
@@ -106,10 +110,21 @@ class CascadeWatch(Checker):
                 continue
             assert child.parent == body.request
             assert child.model == attempt.model
+            self._check_question(body, attempt)
             assert sum(child.output_tokens) == attempt.output_tokens, f"{child} and {attempt}"
             whole = attempt.outcome in ("delivered", "rejected")
             # A complete answer is cancelled, too, where its client leaves while it is judged.
             assert attempt.outcome == "cancelled" or (child.outcome == "completed") == whole, f"{child} and {attempt}"
+
+    def _check_question(self, body: RequestFinished, attempt: CascadeAttempt) -> None:
+        """The question to the judging model is on its parent's books; it has an outcome where an engine took it."""
+        asked = self._children.get(attempt.question) if attempt.question else None
+        if asked is None:
+            return
+        assert (asked.parent, asked.model, asked.key) == (body.request, self._judging, body.key), f"{asked}"
+        told = (attempt.question_prompt_tokens, attempt.question_output_tokens)
+        assert told == (asked.prompt_tokens, sum(asked.output_tokens)), f"{asked} and {attempt}"
+        self.questions[asked.outcome] += 1
 
     def check_against(self, exchanges: Mapping[str, ClientExchange]) -> None:
         """In the end: no attempt without its call, and what completed was told to have completed."""

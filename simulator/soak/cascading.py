@@ -59,9 +59,9 @@ JUDGES = {
 }
 
 
-def cascade_shape() -> SoakShape:
-    """The cluster of a soak of cascades."""
-    return SoakShape(workers=DEVICES, lengths=LENGTHS)
+def cascade_shape(workers: int = DEVICES) -> SoakShape:
+    """The cluster of a soak of cascades. ``workers``: that run at first."""
+    return SoakShape(workers=workers, lengths=LENGTHS)
 
 
 class CascadeSoakCluster(SoakCluster):
@@ -70,23 +70,29 @@ class CascadeSoakCluster(SoakCluster):
     Attributes:
         host: Starts, stops and restarts the workers.
         devices: What its supervisor counts with. Tests override it.
+        model_of: Of the workers, by index.
+        at_first: Workers that run at first, as many as there are devices; the others are spares.
+        judging: Model that judges; empty for none.
     """
 
     restarted_elsewhere = frozenset({Role.WORKER})
     devices = DEVICES
+    model_of: tuple[str, ...] = MODEL_OF
+    at_first = DEVICES
+    judging = ""
 
     def __init__(self, seed: int, shape: SoakShape, *, link: LinkModel | None = None, verify: bool = True) -> None:
         super().__init__(seed, shape, link=link, verify=verify)
-        names = [f"w{index}" for index in range(len(MODEL_OF))]
+        names = [f"w{index}" for index in range(len(self.model_of))]
         self.host = SimulatedHost(
             self.simulation,
             HostShape(
                 cluster=CLUSTER,
                 model="",
-                kinds={name: (model, "") for name, model in zip(names, MODEL_OF, strict=True)},
+                kinds={name: (model, "") for name, model in zip(names, self.model_of, strict=True)},
                 devices=self.devices,
-                running=tuple(names[:DEVICES]),
-                spares=tuple(names[DEVICES:]),
+                running=tuple(names[: self.at_first]),
+                spares=tuple(names[self.at_first :]),
                 cold_start_ns=COLD_START_NS,
             ),
             workers={actor.name: actor for actor in self.workers},
@@ -95,7 +101,8 @@ class CascadeSoakCluster(SoakCluster):
 
     def models(self) -> tuple[str, ...]:
         """Models of the instances that are to run now."""
-        return tuple(sorted({MODEL_OF[int(actor.name[1:])] for actor in self.present_workers()}))
+        present = {self.model_of[int(actor.name[1:])] for actor in self.present_workers()}
+        return tuple(sorted(present - {self.judging}))
 
     def devices_taken(self) -> int:
         """Workers that hold a device."""
@@ -109,34 +116,57 @@ class CascadeSoakCluster(SoakCluster):
     def _choose_services(self) -> None:
         super()._choose_services()
         self.clients = CascadeClients(self._oracle)
-        models = {model: TextModel(self._text.vocabulary, frozenset({EOS}), _judge(model)) for model in MODELS}
+        served = self._members()
+        models = {model: TextModel(self._text.vocabulary, frozenset({EOS}), _judge(model)) for model in served}
         self.services[Role.INGRESS] = services.ingress(models, self.clients.handlers)
         self.services[Role.COORDINATOR] = SimService(COORDINATOR_ACCEPTS, _build_coordinator)
         self.services[Role.JUDGE] = SimService(erratic_judge.ACCEPTS, erratic_judge.build)
 
     def _add_actors(self) -> None:
         super()._add_actors()
-        most = tuple(MODEL_OF.count(model) for model in MODELS)
-        self.add(
-            Role.COORDINATOR,
-            SwapConfig(name="swapper", cascade=CASCADE, models=MODELS, instances_max=most, devices=DEVICES),
+        most = tuple(self.model_of.count(model) for model in self._members())
+        swapping = SwapConfig(
+            name="swapper",
+            cascade=CASCADE,
+            models=MODELS,
+            judging=self.judging,
+            instances_max=most,
+            devices=self.at_first,
         )
+        self.add(Role.COORDINATOR, swapping)
         self.add(Role.JUDGE, ErraticConfig(name="judge-0", cascade=CASCADE))
 
     def _instance(self, name: str) -> SimInstance:
-        return msgspec.structs.replace(super()._instance(name), model=MODEL_OF[int(name[1:])])
+        return msgspec.structs.replace(super()._instance(name), model=self.model_of[int(name[1:])])
+
+    def _members(self) -> tuple[str, ...]:
+        """Models of the tiers, and the judging one."""
+        return (*MODELS, self.judging) if self.judging else MODELS
 
     def _coordinator(self, name: str) -> CoordinatorConfig:
         tiers = [CoordinatedTier(model=model) for model in MODELS]
-        cascade = CoordinatedCascade(name=CASCADE, tiers=tiers, moves=True, drain_s=0.5, move_limit_s=12.0)
+        judge = CoordinatedTier(model=self.judging) if self.judging else None
+        kind = "llm" if self.judging else "confidence"
+        cascade = CoordinatedCascade(
+            name=CASCADE, tiers=tiers, judge=kind, judge_tier=judge, moves=True, drain_s=0.5, move_limit_s=12.0
+        )
         return msgspec.structs.replace(super()._coordinator(name), cascades=[cascade])
 
     def _ingress(self, name: str) -> IngressConfig:
         tiers = [TierConfig(model=model) for model in MODELS]
         cascade = CascadeConfig(
-            name=CASCADE, tiers=tiers, tier_wait_s=1.0, judge_pause_s=1.0, shadow_share=0.3, shadow_wait_s=2.0
-        )
+            name=CASCADE, tiers=tiers, judge_model=self.judging, tier_wait_s=1.0, judge_pause_s=1.0,
+            shadow_share=0.3, shadow_wait_s=2.0,
+        )  # fmt: skip
         return msgspec.structs.replace(super()._ingress(name), cascades=[cascade])
+
+
+class JudgedSoakCluster(CascadeSoakCluster):
+    """The same with a fourth model, which judges answers, on a device of its own at first."""
+
+    devices = at_first = DEVICES + 1
+    model_of = (*MODEL_OF[:DEVICES], "verdict", *MODEL_OF[DEVICES:], "verdict")
+    judging = "verdict"
 
 
 class CascadeSoakRun(SoakRun):
@@ -149,10 +179,11 @@ class CascadeSoakRun(SoakRun):
     cluster_type: type[CascadeSoakCluster] = CascadeSoakCluster
 
     def __init__(self, seed: int, *, faults: bool = True, rate: float = 0.0) -> None:
-        super().__init__(seed, shape=cascade_shape(), faults=faults, rate=rate, cluster=self.cluster_type)
-        self.watch = CascadeWatch()
+        shape = cascade_shape(self.cluster_type.at_first)
+        super().__init__(seed, shape=shape, faults=faults, rate=rate, cluster=self.cluster_type)
         assert isinstance(self.cluster, CascadeSoakCluster)
-        self.moves = MoveWatch(self.cluster, DEVICES)
+        self.watch = CascadeWatch(judging=self.cluster.judging)
+        self.moves = MoveWatch(self.cluster, self.cluster.at_first)
         for checker in (self.watch, self.moves):
             self._sim.check_with(checker)
 
@@ -181,6 +212,12 @@ class CascadeSoakRun(SoakRun):
     def _published_of_refused(self) -> tuple[str | None, ...]:
         # An instance had accepted an attempt, so there is an outcome; nothing had reached the client.
         return (None, "failed")
+
+
+class JudgedSoakRun(CascadeSoakRun):
+    """Runs one seed with a judging model of the cluster, which is asked as a child call of each request."""
+
+    cluster_type = JudgedSoakCluster
 
 
 def _member(call: Call, model: str) -> MemberCall:

@@ -31,13 +31,15 @@ class SwapConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         models: Of the tiers.
-        instances_max: Of each model that can run.
+        judging: Model that judges; empty for none.
+        instances_max: Of each model that can run, the judging one last.
         devices: Instances that run at once.
     """
 
     name: str
     cascade: str
     models: tuple[str, ...]
+    judging: str = ""
     instances_max: tuple[int, ...]
     devices: int
 
@@ -101,11 +103,16 @@ class RestlessCascadePlanner:
             for model in models
         ]
         judge = rng.choice(("confidence", "confidence", "llm"))
+        judge_tier = None
+        if self._config.judging:
+            judge = rng.choice(("confidence", "llm", "llm", "llm"))
+            judge_tier = CascadeTier(model=self._config.judging, replicas=one if rng.random() < 0.8 else [])
         return CascadePlan(
             cascade=self._config.cascade,
             epoch=epoch,
             tiers=tiers,
             judge=judge,
+            judge_tier=judge_tier,
             move=move,
             coordinator=AUTHOR,
             reason="swap",
@@ -118,15 +125,16 @@ class RestlessCascadePlanner:
             return self._move
         if rng.random() < 0.7:
             return None
-        counts = [0] * len(config.models)
+        members = [*config.models, *([config.judging] if config.judging else [])]
+        counts = [0] * len(members)
         for _ in range(config.devices):
             open_ = [tier for tier, most in enumerate(config.instances_max) if counts[tier] < most]
             counts[rng.choice(open_)] += 1
         return CascadeMove(
             instances=counts,
-            before=[self._counts.get(model, 0) for model in config.models] if any(self._counts.values()) else [],
+            before=[self._counts.get(model, 0) for model in members] if any(self._counts.values()) else [],
             until_ns=self._now_ns + MOVE_NS,
-            thresholds=[rng.choice((0.0, 50.0, 75.0)) for _ in counts] if rng.random() < 0.5 else [],
+            thresholds=[rng.choice((0.0, 50.0, 75.0)) for _ in config.models] if rng.random() < 0.5 else [],
         )
 
     def snapshot(self) -> dict[str, Any]:

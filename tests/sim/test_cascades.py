@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.soak.cascading import CascadeSoakRun
-from simulator.soak.seeds import replay_command
+from simulator.soak.cascading import CascadeSoakRun, JudgedSoakRun
+from simulator.soak.seeds import BY_CONFIDENCE, JUDGED, replay_command
 from tests.sim.soak_seeds import replayed_by, soak_seeds
 
 
 @pytest.mark.parametrize("seed", soak_seeds(8))
 def test_cascades_survive_random_faults(seed: int) -> None:
     run = CascadeSoakRun(seed)
-    with replayed_by(replay_command(seed, cascades=True)):
+    with replayed_by(replay_command(seed, cascades=BY_CONFIDENCE)):
         report = run.run()
     assert report.outcomes.get("completed", 0) > 0
     assert sum(run.watch.reasons.values()) > 0
@@ -29,3 +29,18 @@ def test_every_way_through_a_cascade_is_taken_without_faults() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     assert CascadeSoakRun(5).run() == CascadeSoakRun(5).run()
+
+
+@pytest.mark.parametrize("seed", soak_seeds(4))
+def test_a_judging_model_of_the_cluster_survives_random_faults(seed: int) -> None:
+    run = JudgedSoakRun(seed)
+    with replayed_by(replay_command(seed, cascades=JUDGED)):
+        report = run.run()
+    assert report.outcomes.get("completed", 0) > 0
+
+
+def test_questions_to_a_judging_model_are_asked_answered_and_cancelled() -> None:
+    run = JudgedSoakRun(3, faults=False, rate=30.0)
+    report = run.run()
+    assert set(report.outcomes) <= {"completed", "abandoned"}
+    assert run.watch.questions["completed"] > 0
