@@ -79,11 +79,14 @@ class CascadePlanStore:
         return plan
 
     async def move(self, *instances: int) -> None:
-        """Has the engines change to these counts, by tier."""
+        """Has the engines change to these counts, by tier and last of the judging model."""
         plan = await self.read()
-        before = [sum(each.count for each in tier.replicas) for tier in plan.tiers]
+        before = [sum(each.count for each in tier.replicas) for tier in plan.members]
         move = CascadeMove(
-            instances=list(instances), before=before, until_ns=time.time_ns() + 60_000_000_000, thresholds=[0.0] * 3
+            instances=list(instances),
+            before=before,
+            until_ns=time.time_ns() + 60_000_000_000,
+            thresholds=[0.0] * len(plan.tiers),
         )
         told = msgspec.structs.replace(plan, epoch=plan.epoch + 1, move=move, coordinator="operator")
         await self._client.jetstream().publish(f"$KV.{self._bucket}.{subject_token(CASCADE)}", encode(told))
@@ -93,7 +96,7 @@ class CascadePlanStore:
         deadline = time.monotonic() + WAIT_S
         while True:
             plan = await self.read()
-            counts = tuple(sum(each.count for each in tier.replicas) for tier in plan.tiers)
+            counts = tuple(sum(each.count for each in tier.replicas) for tier in plan.members)
             if plan.move is None and counts == instances:
                 return plan
             assert time.monotonic() < deadline, f"{plan}\n{rig.cli('status')}{rig.logs()}"

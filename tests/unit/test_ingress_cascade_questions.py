@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from millrace.actor.effects import RecordSpan
 from millrace.actor.errors import ConfigError
+from millrace.cli.explain_spans import explained_by_spans
+from millrace.cli.explain_text import told
 from millrace.contracts.cascade import CascadeTier
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
@@ -13,6 +16,7 @@ from millrace.contracts.local import RequestFailure, StopRequested
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import CancelSequence, RefusalReason, SequenceRefused, SubmitSequence
 from millrace.judging.question import judging_question
+from millrace.telemetry.spans import span_line
 from millrace.telemetry.tracecontext import parse_traceparent
 
 from services.ingress.api.cascade_reports import usage_object
@@ -42,8 +46,8 @@ class QuestionBench(CascadeBench):
     def question(self, *prompts: list[int]) -> TokenizeQuestion:
         """The HTTP side tokenises the newest question; returns it."""
         asked = self.made(TokenizeQuestion)[-1]
-        told = list(prompts) or [QUESTION] * len(asked.texts)
-        self.send(QuestionTokenized(correlation=asked.correlation, model=asked.model, prompts=told))
+        ids = list(prompts) or [QUESTION] * len(asked.texts)
+        self.send(QuestionTokenized(correlation=asked.correlation, model=asked.model, prompts=ids))
         return asked
 
     def verdict(self, *, choice: int = 0) -> None:
@@ -54,13 +58,13 @@ class QuestionBench(CascadeBench):
         self.accept(request)
         likeliest = TokenLogprobs(token_ids=[24, 24, 13], logprobs=[-0.1, -0.1, -2.4], rank=1)
         body = request.body
-        told = chunk("y", epoch=body.epoch, sequence=body.sequence, finish=FinishReason.LENGTH, logprobs=[likeliest])
-        self.tokens(f"w-{JUDGE}", told)
+        end = chunk("y", epoch=body.epoch, sequence=body.sequence, finish=FinishReason.LENGTH, logprobs=[likeliest])
+        self.tokens(f"w-{JUDGE}", end)
 
     def judged(self, score: float | None) -> None:
         """The judge makes a score of it."""
-        told = self.sent(JudgeAnswer)[-1]
-        answer = AnswerJudged(request=told.request, score=score, kind="llm")
+        question = self.sent(JudgeAnswer)[-1]
+        answer = AnswerJudged(request=question.request, score=score, kind="llm")
         self.reply(self.asked(JudgeAnswer)[-1], answer)
 
     def child(self) -> RequestFinished:
@@ -84,9 +88,9 @@ def test_the_question_is_a_child_call_and_its_verdict_makes_the_score():
     assert (submitted.sampling.max_tokens, submitted.sampling.logprobs) == (1, 20)
     assert submitted.expected_output_tokens == 1
     bench.verdict()
-    (told,) = bench.sent(JudgeAnswer)
-    assert told.kind == "llm"
-    assert [value for _, value in told.opinions[0]] == pytest.approx([-0.1, -2.4])
+    (body,) = bench.sent(JudgeAnswer)
+    assert body.kind == "llm"
+    assert [value for _, value in body.opinions[0]] == pytest.approx([-0.1, -2.4])
     assert not bench.made(CompleteCall)
     bench.judged(90.0)
     report = bench.report()
@@ -112,6 +116,7 @@ def test_books_charge_the_question_to_its_parent():
     assert (child.parent, child.model, child.key, child.outcome) == ("r", JUDGE, "k", "completed")
     assert (child.prompt_tokens, child.output_tokens) == (4, [1])
     (attempt,) = parent.attempts
+    assert attempt.question_model == JUDGE
     assert (attempt.question, attempt.question_prompt_tokens, attempt.question_output_tokens) == ("r~j1", 4, 1)
     (report,) = bench.report().attempts
     assert (report.judge_model, report.judge_usage) == (JUDGE, Usage(4, 1))
@@ -122,6 +127,19 @@ def test_books_charge_the_question_to_its_parent():
     assert use.tokens._level == pytest.approx(1000 - 3 - 3 - 5, abs=1)
     assert bench.actor.state.admission.calls_open == 0
     assert not bench.actor.state.calls
+
+
+def test_explain_tells_who_was_asked_about_an_answer():
+    bench = QuestionBench(70.0, 0.0)
+    bench.ask(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    bench.answer("ab$", logprob(60))
+    bench.question()
+    bench.verdict()
+    bench.judged(90.0)
+    lines = [span_line(e, service="ingress", instance="i", actor="i") for e in bench.made(RecordSpan)]
+    said = told(explained_by_spans([line for line in lines if line is not None]))
+    assert "  verdict was asked about it (r~j1, 4 prompt and 1 output tokens)" in said
+    assert any("score 90 by llm" in line for line in said)
 
 
 def test_the_trace_of_a_question_is_a_child_of_its_attempts():

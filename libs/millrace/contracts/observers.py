@@ -101,6 +101,7 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Of the cascade's plan by which it was judged.
         detail: A sentence where the judge did not answer or the attempt failed.
         question: Request id of the question to the judge's model, which has an outcome of its own; empty for none.
+        question_model: That model.
         question_prompt_tokens, question_output_tokens: Of that question, all choices together.
     """
 
@@ -118,6 +119,7 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int = 0
     ended_ns: int = 0
     question: str = ""
+    question_model: str = ""
     question_prompt_tokens: int = 0
     question_output_tokens: int = 0
 

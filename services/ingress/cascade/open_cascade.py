@@ -126,6 +126,7 @@ class Attempt:
             started_ns=self.started_ns,
             ended_ns=self.ended_ns,
             question="" if self.question is None else self.question.request,
+            question_model="" if self.question is None else self.question.call.model,
             question_prompt_tokens=asked.prompt_tokens,
             question_output_tokens=asked.completion_tokens,
         )
