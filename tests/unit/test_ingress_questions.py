@@ -15,7 +15,7 @@ from tests.live.ingress_rig import write_model_folder
 
 
 class Heard:
-    """What the core is told, and what was wrong."""
+    """Core that hears answers, and the errors on the way."""
 
     def __init__(self, folder: Path, *, template: bool = True) -> None:
         self.told: asyncio.Queue[QuestionTokenized] = asyncio.Queue()

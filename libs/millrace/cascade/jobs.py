@@ -232,7 +232,7 @@ def _change(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDep
 
 
 def _result(told: Replan, change: str, few: str) -> PlanningResult:
-    """What is to be said of a decision; its points are set by the caller."""
+    """Text and verdict of a decision; its points are set by the caller."""
     chosen = told.at_once
     said = [change, chosen.reason if chosen is not None else "", told.reason, few]
     reason = "; ".join(each for each in said if each)

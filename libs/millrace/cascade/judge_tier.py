@@ -54,7 +54,7 @@ class JudgeTier:
 
 
 def question_tokens(sample: JudgedSample) -> Integers:
-    """What a judge reads of each answer of a sample but the last tier's, (N, C - 1)."""
+    """Tokens that a judge reads of each answer of a sample but the last tier's, (N, C - 1)."""
     return sample.prompt_tokens[:, :-1] + sample.output_tokens[:, :-1] + QUESTION_TOKENS
 
 
