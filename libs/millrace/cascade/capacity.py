@@ -46,20 +46,31 @@ class TierCapacity:
         self.rate = rate
         self.curves = list(curves)
 
-    def capacities(self, latency_s: float, gpus: int) -> list[float]:
-        """Highest rate that keeps the latency, by number of GPUs from 0 on; spare GPUs may stay idle."""
-        rates = [(shape.gpus, curve.highest_rate(latency_s)) for shape, curve in self.curves]
-        best = [0.0] * (gpus + 1)
+    def capacities(self, latency_s: float, gpus: int, *, enough: float = math.inf) -> list[float]:
+        """Highest rate that keeps the latency, by number of GPUs from 0 on; spare GPUs may stay idle.
+
+        Args:
+            enough: The list ends with the first rate that reaches this.
+        """
+        pairs = [(shape.gpus, curve.highest_rate(latency_s)) for shape, curve in self.curves]
+        rates = [pair for pair in pairs if pair[1] > 0]
+        best = [0.0]
         for count in range(1, gpus + 1):
-            best[count] = max([best[count - 1], *(best[count - size] + rate for size, rate in rates if size <= count)])
+            most = best[-1]
+            for size, rate in rates:
+                if size <= count and best[count - size] + rate > most:
+                    most = best[count - size] + rate
+            best.append(most)
+            if most >= enough:
+                break
         return best
 
     def need(self, latency_s: float, gpus: int) -> int | None:
         """Fewest GPUs that serve the tier's rate within the latency; None where ``gpus`` are not enough."""
         if self.rate <= 0:
             return 0
-        capacities = self.capacities(latency_s, gpus)
-        return next((count for count, rate in enumerate(capacities) if rate >= self.rate), None)
+        capacities = self.capacities(latency_s, gpus, enough=self.rate)
+        return len(capacities) - 1 if capacities[-1] >= self.rate else None
 
     def deployment(self, latency_s: float, gpus: int) -> TierDeployment:
         """The replicas behind ``capacities(latency_s, gpus)[gpus]``; shapes that serve nothing are left out."""

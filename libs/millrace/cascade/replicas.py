@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 
 from millrace.cascade.sample import Integers
+from millrace.enginemodel.forecast.native import native_runs
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
@@ -23,6 +25,9 @@ RUN_REQUESTS = 300
 
 #: Rates simulated, as shares of the throughput with all requests waiting at once.
 RATE_SHARES = (0.05, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
+
+#: Runs of one curve at once: the compiled engine model runs without Python's lock.
+THREADS = 2
 
 #: The percentile that counts as a tier's latency (Cascadia, section 4.1).
 PERCENTILE = 95.0
@@ -129,7 +134,7 @@ class ReplicaModel:
     requests: int = RUN_REQUESTS
     native: bool = True
     runs: int = 0
-    _curves: dict[tuple[bytes, ReplicaShape], RateCurve | None] = field(default_factory=dict)
+    _curves: dict[tuple[bytes, int], tuple[ReplicaShape, RateCurve | None]] = field(default_factory=dict)
 
     def curve(self, workload: TierWorkload, shape: ReplicaShape, key: bytes) -> RateCurve | None:
         """The rate curve; None where a request does not fit in the shape's memory or context.
@@ -137,10 +142,10 @@ class ReplicaModel:
         Args:
             key: Names the workload.
         """
-        name = (key, shape)
+        name = (key, id(shape))  # hashing a shape goes through all its step costs
         if name not in self._curves:
-            self._curves[name] = self._simulate(workload, shape)
-        return self._curves[name]
+            self._curves[name] = (shape, self._simulate(workload, shape))
+        return self._curves[name][1]
 
     def _simulate(self, workload: TierWorkload, shape: ReplicaShape) -> RateCurve | None:
         longest = int((workload.prompt_tokens + workload.output_tokens).max())
@@ -150,26 +155,37 @@ class ReplicaModel:
         order = [rng.randrange(workload.count) for _ in range(self.requests)]
         lengths = [(int(workload.prompt_tokens[index]), int(workload.output_tokens[index])) for index in order]
         gaps = [rng.expovariate(1.0) for _ in lengths]
-        at_once = self._latencies_ns([0] * len(lengths), lengths, shape)
-        throughput = len(lengths) / (max(at_once) / NS)
-        rates, latencies = [], []
-        for share in RATE_SHARES:
-            rate = share * throughput
-            latency_ns = self._latencies_ns(_arrivals(gaps, rate), lengths, shape)
-            rates.append(rate)
-            latencies.append(float(np.percentile(latency_ns, PERCENTILE)) / NS)
+        ends_of = replica_runs(shape, native=self.native)
+
+        def p95_s(rate: float) -> float:
+            arrivals = _arrivals(gaps, rate)
+            rows = [(at, *length) for at, length in zip(arrivals, lengths, strict=True)]
+            return float(np.percentile(np.subtract(ends_of(rows), arrivals), PERCENTILE)) / NS
+
+        throughput = len(lengths) / (max(ends_of([(0, *length) for length in lengths])) / NS)
+        rates = [share * throughput for share in RATE_SHARES]
+        self.runs += shape.pipeline * (1 + len(rates))
+        with ThreadPoolExecutor(THREADS) as pool:
+            latencies = list(pool.map(p95_s, rates))
         return RateCurve(tuple(rates), tuple(np.maximum.accumulate(latencies).tolist()))
 
-    def _latencies_ns(
-        self, arrivals: Sequence[int], lengths: Sequence[tuple[int, int]], shape: ReplicaShape
-    ) -> list[int]:
-        """End-to-end latency of each request on one replica; its lanes take turns."""
-        self.runs += shape.pipeline
-        requests = [ReplicaRequest(at, *length) for at, length in zip(arrivals, lengths, strict=True)]
-        return [
-            end - request.at_ns
-            for request, end in zip(requests, serve(requests, shape, native=self.native), strict=True)
-        ]
+
+def replica_runs(shape: ReplicaShape, *, native: bool = True) -> Callable[[Sequence[tuple[int, int, int]]], list[int]]:
+    """Runs of one replica: from (arrival ns, prompt tokens, output tokens) in order of arrival to the requests' ends,
+    ns. The lanes of a pipeline take turns.
+    """
+    run = native_runs(shape.cost, shape.parameters) if native else None
+    if run is None:
+        return lambda rows: serve([ReplicaRequest(*row) for row in rows], shape, native=False)
+    compiled = run
+
+    def ends(rows: Sequence[tuple[int, int, int]]) -> list[int]:
+        found = [0] * len(rows)
+        for lane in range(shape.pipeline):
+            found[lane :: shape.pipeline] = [end for _, end in compiled(rows[lane :: shape.pipeline])]
+        return found
+
+    return ends
 
 
 def serve(requests: Sequence[ReplicaRequest], shape: ReplicaShape, *, native: bool = True) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from millrace.contracts.status import BatchComposition, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.forecast.lengths import OutrunPlusTen
@@ -53,10 +54,22 @@ def simulate_natively(
     requests: Sequence[ReplicaRequest], cost: StepCost, parameters: EngineParameters
 ) -> list[tuple[int, int]] | None:
     """First and last token of each request on one idle engine, ns; None where the compiled module cannot tell."""
+    run = native_runs(cost, parameters)
+    if run is None:
+        return None
+    return run([(request.at_ns, request.prompt_tokens, request.output_tokens) for request in requests])
+
+
+def native_runs(
+    cost: StepCost, parameters: EngineParameters
+) -> Callable[[Sequence[tuple[int, int, int]]], list[tuple[int, int]]] | None:
+    """Runs of one idle engine, which is converted once: from (arrival ns, prompt tokens, output tokens), in order of
+    arrival, to (first, last token ns). It raises ValueError for what the engine would refuse, and may run in several
+    threads at once. None where the compiled module cannot tell.
+    """
     if not NATIVE or not hasattr(_module, "simulate") or not compiled_for(parameters):
         return None
-    rows = [(request.at_ns, request.prompt_tokens, request.output_tokens) for request in requests]
-    return _module.simulate(_native_limits(parameters), _native_cost(cost), parameters.blocks_total, rows)
+    return functools.partial(_module.simulate, _native_limits(parameters), _native_cost(cost), parameters.blocks_total)
 
 
 class NativeFuture:
