@@ -70,11 +70,13 @@ class PendingJudge(msgspec.Struct, frozen=True):
     started_ns: int
 
 
-class PendingQuestion(msgspec.Struct, frozen=True):
+class PendingJudgeQuestion(msgspec.Struct, frozen=True):
     """A question to the judge's model that is being tokenised."""
 
     cascade: OpenCascade
     attempt: Attempt
 
 
-Pending = PendingJudge | PendingQuestion | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof
+Pending = (
+    PendingJudge | PendingJudgeQuestion | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof
+)

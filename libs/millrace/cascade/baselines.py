@@ -6,6 +6,7 @@ curves, the same dispatch and the same end-to-end simulation as the plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -39,13 +40,15 @@ class UniformShare(TierCapacity):
 class UniformWidth(TierCapacity):
     """A tier whose replicas span a server, or all of its GPUs where it has fewer."""
 
-    def capacities(self, latency_s: float, gpus: int) -> list[float]:
-        """Highest rate that keeps the latency, by number of GPUs from 0 on."""
+    def capacities(self, latency_s: float, gpus: int, *, enough: float = math.inf) -> list[float]:
+        """Highest rate that keeps the latency, by number of GPUs from 0 on, up to the first that is enough."""
         rates = {shape.gpus: curve.highest_rate(latency_s) for shape, curve in self.curves if shape.pipeline == 1}
         found = [0.0]
         for count in range(1, gpus + 1):
             width = _width(count)
             found.append(max(found[-1], count // width * rates.get(width, 0.0)))
+            if found[-1] >= enough:
+                break
         return found
 
     def deployment(self, latency_s: float, gpus: int) -> TierDeployment:

@@ -35,7 +35,7 @@ from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.lifecycle import OpinionGiven, Opinions
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.dispatch.dispatcher import dispatch_new
-from services.ingress.pending import PendingQuestion
+from services.ingress.pending import PendingJudgeQuestion
 from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
 
@@ -94,7 +94,7 @@ def ask_model(state: IngressState, parent: OpenCascade, model: str, out: list[Ef
     attempt = parent.attempt
     limit_ns = int(parent.served.config.judge_timeout_s * SECOND_NS)
     parent.judge_by_ns = min(state.now_ns + limit_ns, parent.deadline_ns)
-    parent.asking = state.correlation("question", PendingQuestion(parent, attempt))
+    parent.asking = state.correlation("question", PendingJudgeQuestion(parent, attempt))
     prompt = parent.members[attempt.model].prompt
     texts = [judging_question(prompt, answer) for answer in attempt.texts()]
     out.append(TokenizeQuestion(correlation=parent.asking, model=model, texts=texts))
@@ -103,7 +103,7 @@ def ask_model(state: IngressState, parent: OpenCascade, model: str, out: list[Ef
 def take_question(state: IngressState, body: QuestionTokenized, out: list[Effect]) -> None:
     """Start the child call, unless its parent has ended meanwhile."""
     pending = state.pending.pop(body.correlation, None)
-    if not isinstance(pending, PendingQuestion):
+    if not isinstance(pending, PendingJudgeQuestion):
         return
     parent, attempt = pending.cascade, pending.attempt
     parent.asking = ""
