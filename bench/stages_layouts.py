@@ -2,9 +2,10 @@
 
     python -m bench stages_layouts --rows FILE
 
-R1 lengths on modelled H200. Each layout has hand-over, refined boundaries and trading within a stage; ``arrival only``
-places by the predicted final length (the truth) and moves nobody. The order of the paper's figure 14 is: chain worst,
-then none, then its own. Source: CascadeInfer, section 6.4.
+R1 lengths on modelled H200. Each layout has hand-over, refined boundaries and trading within a stage, and begins with
+the sequences of one stage; with ``--planned`` cuts stay where the planner has them, nothing is traded, and each begins
+with the sequences of its own steady state. ``arrival only`` places by the predicted final length (the truth) and moves
+nobody. The order of the paper's figure 14 is: chain worst, then none, then its own. Source: CascadeInfer, section 6.4.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from millrace.policies.stages.membership import StageShape
+
 from bench.stages.runs import add_options, options, run_all
-from bench.stages.setups import Setup, told
+from bench.stages.setups import Setup, merged, told
 from bench.stages.tables import comparison
-from bench.stages.variants import BASELINES, Layer, arrival_only, full
+from bench.stages.variants import BASELINES, Layer, arrival_only, full, hand_over
 
 
 def main() -> int:
@@ -25,6 +28,7 @@ def main() -> int:
     parser.add_argument("--kappas", nargs="+", type=float, default=[0.0, 0.2, 0.76])
     parser.add_argument("--instances", type=int, default=8)
     parser.add_argument("--load", type=float, default=0.8, help="share of the fluid bound (default %(default)s)")
+    parser.add_argument("--planned", action="store_true", help="cuts as planned, each from its own steady state")
     arguments = parser.parse_args()
     chosen = options(arguments)
     for kappa in arguments.kappas:
@@ -34,11 +38,15 @@ def main() -> int:
         for planner in ("chain", "two_phase", "exact"):
             shapes = setup.planned(planner)
             print(f"  {planner}: {told(shapes)}")
-            layers[planner] = full(shapes, refinement={})
+            layers[planner] = _planned(setup, shapes) if arguments.planned else full(shapes, refinement={})
         layers["arrival only"] = arrival_only(setup.planned("exact"))
         rows = run_all(chosen.jobs({label: setup.spec(layer) for label, layer in layers.items()}), chosen)
         print(comparison(rows, "none"), flush=True)
     return 0
+
+
+def _planned(setup: Setup, shapes: tuple[StageShape, ...]) -> Layer:
+    return merged(hand_over(shapes), setup.begun(shapes))
 
 
 if __name__ == "__main__":

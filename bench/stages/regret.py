@@ -12,9 +12,10 @@ from millrace.policies.stages.statistics import EDGES
 
 from bench.block.tables import figure, table
 from bench.stages.runs import RunOptions, StageRow, run_all
-from bench.stages.setups import Setup, told
+from bench.stages.setups import Setup, merged, told
 from bench.stages.tables import paired
 from bench.stages.variants import hand_over
+from simulator.scenarios.spec import ScenarioSpec
 
 #: Stages of a drawn layout, at most: planners rarely take more.
 STAGES_MAX = 4
@@ -69,10 +70,13 @@ def layout_of(cuts: Sequence[int], instances: Sequence[int]) -> tuple[StageShape
 
 
 def regret(setup: Setup, chosen: RunOptions, *, plans: int) -> str:
-    """Runs everything; cuts stay where the plan has them, so that the plan alone is compared."""
+    """Runs everything, each layout from its own steady state where runs begin with residents.
+
+    Cuts stay where the plan has them, so that the plan alone is compared.
+    """
     layouts = {f"drawn {index}": shapes for index, shapes in enumerate(drawn_layouts(setup, plans))}
     layouts |= {planner: setup.planned(planner) for planner in PLANNERS}
-    rows = run_all(chosen.jobs({label: setup.spec(hand_over(shapes)) for label, shapes in layouts.items()}), chosen)
+    rows = run_all(chosen.jobs({label: _spec(setup, shapes) for label, shapes in layouts.items()}), chosen)
     drawn = [label for label in layouts if label.startswith("drawn") and any(row.label == label for row in rows)]
     if not drawn:
         return "no run was made"
@@ -80,6 +84,10 @@ def regret(setup: Setup, chosen: RunOptions, *, plans: int) -> str:
     lines = [_line(rows, label, layouts[label], best) for label in (*PLANNERS, "drawn 0", best)]
     head = ["", "layout", "ms/token", "% of the best drawn"]
     return f"{len(drawn)} drawn layouts; the best is {best}\n" + table(head, [line for line in lines if line])
+
+
+def _spec(setup: Setup, shapes: Sequence[StageShape]) -> ScenarioSpec:
+    return setup.spec(merged(hand_over(shapes), setup.begun(shapes)))
 
 
 def _mean(rows: Sequence[StageRow], label: str) -> float:

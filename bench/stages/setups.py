@@ -112,6 +112,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             found += shape.instances * min(each, held, ENGINE["max_sequences"])
         return round(found)
 
+    def begun(self, shapes: Sequence[StageShape]) -> dict[str, Any]:
+        """The tables of ``from_own`` where runs begin with residents; nothing where they begin empty."""
+        return self.from_own(shapes) if self.residents() else {}
+
     def from_own(self, shapes: Sequence[StageShape]) -> dict[str, Any]:
         """Tables of a scenario that begins with as many residents as the layout itself holds."""
         residents = self.residents_of(*shapes)

@@ -135,6 +135,28 @@ def test_capacity_is_found_by_halving(monkeypatch):
     assert "-33.3" in planned
 
 
+def test_a_search_that_is_cut_short_says_that_nothing_is_bracketed():
+    kept = {0.7: True, 0.9: False}
+    cut = capacity.search(lambda load: next((keeps for at, keeps in kept.items() if abs(at - load) < 1e-9), None))
+    assert cut.load is None
+    assert cut.told() == "not bracketed: 0.700 to 0.900"
+    assert capacity.search(lambda load: None).told() == "not bracketed: no run"
+
+
+def test_a_search_whose_loads_all_keep_the_slo_or_all_lose_it_says_so():
+    assert capacity.search(lambda load: True).told() == "not bracketed: 1.075 or more"
+    assert capacity.search(lambda load: False).told() == "not bracketed: below 0.325"
+
+
+def test_seeds_that_are_not_bracketed_are_left_out_of_the_mean_and_told(monkeypatch):
+    def serve(jobs, chosen):
+        return [row(job.label, 0, 1.0, good=0.95) for job in jobs if job.spec.seed == 0]
+
+    monkeypatch.setattr(capacity, "run_all", serve)
+    text = capacity.capacity_table(Setup(trace="Azure"), RunOptions(seeds=2, cores=1, path=None))
+    assert "not bracketed: 1.075 or more; not bracketed: no run" in text.splitlines()[1]
+
+
 def test_a_steady_cluster_begins_with_what_one_stage_would_hold():
     setup = Setup(load=0.5, requests=300)
     few, many = setup.residents(), Setup(load=0.8, requests=300).residents()
