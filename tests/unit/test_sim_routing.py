@@ -1,0 +1,70 @@
+"""The simulated server's interest table: indexed wildcards find what a scan over all subscriptions finds."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import cast
+
+import pytest
+from millrace.contracts.subjects import covers
+from millrace.sim.process import SimProcess
+from millrace.sim.routing import Router, Subscription
+
+NOBODY = cast(SimProcess, None)
+TOKENS = ["a", "b", "c"]
+
+
+def wish(subject: str, group: str = "") -> Subscription:
+    return Subscription(NOBODY, subject, group)
+
+
+def found(router: Router, subject: str) -> list[str]:
+    return [each.subject for each in router.receivers(subject)]
+
+
+def test_a_wildcard_that_comes_or_goes_after_a_route_was_found_counts_at_once() -> None:
+    router = Router(Random(1))
+    assert found(router, "mr.x.status.m.w0") == []
+    for pattern in ("mr.x.status.*.w0", "mr.x.status.m.*", "mr.x.>", "mr.*.status.m.w0", ">"):
+        subscription = wish(pattern)
+        router.add(subscription)
+        assert found(router, "mr.x.status.m.w0") == [pattern]
+        router.remove(subscription)
+        assert found(router, "mr.x.status.m.w0") == []
+
+
+def test_a_subscription_is_added_once_and_an_unknown_one_is_removed_without_harm() -> None:
+    router = Router(Random(1))
+    subscription = wish("mr.x.status.*.w0")
+    router.add(subscription)
+    router.add(subscription)
+    router.remove(wish("mr.x.status.*.w0"))
+    assert found(router, "mr.x.status.m.w0") == ["mr.x.status.*.w0"]
+
+
+def test_of_a_queue_group_one_receives() -> None:
+    router = Router(Random(1))
+    for _ in range(3):
+        router.add(wish("mr.x.predict.m.*", "predictor"))
+    assert found(router, "mr.x.predict.m.w0") == ["mr.x.predict.m.*"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_and_goes_the_receivers_are_those_of_a_scan(seed: int) -> None:
+    rng = Random(seed)
+    router = Router(rng)
+    standing: list[Subscription] = []
+    for _ in range(300):
+        if standing and rng.random() < 0.4:
+            router.remove(standing.pop(rng.randrange(len(standing))))
+        else:
+            standing.append(wish(pattern_of(rng)))
+            router.add(standing[-1])
+        subject = ".".join(rng.choice(TOKENS) for _ in range(rng.randint(1, 5)))
+        expected = sorted(each.subject for each in standing if covers(each.subject, subject))
+        assert sorted(found(router, subject)) == expected
+
+
+def pattern_of(rng: Random) -> str:
+    tokens = [rng.choice([*TOKENS, "*"]) for _ in range(rng.randint(1, 5))]
+    return ".".join([*tokens, ">"] if rng.random() < 0.2 else tokens)
