@@ -137,7 +137,7 @@ class MigratorActor:
         return [
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
-            Subscribe(subject=self._subjects.presences(Role.WORKER)),
+            *(Subscribe(subject=self._subjects.presence(Role.WORKER, each)) for each in self._managed),
             Subscribe(subject=self._subjects.presences(BROKER)),
             *(Subscribe(subject=subject) for subject in inboxes),
             *self._on_tick(now_ns),

@@ -1,12 +1,14 @@
 """A migrator's view of instances: records, the plan's roles, and summaries while it listens to them.
 
-Summaries and snapshots are frequent and migrations are rare, so a migrator subscribes to both only while a migration
-needs them, and a little longer. It always watches records and plans.
+Summaries, snapshots and heartbeats are frequent and migrations are rare, so a migrator subscribes to those of others
+only while a migration needs them, and a little longer. It always watches records and plans, and hears the heartbeats of
+its own instances. Who has left or died in the meantime sends no summary, so that it is no target.
 """
 
 from __future__ import annotations
 
 from millrace.actor.effects import Effect, Subscribe, Unsubscribe
+from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.observers import CandidateScore
 from millrace.contracts.plan import InstanceRole, Plan
@@ -159,8 +161,9 @@ class MigrationTargets:
     # listening
 
     def listen_to_model(self, model: str, now_ns: int) -> list[Effect]:
-        """Wants summaries of a model's instances for a while."""
-        return self._listen(f"{self._subjects.prefix}.summary.{subject_token(model)}.*", now_ns)
+        """Wants summaries of a model's instances for a while, and to know who leaves meanwhile."""
+        summaries = self._listen(f"{self._subjects.prefix}.summary.{subject_token(model)}.*", now_ns)
+        return [*summaries, *self._listen(self._subjects.presences(Role.WORKER), now_ns)]
 
     def listen_to_status(self, instance: str, now_ns: int) -> list[Effect]:
         """Wants an instance's snapshots for a while."""
