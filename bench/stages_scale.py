@@ -4,7 +4,8 @@
 
 The same load per instance at each size, ShareGPT lengths, fixed stages in the ratio 5 to 3 cut at 600 tokens. Messages
 of a move are asks and answers (two for each candidate asked), and offer, answer, start and end of each deal that was
-offered; grants of queued deals are left out. Aims: at most 20 per move, at most twice the time without stages.
+offered; grants of queued deals are left out. A broker process has 64 instances, as live clusters start them. Aims: at
+most 20 per move, at most twice the time without stages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from statistics import mean
 
 from millrace.policies.stages.membership import StageShape
+from millrace.supervision.service_fields import BROKER_INSTANCES_MAX
 
 from bench.block.tables import table
 from bench.stages.runs import StageRow, add_options, options, run_all
@@ -37,7 +39,12 @@ def main() -> int:
     chosen, lines = options(arguments), []
     for instances in arguments.instances:
         setup = Setup(
-            trace="ShareGPT", instances=instances, load=0.6, requests=arguments.requests_each * instances, kappa=0.2
+            trace="ShareGPT",
+            instances=instances,
+            load=0.6,
+            requests=arguments.requests_each * instances,
+            kappa=0.2,
+            changes={"migration": {"instances_each": BROKER_INSTANCES_MAX}},
         )
         lower = instances * 5 // 8
         shapes = (

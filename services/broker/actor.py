@@ -6,7 +6,7 @@ both sides; and the boundaries that its instances keep. It moves nothing itself:
 | message in | change | messages out |
 |---|---|---|
 | StatusSnapshot, InstanceSummary | the instance's state | |
-| LoadReported | loads of the own and the next stage | |
+| LoadReported, LoadsReported | loads of the own and the next stage | |
 | AskForMove | a bid holds for a while | MoveBid, NoBid |
 | MoveBid, NoBid | the ask has an answer; with the last one: | OfferDeal |
 | TimerFired(ask/...) | the bids that came are compared | OfferDeal |
@@ -19,8 +19,8 @@ both sides; and the boundaries that its instances keep. It moves nothing itself:
 | EvacuationAnnounced | the instance drains, until its migrator says that this is over | AskForMove |
 | KeyChanged(plan) | what has not started is void | WithdrawDeal, Subscribe |
 | BusDisconnected, BusReconnected | nothing is traded until a fresh snapshot came | |
-| TimerFired(tick) | intents, deadlines, slots | LoadReported, AskForMove, ReturnSequences, BoundaryMoved,
-ServicePresence |
+| TimerFired(tick) | intents, deadlines, slots | LoadReported, LoadsReported, AskForMove, ReturnSequences,
+BoundaryMoved, ServicePresence |
 | StopRequested | what has not started is withdrawn | WithdrawDeal, ServicePresence, Stop |
 
 Invariants: one open deal per sequence of an instance; at most ``out_max`` transfers away and ``in_max`` slots given;
@@ -31,7 +31,7 @@ Overload: queues that are full answer FULL; what is not asked for now is looked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -44,6 +44,7 @@ from millrace.contracts.broker import (
     EvacuationAnnounced,
     GrantDeal,
     LoadReported,
+    LoadsReported,
     MoveBid,
     NoBid,
     OfferDeal,
@@ -93,6 +94,7 @@ ACCEPTS: tuple[type[Body], ...] = (
     GrantDeal,
     InstanceSummary,
     LoadReported,
+    LoadsReported,
     MoveBid,
     NoBid,
     OfferDeal,
@@ -153,9 +155,9 @@ class BrokerActor:
     def start(self, now_ns: int) -> list[Effect]:
         """Watches instances and plans, listens to its instances' subjects, begins to tick."""
         prefix = self._ctx.subjects.prefix
-        subjects = [self._ctx.subjects.presences(Role.WORKER), self._ctx.subjects.presences(Role.BROKER)]
-        subjects.append(f"{prefix}.boundary.*.*")
+        subjects = [self._ctx.subjects.presences(Role.BROKER), f"{prefix}.boundary.*.*"]
         for token in self._owns:
+            subjects.append(self._ctx.subjects.presence(Role.WORKER, token))
             subjects += [f"{prefix}.{kind}.*.{token}" for kind in ("status", "summary", "ask")]
             subjects += [f"{prefix}.{kind}.{token}" for kind in ("bid", "deal", "evacuation")]
         return [
@@ -168,13 +170,16 @@ class BrokerActor:
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
         match message.body:
-            case StatusSnapshot() | InstanceSummary() | ServicePresence() | LoadReported() | BoundaryMoved():
+            case StatusSnapshot() | InstanceSummary() | ServicePresence() | BoundaryMoved():
                 self._observe(message, now_ns)
+                return []
+            case LoadReported() | LoadsReported() as body:
+                self._on_loads(body.loads if isinstance(body, LoadsReported) else [body], message.sender, now_ns)
                 return []
             case EvacuationAnnounced() as body:
                 self._observe(message, now_ns)
                 own = self._owns.get(body.instance)
-                return self._look(own, now_ns) if own is not None and self._ctx.connected else []
+                return self._look([own], now_ns) if own is not None and self._ctx.connected else []
             case KeyChanged() as body:
                 return self._observation.on_key(body, now_ns)
             case Replied(correlation=correlation, body=body):
@@ -201,10 +206,13 @@ class BrokerActor:
                 self._ctx.view.on_presence(body, now_ns)
             case EvacuationAnnounced() as body:
                 self._observation.on_evacuation(body, now_ns)
-            case LoadReported() as body if self._is_broker(body.instance, message.sender, now_ns):
-                self._observation.on_load(body, now_ns)
             case BoundaryMoved() as body if self._is_broker(body.keeper, message.sender, now_ns):
                 self._observation.on_boundary(body)
+
+    def _on_loads(self, loads: Sequence[LoadReported], sender: str, now_ns: int) -> None:
+        for load in loads:
+            if self._is_broker(load.instance, sender, now_ns):
+                self._observation.on_load(load, now_ns)
 
     def _is_broker(self, instance: str, sender: str, now_ns: int) -> bool:
         """Whether the sender acts for that instance; who does not is counted."""
@@ -275,29 +283,37 @@ class BrokerActor:
         if now_ns - self._shown_ns >= PRESENCE_NS:
             self._shown_ns = now_ns
             effects.append(self._heartbeat.presence(now_ns))
-        if self._ctx.connected:
-            for own in self._owns.values():
-                effects += self._look(own, now_ns)
+        return effects + (self._look(list(self._owns.values()), now_ns) if self._ctx.connected else [])
+
+    def _look(self, owns: Sequence[OwnInstance], now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for own in owns:
+            if now_ns >= own.evacuated_until_ns:
+                own.evacuated_until_ns = 0
+            effects += [*self._outgoing.expire(own, now_ns), *self._incoming.expire(own, now_ns)]
+        effects += self._tell_loads(owns, now_ns)
+        for own in owns:
+            effects += self._asking.look(own, now_ns)
+            effects += self._returning.look(own, now_ns)
+            effects += self._boundaries.look(own, now_ns)
         return effects
 
-    def _look(self, own: OwnInstance, now_ns: int) -> list[Effect]:
-        if now_ns >= own.evacuated_until_ns:
-            own.evacuated_until_ns = 0
-        effects = [*self._outgoing.expire(own, now_ns), *self._incoming.expire(own, now_ns)]
-        effects += self._tell_load(own, now_ns)
-        effects += self._asking.look(own, now_ns)
-        effects += self._returning.look(own, now_ns)
-        return effects + self._boundaries.look(own, now_ns)
-
-    def _tell_load(self, own: OwnInstance, now_ns: int) -> list[Effect]:
-        record = self._ctx.view.record(own.instance)
-        if record is None or not self._ctx.fresh(own, now_ns):
-            return []
-        if now_ns - own.told_ns < self._ctx.limits.load_ms * MS:
-            return []
-        told = renew_load(self._ctx, own, record, now_ns)
-        self._ctx.view.on_load(told, now_ns)
-        return [Publish(subject=self._ctx.subjects.load(record.model, told.stage or UNPLANNED), body=told)]
+    def _tell_loads(self, owns: Sequence[OwnInstance], now_ns: int) -> list[Effect]:
+        """One message for all instances of a stage whose loads are due."""
+        told: dict[str, list[LoadReported]] = {}
+        for own in owns:
+            record = self._ctx.view.record(own.instance)
+            if record is None or not self._ctx.fresh(own, now_ns):
+                continue
+            if now_ns - own.told_ns < self._ctx.limits.load_ms * MS:
+                continue
+            load = renew_load(self._ctx, own, record, now_ns)
+            self._ctx.view.on_load(load, now_ns)
+            told.setdefault(self._ctx.subjects.load(record.model, load.stage or UNPLANNED), []).append(load)
+        return [
+            Publish(subject=subject, body=loads[0] if len(loads) == 1 else LoadsReported(loads=loads))
+            for subject, loads in told.items()
+        ]
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []

@@ -29,6 +29,7 @@ class Boundaries:
     def __init__(self, ctx: BrokerContext) -> None:
         self._ctx = ctx
         self._next_ns: dict[tuple[str, str], int] = {}  # by (model, stage)
+        self._first: dict[tuple[str, str], tuple[int, tuple[int, str]]] = {}  # by (model, stage): when, who
 
     def look(self, own: OwnInstance, now_ns: int) -> list[Effect]:
         """One round for the cut above an instance's stage, where it is the keeper and the round is due."""
@@ -39,15 +40,18 @@ class Boundaries:
         if record is None or stage is None or above is None or plan is None:
             return []
         key = (record.model, stage.name)
-        if now_ns < self._next_ns.get(key, 0) or self.keeper(own, stage, now_ns) != own.instance:
+        if now_ns < self._next_ns.get(key, 0) or self._keeper(own, key, stage, now_ns) != own.instance:
             return []
         self._next_ns[key] = now_ns + self._ctx.limits.boundary_ms * MS
         return self._round(own, plan, stage, above, now_ns)
 
-    def keeper(self, own: OwnInstance, stage: Stage, now_ns: int) -> str:
+    def _keeper(self, own: OwnInstance, key: tuple[str, str], stage: Stage, now_ns: int) -> str:
         """Instance that keeps the boundary above the stage, chosen among those that are heard."""
-        alive = [name for name in stage.instances if name == own.instance or self._ctx.view.load(name, now_ns)]
-        return max(alive, key=lambda name: (crc32(f"{stage.name}/{name}".encode()), name))
+        known = self._first.get(key)
+        if known is None or known[0] != now_ns:  # the same for all our instances of the stage: once per tick
+            heard = (_rank(stage, name) for name in stage.instances if self._ctx.view.load(name, now_ns))
+            known = self._first[key] = (now_ns, max(heard, default=(-1, "")))
+        return max(known[1], _rank(stage, own.instance))[1]
 
     def _round(self, own: OwnInstance, plan: Plan, stage: Stage, above: Stage, now_ns: int) -> list[Effect]:
         view = self._view(own, plan, stage, above, now_ns)
@@ -110,6 +114,10 @@ class Boundaries:
         above = self._ctx.view.next_stage(own.instance)
         names += [above.name] if above is not None else []
         return {self._ctx.subjects.load(record.model, name) for name in names}
+
+
+def _rank(stage: Stage, instance: str) -> tuple[int, str]:
+    return crc32(f"{stage.name}/{instance}".encode()), instance
 
 
 #: Stands for the stage of instances that are in no plan.

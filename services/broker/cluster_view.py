@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
-from zlib import crc32
 
 from millrace.contracts.broker import BoundaryMoved, LoadReported, MoveReason
 from millrace.contracts.catalog import Role
@@ -19,15 +17,12 @@ from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
 
 from services.broker.deals import LENGTH_MAX
+from services.broker.heard_loads import Candidate, HeardLoad, load_counts, load_view, sampled
 
 _MS = 1_000_000
 
 #: Models whose plans are known.
 MODELS_MAX = 256
-
-#: Instances of a set that are looked at; of a larger set so many, others every second. Every tick looks at peers, so
-#: that a stage of a thousand would otherwise be a million looks. A mean over 64 is within a tenth of theirs.
-LOOKED_AT = 64
 
 #: A broker that was not heard for this long acts for nobody: three presences are missing.
 BROKER_SILENCE_NS = 1_500 * _MS
@@ -45,14 +40,17 @@ class BrokerView:
         self._stages: dict[str, tuple[str, Stage]] = {}  # by instance: (model token, stage)
         self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}  # by (model token, stage)
         self._cuts: dict[tuple[str, str], int] = {}  # present upper boundaries, by (model token, stage)
-        self._loads: dict[str, tuple[int, LoadReported]] = {}  # by instance token
+        self._loads: dict[str, HeardLoad] = {}  # by instance token
         self._brokers: dict[str, tuple[str, int, int]] = {}  # by instance token: (broker, heard, incarnation)
+        self._candidates: dict[str, Candidate] = {}  # found before; for each of a process's instances, tick by tick
 
     # inputs
 
     def on_record(self, body: KeyChanged, now_ns: int) -> None:
-        """A registration."""
+        """A registration; most only repeat what is known."""
         value = body.value
+        if value is None or value != self.record(body.key):
+            self._candidates.clear()
         if value is None or isinstance(value, InstanceRecord):
             self.members.on_record(body.key, value, now_ns)
         if value is None:
@@ -60,6 +58,7 @@ class BrokerView:
 
     def on_plan(self, body: KeyChanged) -> str:
         """A plan. Returns the model whose plan changed; empty for none."""
+        self._candidates.clear()
         token, value = subject_token(body.key), body.value
         if isinstance(value, Plan):
             if token not in self._plans and len(self._plans) >= MODELS_MAX:
@@ -105,12 +104,13 @@ class BrokerView:
             if body.state is not PresenceState.ALIVE:
                 if known is not None and known[0] == body.name:
                     del self._brokers[token]
+                    self._candidates.pop(name, None)
             elif known is not None or len(self._brokers) < self._instances_max:
                 self._brokers[token] = (body.name, now_ns, body.incarnation)
 
     def on_load(self, body: LoadReported, now_ns: int) -> bool:
         """A load. Returns whether it counts: of a registered instance, and not older than what is known."""
-        if not body.instance or min(_load_counts(body)) < 0 or body.blocks_free > body.blocks_total:
+        if not body.instance or min(load_counts(body)) < 0 or body.blocks_free > body.blocks_total:
             return False
         member = self.members.find(body.instance)
         if member is None or member.record is None or member.record.model != body.model:
@@ -118,9 +118,10 @@ class BrokerView:
         if not self.members.observe(body.instance, body.incarnation, now_ns).accepted:
             return False
         known = self._loads.get(member.token)
-        if known is not None and known[1].incarnation == body.incarnation and body.at_ns < known[1].at_ns:
+        if known is not None and known.told.incarnation == body.incarnation and body.at_ns < known.told.at_ns:
             return False
-        self._loads[member.token] = (now_ns, body)
+        self._loads[member.token] = HeardLoad(now_ns, body, load_view(body))
+        self._candidates.pop(body.instance, None)
         return True
 
     def on_boundary(self, body: BoundaryMoved) -> bool:
@@ -208,15 +209,17 @@ class BrokerView:
 
     def load(self, instance: str, now_ns: int) -> LoadView | None:
         """Its last load; None where none was heard lately."""
-        known = self._loads.get(subject_token(instance)) if instance else None
-        if known is None or now_ns - known[0] >= self._load_age_ns:
-            return None
-        return load_view(known[1], age_ns=now_ns - known[0])
+        known = self._heard(instance, now_ns)
+        return known.view if known is not None else None
 
     def reported(self, instance: str, now_ns: int) -> LoadReported | None:
         """The same as it was told."""
+        known = self._heard(instance, now_ns)
+        return known.told if known is not None else None
+
+    def _heard(self, instance: str, now_ns: int) -> HeardLoad | None:
         known = self._loads.get(subject_token(instance)) if instance else None
-        return known[1] if known is not None and now_ns - known[0] < self._load_age_ns else None
+        return known if known is not None and now_ns - known.at_ns < self._load_age_ns else None
 
     # sets
 
@@ -257,17 +260,19 @@ class BrokerView:
         """The nearest set among stages whose loads are not listened to: whoever has a broker may be asked."""
         near = [stage.instances for stage in (self.stage(instance), self.next_stage(instance)) if stage is not None]
         for names in sets:
-            found = [name for name in names if names not in near and self._reachable(name, source, now_ns)]
+            known = [(name, self.record(name)) for name in names if names not in near and name != source.instance]
+            found = [name for name, record in known if self._reachable(record, source, now_ns)]
             if found:
                 return tuple(LoadView(name=name, tokens=0) for name in sorted(found))
         return ()
 
-    def _reachable(self, name: str, source: InstanceRecord, now_ns: int) -> bool:
+    def _reachable(self, record: InstanceRecord | None, source: InstanceRecord, now_ns: int) -> bool:
         """Whether its broker can be asked, and KV could travel there."""
-        record = self.record(name)
-        if record is None or name == source.instance or self.role(name) is InstanceRole.PREFILL:
-            return False
-        return bool(self.broker_of(name, now_ns)) and compatible(source.kv, record.kv)
+        return record is not None and self._takes(record, now_ns) and compatible(source.kv, record.kv)
+
+    def _takes(self, record: InstanceRecord, now_ns: int) -> bool:
+        """Whether it decodes, and its broker can be asked."""
+        return self.role(record.instance) is not InstanceRole.PREFILL and bool(self.broker_of(record.instance, now_ns))
 
     def _sets(self, instance: str, model: str, reason: MoveReason, length: int) -> list[list[str]]:
         plan, own = self.plan(model), self.stage(instance)
@@ -283,17 +288,27 @@ class BrokerView:
         return sorted(record.instance for _, record in self.members.registered() if record.model == model)
 
     def _open(self, names: list[str], source: InstanceRecord, now_ns: int) -> tuple[LoadView, ...]:
-        return tuple(
-            load
-            for name in sorted(names)
-            if name != source.instance and (load := self._candidate(name, source, now_ns)) is not None
-        )
+        found: list[LoadView] = []
+        for name in sorted(names):
+            candidate = self._candidates.get(name)
+            if candidate is None or now_ns >= candidate.until_ns:
+                candidate = self._candidate(name, now_ns)
+            if candidate is not None and name != source.instance and compatible(source.kv, candidate.record.kv):
+                found.append(candidate.view)
+        return tuple(found)
 
-    def _candidate(self, name: str, source: InstanceRecord, now_ns: int) -> LoadView | None:
-        record, told = self.record(name), self.reported(name, now_ns)
-        if record is None or told is None or told.draining or told.incarnation != record.incarnation:
+    def _candidate(self, name: str, now_ns: int) -> Candidate | None:
+        """An instance that could take something from somebody now; remembered while load and broker are fresh."""
+        self._candidates.pop(name, None)
+        record, known = self.record(name), self._heard(name, now_ns)
+        if record is None or known is None or known.told.draining or known.told.incarnation != record.incarnation:
             return None
-        return self.load(name, now_ns) if self._reachable(name, source, now_ns) else None
+        if not self._takes(record, now_ns):
+            return None
+        heard_ns = self._brokers[subject_token(name)][1]
+        until_ns = min(known.at_ns + self._load_age_ns, heard_ns + BROKER_SILENCE_NS)
+        found = self._candidates[name] = Candidate(record, known.view, until_ns)
+        return found
 
     def same_machine(self, one: str, other: str) -> bool:
         """Whether KV needs no network between the two."""
@@ -306,7 +321,7 @@ class BrokerView:
         return {
             "plans": {token: plan.epoch for token, plan in sorted(self._plans.items())},
             "boundaries": {f"{m}/{s}": self._cuts[m, s] for m, s in sorted(self._boundaries)},
-            "loads": sorted(token for token, (at_ns, _) in self._loads.items() if now_ns - at_ns < self._load_age_ns),
+            "loads": sorted(token for token, each in self._loads.items() if now_ns - each.at_ns < self._load_age_ns),
         }
 
     def check_invariants(self) -> None:
@@ -315,53 +330,3 @@ class BrokerView:
         assert len(self._loads) <= self._instances_max
         assert len(self._brokers) <= self._instances_max
         assert len(self._plans) <= MODELS_MAX
-
-
-def sampled(names: list[str], instance: str, now_ns: int) -> Iterator[list[str]]:
-    """A set, or parts of a large one, evenly spread: another part first for each instance and each second.
-
-    All parts together are the set, so that who looks on finds the only one with room.
-    """
-    parts = -(-len(names) // LOOKED_AT)
-    first = crc32(instance.encode()) + now_ns // (1_000 * _MS)
-    for part in range(max(1, parts)):
-        yield names[(first + part) % parts :: parts] if parts > 1 else names
-
-
-def load_view(body: LoadReported, *, age_ns: int = 0) -> LoadView:
-    """A load as policies see it."""
-    return LoadView(
-        name=body.instance,
-        tokens=body.tokens,
-        waiting_tokens=body.waiting_tokens,
-        queued_tokens=body.queued_tokens,
-        running=body.running,
-        waiting=body.waiting,
-        blocks_free=body.blocks_free,
-        blocks_total=body.blocks_total,
-        tokens_per_s=body.tokens_per_s,
-        curve=body.curve,
-        age_ns=age_ns,
-    )
-
-
-def _load_counts(body: LoadReported) -> tuple[float, ...]:
-    """Figures of a load that must not be negative. NaN becomes -1: ``min`` returns NaN only where it comes first."""
-    rate = body.tokens_per_s if 0 <= body.tokens_per_s < float("inf") else -1.0
-    risk = body.memory_risk if 0 <= body.memory_risk <= 1 else -1.0
-    curve = body.curve
-    forecast = [*curve.tokens, *curve.blocks, *curve.running, curve.step_ns] if curve is not None else []
-    return (
-        rate,
-        risk,
-        body.tokens,
-        body.waiting_tokens,
-        body.running,
-        body.waiting,
-        body.blocks_free,
-        body.queued_tokens,
-        body.at_ns,
-        *body.length_counts,
-        *body.length_tokens,
-        *forecast,
-    )

@@ -91,9 +91,14 @@ class Observation:
         if body.bucket == "plan":
             model = self._ctx.view.on_plan(body)
             return [*(self._on_new_plan(model, now_ns) if model else []), *self._listen()]
+        before = self._ctx.view.record(body.key)
         self._ctx.view.on_record(body, now_ns)
         own = self._own(body.key)
-        return [*self._on_own_record(own, now_ns), *self._listen()] if own is not None else []
+        if own is None:
+            return []
+        effects, after = self._on_own_record(own, now_ns), self._ctx.view.record(body.key)
+        same = before is not None and after is not None and before.model == after.model
+        return effects if same else [*effects, *self._listen()]
 
     def _on_own_record(self, own: OwnInstance, now_ns: int) -> list[Effect]:
         """An instance of ours is registered, gone, or was started anew: then its sequences are lost."""

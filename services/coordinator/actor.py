@@ -14,7 +14,7 @@ instances there shall be (`provisioning.py`).
 | TimerFired(tick) | silent instances leave the plan; stages decided where it is time to | ServicePresence,
 PutKey(lease), PutKey(plan), next timer; orders to provisioners, LadderReported for models that are led |
 | DecisionMade, RequestFinished | latencies, demand and lengths for the policies | |
-| LoadReported, ServicePresence(migrator) | moves under way | |
+| LoadReported, LoadsReported, ServicePresence(migrator) | moves under way | |
 | SetRole, SetInstances | an operator's order | OrderAccepted, OrderRefused; orders to provisioners |
 | Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millrace.actor.effects import DeleteKey, Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
-from millrace.contracts.broker import LoadReported
+from millrace.contracts.broker import LoadReported, LoadsReported
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import SetInstances, SetRole
 from millrace.contracts.local import (
@@ -73,6 +73,7 @@ ACCEPTS = (
     RequestFinished,
     ShadowFinished,
     LoadReported,
+    LoadsReported,
     SetInstances,
     SetRole,
 )
@@ -138,7 +139,7 @@ class CoordinatorActor:
         match message.body:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
-            case DecisionMade() | RequestFinished() | LoadReported() as body:
+            case DecisionMade() | RequestFinished() | LoadReported() | LoadsReported() as body:
                 return self.rungs.hear(body, now_ns)
             case SetRole() | SetInstances() as body:
                 return self._on_order(body, message.reply_to, now_ns)

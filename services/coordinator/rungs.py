@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, Publish, Reply, Subscribe
-from millrace.contracts.broker import LoadReported
+from millrace.contracts.broker import LoadReported, LoadsReported
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import (
     LadderReported,
@@ -80,7 +80,7 @@ class Rungs:
             subjects += [self._subjects.decisions(), self._subjects.outcomes()]
         return [Subscribe(subject=subject) for subject in subjects]
 
-    def hear(self, body: DecisionMade | RequestFinished | LoadReported, now_ns: int) -> list[Effect]:
+    def hear(self, body: DecisionMade | RequestFinished | LoadReported | LoadsReported, now_ns: int) -> list[Effect]:
         """A placement, an end, or the load that a broker tells."""
         match body:
             case DecisionMade():
@@ -93,6 +93,10 @@ class Rungs:
                 return self.provisioning.on_outcome(body, now_ns)
             case LoadReported():
                 self.roles.windows.on_load(body, now_ns)
+                return []
+            case LoadsReported():
+                for load in body.loads:
+                    self.roles.windows.on_load(load, now_ns)
                 return []
 
     def on_summary(self, body: InstanceSummary) -> None:

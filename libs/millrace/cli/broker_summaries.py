@@ -20,6 +20,7 @@ from millrace.contracts.broker import (
     EvacuationAnnounced,
     GrantDeal,
     LoadReported,
+    LoadsReported,
     MoveBid,
     NoBid,
     OfferDeal,
@@ -47,6 +48,15 @@ def _load(body: LoadReported) -> str:
         f"{body.instance} stage={body.stage or '-'} tokens={body.tokens} waiting={body.waiting_tokens} "
         f"running={body.running} blocks={used}/{body.blocks_total}{peak}{coming}"
     )
+
+
+def _loads(body: LoadsReported) -> str:
+    if not body.loads:
+        return "no loads"
+    stages = ", ".join(sorted({load.stage or "-" for load in body.loads}))
+    tokens, waiting = (sum(getattr(load, name) for load in body.loads) for name in ("tokens", "waiting_tokens"))
+    running = sum(load.running for load in body.loads)
+    return f"{len(body.loads)} instances stage={stages} tokens={tokens} waiting={waiting} running={running}"
 
 
 def _ask(body: AskForMove) -> str:
@@ -128,6 +138,7 @@ def _entry(kind: type[B], function: Callable[[B], str]) -> tuple[type[Body], Cal
 BROKER_SUMMARIES: Mapping[type[Body], Callable[[Body], str]] = dict(
     [
         _entry(LoadReported, _load),
+        _entry(LoadsReported, _loads),
         _entry(AskForMove, _ask),
         _entry(MoveBid, _bid),
         _entry(NoBid, _no_bid),

@@ -95,6 +95,16 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
     curve: LoadCurve | None = None
 
 
+class LoadsReported(Body, frozen=True, kw_only=True, tag="LoadsReported/1"):
+    """Loads of several instances of a stage whose brokers share a process, in one message.
+
+    Attributes:
+        loads: At most one per instance.
+    """
+
+    loads: list[LoadReported]
+
+
 class AskForMove(Body, frozen=True, kw_only=True, tag="AskForMove/1"):
     """Asks one candidate's broker for a bid. Answered by MoveBid or NoBid on ``bid.<source>``.
 

@@ -23,7 +23,6 @@ class LoadView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         queued_tokens: Lengths of sequences that are to move there.
         tokens_per_s: Tokens that it decodes; 0 where unknown.
         curve: Forecast over a horizon; None where there is none.
-        age_ns: Since the load was true.
     """
 
     name: str
@@ -36,7 +35,6 @@ class LoadView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     blocks_total: int = 0
     tokens_per_s: float = 0.0
     curve: LoadCurve | None = None
-    age_ns: int = 0
 
     @property
     def demand(self) -> int:

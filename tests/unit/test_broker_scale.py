@@ -1,0 +1,168 @@
+"""One broker process with many instances: what it hears, what it tells, and what it keeps from one look to the next."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import Effect, Publish, Subscribe
+from millrace.contracts.broker import BoundaryMoved, LoadReported, LoadsReported, MoveReason
+from millrace.contracts.catalog import Role
+from millrace.contracts.local import KeyChanged, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import PresenceState, ServicePresence
+
+from services.broker.actor import BrokerActor
+from services.broker.build import BrokerDeps, build
+from services.broker.config import BrokerConfig, TradingConfig
+from tests.unit.broker_rig import MODEL, MS, START_NS, STEP_TIME, FakeInstance, plan
+from tests.unit.test_broker_view import view_of
+
+OWN = ["a", "b", "c"]
+
+
+def key(name: str, value: object, bucket: str = "instance") -> Message:
+    return Message(KeyChanged(bucket=bucket, key=name, value=value, revision=1), "", "", "", "")  # type: ignore[arg-type]
+
+
+def presence(name: str, instances: list[str], at_ns: int, **fields: object) -> ServicePresence:
+    body = ServicePresence(role=Role.BROKER, name=name, incarnation=1, at_ns=at_ns, instances=instances)
+    return msgspec.structs.replace(body, **fields)
+
+
+class Process:
+    """A broker process with three instances, of which the last serves in a stage of its own, beside a stranger."""
+
+    def __init__(self) -> None:
+        config = BrokerConfig(
+            name="p", instances=OWN, trading=TradingConfig(policy="delay"), bus=BusConfig(cluster="test")
+        )
+        deps = BrokerDeps(incarnation=1, rng=Random(1), step_times={"linear": STEP_TIME})
+        self.actor: BrokerActor = build(config, deps)
+        self.now_ns = START_NS
+        self.started = self.actor.start(self.now_ns)
+        self.effects: list[Effect] = []
+        self.instances = {name: FakeInstance(name) for name in [*OWN, "stranger"]}
+        for each in self.instances.values():
+            self.hear(key(each.name, each.record()))
+        self.hear(key(MODEL, plan((0, ["a", "b", "stranger"]), (1_000, ["c"])), "plan"))
+
+    def hear(self, message: Message) -> None:
+        self.effects += self.actor.handle(message, self.now_ns)
+
+    def say(self, body: Body, sender: str, subject: str = "") -> None:
+        self.hear(Message(body, subject, sender, "", ""))
+
+    def tick(self, ms: int = 200) -> list[Body]:
+        """Fresh snapshots of the own instances, a tick later. Returns what is published."""
+        self.now_ns += ms * MS
+        self.say(presence("p", OWN, self.now_ns), "p")
+        self.say(presence("q", ["stranger"], self.now_ns), "q")
+        for name in OWN:
+            self.say(self.instances[name].snapshot(self.now_ns), name)
+        self.effects = []
+        self.hear(Message(TimerFired(name="tick"), "", "", "", ""))
+        return [effect.body for effect in self.effects if isinstance(effect, Publish)]
+
+    def load_of(self, name: str) -> LoadReported:
+        stage = "s1" if name == "c" else "s0"
+        return LoadReported(
+            instance=name,
+            incarnation=5,
+            model=MODEL,
+            stage=stage,
+            plan_epoch=1,
+            at_ns=self.now_ns,
+            tokens=10,
+            waiting_tokens=0,
+            running=1,
+            waiting=0,
+            blocks_free=100,
+            blocks_total=2_000,
+        )
+
+    def heard(self) -> list[str]:
+        return self.actor.snapshot()["loads"]
+
+
+def test_loads_of_a_stage_go_out_in_one_message() -> None:
+    process = Process()
+    told = [body for body in process.tick() if isinstance(body, LoadsReported | LoadReported)]
+    assert [[load.instance for load in body.loads] for body in told if isinstance(body, LoadsReported)] == [["a", "b"]]
+    assert [body.instance for body in told if isinstance(body, LoadReported)] == ["c"]
+    subjects = [e.subject for e in process.effects if isinstance(e, Publish) and "load" in e.subject]
+    assert subjects == ["mr.test.load.m.s0", "mr.test.load.m.s1"]
+
+
+def test_each_load_of_a_message_is_believed_for_itself() -> None:
+    process = Process()
+    process.tick()
+    strange = process.load_of("stranger")
+    process.say(LoadsReported(loads=[strange, process.load_of("a")]), "q", "mr.test.load.m.s0")
+    assert process.heard() == ["a", "b", "c", "stranger"]
+    assert process.actor.metrics.refused["forged"] == 1, "q does not act for a"
+    absurd = msgspec.structs.replace(strange, at_ns=process.now_ns + 1, tokens=-1)
+    process.say(LoadsReported(loads=[absurd]), "q", "mr.test.load.m.s0")
+    assert process.actor.metrics.refused["load"] == 1
+    process.say(LoadsReported(loads=[]), "q", "mr.test.load.m.s0")
+    assert process.heard() == ["a", "b", "c", "stranger"]
+
+
+def test_of_workers_only_its_own_are_heard() -> None:
+    subjects = {effect.subject for effect in Process().started if isinstance(effect, Subscribe)}
+    assert {f"mr.test.presence.worker.{name}" for name in OWN} <= subjects
+    assert "mr.test.presence.worker.*" not in subjects
+
+
+def test_a_repeated_registration_changes_no_subscription() -> None:
+    process = Process()
+    process.effects = []
+    process.hear(key("a", process.instances["a"].record()))
+    assert process.effects == []
+
+
+def test_one_of_the_instances_of_a_process_keeps_the_boundary_and_one_round_is_told_a_second() -> None:
+    process = Process()
+    told = [body for _ in range(10) for body in process.tick() if isinstance(body, BoundaryMoved)]
+    assert len({body.keeper for body in told}) == 1
+    assert len(told) == 2
+
+
+def test_a_candidate_is_looked_up_again_when_anything_about_it_changes() -> None:
+    names = ["w0", "w1"]
+
+    def peers(view, now_ns=START_NS) -> list[str]:
+        return [load.name for load in view.peers("w0", now_ns)]
+
+    def told(**fields):
+        return msgspec.structs.replace(view.reported("w1", START_NS), at_ns=START_NS + 1, **fields)
+
+    view = view_of(names, ["u0"], with_room=set(names))
+    assert peers(view) == ["w1"]
+    assert view.on_load(told(blocks_free=7), START_NS)
+    assert [load.blocks_free for load in view.peers("w0", START_NS)] == [7]
+    assert view.on_load(told(draining=True), START_NS)
+    assert peers(view) == []
+    assert view.on_load(told(draining=False), START_NS)
+    assert peers(view) == ["w1"]
+    only_prefills = plan((0, names), (1_000, ["u0"]), epoch=2, roles={"w1": InstanceRole.PREFILL})
+    view.on_plan(KeyChanged(bucket="plan", key=MODEL, value=only_prefills, revision=2))
+    assert peers(view) == []
+
+
+def test_a_candidate_is_none_any_more_when_its_load_is_old_or_its_broker_is_gone() -> None:
+    view = view_of(["w0", "w1"], ["u0"], with_room={"w1"})
+    assert view.peers("w0", START_NS)
+    assert not view.peers("w0", START_NS + 1_500 * MS), "its broker is silent"
+    view.on_presence(presence("b", ["w0", "w1"], START_NS + 1_600 * MS), START_NS + 1_600 * MS)
+    assert view.peers("w0", START_NS + 1_600 * MS), "the load is ten seconds old at most, and the broker is back"
+    view.on_presence(presence("b", ["w1"], START_NS, state=PresenceState.LEAVING), START_NS + 1_600 * MS)
+    assert not view.peers("w0", START_NS + 1_600 * MS)
+    view = view_of(["w0", "w1"], ["u0"], with_room={"w1"})
+    for second in range(1, 11):
+        view.on_presence(presence("b", ["w0", "w1"], START_NS), START_NS + second * 1_000 * MS)
+    assert not view.targets("w0", MoveReason.BALANCE, 100, START_NS + 10_000 * MS), "the load is too old"
+    view.on_record(KeyChanged(bucket="instance", key="w1", value=None, revision=2), START_NS)
+    assert not view.peers("w0", START_NS)
