@@ -74,8 +74,8 @@ def regret(setup: Setup, chosen: RunOptions, *, plans: int) -> str:
 
     Cuts stay where the plan has them, so that the plan alone is compared.
     """
-    layouts = {f"drawn {index}": shapes for index, shapes in enumerate(drawn_layouts(setup, plans))}
-    layouts |= {planner: setup.planned(planner) for planner in PLANNERS}
+    layouts = {planner: setup.planned(planner) for planner in PLANNERS}
+    layouts |= {f"drawn {index}": shapes for index, shapes in enumerate(drawn_layouts(setup, plans))}
     rows = run_all(chosen.jobs({label: _spec(setup, shapes) for label, shapes in layouts.items()}), chosen)
     drawn = [label for label in layouts if label.startswith("drawn") and any(row.label == label for row in rows)]
     if not drawn:
