@@ -91,9 +91,10 @@ class Observation:
         if body.bucket == "plan":
             model = self._ctx.view.on_plan(body)
             return [*(self._on_new_plan(model, now_ns) if model else []), *self._listen()]
-        before = self._ctx.view.record(body.key)
+        own, before = self._own(body.key), self._ctx.view.record(body.key)
+        if own is None and before is not None and before == body.value:
+            return []  # repeated every three seconds by each of a thousand instances
         self._ctx.view.on_record(body, now_ns)
-        own = self._own(body.key)
         if own is None:
             return []
         effects, after = self._on_own_record(own, now_ns), self._ctx.view.record(body.key)
