@@ -22,7 +22,7 @@ Trial = Callable[[float], bool | None]
 
 
 class Bracket(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found: the highest load that kept the SLO, and the lowest that did not; None where none was run.
+    """Outcome of a search: the highest load that kept the SLO, and the lowest that did not; None where none was run.
 
     Attributes:
         ended: All halvings were made.

@@ -17,7 +17,7 @@ from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
 
 from services.broker.deals import LENGTH_MAX
-from services.broker.heard_loads import Candidate, HeardLoad, load_counts, load_view, sampled
+from services.broker.heard_loads import HeardLoad, TradeCandidate, load_counts, load_view, sampled
 
 _MS = 1_000_000
 
@@ -42,7 +42,9 @@ class BrokerView:
         self._cuts: dict[tuple[str, str], int] = {}  # present upper boundaries, by (model token, stage)
         self._loads: dict[str, HeardLoad] = {}  # by instance token
         self._brokers: dict[str, tuple[str, int, int]] = {}  # by instance token: (broker, heard, incarnation)
-        self._candidates: dict[str, Candidate] = {}  # found before; for each of a process's instances, tick by tick
+        self._candidates: dict[
+            str, TradeCandidate
+        ] = {}  # found before; for each of a process's instances, tick by tick
 
     # inputs
 
@@ -297,7 +299,7 @@ class BrokerView:
                 found.append(candidate.view)
         return tuple(found)
 
-    def _candidate(self, name: str, now_ns: int) -> Candidate | None:
+    def _candidate(self, name: str, now_ns: int) -> TradeCandidate | None:
         """An instance that could take something from somebody now; remembered while load and broker are fresh."""
         self._candidates.pop(name, None)
         record, known = self.record(name), self._heard(name, now_ns)
@@ -307,7 +309,7 @@ class BrokerView:
             return None
         heard_ns = self._brokers[subject_token(name)][1]
         until_ns = min(known.at_ns + self._load_age_ns, heard_ns + BROKER_SILENCE_NS)
-        found = self._candidates[name] = Candidate(record, known.view, until_ns)
+        found = self._candidates[name] = TradeCandidate(record, known.view, until_ns)
         return found
 
     def same_machine(self, one: str, other: str) -> bool:

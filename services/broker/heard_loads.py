@@ -26,7 +26,7 @@ class HeardLoad(NamedTuple):
     view: LoadView
 
 
-class Candidate(NamedTuple):
+class TradeCandidate(NamedTuple):
     """An instance that can take something, and until when that holds if nothing else is heard."""
 
     record: InstanceRecord

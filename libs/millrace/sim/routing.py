@@ -105,7 +105,7 @@ class Router:
         return route
 
     def _wanting(self, subject: str, tokens: list[str]) -> list[Subscription]:
-        """Who wants exactly this first, then by length of what stands before the wildcard, then by age."""
+        """Subscriptions that match: exact ones, then by length of what stands before the wildcard, then by age."""
         wanting = list(self._exact.get(subject, ()))
         for count in range(len(tokens)):
             head = ".".join(tokens[:count])
