@@ -7,7 +7,8 @@ long in the first half of the requests, answers in the second. Each seed takes t
 takes one of the halves for all requests; ``--steady`` a light load without a drift, at half the speed of the trace, in
 which nobody should be flipped: 3,000 requests are half an hour. `brokers`: running requests move by `delay` as
 well, the rung below a flip. `decode first` and `prefill first`: all do both, with steps of at most 512 and 32,768
-tokens, which is what priority between the phases is in an engine that mixes them in one step.
+tokens, fixed. `priority`: all do both, and bounds on steps that change with the load; `pressure and priority`: with
+flips, the policy's default.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ LAYOUTS: dict[str, tuple[int | None, str, bool]] = {
     "pressure and priority, brokers": (2, "pressure", True),
 }
 
-#: Parameters of `pressure` by label; the others have the scenario's, flips without priority.
+#: Parameters of `pressure` by label: flips alone, or priority alone; by default it does both.
 PARAMETERS: dict[str, tuple[str, ...]] = {
-    "priority": ("step_share=0.8", "flips=false"),
-    "priority, brokers": ("step_share=0.8", "flips=false"),
-    "pressure and priority, brokers": ("step_share=0.8",),
+    "pressure, from 2 and 2": ("step_share=0",),
+    "pressure, brokers": ("step_share=0",),
+    "priority": ("flips=false",),
+    "priority, brokers": ("flips=false",),
 }
 STATIC = tuple(label for label, (prefills, policy, _) in LAYOUTS.items() if prefills and policy == "fixed")
 BROKERS = (

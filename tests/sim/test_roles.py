@@ -116,7 +116,9 @@ BOUNDED = (
 
 
 def test_decodes_first_keeps_their_pace_beside_prompts_and_loses_nothing() -> None:
-    plain = run("roles.parameters.flips=false", checker=CapableRoles(gap_ns=0), **MIXED)
+    plain = run(
+        "roles.parameters.flips=false", "roles.parameters.step_share=0", checker=CapableRoles(gap_ns=0), **MIXED
+    )
     bounded = run(*BOUNDED, checker=CapableRoles(gap_ns=0), **MIXED)
     before, after = summarise(plain), summarise(bounded)
     assert (before.served, after.served, after.continuations) == (300, 300, 0)

@@ -151,7 +151,7 @@ def test_fixed_brings_back_who_is_away_and_mends_no_load() -> None:
 
 # pressure
 
-PARAMETERS = pressure.Parameters(ttft_s=2.0, tpot_s=0.05)
+PARAMETERS = pressure.Parameters(ttft_s=2.0, tpot_s=0.05, step_share=0.0)
 PROMPTS = stage(
     instance("p0", PREFILL, BACKLOG), instance("d0", DECODE), instance("d1", DECODE, Indicators(decoding=5))
 )
@@ -264,7 +264,7 @@ def test_a_step_beside_prompts_is_bounded_to_its_share_of_the_objective() -> Non
     (tokens,) = ordered(stage(instance("b0", BOTH, MIXED))).values()
     decode_s = 0.01 + 50 * 1e-4 + 20_000 * 1e-7
     assert tokens == math.ceil(50 + (0.8 * 0.05 - decode_s) / 1e-4)
-    assert ordered(stage(instance("b0", BOTH, MIXED)), PARAMETERS) == {}, "off by default"
+    assert ordered(stage(instance("b0", BOTH, MIXED)), PARAMETERS) == {}, "off without a share"
 
 
 def test_where_prompts_are_late_a_bound_may_cost_a_share_of_their_throughput() -> None:

@@ -50,7 +50,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hold_s: float = 5.0
     margin: float = 0.1
     chunk_tokens: int = 2048
-    step_share: float = 0.0
+    step_share: float = 0.8
     step_tokens_min: int = 512
     slowdown_max: float = 0.1
     flips: bool = True
