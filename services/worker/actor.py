@@ -94,7 +94,6 @@ from services.worker.draining import DRAINED, Draining
 from services.worker.intake import Intake
 from services.worker.moving import Moving
 from services.worker.status_messages import Identity
-from services.worker.step_budget import StepBudget
 
 _MS = 1_000_000
 #: Heartbeat and housekeeping: presence, marks, orphans, deadlines, forgetting.
@@ -149,7 +148,6 @@ class WorkerActor:
         self.reporter.moves = self._moving.counts
         self._intake = Intake(self._ctx, info, self._moving.reserving, live_max=live_max)
         self._draining = Draining(self._ctx, info, subjects=subjects, limits=limits, migration=migration)
-        self._budget = StepBudget(info, identity.incarnation)
         self._ingresses = ServiceLiveness()
         self._subjects = subjects
         self._limits = limits
@@ -234,7 +232,7 @@ class WorkerActor:
             case ReturnSequences(sequences=sequences):
                 return self._on_return(sequences, now_ns)
             case SetStepBudget() as body:
-                return self._budget.order(body, now_ns)
+                return self._ctx.budget.order(body, now_ns)
             case DrainWorker(limit_ms=limit_ms):
                 return self._draining.begin(now_ns, limit_ms, "drain requested")
             case StopRequested():
@@ -309,7 +307,7 @@ class WorkerActor:
             case "drain":
                 return self._draining.on_limit(now_ns)
             case step_budget.TIMER:
-                return self._budget.on_timer(now_ns)
+                return self._ctx.budget.on_timer(now_ns)
             case "linger":
                 return self._draining.leave(now_ns, DRAINED)
             case _:
@@ -376,7 +374,7 @@ class WorkerActor:
             "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
             **self._moving.snapshot(),
             "remaining": msgspec.to_builtins(status_of(self.reporter.remaining)),
-            "step_budget": self._budget.tokens,
+            "step_budget": self._ctx.budget.tokens,
             "figures": self.figures.plain(),
         }
 

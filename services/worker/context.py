@@ -20,6 +20,7 @@ from services.worker.outbox import TokenOutbox
 from services.worker.report_schedule import Reporter
 from services.worker.state import Held, Ledger
 from services.worker.status_messages import Identity
+from services.worker.step_budget import StepBudget
 
 #: Acknowledgements come within a few hundred milliseconds where nothing was lost.
 REMIND_NS = 1_000_000_000
@@ -32,6 +33,7 @@ class WorkerContext:
         ledger: Every sequence held.
         figures: What is counted.
         reporter: What is said about the instance; knows whether the bus is up.
+        budget: Bound of the engine's steps.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class WorkerContext:
         self.figures = WorkerFigures()
         self.reporter = Reporter(identity=identity, info=info, subjects=subjects, limits=limits)
         self._outbox = TokenOutbox(identity=identity, subjects=subjects, figures=self.figures)
+        self.budget = StepBudget(info, identity.incarnation)
         self._subjects = subjects
         self._rng = rng
         self._interval_ns = limits.token_interval_ms * 1_000_000
@@ -144,7 +147,12 @@ class WorkerContext:
     def spans(self, held: Held, end_ns: int, outcome: str) -> list[Effect]:
         """The spans of a sequence that ends here."""
         made = spans.sequence_spans(
-            held, instance=self.identity.instance, end_ns=end_ns, outcome=outcome, rng=self._rng
+            held,
+            instance=self.identity.instance,
+            end_ns=end_ns,
+            outcome=outcome,
+            rng=self._rng,
+            bound=self.budget.since(held.received_ns),
         )
         return list(made)
 

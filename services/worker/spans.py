@@ -26,11 +26,15 @@ def sampled(traceparent: str) -> bool:
         return False
 
 
-def sequence_spans(held: Held, *, instance: str, end_ns: int, outcome: str, rng: random.Random) -> list[RecordSpan]:
+def sequence_spans(
+    held: Held, *, instance: str, end_ns: int, outcome: str, rng: random.Random, bound: int = 0
+) -> list[RecordSpan]:
     """The spans of a sequence that ends now; none where its trace is not sampled.
 
     A sequence that ended early has only the spans of the phases it reached; the last of them carries the outcome as
     its error unless the sequence was decoded to its end, or moved.
+
+    Args: bound: tokens of a step at most, where steps were bounded while it was here; 0 where they were not.
     """
     if not sampled(held.traceparent):
         return []
@@ -41,6 +45,8 @@ def sequence_spans(held: Held, *, instance: str, end_ns: int, outcome: str, rng:
     if held.first_token_ns:
         phases.append(("decode", held.first_token_ns, end_ns))
     attributes = _attributes(held, instance=instance, outcome=outcome)
+    if bound:
+        attributes["millrace.step_tokens_max"] = bound
     trace_id, parent, flags = held.traceparent[3:35], held.traceparent[36:52], held.traceparent[53:]
     return [
         RecordSpan(

@@ -33,6 +33,7 @@ class StepBudget:
         self._info = info
         self._incarnation = incarnation
         self._until_ns = 0
+        self._last = (0, 0)  # the bound before, and when it ended
         self.tokens = 0
         self.ignored = 0
 
@@ -42,11 +43,11 @@ class StepBudget:
             self.ignored += 1
             return []
         if not body.tokens:
-            return self._change(0, "ordered")
+            return self._change(0, "ordered", now_ns)
         began = not self._until_ns
         self._until_ns = now_ns + body.valid_ms * 1_000_000
         bound = step_budget(self._info, body.tokens)
-        changed = self._change(bound if bound < self._info.token_budget else 0, "ordered", ends=False)
+        changed = self._change(bound if bound < self._info.token_budget else 0, "ordered", now_ns, ends=False)
         return [*changed, StartTimer(name=TIMER, at_ns=self._until_ns)] if began else changed
 
     def on_timer(self, now_ns: int) -> list[Effect]:
@@ -55,14 +56,20 @@ class StepBudget:
             return []
         if now_ns < self._until_ns:
             return [StartTimer(name=TIMER, at_ns=self._until_ns)]
-        return self._change(0, "the order was not repeated")
+        return self._change(0, "the order was not repeated", now_ns)
 
-    def _change(self, tokens: int, why: str, *, ends: bool = True) -> list[Effect]:
+    def since(self, at_ns: int) -> int:
+        """The last bound in force after a time; 0 for none."""
+        tokens, ended_ns = self._last
+        return self.tokens or (tokens if ended_ns > at_ns else 0)
+
+    def _change(self, tokens: int, why: str, now_ns: int, *, ends: bool = True) -> list[Effect]:
         if ends:
             self._until_ns = 0
         if tokens == self.tokens:
             return []
         began = not (tokens and self.tokens)
+        self._last = (self.tokens, now_ns)
         self.tokens = tokens
         fields = {"tokens": tokens or self._info.token_budget, "why": why}
         told: list[Effect] = [Log(level="info", event="step_budget", fields=fields)] if began else []

@@ -68,6 +68,16 @@ def test_a_length_that_the_call_asks_for_is_told_by_spans_and_by_a_recording(tmp
         assert any("with 4 output tokens expected:" in line for line in told(explained))
 
 
+def test_bounded_steps_of_the_instance_are_told() -> None:
+    spans = spans_of(served())
+    (placed,) = [span for span in spans if span.name == "dispatch"]
+    attributes = {"millrace.sequence": "r.0", "millrace.instance": "w0", "millrace.step_tokens_max": 1640}
+    decode = msgspec.structs.replace(placed, name="decode", service="worker", attributes=attributes)
+    assert not any("came first" in line for line in told(explained_by_spans(spans)))
+    text = told(explained_by_spans([*spans, decode]))
+    assert "  decodes came first there: steps of at most 1,640 tokens" in text
+
+
 def spans_of(bench: Bench) -> list[SpanLine]:
     lines = [span_line(e, service="ingress", instance="ingress-0", actor="ingress-0") for e in bench.made(RecordSpan)]
     return [line for line in lines if line is not None]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from millrace.actor.effects import Effect, Log, Publish, StartTimer
-from millrace.actor.engine import EngineObserved, EngineSequence, LimitStepInEngine
+from millrace.actor.effects import Effect, Log, Publish, RecordSpan, StartTimer
+from millrace.actor.engine import EngineObserved, EngineSequence, LimitStepInEngine, SequenceAdded
+from millrace.contracts.ingress import FinishReason
 from millrace.contracts.local import TimerFired
 from millrace.contracts.scheduler import SchedulerConfig, step_budget
 from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
@@ -18,7 +19,8 @@ from millrace.policies.roles import RoleDecision, Scenario, StepOrder
 
 from services.coordinator.ladder import LadderView, Rung, acting
 from services.coordinator.priorities import VALID_MS, Priorities
-from tests.unit.worker_rig import INFO, START, Bench, bodies, only, snapshot
+from services.worker.step_budget import StepBudget
+from tests.unit.worker_rig import INFO, START, TRACE, Bench, bodies, only, out, snapshot
 
 # --- bounds
 
@@ -101,6 +103,26 @@ def test_status_and_summary_tell_the_bound_that_the_engine_tells() -> None:
     told = msgspec.structs.replace(snapshot(START + 10**9), token_budget=16)
     effects = bench.say(EngineObserved(snapshot=told), after_ms=1_000)
     assert [body.token_budget for body in bodies(effects, StatusSnapshot | InstanceSummary)] == [16, 16]
+
+
+def test_spans_tell_the_bound_while_a_sequence_was_there_and_explain_shows_it() -> None:
+    bench = Bench()
+    told = []
+    for sequence, before in (("a.0", []), ("b.0", [16]), ("c.0", [0]), ("d.0", [])):
+        for tokens in before:
+            order(bench, tokens)
+        bench.submit(sequence, traceparent=TRACE)
+        bench.say(SequenceAdded(sequence=sequence), after_ms=1)
+        effects = bench.step(out(1, sequence=sequence, finish=FinishReason.LENGTH))
+        told.append(only(effects, RecordSpan)[-1].attributes.get("millrace.step_tokens_max", 0))
+    assert told == [0, 16, 0, 0]
+
+
+def test_a_bound_that_ended_counts_for_who_was_there() -> None:
+    budget = StepBudget(INFO, 7)
+    budget.order(SetStepBudget(incarnation=7, tokens=16, valid_ms=5_000), 100)
+    budget.order(SetStepBudget(incarnation=7, tokens=0, valid_ms=5_000), 200)
+    assert [budget.since(at_ns) for at_ns in (50, 199, 200)] == [16, 16, 0]
 
 
 # --- the modelled engine

@@ -36,8 +36,9 @@ def explained_by_spans(spans: list[SpanLine]) -> Explained:
         key = (span.start_ns, attribute(span, "instance"), attribute(span, "epoch"), span.error)
         groups.setdefault(key, []).append(span)
     moves = {attribute(span, "migration"): span for span in spans if span.name == "migration"}
+    bounds = _bounds(spans)
     placements = [
-        _with_move(_placement(group, asked.get(group[0].start_ns, 0), expected), moves, group[0])
+        _with_bound(_with_move(_placement(group, asked.get(group[0].start_ns, 0), expected), moves, group[0]), bounds)
         for group in groups.values()
     ]
     return Explained(
@@ -91,6 +92,20 @@ def _with_move(placement: ExplainedPlacement, moves: Mapping[Any, SpanLine], spa
     copied = f"{attribute(move, 'rounds')} rounds, {attribute(move, 'bytes')} bytes, no token for {pause}"
     reason, why = str(attribute(move, "reason") or ""), str(attribute(move, "note") or "")
     return msgspec.structs.replace(placement, reason=placement.reason or reason, why=why, copied=copied)
+
+
+def _bounds(spans: list[SpanLine]) -> dict[tuple[str, str], int]:
+    """Bound of an instance's steps while a sequence was there, as its worker recorded it."""
+    told = [span for span in spans if attribute(span, "step_tokens_max")]
+    return {
+        (str(attribute(span, "sequence")), str(attribute(span, "instance"))): int(attribute(span, "step_tokens_max"))
+        for span in told
+    }
+
+
+def _with_bound(placement: ExplainedPlacement, bounds: Mapping[tuple[str, str], int]) -> ExplainedPlacement:
+    found = [bounds.get((sequence, placement.chosen), 0) for sequence in placement.sequences]
+    return msgspec.structs.replace(placement, step_tokens_max=max(found, default=0))
 
 
 def _reason(span: SpanLine) -> str:

@@ -80,6 +80,8 @@ def _placement(placement: ExplainedPlacement, ending: Ending | None) -> Iterator
     goes = f"to {placement.chosen}" if placement.chosen else "to nobody"
     epoch = f" (epoch {placement.epoch})" if placement.epoch else ""
     yield f"{placement.kind} of {placement.sequences[0]}{more} {goes}{epoch}{after}"
+    if placement.step_tokens_max:
+        yield f"  decodes came first there: steps of at most {placement.step_tokens_max:,} tokens"
     if placement.kind == "migration":
         yield from _migration(placement, ending)
         return

@@ -23,6 +23,7 @@ class ExplainedPlacement(msgspec.Struct, frozen=True, kw_only=True):
         trouble: Why it came to nothing; empty where the instance took it or nothing is known.
         why: Of a migration: its asker's sentence, with the predicted rest, and the risk or delay; empty for none.
         copied: Of a migration: rounds, bytes and the pause; empty where not told.
+        step_tokens_max: Bound of the steps there, where decodes came first; 0 where they did not, or it is not told.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class ExplainedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     why: str = ""
     copied: str = ""
+    step_tokens_max: int = 0
 
     @property
     def forecast(self) -> CandidateForecast | None:
