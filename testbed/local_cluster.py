@@ -21,6 +21,7 @@ from millrace.actor.config import BusConfig
 
 from models.training.tokenizer import write_tokenizer
 from services.supervisor.buckets import create_buckets
+from testbed.programs import Program, start_program
 
 MODEL = "bench"
 #: How long the cluster has to become ready, seconds.
@@ -71,7 +72,7 @@ class LocalCluster:
         self.folder = options.folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.model_folder = self.folder / "model"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Program | subprocess.Popen[bytes]] = {}
         self.port = free_port()
         self.nats_port = free_port()
 
@@ -222,8 +223,10 @@ class LocalCluster:
         if cores:
             command = ["taskset", "-c", ",".join(map(str, cores)), *command]
         with open(self.folder / f"{name}.log", "ab") as log:
-            root = Path(__file__).resolve().parent.parent
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=root)
+            if command[:2] == [sys.executable, "-m"]:
+                self.processes[name] = start_program(command[2], command[3:], output=log)
+            else:
+                self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
 def free_port() -> int:

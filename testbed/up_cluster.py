@@ -26,6 +26,8 @@ from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
 from nats.aio.client import Client
 
+from testbed.programs import Program, command_line, output_of, start_program
+
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0
 
@@ -80,17 +82,15 @@ class UpRig:
         self.model = model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [
-            *(sys.executable, "-m", "millrace.cli", "up", "--dir", str(folder)),
-            *("--port", str(self.port), "--nats-port", str(free_port()), *words),
-        ]
-        self.process: subprocess.Popen[bytes] | None = None
+        ports = ("--port", str(self.port), "--nats-port", str(free_port()))
+        self._words = ["up", "--dir", str(folder), *ports, *words]
+        self.process: Program | None = None
 
     def start(self) -> None:
         """Starts it and waits for the banner."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "up.out").open("wb") as out:
-            self.process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = start_program(command_line(), self._words, output=out, own_session=True)
         deadline = time.monotonic() + START_LIMIT_S
         while "Millrace is up" not in self.output():
             assert self.process.poll() is None, self.output()
@@ -99,7 +99,8 @@ class UpRig:
 
     def again(self) -> subprocess.CompletedProcess[str]:
         """The same command once more, in the same folder."""
-        return subprocess.run(self._command, capture_output=True, text=True, timeout=60, check=False)
+        command = [sys.executable, "-m", "millrace.cli", *self._words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     def stop(self) -> None:
         """Ctrl-C, and a bounded wait; whatever is left then is killed by pid."""
@@ -156,10 +157,8 @@ class UpRig:
 
     def cli(self, *words: str) -> str:
         """A verb of the command line against this cluster."""
-        command = [sys.executable, "-m", "millrace.cli", *words]
         environment = os.environ | {"MILLRACE_DIR": str(self.folder), "COLUMNS": "160"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-        return done.stdout + done.stderr
+        return output_of(command_line(), words, environment=environment)[1]
 
     async def well(self, instances: int, limit_s: float = 120.0) -> None:
         """Waits until every instance is ready again: what follows must not meet an earlier fault's wounds."""

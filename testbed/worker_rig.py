@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +19,8 @@ from millrace.contracts.status import InstanceSummary, PresenceState, ServicePre
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import ResendTokens, Sampling, SubmitSequence
 from nats.js.errors import KeyNotFoundError
+
+from testbed.programs import Program, start_program
 
 #: Longest wait for anything in these tests, seconds.
 PATIENCE_S = 60.0
@@ -189,12 +189,10 @@ def write_config(folder: Path, name: str, url: str, cluster: str, **fields: Any)
     return path
 
 
-def start_worker(config: Path) -> subprocess.Popen[bytes]:
+def start_worker(config: Path) -> Program:
     """``python -m services.worker`` with its output in a file beside the configuration."""
     with config.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "services.worker", "--config", str(config)], stdout=log, stderr=log
-        )
+        return start_program("services.worker", ["--config", str(config)], output=log)
 
 
 async def create_buckets(url: str, cluster: str) -> None:

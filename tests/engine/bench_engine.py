@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from millrace.contracts.worker import Sampling
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import environment
+from testbed.programs import output_of
 
 environment.prepare()
 
@@ -180,30 +180,6 @@ class BenchEngine:
         self.loop.close()
 
 
-_REFERENCE = """
-import json, sys
-from services.worker.vllm_engine import environment
-environment.prepare()
-from vllm import LLM, SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
-arguments, calls = json.load(sys.stdin)
-llm = LLM(**arguments)
-answers = []
-for prompt, fields in calls:
-    if fields.get("structured_outputs"):
-        fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
-    if fields.get("logit_bias"):
-        fields["logit_bias"] = {int(k): v for k, v in fields["logit_bias"].items()}
-    (answer,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(**fields), use_tqdm=False)
-    output = answer.outputs[0]
-    logprobs = None
-    if output.logprobs is not None:
-        logprobs = [{token: entry.logprob for token, entry in position.items()} for position in output.logprobs]
-    answers.append([list(output.token_ids), output.finish_reason, logprobs])
-print("ANSWERS" + json.dumps(answers))
-"""
-
-
 def reference(model: Path, calls: list[tuple[list[int], dict[str, Any]]]) -> list[tuple[list[int], str, Any]]:
     """The same calls through vLLM's own ``LLM.generate``, one by one, in a process of its own."""
     arguments = {
@@ -219,14 +195,10 @@ def reference(model: Path, calls: list[tuple[list[int], dict[str, Any]]]) -> lis
         # Workers leave the choice of the backend to vLLM, which takes this one for these schemas.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
-    done = subprocess.run(
-        [sys.executable, "-c", _REFERENCE],
-        input=json.dumps([arguments, calls]),
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS")]
-    assert lines, done.stderr[-3000:]
-    return [tuple(answer) for answer in json.loads(lines[0].removeprefix("ANSWERS"))]
+    with tempfile.TemporaryDirectory() as folder:
+        job, answers = Path(folder, "job.json"), Path(folder, "answers.json")
+        job.write_text(json.dumps([arguments, calls]))
+        words = [str(job), str(answers)]
+        status, said = output_of("testbed.vllm_reference", words, limit_s=2 * PATIENCE_S)
+        assert status == 0, said[-3000:]
+        return [tuple(answer) for answer in json.loads(answers.read_text())]

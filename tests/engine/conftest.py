@@ -1,11 +1,26 @@
-"""Two engines of one model that sequences move between; started once for all tests of it."""
+"""Two engines of one model that sequences move between; started once for all tests of it.
+
+vLLM is imported once for all tests here and all clusters that they start: the fork server has it from this process.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from testbed.programs import open_fork_server
+
+if importlib.util.find_spec("vllm") is not None:
+    from services.worker.vllm_engine import environment
+
+    environment.prepare()
+    from services.worker.vllm_engine import preload
+
+    preload.preload()
+    open_fork_server("services.worker.zygote")
 
 if TYPE_CHECKING:
     from tests.engine.moving import Pair

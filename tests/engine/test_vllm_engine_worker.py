@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from millrace.supervision.zygote_client import ForkFailed, ZygoteClient
 
 from testbed import tiny_llama
 from testbed.nats_process import NatsProcess
+from testbed.programs import start_program
 from testbed.worker_rig import PATIENCE_S, FakeIngress, create_buckets, ended, write_config
 
 #: Starting engines takes a minute where other test runs share the cores.
@@ -57,9 +56,8 @@ class Zygote:
                 max_num_batched_tokens=128,
                 limits={"drain_limit_ms": 400, "linger_ms": 200},
             )
-        command = [sys.executable, "-m", "services.worker.zygote", "--socket", str(folder / "z.sock")]
         with (folder / "zygote.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = start_program("services.worker.zygote", ["--socket", str(folder / "z.sock")], output=log)
         self.pids: dict[str, int] = {}
 
     def close(self) -> None:

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.nats_process import NatsProcess
+from testbed.programs import open_fork_server
+
+open_fork_server()
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from nats.errors import NoRespondersError
 
 from testbed.nats_process import NatsProcess
+from testbed.programs import Program, start_program
 from testbed.worker_rig import PATIENCE_S, FakeIngress, Stream, create_buckets, start_worker, write_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ class Cluster:
     def __init__(self, folder: Path, server: NatsProcess, name: str) -> None:
         self.folder, self.name, self.url = folder, name, server.url
         asyncio.run(create_buckets(server.url, name))
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Program] = []
 
     def start_worker(self, name: str = "w", coefficients: str = "cpu-8m", **fields: Any) -> None:
         modelled = {"parameters": PARAMETERS, "coefficients": coefficients}
@@ -42,13 +43,12 @@ class Cluster:
         )
         self.processes.append(start_worker(config))
 
-    def start_predictor(self, name: str = "predictor-0", **fields: Any) -> subprocess.Popen[bytes]:
+    def start_predictor(self, name: str = "predictor-0", **fields: Any) -> Program:
         path = self.folder / f"{name}.json"
         bus = {"cluster": self.name, "servers": [self.url]}
         path.write_text(json.dumps({"name": name, "bus": bus, **fields}))
         with path.with_suffix(".log").open("wb") as log:
-            command = [sys.executable, "-m", "services.predictor", "--config", str(path)]
-            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+            process = start_program("services.predictor", ["--config", str(path)], output=log)
         self.processes.append(process)
         return process
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -19,9 +17,9 @@ from millrace.lengths.files import MODEL_FILE, read_models
 from nats.errors import NoRespondersError
 
 from testbed.nats_process import NatsProcess
+from testbed.programs import Program, start_program
 from testbed.worker_rig import PATIENCE_S, FakeIngress
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 LEARNING = {"pretrained": False, "retrain_outcomes": 250, "outcomes_min": 250, "retrain_pause_s": 0.0}
 
 
@@ -36,12 +34,11 @@ class Tagger:
         self._config.write_text(
             json.dumps({"bus": {"cluster": cluster, "servers": [url]}, "learning": learning, "name": "tagger-0"})
         )
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "services.tagger", "--config", str(self._config)]
-            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+            self.process = start_program("services.tagger", ["--config", str(self._config)], output=log)
 
     def end(self, how: signal.Signals) -> int:
         assert self.process is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +39,7 @@ class Workers:
             instances=3,
             limits={"drain_limit_ms": 300, "linger_ms": 100, "ingress_silence_ms": 2500},
         )
-        self.process: subprocess.Popen[bytes] = start_worker(config)
+        self.process = start_worker(config)
         self.log = config.with_suffix(".log")
 
     def ingress(self, **fields: object) -> FakeIngress:

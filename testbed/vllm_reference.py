@@ -1,0 +1,46 @@
+"""Runs calls through vLLM's own ``LLM.generate``, one by one: what engines of this repository are compared with.
+
+    python -m testbed.vllm_reference JOB ANSWERS
+
+Both are JSON files: arguments of ``LLM`` and calls (prompt, sampling fields); tokens, finish reason, log-probabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from services.worker.vllm_engine import environment
+
+environment.prepare()
+
+
+def answers_to(arguments: dict[str, Any], calls: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
+    """Tokens, finish reason and log-probabilities by position of each call."""
+    from vllm import LLM
+
+    llm = LLM(**arguments)
+    return [_answer(llm, prompt, fields) for prompt, fields in calls]
+
+
+def _answer(llm: Any, prompt: list[int], fields: dict[str, Any]) -> list[Any]:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if fields.get("structured_outputs"):
+        fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+    if fields.get("logit_bias"):
+        fields["logit_bias"] = {int(k): v for k, v in fields["logit_bias"].items()}
+    (answer,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(**fields), use_tqdm=False)
+    output = answer.outputs[0]
+    logprobs = None
+    if output.logprobs is not None:
+        logprobs = [{token: entry.logprob for token, entry in position.items()} for position in output.logprobs]
+    return [list(output.token_ids), output.finish_reason, logprobs]
+
+
+if __name__ == "__main__":
+    job, answers = map(Path, sys.argv[1:])
+    answers.write_text(json.dumps(answers_to(*json.loads(job.read_text()))))
