@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from testbed.worker_rig import ended
 
 #: What an owner needs; each test adds what it does. A program of one module is written to the owner's folder.
@@ -143,9 +145,37 @@ def test_fork_server_and_programs_end_with_their_owner(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_module_that_cannot_be_imported_ends_the_fork_server_and_says_why(tmp_path: Path) -> None:
+def test_a_module_that_is_imported_already_runs_anew_and_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "__main__.py").write_text("print(__name__)")
     act = """
-        broken = ForkServer.open(["no_such_module"])
+        server = ForkServer.open(["program", "package.__main__"])
+        tell(program=status(started()), package=status(started(module="package")))
+    """
+    process = owner(tmp_path, "print(__name__)", act, stderr=subprocess.PIPE)
+    output, complaint = process.communicate(timeout=60)
+    assert json.loads(output.splitlines()[-1]) == {"program": 0, "package": 0}, complaint
+    assert (tmp_path / "log").read_text() == "__main__\n__main__\n"
+
+
+def test_numpy_can_be_imported_before(tmp_path: Path) -> None:
+    act = """
+        server = ForkServer.open(["numpy"])
+        tell(status=status(started()))
+    """
+    assert said_by(owner(tmp_path, "import numpy; assert (numpy.eye(300) @ numpy.eye(300)).sum() == 300", act)) == {
+        "status": 0
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"), [("no_such_module", "no_such_module"), ("threaded", "2 threads after the imports")]
+)
+def test_imports_that_fail_or_leave_a_thread_end_the_fork_server(tmp_path: Path, module: str, reason: str) -> None:
+    (tmp_path / "threaded.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
+    act = f"""
+        broken = ForkServer.open(["{module}"])
         try:
             broken.start("program", [], output=1)
         except ForkServerLost:
@@ -155,7 +185,7 @@ def test_a_module_that_cannot_be_imported_ends_the_fork_server_and_says_why(tmp_
     process = owner(tmp_path, "", act, stderr=subprocess.PIPE)
     output, complaint = process.communicate(timeout=60)
     assert json.loads(output) == {"lost": True}
-    assert "no_such_module" in complaint
+    assert reason in complaint
 
 
 def test_no_fork_server_is_made_where_threads_run(tmp_path: Path) -> None:

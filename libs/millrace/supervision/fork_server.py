@@ -180,9 +180,7 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str]) -> NoReturn:
         _title("millrace: fork server", "fork server")
         for name in preload:
             importlib.import_module(name)
-        threads = len(os.listdir("/proc/self/task"))
-        if threads != 1:
-            raise RuntimeError(f"{threads} threads after the imports: forking is not safe")
+        _refuse_threads()
         gc.collect()
         gc.freeze()
         if os.getppid() == owner:
@@ -193,6 +191,17 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str]) -> NoReturn:
     finally:
         _flush()
         os._exit(code)
+
+
+def _refuse_threads() -> None:
+    """Raises RuntimeError where the imports left a thread. A first fork ends those of OpenBLAS, which numpy loads."""
+    first = os.fork()
+    if first == 0:
+        os._exit(0)
+    os.waitpid(first, 0)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise RuntimeError(f"{threads} threads after the imports: forking is not safe")
 
 
 def _serve(sock: socket.socket) -> None:
@@ -263,6 +272,9 @@ def _become(request: ProgramRequest, output: int) -> NoReturn:
 
 def run_module(module: str) -> int:
     """Run a module as ``python -m`` does; returns the exit status that the interpreter would end with."""
+    for name in (module, f"{module}.__main__"):
+        if not hasattr(sys.modules.get(name), "__path__"):  # a module that runs is not imported as well
+            sys.modules.pop(name, None)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
