@@ -229,7 +229,8 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
         clear_leftovers(directory)
         os.environ.setdefault("VLLM_RPC_BASE_PATH", stack.enter_context(socket_folder(directory)))
         cores = options.cores or sorted(os.sched_getaffinity(0))
-        layout = Layout(msgspec.structs.replace(options, spec=free_ports(spec), cores=cores))
+        spec = stack.enter_context(free_ports(spec))
+        layout = Layout(msgspec.structs.replace(options, spec=spec, cores=cores))
         config = layout.plan()
         layout.write()
         if check_files is not None:

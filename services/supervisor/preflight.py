@@ -117,12 +117,17 @@ def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> 
     return spec
 
 
-def free_ports(spec: ClusterSpec) -> ClusterSpec:
-    """The cluster with ports that nobody types replaced where they are taken."""
+@contextlib.contextmanager
+def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
+    """The cluster with ports that nobody types replaced where they are taken.
+
+    Those of metrics are kept from other supervisors of this machine: services listen on them seconds later.
+    """
     nats = NatsSpec(port=_this_or_free(spec.nats.port), monitor_port=_this_or_free(spec.nats.monitor_port))
-    first = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS)
-    telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
-    return msgspec.structs.replace(spec, nats=nats, telemetry=telemetry)
+    first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS)
+    with reservation:
+        telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
+        yield msgspec.structs.replace(spec, nats=nats, telemetry=telemetry)
 
 
 def _this_or_free(port: int) -> int:
@@ -133,11 +138,27 @@ def _this_or_free(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _first_of_free_range(start: int, count: int) -> int:
+def _first_of_free_range(start: int, count: int) -> tuple[int, socket.socket]:
+    """The first port of a free range, and the socket that reserves it while it is open."""
     for first in range(start, start + 2000, count):
+        reservation = _reserved(first)
+        if reservation is None:
+            continue
         if all(_free("127.0.0.1", port) for port in range(first, first + count)):
-            return first
+            return first, reservation
+        reservation.close()
     raise ConfigError(f"no {count} free ports in a row from {start} on for metrics")
+
+
+def _reserved(first: int) -> socket.socket | None:
+    """A socket with a name of the range, in Linux's abstract namespace; None where another supervisor holds it."""
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        reservation.bind(f"\0millrace-metrics-{first}")
+    except OSError:
+        reservation.close()
+        return None
+    return reservation
 
 
 def _free(host: str, port: int) -> bool:
