@@ -4,10 +4,11 @@
     python setup/run_tests.py --fast          # what needs no engine and no process
     python setup/run_tests.py tests/unit -k broker
 
-Tests without I/O come first, on all cores. Tests that start processes then run in two lanes side by side, each on cores
-of its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its turn
-takes more than half of both. A lane that has ended a group of tests takes the next one, so that both end together. On
-one core, and where arguments for pytest are given, there is one run.
+Tests without I/O come first, on all cores. Tests of real engines then run in two lanes side by side, each on cores of
+its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its turn takes
+more than half of both. A lane that has ended a group of tests takes the next one, so that both end together. Beside
+them run the groups that mostly wait, all at once and on any core; engines let their services go first. On one core, and
+where arguments for pytest are given, there is one run.
 """
 
 import importlib.util
@@ -29,13 +30,16 @@ PROCESSES = ("tests/contract", "tests/live", "tests/engine")
 #: Their groups, each for one run of pytest, in the order in which lanes take them: the longest first. Tests that share
 #: an engine or a cluster are in one group, and each group with real engines imports vLLM once more.
 GROUPS = {
-    "live": ("tests/live",),
+    "live a-m": ("tests/live/test_[a-m]*.py",),
+    "live n-z": ("tests/live/*",),
     "clusters": ("tests/engine/two_*", "tests/engine/test_*_worker.py", "tests/engine/test_[prt]*_vllm.py"),
     "moving": ("tests/engine/test_vllm_migration*.py", "tests/engine/test_segment_migration.py"),
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
-#: Lanes of tests that start processes.
+#: Groups that wait for most of their time, for half a core or less.
+WAITING = ("live a-m", "live n-z")
+#: Lanes of the other groups.
 LANES = 2
 #: Suites that are quick and touch every layer.
 FAST = (
@@ -84,14 +88,17 @@ def _pytest(*words: str) -> int:
 
 
 def _lanes(cores: list[int]) -> int:
-    """Runs tests without I/O on all cores, then those that start processes, the cores divided between the lanes."""
+    """Runs tests without I/O on all cores, then those that start processes: engines on cores of a lane each."""
     runs = [Run("pure", _command("pure", *_parallel(len(cores)), *PURE))]
     runs[0].wait()
     share = len(cores) // LANES
-    groups = deque(process_groups().items())
+    groups = process_groups()
+    computing = deque((name, paths) for name, paths in groups.items() if name not in WAITING)
     lanes = [
-        threading.Thread(target=_lane, args=(groups, cores[lane * share :][:share], runs)) for lane in range(LANES)
+        threading.Thread(target=_lane, args=(computing, cores[lane * share :][:share], runs)) for lane in range(LANES)
     ]
+    for name in WAITING:
+        lanes.append(threading.Thread(target=_lane, args=(deque([(name, groups[name])]), cores, runs)))
     for lane in lanes:
         lane.start()
     for lane in lanes:

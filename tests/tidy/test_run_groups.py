@@ -20,6 +20,7 @@ def test_every_test_that_starts_processes_is_in_one_group(monkeypatch):
     assert set(taken) == wanted
     assert set(taken.values()) == {1}
     assert list(groups) == list(run_tests.GROUPS)
+    assert set(run_tests.WAITING) < set(groups)
 
 
 def test_without_vllm_no_group_names_a_test_of_real_engines(monkeypatch):
