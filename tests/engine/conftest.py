@@ -5,6 +5,7 @@ vLLM is imported once for all tests here and all clusters that they start: the f
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if importlib.util.find_spec("vllm") is not None:
     from services.worker.vllm_engine import preload
 
     preload.preload()
+    # Forked engines collect garbage three times while they start: half a second each over all that vLLM has imported.
+    gc.collect()
+    gc.freeze()
     open_fork_server("services.worker.zygote")
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ _ALWAYS = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.model_executor.models.llama",
     "vllm.model_executor.model_loader.default_loader",
+    "vllm.model_executor.layers.quantization.online.base",
     "vllm.v1.structured_output.backend_xgrammar",
     "services.worker.vllm_engine.engine",
     "services.worker.vllm_engine.snapshot_scheduler",
