@@ -40,8 +40,8 @@ def test_random_faults_are_many_and_most_calls_complete():
 
 
 def test_the_same_seed_gives_the_same_run():
-    assert SoakRun(7).run() == SoakRun(7).run()
-    assert SoakRun(7).run().trace_hash != SoakRun(8).run().trace_hash
+    assert SoakRun(7).run() == report_of(7)
+    assert report_of(7).trace_hash != report_of(8).trace_hash
 
 
 def test_without_faults_every_call_completes_in_its_first_epoch():
