@@ -30,15 +30,15 @@ PROCESSES = ("tests/contract", "tests/live", "tests/engine")
 #: Their groups, each for one run of pytest, in the order in which lanes take them: the longest first. Tests that share
 #: an engine or a cluster are in one group, and each group with real engines imports vLLM once more.
 GROUPS = {
-    "live a-m": ("tests/live/test_[a-m]*.py",),
-    "live n-z": ("tests/live/*",),
+    "live-a-m": ("tests/live/test_[a-m]*.py",),
+    "live-n-z": ("tests/live/*",),
     "clusters": ("tests/engine/two_*", "tests/engine/test_*_worker.py", "tests/engine/test_[prt]*_vllm.py"),
     "moving": ("tests/engine/test_vllm_migration*.py", "tests/engine/test_segment_migration.py"),
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
 #: Groups that wait for most of their time, for half a core or less.
-WAITING = ("live a-m", "live n-z")
+WAITING = ("live-a-m", "live-n-z")
 #: Lanes of the other groups.
 LANES = 2
 #: Suites that are quick and touch every layer.
