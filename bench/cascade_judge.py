@@ -50,13 +50,13 @@ def _trained(seeds: int) -> None:
     """The trained judge and confidence on the same answers, whose texts it has read."""
     with gzip.open(PATH, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    print(f"\n{JUDGE.name}, {len(rows)} prompts, its curve of all models together, from one half of the prompts")
+    print(f"\n{JUDGE.name}, {len(rows)} prompts, its curves from one half of the prompts")
     print(f"{'model':<16}{'judge':<26}{'area':>24}{'calibration error':>24}")
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for seed in range(seeds):
         order = np.random.default_rng(seed).permutation(len(rows))
         fitted, held_out = ([rows[each] for each in part] for part in np.array_split(order, 2))
-        for key, figures in _by_model(fitted, held_out):
+        for key, figures in _by_model(fitted, held_out, seed):
             found.setdefault(key, []).append(figures)
     for (model, name), pairs in sorted(found.items(), key=lambda item: MODELS.index(item[0][0])):
         areas, errors = [area for area, _ in pairs], [error for _, error in pairs]
@@ -65,7 +65,7 @@ def _trained(seeds: int) -> None:
 
 
 def _by_model(
-    fitted: list[dict[str, Any]], held_out: list[dict[str, Any]]
+    fitted: list[dict[str, Any]], held_out: list[dict[str, Any]], seed: int
 ) -> Iterator[tuple[tuple[str, str], tuple[float, float]]]:
     everything = [told for row in fitted for told in row.values()]
     verdicts = fit_isotonic(_values(everything, "yes"), _values(everything, "right") > 0)
@@ -73,14 +73,21 @@ def _by_model(
         known, judged = [row[model] for row in fitted], [row[model] for row in held_out]
         truth = _values(judged, "right") > 0
         confidence = fit_isotonic(_values(known, "logprob"), _values(known, "right") > 0)
-        by_judge = verdicts.at(_values(judged, "yes"))
+        own = fit_isotonic(_values(known, "yes"), _values(known, "right") > 0)
+        by_judge = own.at(_values(judged, "yes"))
         by_confidence = confidence.at(_values(judged, "logprob"))
         for name, scores in (
             ("llm, trained", by_judge),
+            ("llm, one curve of all", verdicts.at(_values(judged, "yes"))),
             ("confidence (sum)", by_confidence),
             ("mean of both", (by_judge + by_confidence) / 2),
         ):
             yield (model, name), (area_under_curve(scores, truth), calibration_error(scores, truth))
+        drawn = np.random.default_rng([seed, 1]).random(len(truth)) < by_judge
+        yield (
+            (model, "its scores, if all true"),
+            (area_under_curve(by_judge, drawn), calibration_error(by_judge, drawn)),
+        )
 
 
 def _values(told: list[dict[str, Any]], field: str) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ import gzip
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from millrace.judging.calibration import area_under_curve, calibration_error, fi
 from millrace.judging.files import LlmCalibration, write_llm_judge
 from millrace.judging.question import NO, YES, judging_question
 from millrace.kvcopy.weights import weights_fingerprint
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bench.engine.in_process import open_engine, prepare
@@ -91,19 +93,34 @@ def answers_of(model: str, prompts: list[list[int]], state: Path, threads: int) 
 
 
 def calibrate(rows: list[dict[str, Any]]) -> LlmCalibration:
-    """The curve over all models' answers; area and error are of the half that a curve was not fitted to."""
-    known = [told for row in rows for told in row.values() if told["yes"] is not None]
-    shares, right = (np.array([told[field] for told in known]) for field in ("yes", "right"))
-    halves = np.array_split(np.random.default_rng(SEED).permutation(len(shares)), 2)
-    found = [(fit_isotonic(shares[a], right[a]).at(shares[b]), right[b]) for a, b in (halves, halves[::-1])]
+    """Curves of each model's answers and of all; area and error are of the halves that curves were not fitted to."""
+    every = [_known(rows, [model]) for model in MODELS]
+    shares, right = _known(rows, MODELS)
+    found = []
+    for known, truth in every:
+        halves = np.array_split(np.random.default_rng(SEED).permutation(len(known)), 2)
+        found += [(fit_isotonic(known[a], truth[a]).at(known[b]), truth[b]) for a, b in (halves, halves[::-1])]
     return LlmCalibration(
         curve=fit_isotonic(shares, right),
+        curves={model: fit_isotonic(*of_model) for model, of_model in zip(MODELS, every, strict=True)},
         judged=list(MODELS),
         answers=len(shares),
         area=float(np.mean([area_under_curve(scores, truth) for scores, truth in found])),
         error=float(np.mean([calibration_error(scores, truth) for scores, truth in found])),
         fingerprint=weights_fingerprint(JUDGE),
     )
+
+
+def _known(rows: list[dict[str, Any]], models: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Shares of "yes" about these models' answers, and whether those are right."""
+    told = [row[model] for row in rows for model in models if row[model]["yes"] is not None]
+    return np.array([each["yes"] for each in told]), np.array([each["right"] for each in told])
+
+
+def read_verdicts() -> list[dict[str, Any]]:
+    """The recording."""
+    with gzip.open(PATH, "rt") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def main() -> None:
@@ -113,7 +130,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--answers-only", action="store_true")
     parser.add_argument("--torch", action="store_true", help="verdicts in torch instead of on vLLM")
+    parser.add_argument("--calibrate-only", action="store_true", help="fit the recorded verdicts again")
     options = parser.parse_args()
+    if options.calibrate_only:
+        write_llm_judge(JUDGE, calibrate(read_verdicts()))
+        return
     options.state.mkdir(parents=True, exist_ok=True)
     prepare(options.threads)
     tokenizer = Tokenizer.from_file(str(ROOT / "models" / MODELS[0] / "tokenizer.json"))

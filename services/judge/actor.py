@@ -127,7 +127,7 @@ class JudgeActor:
             case "verifier":
                 return [self._said(asked, Verdict(body.confidence, "nothing speaks against the answer"), now_ns)]
             case "llm" if body.opinions:
-                return [self._said(asked, judge_opinions(body, self._curve), now_ns)]
+                return [self._said(asked, judge_opinions(body, self._curve_of(body.model)), now_ns)]
             case "external" | "llm":
                 return self._ask(asked, now_ns)
             case kind:
@@ -154,13 +154,19 @@ class JudgeActor:
         asked = self._taken(body.correlation)
         if asked is None:
             return []
-        verdicts = [self._read(asked.question.kind, payload) for payload in body.payloads]
+        verdicts = [self._read(asked.question, payload) for payload in body.payloads]
         mute = next((verdict for verdict in verdicts if verdict.score is None), None)
         told = mute or min(verdicts, key=lambda verdict: verdict.score or 0.0, default=Verdict(None, "no answer came"))
         return [self._said(asked, told, now_ns)]
 
-    def _read(self, kind: str, payload: bytes) -> Verdict:
-        return external_verdict(payload) if kind == "external" else llm_verdict(payload, self._curve)
+    def _read(self, question: JudgeAnswer, payload: bytes) -> Verdict:
+        if question.kind == "external":
+            return external_verdict(payload)
+        return llm_verdict(payload, self._curve_of(question.model))
+
+    def _curve_of(self, model: str) -> IsotonicCurve | None:
+        """Calibration of verdicts about a model's answers."""
+        return self._remotes["llm"].curves.get(model, self._curve)
 
     def _on_failure(self, body: AskingFailed, now_ns: int) -> list[Effect]:
         asked = self._taken(body.correlation)

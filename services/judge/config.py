@@ -18,6 +18,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         curve_file: For ``llm``: JSON of an isotonic curve (``scores``, ``probabilities``) from P("yes") to P(right);
             empty for ``curve``.
         curve: The same curve itself; None for none.
+        curves: Curves of single answering models, by served name; they come before ``curve`` and ``curve_file``.
     """
 
     url: str = ""
@@ -26,6 +27,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     timeout_s: float = 2.0
     curve_file: str = ""
     curve: IsotonicCurve | None = None
+    curves: dict[str, IsotonicCurve] = {}
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -217,14 +217,21 @@ def test_the_llm_judge_has_the_calibration_that_lies_in_its_models_folder(tmp_pa
     spec = msgspec.structs.replace(
         spec, models=[spec.models[0], msgspec.structs.replace(spec.models[1], path=str(folder))]
     )
-    curve = IsotonicCurve((0.1, 0.9), (0.2, 0.8))
+    curve, own = IsotonicCurve((0.1, 0.9), (0.2, 0.8)), IsotonicCurve((0.0, 1.0), (0.1, 0.9))
     told = LlmCalibration(
-        curve=curve, judged=["nano"], answers=100, area=0.9, error=0.02, fingerprint=weights_fingerprint(folder)
+        curve=curve,
+        curves={"nano": own, "other": own},
+        judged=["nano"],
+        answers=100,
+        area=0.9,
+        error=0.02,
+        fingerprint=weights_fingerprint(folder),
     )
     write_llm_judge(folder, told)
     assert llm_calibration(spec) == told
     config = msgspec.convert(judge_fields(spec, {}, calibration=told), JudgeConfig)
     assert read_curve(config.llm) == curve
+    assert config.llm.curves == {"nano": own}
     (folder / "model.safetensors").write_bytes(b"other weights")
     with pytest.raises(ConfigError, match=r"models\[1\].path: .*other weights"):
         llm_calibration(spec)

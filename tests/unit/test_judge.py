@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.judging.calibration import IsotonicCurve
 from prometheus_client import CollectorRegistry
 
 from services.judge.actor import CHOICES_MAX, WAITING_MAX, JudgeActor
@@ -108,6 +110,15 @@ def test_an_opinion_that_comes_along_is_scored_at_once() -> None:
     effects = _ask(_actor(JudgeConfig()), kind="llm", answer=["7"], opinions=[[("yes", -0.2), ("no", -1.8)]])
     assert not [effect for effect in effects if isinstance(effect, AskModel)]
     assert _said(effects).score == pytest.approx(83.2, abs=0.1)
+
+
+def test_each_models_answers_are_scored_by_their_own_curve() -> None:
+    own = IsotonicCurve((0.0, 1.0), (0.0, 0.5))
+    judge = _actor(JudgeConfig(llm=RemoteConfig(curves={"nano": own})))
+    for model, score in (("nano", 40.0), ("mini", 80.0)):
+        opinion = [("yes", math.log(0.8)), ("no", math.log(0.2))]
+        effects = _ask(judge, kind="llm", model=model, answer=["7"], opinions=[opinion])
+        assert _said(effects).score == pytest.approx(score)
 
 
 def test_a_veto_asks_nobody_and_scores_nothing() -> None:

@@ -43,7 +43,8 @@ class LlmCalibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Calibration of a model that judges answers of others.
 
     Attributes:
-        curve: From its share of "yes" to the probability of a right answer.
+        curve: From its share of "yes" to the probability of a right answer, of all models' answers together.
+        curves: The same of each model's answers by themselves, which are right more or less often; others by ``curve``.
         judged: Models whose answers it was fitted to.
         answers: It was fitted to.
         area: Under the ROC curve, on answers left out of the fit.
@@ -53,6 +54,7 @@ class LlmCalibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     format: str = LLM_FORMAT
     curve: IsotonicCurve
+    curves: dict[str, IsotonicCurve] = {}
     judged: list[str]
     answers: int
     area: float

@@ -82,8 +82,11 @@ def judge_fields(
     tiers = {model: judges[model] for model in cascade.tiers if model in judges}
     fields: dict[str, Any] = {"judges": tiers} if tiers else {}
     if cascade.judge is JudgeKind.LLM:
-        curve = {"curve": msgspec.to_builtins(calibration.curve)} if calibration is not None else {}
-        return fields | {"llm": curve | cascade.parameters}
+        curves: dict[str, Any] = {}
+        if calibration is not None and "curve_file" not in cascade.parameters:
+            of_models = {name: calibration.curves[name] for name in cascade.tiers if name in calibration.curves}
+            curves = {"curve": msgspec.to_builtins(calibration.curve), "curves": msgspec.to_builtins(of_models)}
+        return fields | {"llm": curves | cascade.parameters}
     if cascade.judge is JudgeKind.EXTERNAL:
         return fields | {"external": cascade.parameters}
     return fields
