@@ -136,7 +136,8 @@ def _named(rig: UpRig) -> dict[str, int]:
 
 def _configurations(rig: UpRig) -> dict[int, Path]:
     """Each service's configuration by its pid."""
-    commands = {process.pid: process.cmdline() for process in rig.processes()}
+    # A service that was forked shows its command line as one word.
+    commands = {process.pid: " ".join(process.cmdline()).split() for process in rig.processes()}
     return {pid: Path(words[words.index("--config") + 1]) for pid, words in commands.items() if "--config" in words}
 
 
