@@ -141,7 +141,7 @@ class Shares:
         took, found = time.monotonic() - self._began, []
         for process, (before, waits) in self._before.items():
             try:
-                now, words, nice = process.cpu_times(), process.cmdline(), process.nice()
+                now, words, nice = process.cpu_times(), " ".join(process.cmdline()).split(), process.nice()
                 waits = waited(process.pid) - waits
             except (psutil.Error, OSError):
                 continue
