@@ -35,14 +35,17 @@ class TradeCandidate(NamedTuple):
 
 
 def sampled(names: list[str], instance: str, now_ns: int) -> Iterator[list[str]]:
-    """A set, or parts of a large one, evenly spread: another part first for each instance and each second.
+    """A set, or parts of a large one: each instance begins elsewhere, and with another part each second.
 
     All parts together are the set, so that who looks on finds the only one with room.
     """
-    parts = -(-len(names) // LOOKED_AT)
-    first = crc32(instance.encode()) + now_ns // (1_000 * _MS)
-    for part in range(max(1, parts)):
-        yield names[(first + part) % parts :: parts] if parts > 1 else names
+    if len(names) <= LOOKED_AT:
+        yield names
+        return
+    first = (crc32(instance.encode()) + LOOKED_AT * (now_ns // (1_000 * _MS))) % len(names)
+    turned = names[first:] + names[:first]
+    for at in range(0, len(turned), LOOKED_AT):
+        yield turned[at : at + LOOKED_AT]
 
 
 def load_view(body: LoadReported) -> LoadView:
