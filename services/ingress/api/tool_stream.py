@@ -1,7 +1,6 @@
 """Events of a streamed chat completion with tools.
 
-With one named function its arguments are streamed as they come. A list of calls, and calls between tags, are sent
-whole when the output has ended: until then nobody knows whether they parse. Text before a tag is streamed.
+Text comes as it is; a call's name comes when it is known, and its arguments as they are written.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import msgspec
 
 from services.ingress.api.responses import call_id, calls_reason
 from services.ingress.api.streams import ResponseHead, StreamParts, finish_choice
-from services.ingress.api.tools import OPEN_TAG, ParsedCall, ToolMode, ToolPlan, parse_calls
+from services.ingress.api.tool_reader import CallBegun, Piece, TextPiece, ToolCallReader
+from services.ingress.api.tools import ToolPlan
 from services.ingress.calls.messages import CascadeReport, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -21,14 +21,13 @@ _encode = msgspec.json.Encoder().encode
 class ToolChatStream:
     """An EventStream of a chat completion whose output may be calls."""
 
-    __slots__ = ("_held", "_named_open", "_parts", "_plan", "_response")
+    __slots__ = ("_parts", "_plan", "_readers", "_response")
 
     def __init__(self, head: ResponseHead, plan: ToolPlan, *, include_usage: bool, continuous: bool) -> None:
         self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
         self._plan = plan
         self._response = head.id
-        self._held = [""] * head.choices
-        self._named_open = [False] * head.choices
+        self._readers = [ToolCallReader(plan) for _ in range(head.choices)]
 
     def opening(self) -> bytes:
         return self._parts.roles()
@@ -44,47 +43,20 @@ class ToolChatStream:
         self._parts.tell(report)
 
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
-        index = delta.index
-        out = b""
-        if self._plan.mode is ToolMode.NAMED:
-            if delta.text:
-                out = self._event(index, {"tool_calls": [self._argument_piece(index, delta.text)]}, tail)
-            return out + self._finish(delta, self._named_open[index], tail)
-        self._held[index] += delta.text
-        if self._plan.mode is ToolMode.TAGGED:
-            shown = self._text_before_tag(index)
-            if shown:
-                out = self._event(index, {"content": shown}, tail)
-        if not delta.finish_reason:
-            return out
-        text, calls = parse_calls(self._plan, self._held[index])
-        if text:
-            out += self._event(index, {"content": text}, tail)
-        if calls:
-            whole = [self._call(index, i, call) for i, call in enumerate(calls)]
-            out += self._event(index, {"tool_calls": whole}, tail)
-        return out + self._finish(delta, bool(calls), tail)
+        reader = self._readers[delta.index]
+        pieces = reader.push(delta.text)
+        if delta.finish_reason:
+            pieces += reader.close()
+        out = b"".join(self._event(delta.index, self._content(delta.index, piece), tail) for piece in pieces)
+        return out + self._finish(delta, reader.calls > 0, tail)
 
-    def _text_before_tag(self, choice: int) -> str:
-        """Take what is text for sure off what is held: all before a tag, or before what may become one."""
-        held = self._held[choice]
-        at = held.find(OPEN_TAG)
-        if at < 0:
-            at = next(
-                (len(held) - n for n in range(len(OPEN_TAG) - 1, 0, -1) if held.endswith(OPEN_TAG[:n])), len(held)
-            )
-        self._held[choice] = held[at:]
-        return held[:at]
-
-    def _argument_piece(self, choice: int, text: str) -> dict[str, Any]:
-        if self._named_open[choice]:
-            return {"index": 0, "function": {"arguments": text}}
-        self._named_open[choice] = True
-        return self._call(choice, 0, ParsedCall(self._plan.function, text))
-
-    def _call(self, choice: int, index: int, call: ParsedCall) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"index": index, "id": call_id(self._response, choice, index), "type": "function", "function": function}
+    def _content(self, choice: int, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, TextPiece):
+            return {"content": piece.text}
+        if not isinstance(piece, CallBegun):
+            return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+        call = {"id": call_id(self._response, choice, piece.index), "type": "function"}
+        return {"tool_calls": [{"index": piece.index, **call, "function": {"name": piece.name, "arguments": ""}}]}
 
     def _event(self, choice: int, delta: dict[str, Any], tail: bytes) -> bytes:
         own = b'{"index":%d,"delta":' % choice + _encode(delta) + b',"logprobs":null,"finish_reason":null}]'

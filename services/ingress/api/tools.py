@@ -39,11 +39,13 @@ class ToolPlan(msgspec.Struct, frozen=True):
     Attributes:
         function: Name of the function with NAMED.
         structured: Constraint on the output; None for none.
+        single: Only the first call counts (``parallel_tool_calls`` false).
     """
 
     mode: ToolMode = ToolMode.NONE
     function: str = ""
     structured: StructuredOutput | None = None
+    single: bool = False
 
 
 class ParsedCall(msgspec.Struct, frozen=True):
@@ -92,7 +94,10 @@ def parse_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
         return "", [ParsedCall(plan.function, text)]
     if plan.mode is ToolMode.REQUIRED:
         return _parse_array(text)
-    return _parse_tagged(text) if plan.mode is ToolMode.TAGGED else (text, [])
+    if plan.mode is ToolMode.TAGGED:
+        rest, calls = _parse_tagged(text)
+        return rest, calls[:1] if plan.single else calls
+    return text, []
 
 
 def _auto(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
@@ -104,9 +109,7 @@ def _auto(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
         )
     if request.stream and request.logprobs:
         raise unsupported("logprobs", "`logprobs` with streamed tool calls is not supported.")
-    if request.parallel_tool_calls is False:
-        raise unsupported("parallel_tool_calls", "`parallel_tool_calls` false is not supported with `auto`.")
-    return ToolPlan(ToolMode.TAGGED)
+    return ToolPlan(ToolMode.TAGGED, single=request.parallel_tool_calls is False)
 
 
 def _named(tools: list[Tool], name: str) -> Tool:
@@ -162,14 +165,15 @@ def _parse_tagged(text: str) -> tuple[str, list[ParsedCall]]:
             rest.append(text[at:])
             return "".join(rest).strip() if calls else text, calls
         rest.append(text[at:begin])
-        call = _tagged_call(text[begin + len(OPEN_TAG) : end])
+        call = tagged_call(text[begin + len(OPEN_TAG) : end])
         if call is None:
             return text, []
         calls.append(call)
         at = end + len(CLOSE_TAG)
 
 
-def _tagged_call(text: str) -> ParsedCall | None:
+def tagged_call(text: str) -> ParsedCall | None:
+    """The call that stands between two tags; None where it is none."""
     try:
         value = msgspec.json.decode(text.strip().encode(), type=dict[str, Any])
         return ParsedCall(str(value["name"]), _encode(value.get("arguments", {})).decode())

@@ -1,0 +1,103 @@
+"""Streamed output with tool calls: pieces come early, and add up to what the whole output says."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.ingress.api.tool_reader import ArgumentsPiece, CallBegun, TextPiece, ToolCallReader
+from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
+
+TAGGED, REQUIRED = ToolPlan(ToolMode.TAGGED), ToolPlan(ToolMode.REQUIRED)
+SINGLE = ToolPlan(ToolMode.TAGGED, single=True)
+ROME = '<tool_call>{"name": "weather", "arguments": {"city": "Rome {\\"}", "days": [1, {}]}}</tool_call>'
+OSLO = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+
+
+def read(plan: ToolPlan, chunks: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Text and calls of a stream, put together as a client does it."""
+    reader = ToolCallReader(plan)
+    pieces = [piece for chunk in chunks for piece in reader.push(chunk)] + reader.close()
+    text, calls = "", list[list[str]]()
+    for piece in pieces:
+        match piece:
+            case TextPiece(part):
+                text += part
+            case CallBegun(index, name):
+                assert index == len(calls)
+                calls.append([name, ""])
+            case ArgumentsPiece(index, part):
+                calls[index][1] += part
+    assert reader.calls == len(calls)
+    return text, [(name, arguments) for name, arguments in calls]
+
+
+def whole(plan: ToolPlan, output: str) -> tuple[str, list[tuple[str, Any]]]:
+    text, calls = parse_calls(plan, output)
+    return text, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def cuts(text: str) -> st.SearchStrategy[list[str]]:
+    places = st.lists(st.integers(0, len(text)), max_size=12).map(sorted)
+    return places.map(lambda at: [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)])
+
+
+WHOLE = {
+    "one call": (TAGGED, ROME),
+    "text and two calls": (TAGGED, f"Let me see. {ROME}\n{OSLO}"),
+    "text behind": (TAGGED, f"{OSLO} done"),
+    "only the first": (SINGLE, f"{ROME}\n{OSLO}"),
+    "fields the other way round": (TAGGED, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'),
+    "no arguments": (TAGGED, '<tool_call>{"name": "f"}</tool_call>'),
+    "no call": (TAGGED, "a <b> <tool <tool_cal"),
+    "tags without a call": (TAGGED, "<tool_call>nothing</tool_call>"),
+    "required": (REQUIRED, '[{"name": "f", "parameters": {"a": "]}"}}, {"name": "g", "parameters": {}}]'),
+    "required, compact": (REQUIRED, '[{"name":"f","parameters":{"a":[1]}}]'),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+@given(data=st.data())
+def test_a_stream_adds_up_to_the_whole_output_however_it_is_cut(case: str, data: st.DataObject) -> None:
+    plan, output = WHOLE[case]
+    text, calls = read(plan, data.draw(cuts(output)))
+    assert (text.strip(), [(name, json.loads(arguments)) for name, arguments in calls]) == whole(plan, output)
+
+
+def test_name_and_arguments_come_before_the_call_has_ended() -> None:
+    reader = ToolCallReader(TAGGED)
+    assert reader.push('<tool_call>{"name": "f", "arg') == []
+    assert reader.push('uments": {"city": "Ro') == [CallBegun(0, "f"), ArgumentsPiece(0, '{"city": "Ro')]
+    assert reader.push('me"}') == [ArgumentsPiece(0, 'me"}')]
+    assert reader.push("}</tool_call>") == []
+    assert reader.close() == []
+
+
+def test_text_before_a_tag_comes_at_once() -> None:
+    reader = ToolCallReader(TAGGED)
+    assert reader.push("Let me see <tool") == [TextPiece("Let me see ")]
+    assert reader.push("box") == [TextPiece("<toolbox")]
+
+
+@pytest.mark.parametrize("plan", [TAGGED, REQUIRED], ids=["tagged", "required"])
+def test_an_output_that_is_cut_off_before_a_name_is_text(plan: ToolPlan) -> None:
+    output = '<tool_call>{"name": "f' if plan is TAGGED else '[{"name": "f'
+    assert read(plan, [output]) == (output, [])
+
+
+def test_a_call_that_is_cut_off_keeps_the_arguments_so_far() -> None:
+    assert read(TAGGED, ['<tool_call>{"name": "f", "arguments": {"a": "b']) == ("", [("f", '{"a": "b')])
+
+
+def test_a_named_functions_output_is_its_arguments() -> None:
+    assert read(ToolPlan(ToolMode.NAMED, "f"), ["", '{"a"', ": 1}"]) == ("", [("f", '{"a": 1}')])
+
+
+@given(st.text(alphabet='<tool_cal>/{}":, nmergus[]\\', max_size=60), st.integers(1, 7))
+def test_no_text_is_lost_where_there_is_no_call(output: str, size: int) -> None:
+    if whole(TAGGED, output)[1]:
+        return
+    text, calls = read(TAGGED, [output[i : i + size] for i in range(0, len(output), size)])
+    assert calls or text == output
