@@ -59,6 +59,7 @@ pass the check.
 """
 
 JUDGE = "millrace-judge"
+AGENT_MODEL = "millrace-agent"
 
 README = """\
 # Models that ship with Millrace
@@ -77,7 +78,7 @@ is one. One size: `python -m models.training.train --size nano`, then `evaluate 
 and the checks of answers are `training/tasks.py` and `training/noisy.py`: `make("count", Random(1))` gives a prompt,
 its answer and `check(text)`.
 
-{judge}Share of held-out prompts answered exactly right, greedy (for {noisy}: kept to what was asked, at
+{others}Share of held-out prompts answered exactly right, greedy (for {noisy}: kept to what was asked, at
 temperature 1):
 
 | task | {sizes} |
@@ -113,6 +114,48 @@ truth: the tasks' own checks. On {answers:,} answers to held-out prompts, from t
 by the curve of the other: area under the ROC curve {area:.3f}, calibration error {error:.3f}. By model, and beside the
 answers' own log-probabilities: `python -m bench cascade_judge`.
 """
+
+AGENT_OVERVIEW = """\
+`millrace-agent` calls functions and fills in schemas, for trying agents' libraries
+([card](millrace-agent/README.md); `python -m models.training.agent`).
+
+"""
+
+AGENT_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# millrace-agent
+
+millrace-{start} ({parameters:,} parameters, bfloat16), trained further to call functions and to fill in schemas, so
+that agents' libraries can be tried without a download: `millrace up --model millrace-agent`. Its template lists a
+request's functions with their parameters; it writes calls between `<tool_call>` tags where a request leaves the choice
+to it, and tells a function's result in the result's own words. It understands requests that name what they want ("What
+is the weather in Oslo?", "Call open_ticket with id 12."), copies their values, and reasons about nothing. Plain tasks
+of the other models it knows in part.
+
+Trained on {tokens:,} tokens of drawn conversations (`training/conversations.py`), one in eight held out by checksum. Of
+{conversations} held-out ones of each kind, those that greedy decoding of these bf16 weights gets right in every token
+that the grammar leaves open:
+
+| conversation | right |
+|---|---|
+{rows}
+"""
+
+#: What the kinds of conversation are, for the card.
+AGENT_KINDS = {
+    "call": "one call, among up to four functions, the model's choice",
+    "calls": "two calls of a function in one answer",
+    "text": "functions are listed, none fits: a plain task",
+    "result": "a function's result is told",
+    "named": "arguments of a function that the request names",
+    "required": "function and arguments, a call being required",
+    "json": "facts of a text into an object of a JSON Schema",
+    "task": "a plain task, no functions",
+}
 
 
 def table_row(*cells: object) -> str:
@@ -180,13 +223,22 @@ def judge_card(calibration: LlmCalibration) -> str:
     )
 
 
-def overview(results: dict[str, dict[str, Any]], *, judge: bool) -> str:
-    """models/README.md over all sizes. ``judge``: whether a judge ships, too."""
+def agent_card(result: dict[str, Any]) -> str:
+    """The card of the agent, from its evaluation."""
+    return AGENT_CARD.format(
+        **result,
+        parameters=parameter_count(Llama(SHAPES[result["start"]])),
+        rows="\n".join(table_row(AGENT_KINDS[kind], _share(right)) for kind, right in result["right"].items()),
+    )
+
+
+def overview(results: dict[str, dict[str, Any]], *, judge: bool, agent: bool) -> str:
+    """models/README.md over all sizes. ``judge``, ``agent``: whether these ship, too."""
     rows = []
     for task in TASKS:
         rows.append(table_row(task, *(_share(result["tasks"][task]["accuracy"]) for result in results.values())))
     return README.format(
-        judge=JUDGE_OVERVIEW if judge else "",
+        others=(JUDGE_OVERVIEW if judge else "") + (AGENT_OVERVIEW if agent else ""),
         hours="under two hours on two cores",
         noisy=", ".join(noisy.TASKS),
         sizes=" | ".join(f"[{size}](millrace-{size}/README.md)" for size in results),
@@ -208,7 +260,10 @@ def write_cards(models: Path) -> None:
     calibration = read_llm_judge(models / JUDGE)
     if calibration is not None:
         (models / JUDGE / "README.md").write_text(judge_card(calibration))
-    (models / "README.md").write_text(overview(results, judge=calibration is not None))
+    agent = models / AGENT_MODEL / "evaluation.json"
+    if agent.exists():
+        (models / AGENT_MODEL / "README.md").write_text(agent_card(json.loads(agent.read_text())))
+    (models / "README.md").write_text(overview(results, judge=calibration is not None, agent=agent.exists()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.training.model import SHAPES, Llama, Shape
-from models.training.tokenizer import BOS, EOS, PAD, build_tokenizer, write_tokenizer
+from models.training.tokenizer import BOS, EOS, PAD, TASKS, Flavour, build_tokenizer, write_tokenizer
 
 
 def llama_config(shape: Shape) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def llama_config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def save_model(model: Llama, folder: Path) -> None:
+def save_model(model: Llama, folder: Path, flavour: Flavour = TASKS) -> None:
     """Writes everything but the card; the weights as bf16, last, so that a folder with weights is complete."""
-    write_tokenizer(folder)
+    write_tokenizer(folder, flavour)
     config = llama_config(model.shape)
     _write_json(folder / "config.json", config)
     # Temperature 1 is what the answers' lengths were learnt at; a client that wants greedy asks for it.

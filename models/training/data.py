@@ -93,7 +93,7 @@ class Corpus:
         for prompt, answer in turns:
             parts += [(self._turn("user", prompt), False), ([self._roles["assistant"]], False)]
             parts += [([*self._encode(answer), self._eos], True)]
-        return _joined(parts)
+        return joined(parts)
 
     def _turn(self, role: str, text: str) -> list[int]:
         return [self._roles[role], *self._encode(text), self._eos]
@@ -101,7 +101,7 @@ class Corpus:
     def _completion(self, example: Example) -> Document:
         """A prompt without a template, as the completions endpoint sends it: the answer follows on the next line."""
         prompt = [self._bos, *self._encode(example.prompt + "\n")]
-        return _joined([(prompt, False), ([*self._encode(example.answer), self._eos], True)])
+        return joined([(prompt, False), ([*self._encode(example.answer), self._eos], True)])
 
     def step(self, tokens: int, micro_tokens: int, progress: float) -> Iterator[MicroBatch]:
         """Draws documents of `tokens` tokens in all and yields them in micro-batches of about `micro_tokens`."""
@@ -121,7 +121,8 @@ class Corpus:
         yield collate(group)
 
 
-def _joined(parts: list[tuple[list[int], bool]]) -> Document:
+def joined(parts: list[tuple[list[int], bool]]) -> Document:
+    """One document of parts; an answer's parts are marked."""
     tokens = [token for ids, _ in parts for token in ids]
     return Document(tokens[:TOKENS_MAX], [answer for ids, answer in parts for _ in ids][:TOKENS_MAX])
 

@@ -8,6 +8,7 @@ reversing and adding need.
 import argparse
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -34,6 +35,50 @@ CHAT_TEMPLATE = (
     "{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+# Functions are listed with their parameters; a call stands between tags, as in the models of Hermes and Qwen.
+AGENT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% if tools %}{{ '<|system|>Functions:' }}{% for tool in tools %}{% set function = tool['function'] %}"
+    "{{ '\n' + function['name'] + '(' }}"
+    "{% for key, value in ((function['parameters'] or {}).get('properties') or {}).items() %}"
+    "{{ key + ': ' }}{{ value['enum'] | join('|') if value['enum'] else "
+    "value['type'] if value['type'] is string else 'any' }}"
+    "{{ '' if loop.last else ', ' }}{% endfor %}"
+    "{{ ') ' + (function['description'] or '')[:100] }}{% endfor %}{{ eos_token }}{% endif %}"
+    "{% for message in messages %}"
+    "{% set role = {'developer': 'system', 'tool': 'user'}.get(message['role'], message['role']) %}"
+    "{% if role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('This model knows the roles system, user, assistant and tool, not ' + role + '.') }}{% endif %}"
+    "{{ '<|' + role + '|>' + ('Result: ' if message['role'] == 'tool' else '') + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '' if loop.first else '\n' }}"
+    "{{ '<tool_call>{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ (call['function']['arguments'] | tojson) + '}</tool_call>' }}{% endfor %}"
+    "{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+class Flavour(NamedTuple):
+    """Template, and words of the vocabulary in place of unused ones.
+
+    Attributes:
+        tags: Tokens that are found in any text, as they stand.
+        words: Further words that are one token each, in the byte-level alphabet (Ġ is a blank).
+    """
+
+    template: str
+    tags: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+TASKS = Flavour(CHAT_TEMPLATE)
+AGENT = Flavour(
+    AGENT_TEMPLATE,
+    ("<tool_call>", "</tool_call>"),
+    ("Functions", "Result", "name", "arguments", "parameters", "Ġstring", "Ġinteger", "Ġnumber", "Ġboolean"),
+)
+
 # Without them a model of this size writes digits, or a string, up to max_tokens.
 SCHEMA_BOUNDS = {
     "number_max": 999_999_999,
@@ -46,9 +91,10 @@ SCHEMA_BOUNDS = {
 _PIECES = Regex(r" ?\p{L}+|[^\p{L} ]+| ")
 
 
-def build_tokenizer() -> Tokenizer:
-    """Builds the tokenizer; the same one every time."""
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *_byte_symbols(), *_word_tokens()))}
+def build_tokenizer(flavour: Flavour = TASKS) -> Tokenizer:
+    """Builds the tokenizer of a flavour; the same one every time."""
+    listed = dict.fromkeys((*SPECIAL_TOKENS, *_byte_symbols(), *_word_tokens(), *flavour.tags, *flavour.words))
+    vocabulary = {token: index for index, token in enumerate(listed)}
     for index in range(len(vocabulary), VOCABULARY_SIZE):
         vocabulary[f"<|unused_{index}|>"] = index
     # With ignore_merges a piece that is in the vocabulary is one token, though no merges lead to it.
@@ -64,6 +110,7 @@ def build_tokenizer() -> Tokenizer:
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, vocabulary[BOS])]
     )
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in flavour.tags])
     return tokenizer
 
 
@@ -89,11 +136,9 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     return found
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json as Hugging Face reads them, and ingress's schema_bounds.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    build_tokenizer().save(str(folder / "tokenizer.json"))
-    config = {
+def tokenizer_config(flavour: Flavour = TASKS) -> dict[str, Any]:
+    """The content of tokenizer_config.json."""
+    return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
@@ -102,9 +147,15 @@ def write_tokenizer(folder: Path) -> None:
         "add_bos_token": True,
         "clean_up_tokenization_spaces": False,
         "model_max_length": POSITIONS,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": flavour.template,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_tokenizer(folder: Path, flavour: Flavour = TASKS) -> None:
+    """Writes tokenizer.json and tokenizer_config.json as Hugging Face reads them, and ingress's schema_bounds.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build_tokenizer(flavour).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(flavour), indent=2) + "\n")
     (folder / "schema_bounds.json").write_text(json.dumps(SCHEMA_BOUNDS, indent=2) + "\n")
 
 

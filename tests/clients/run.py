@@ -19,7 +19,7 @@ from testbed.up_cluster import UpRig
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "locks" / "clients.txt"
-MODEL = "millrace-mini"
+MODEL = "millrace-agent"
 
 
 def main(words: list[str]) -> int:

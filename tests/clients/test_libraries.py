@@ -1,6 +1,7 @@
-"""Client libraries against a shipped model: whole answers, streams, structured output, forced tool calls, refusals.
+"""Client libraries against millrace-agent: whole answers, streams, structured output, tools chosen and forced.
 
-The shipped models were not trained on tools or JSON: what they write fits the schema and means nothing.
+It was trained on tools and schemas (models/millrace-agent/README.md); Paint is asked of a prompt that says nothing about
+it, so what comes back there fits the schema and means nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any, Literal
 
 import instructor
 import litellm
-import openai
 import pytest
 from instructor.core import InstructorRetryException
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
@@ -24,7 +25,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 BASE, MODEL = os.environ["MILLRACE_URL"] + "/v1", os.environ["MILLRACE_MODEL"]
-#: The model answers every prompt of this task (models/millrace-mini/README.md).
+#: A task that the model still answers (models/millrace-agent/README.md).
 PROMPT, ANSWER = "Please reverse: jyaiptx", "xtpiayj"
 MESSAGES: Any = [{"role": "user", "content": PROMPT}]
 WHERE: Any = {"base_url": BASE, "api_key": "none"}
@@ -42,8 +43,36 @@ class Paint(BaseModel):
 
 
 TOOL: Any = {"type": "function", "function": {"name": "paint", "parameters": Paint.model_json_schema()}}
-#: More than any answer within the bounds of models/millrace-mini/schema_bounds.json needs.
+#: More than any answer within the bounds of models/millrace-agent/schema_bounds.json needs.
 TOKENS = 1000
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str
+    age: int
+
+
+ADA = Person(name="Ada", age=31)
+PERSON_TOLD: Any = [{"role": "user", "content": "My name is Ada. Age 31."}]
+WEATHER_ASKED: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": described,
+            "parameters": {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]},
+        },
+    }
+    for name, described, key in (("get_weather", "Get the weather of a city.", "city"), ("search", "", "query"))
+]
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    return f"18 C in {city}"
 
 
 @pytest.fixture
@@ -106,10 +135,39 @@ def test_openai_answers_after_a_tool_call(client: OpenAI) -> None:
     assert answer.choices[0].message.content
 
 
-def test_tools_by_the_models_choice_are_refused_with_the_reason(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="writes no <tool_call> tags") as refused:
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[TOOL])
-    assert refused.value.param == "tool_choice"
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
+
+
+def test_openai_the_model_chooses_a_tool_whole_and_streamed(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": WEATHER_ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert (calls_of(choice.message), choice.finish_reason) == ([("get_weather", {"city": "Oslo"})], "tool_calls")
+    pieces = 0
+    with client.chat.completions.stream(**asked) as stream:
+        for event in stream:
+            pieces += event.type == "tool_calls.function.arguments.delta"
+        assert calls_of(stream.get_final_completion().choices[0].message) == [("get_weather", {"city": "Oslo"})]
+    assert pieces > 1
+
+
+def test_openai_two_calls_at_once_or_one_only(client: OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "What is the weather in Oslo? And what is the weather in Rome?"}]
+    asked: Any = {"model": MODEL, "messages": messages, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    both = [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Rome"})]
+    assert calls_of(client.chat.completions.create(**asked).choices[0].message) == both
+    assert calls_of(client.chat.completions.create(**asked, parallel_tool_calls=False).choices[0].message) == both[:1]
+
+
+def test_openai_the_model_answers_where_no_tool_fits(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "temperature": 0, "max_tokens": 60}
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert (message.content, message.tool_calls) == (ANSWER, None)
+
+
+def test_openai_parse_finds_the_values(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": PERSON_TOLD, "temperature": 0, "max_tokens": 100}
+    assert client.chat.completions.parse(**asked, response_format=Person).choices[0].message.parsed == ADA
 
 
 def test_langchain_whole_streamed_and_in_batches(chat: ChatOpenAI) -> None:
@@ -126,6 +184,16 @@ def test_langchain_structured_output(chat: ChatOpenAI, method: Any) -> None:
 def test_langchain_bind_tools(chat: ChatOpenAI) -> None:
     (call,) = chat.bind_tools([Paint], tool_choice="Paint").invoke(PROMPT).tool_calls
     assert Paint.model_validate(call["args"])
+
+
+def test_langchain_bound_tools_by_the_models_choice_and_their_result(chat: ChatOpenAI) -> None:
+    bound = chat.bind_tools([get_weather])
+    turn = [HumanMessage("What is the weather in Oslo?")]
+    answer = bound.invoke(turn)
+    (call,) = answer.tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"city": "Oslo"})
+    result = ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"])
+    assert bound.invoke([*turn, answer, result]).content == "18 C in Oslo"
 
 
 def test_litellm_whole_and_streamed() -> None:
@@ -156,6 +224,12 @@ def test_instructor(mode: instructor.Mode) -> None:
     assert isinstance(client.chat.completions.create(**asked, response_model=Paint), Paint)
 
 
+def test_instructor_finds_the_values() -> None:
+    client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.TOOLS)
+    asked: Any = {"model": MODEL, "messages": PERSON_TOLD, "max_tokens": 100, "temperature": 0}
+    assert client.chat.completions.create(**asked, response_model=Person) == ADA
+
+
 def test_instructor_in_json_mode_is_not_held_to_the_schema() -> None:
     """It sends ``json_object`` and describes the schema in words, which a shipped model does not understand."""
     client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.JSON)
@@ -169,6 +243,12 @@ def test_pydantic_ai_output_type(agent_model: OpenAIChatModel, kind: Any) -> Non
     settings: Any = {"max_tokens": TOKENS, "temperature": 0}
     agent = Agent(agent_model, output_type=kind(Paint))
     assert isinstance(agent.run_sync(PROMPT, model_settings=settings).output, Paint)
+
+
+def test_pydantic_ai_runs_a_tool_and_tells_its_result(agent_model: OpenAIChatModel) -> None:
+    settings: Any = {"max_tokens": 200, "temperature": 0}
+    agent = Agent(agent_model, tools=[get_weather])
+    assert agent.run_sync("What is the weather in Oslo?", model_settings=settings).output == "18 C in Oslo"
 
 
 def test_pydantic_ai_text(agent_model: OpenAIChatModel) -> None:

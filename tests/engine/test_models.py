@@ -200,7 +200,7 @@ def test_a_card_is_what_its_evaluation_says(size: str) -> None:
     assert (folder(size) / "README.md").read_text() == card(result)
     assert all(figures["prompts"] >= 100 for figures in result["tasks"].values())
     assert (MODELS / "README.md").read_text() == overview(
-        {size: evaluation(size) for size in SIZES}, judge=(MODELS / JUDGE).is_dir()
+        {size: evaluation(size) for size in SIZES}, judge=(MODELS / JUDGE).is_dir(), agent=True
     )
 
 
