@@ -1,6 +1,6 @@
 """Client libraries against millrace-agent: whole answers, streams, structured output, tools chosen and forced.
 
-It was trained on tools and schemas (models/millrace-agent/README.md); Paint is asked of a prompt that says nothing about
+It was trained on tools and schemas (models/millrace-agent/README.md); Paint is asked of a prompt that says nothing of
 it, so what comes back there fits the schema and means nothing.
 """
 
