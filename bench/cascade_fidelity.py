@@ -25,7 +25,7 @@ from millrace.cascade.sample import JudgedSample
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.profiling.fitting import non_negative
 from millrace.profiling.published import composed
 from millrace.profiling.shapes import H100_BYTES, LLAMA_3_8B, LLAMA_3_70B

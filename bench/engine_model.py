@@ -15,7 +15,7 @@ from millrace.actor.engine import EngineEvent, EngineSequence, EngineStepped
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import ConstantStepTime
+from millrace.enginemodel.step_time_models import ConstantStepTime
 
 from services.worker.modelled import ModelledConfig, ModelledLiveEngine
 

@@ -17,9 +17,9 @@ from services.ingress.api.decoding import decode_body
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds, Caller, build_call, parse_chat_request
 from services.ingress.api.requests import ChatRequest
-from services.ingress.api.response_formats import SCHEMA_BYTES_MAX, checked_schema
 from services.ingress.api.responses import ChatResponse
 from services.ingress.api.streams import ChatStream, ResponseHead
+from services.ingress.api.structured_outputs import SCHEMA_BYTES_MAX, checked_schema
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.api.tools import NO_TOOLS
 from services.ingress.calls.messages import ChoiceDelta, Usage

@@ -17,7 +17,7 @@ from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.sim.runtime_sim import SECOND
 
 from services.predictor.actor import PredictorActor

@@ -10,7 +10,7 @@ from millrace.actor.engine import EngineSequence
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from millrace.enginemodel.coefficients import load_coefficients
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan
 from millrace.profiling.fitting import Errors, Sample, judge
 from millrace.profiling.modelled import ModelledProfile

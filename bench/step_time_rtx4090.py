@@ -8,7 +8,7 @@ from pathlib import Path
 
 from millrace.enginemodel.coefficients import load_coefficients
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.profiling.published import published
 
 from bench.replaying_requests import Recorded, comparison, latencies, replay

@@ -19,7 +19,7 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_coefficients
 from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.profiling.fitting import non_negative
 from millrace.profiling.published import published, published_names
 from millrace.profiling.shapes import LLAMA_3_8B

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from millrace.enginemodel.measured import Surface
-from millrace.enginemodel.steptime import not_split_from
+from millrace.enginemodel.step_time_models import not_split_from
 from millrace.profiling.tables_servingsim import Skew, attention, skews
 
 SEED = 0

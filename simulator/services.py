@@ -18,7 +18,7 @@ from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.judging.confidence import ConfidenceModel
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.process import Handlers, SimProcess

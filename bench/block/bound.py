@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import StepCost
+from millrace.enginemodel.step_cost import StepCost
 from millrace.workloads.shape import RequestShape
 
 from simulator.scenarios.spec import Group, ScenarioSpec

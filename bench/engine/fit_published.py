@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
-from millrace.enginemodel.steptime import LinearStepTime, Provenance
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_time_models import LinearStepTime, Provenance
 from millrace.profiling.fitting import Errors, Sample, fit, held_out, judge
 from millrace.profiling.published import published
 from millrace.profiling.writing import to_toml

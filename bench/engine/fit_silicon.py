@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from millrace.enginemodel.steptime import LinearStepTime, Provenance
+from millrace.enginemodel.step_time_models import LinearStepTime, Provenance
 from millrace.profiling.fitting import non_negative
 from millrace.profiling.writing import to_toml
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 from millrace.contracts.kv import KvPlane, KvRank
-from millrace.kvcopy.cuda import CudaCopier, why_not
+from millrace.kvcopy.cuda_copier import CudaCopier, why_not
 
 from bench.kvcopy import MIB, PAGE, carry_out, shuffled
 

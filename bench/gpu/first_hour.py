@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 from millrace.cli.machine_probes import look
-from millrace.kvcopy.cuda import why_not
+from millrace.kvcopy.cuda_copier import why_not
 
 from bench.gpu.steps import STEP_SECONDS_MIN, PlannedStep, Step, planned, steps
 from bench.stamp import stamp

@@ -44,7 +44,7 @@ def engine_of(config: WorkerConfig) -> Iterator[tuple[Any, str]]:
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from services.worker.vllm_engine import estimates, snapshot_buffer, startup
+    from services.worker.vllm_engine import length_estimates, snapshot_buffer, startup
 
     torch.set_num_threads(1)
     path = snapshot_buffer.create()
@@ -53,14 +53,14 @@ def engine_of(config: WorkerConfig) -> Iterator[tuple[Any, str]]:
     finally:
         path.unlink()
     core = engine.engine_core.engine_core
-    refusal = estimates.begin(core)
+    refusal = length_estimates.begin(core)
     if not refusal:
         sampling = SamplingParams(temperature=0.0, max_tokens=_TEST_TOKENS, ignore_eos=True, detokenize=False)
         for length in (5, 33, 100):
             engine.add_request(f"test-{length}", {"prompt_token_ids": list(range(6, 6 + length))}, sampling)
         while engine.has_unfinished_requests():
             engine.step()
-        refusal = estimates.prove(core, "")
+        refusal = length_estimates.prove(core, "")
     try:
         yield engine, refusal
     finally:

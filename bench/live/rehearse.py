@@ -13,7 +13,7 @@ from pathlib import Path
 
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import InstanceRecord
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from bench.live.pairs import PARTS, Key, cell, differences
 from bench.live.plan import Load, planned

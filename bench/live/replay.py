@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.registered import scheduler_parameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from bench.live.halves import fitted_on
 from bench.live.neighbours import alone, slowdown, with_neighbours

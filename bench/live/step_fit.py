@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from scipy.optimize import nnls
 
 #: Fewest windows that a fit is made of.

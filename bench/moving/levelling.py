@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 import numpy as np
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.policies.rescheduling.ares.policy import DecodeInstance, Parameters, decide
 from millrace.workloads.lengths import Lengths
 from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.stages import search
 from millrace.policies.stages.deciding import Search, decide_by
 from millrace.policies.stages.instance import InstanceModel, linear_instance

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 from millrace.kvcopy import nixl_agent
 from millrace.kvcopy.copier import Copier
-from millrace.kvcopy.cross_memory import CrossMemoryCopier
+from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier
-from millrace.kvcopy.shared_memory import SharedMemoryCopier
+from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 
 from bench.transfers.shape import REGION_BYTES, fill, layout
 

@@ -64,7 +64,7 @@ from millrace.contracts.local import (
 from millrace.contracts.message import Body, Message
 from millrace.contracts.status import InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.membership import Heartbeat
 
 from services.broker.addressing import forged, trade_peer, unexpected

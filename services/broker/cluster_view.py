@@ -12,7 +12,7 @@ from millrace.contracts.status import InstanceRecord, PresenceState, ServicePres
 from millrace.contracts.subjects import subject_token
 from millrace.membership import Membership, MembershipConfig
 from millrace.policies.migration import compatible
-from millrace.policies.stages.boundaries import present_cuts
+from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
 

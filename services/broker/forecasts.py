@@ -10,8 +10,8 @@ from millrace.contracts.broker import AskForMove, LoadCurve
 from millrace.contracts.status import InstanceRecord, StatusSnapshot
 from millrace.enginemodel.forecast import Candidate, Forecaster, LeaveForecast, LoadForecast
 from millrace.enginemodel.registered import scheduler_parameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.trading import JoinView
 
 #: A factor beyond these says that the set is for another engine.

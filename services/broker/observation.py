@@ -9,7 +9,7 @@ from millrace.contracts.broker import BoundaryMoved, EvacuationAnnounced, LoadRe
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.subjects import subject_token
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 
 from services.broker.boundaries import Boundaries
 from services.broker.forecasts import InstanceForecasts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.contracts.subjects import Subjects
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import CoordinatorConfig
@@ -47,8 +47,8 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
     if not config.cascades:
         return actor
     # These bring scipy: a second of start-up that a cluster without cascades does not need.
+    from services.coordinator.cascade_actor import CascadingCoordinator
     from services.coordinator.cascades import Cascades
-    from services.coordinator.cascading import CascadingCoordinator
 
     subjects = Subjects(config.bus.cluster)
     cascades = Cascades(config.cascades, subjects=subjects, name=config.name, incarnation=deps.incarnation)

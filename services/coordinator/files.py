@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from millrace.actor.errors import ConfigError
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.stages.quality import QualityFile, QualityModel, decode_quality
 
 from services.coordinator.config import CoordinatorConfig, stage_parameters

@@ -19,7 +19,7 @@ from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.subjects import subject_token
 from millrace.enginemodel.registered import scheduler_parameters
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, StageShape, assign, stages_of
 from millrace.policies.stages.cohort import ARRIVALS_MAX, ArrivalCohort
 from millrace.policies.stages.fixed import policy as fixed

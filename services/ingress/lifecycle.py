@@ -24,7 +24,7 @@ import msgspec
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import SequenceRefused
 
-from services.ingress.dispatch.choice import DispatchChoice
+from services.ingress.dispatch.choice_record import DispatchChoice
 
 
 class SequencePhase(Enum):

@@ -44,7 +44,7 @@ from millrace.contracts.sequences import SequenceId
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.registered import scheduler_parameters
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.membership import Heartbeat, Member, Membership, MemberState
 from msgspec.structs import replace
 

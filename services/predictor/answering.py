@@ -12,7 +12,7 @@ from millrace.contracts.predictor import (
     PredictLatency,
 )
 from millrace.enginemodel.forecast import Candidate, Forecaster
-from millrace.enginemodel.stepcost import StepCost
+from millrace.enginemodel.step_cost import StepCost
 from millrace.membership import MemberState
 
 from services.predictor.lengths import LearntLengths

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millrace.actor.deps import ActorDeps
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 
 from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from millrace.contracts.status import BatchComposition, InstanceRecord, StatusSnapshot
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost, after
-from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost, after
+from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 
 from services.predictor.neighbours import NeighbourEffect
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 
 
 def read_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel], dict[str, str]]:

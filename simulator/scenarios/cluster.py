@@ -14,7 +14,7 @@ from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.status import SequenceStatus
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
-from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 from millrace.policies.dispatch.loading import load_policy
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.links import LinkModel

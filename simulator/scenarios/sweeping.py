@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import msgspec
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.dispatch.loading import policy_name
 
 from simulator.scenarios.reading import ScenarioError, read_scenario

@@ -6,7 +6,7 @@ import msgspec
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.plan import InstanceRole
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths
 from millrace.sim.runtime_sim import MILLISECOND
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import msgspec
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths
 from millrace.sim.runtime_sim import SECOND
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.sim.checkers.roles import CapableRoles
 
 from simulator.scenarios.running import ScenarioOutcome, run_scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.sim.checkers.roles import CapableRoles
 
 from simulator.scenarios.reading import scenario_of, with_settings

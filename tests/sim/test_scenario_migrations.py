@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from simulator.scenarios.reading import scenario_of, with_settings
 from simulator.scenarios.running import ScenarioOutcome, run_scenario

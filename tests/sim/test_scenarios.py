@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from simulator.scenarios.plots import draw_run, draw_sweep
 from simulator.scenarios.reading import scenario_of, with_settings

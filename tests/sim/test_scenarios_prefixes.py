@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from simulator.scenarios.reading import scenario_of, with_settings
 from simulator.scenarios.running import run_scenario

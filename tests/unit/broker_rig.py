@@ -43,7 +43,7 @@ from millrace.contracts.status import (
     SequenceStatus,
     StatusSnapshot,
 )
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from services.broker.actor import BrokerActor
 from services.broker.build import BrokerDeps, build

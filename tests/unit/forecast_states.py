@@ -8,7 +8,7 @@ import msgspec
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.forecast import Candidate, Placement
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
 
 AT_NS = 1_700_000_000_000_000_000
 MICROSECOND_FS = 1000 * FS_PER_NS

@@ -22,7 +22,7 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.kv_network import SimKvNetwork

@@ -18,7 +18,7 @@ from millrace.contracts.status import (
     SequenceStatus,
     StatusSnapshot,
 )
-from millrace.enginemodel.steptime import ConstantStepTime, StepTimeModel
+from millrace.enginemodel.step_time_models import ConstantStepTime, StepTimeModel
 
 from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.workloads.lengths import LogNormalLengths
 from millrace.workloads.shape import RequestShape
 

@@ -14,7 +14,7 @@ from millrace.contracts.status import BatchComposition, InstanceRecord, Sequence
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.scripted import ScriptedEngine
-from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 
 from bench.live.halves import fitted_on
 from bench.live.plan import Load, planned

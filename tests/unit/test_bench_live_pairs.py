@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.enginemodel.registered import scheduler_parameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from bench.live import unequal
 from bench.live.pairs import Difference, Key, Pair, Verdict, differences, keyed, pair_lines, pairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan
 from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.profile import passes

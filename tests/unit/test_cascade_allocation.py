@@ -11,7 +11,7 @@ from millrace.cascade.allocation import Allocation, bisect_allocation, milp_allo
 from millrace.cascade.capacity import TierCapacity, allocate
 from millrace.cascade.replicas import RateCurve, ReplicaShape
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import StepCost
+from millrace.enginemodel.step_cost import StepCost
 
 
 def random_table(rng: Random, gpus: int) -> list[float]:

@@ -12,7 +12,7 @@ from millrace.cascade.jobs import PlannedTier, PlanningJob, plan_job, problem_of
 from millrace.cascade.recorded import recorded_sample
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.evidence import ConfidenceFeature

@@ -22,7 +22,7 @@ from millrace.enginemodel.forecast import NATIVE
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 
 PARAMETERS = EngineParameters(max_model_len=4096, blocks_total=4096, max_sequences=64)
 EIGHT_BILLION = load_step_time("h100-llama-3-8b")

@@ -25,9 +25,9 @@ from millrace.contracts.status import InstanceRecord
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.build import build
+from services.coordinator.cascade_actor import CascadingCoordinator
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascades import LEASE_NS, OPERATOR
-from services.coordinator.cascading import CascadingCoordinator
 from services.coordinator.config import CoordinatorConfig
 from tests.unit.coordinator_bench import summary
 

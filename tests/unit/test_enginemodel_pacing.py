@@ -20,7 +20,7 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import LAG_NS_MAX, PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import ConstantStepTime
+from millrace.enginemodel.step_time_models import ConstantStepTime
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
 from millrace.sim.runtime_sim import Simulation
 

@@ -17,8 +17,8 @@ from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 from millrace.enginemodel.runs import DecodeRun
 from millrace.enginemodel.scaling import ScaledStepTime, scaled
 from millrace.enginemodel.scripted import ScriptedEngine
-from millrace.enginemodel.stepcost import CostCurve, StepCost
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_cost import CostCurve, StepCost
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths
 
 MILLISECOND = 1_000_000

@@ -12,7 +12,7 @@ from millrace.contracts.status import SequenceState
 from millrace.contracts.worker import Sampling, StructuredOutput
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
-from millrace.enginemodel.steptime import ConstantStepTime
+from millrace.enginemodel.step_time_models import ConstantStepTime
 
 STEP_NS = 1000
 

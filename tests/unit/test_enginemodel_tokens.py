@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import coefficient_names, load_coefficients
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.stream import modelled_logprobs
 from millrace.enginemodel.tokens import (
     OutputLengths,

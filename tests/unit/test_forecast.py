@@ -24,8 +24,8 @@ from millrace.enginemodel.forecast import (
     forecast,
 )
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 AT_NS = 1_700_000_000_000_000_000
 STEP_NS = 1000

@@ -13,8 +13,8 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster, JoinForecast, LeaveForecast, LoadForecast
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 AT_NS = 1_700_000_000_000_000_000
 STEP_NS = 1000

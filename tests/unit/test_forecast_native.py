@@ -10,7 +10,7 @@ from millrace.contracts.status import BatchComposition, SequenceStatus
 from millrace.enginemodel.forecast import NATIVE, Forecaster, LengthRule, OutrunPlusTen, SurvivalMean, forecast
 from millrace.enginemodel.forecast.native import NativeCost
 from millrace.enginemodel.forecast.scaling import scaled
-from millrace.enginemodel.stepcost import after
+from millrace.enginemodel.step_cost import after
 
 from tests.unit.forecast_states import (
     AT_NS,

@@ -12,9 +12,9 @@ from millrace.actor.errors import ConfigError
 from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.errors import ApiError
+from services.ingress.api.model_schema_bounds import BOUNDS_FILE, NO_BOUNDS, SchemaBounds, bounded_output, read_bounds
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds, Caller, build_call, parse_chat_request
-from services.ingress.api.schema_bounds import BOUNDS_FILE, NO_BOUNDS, SchemaBounds, bounded_output, read_bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.calls.messages import Call
 

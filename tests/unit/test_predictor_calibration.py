@@ -10,7 +10,7 @@ import pytest
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason
 from millrace.contracts.status import BatchComposition, StatusSnapshot
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 from services.predictor.calibration import (
     FIT_STEPS_MIN,

@@ -11,7 +11,7 @@ from millrace.cli.__main__ import main
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan, profile
 from millrace.profiling.fitting import fit, judge, with_tail
 from millrace.profiling.modelled import ModelledProfile

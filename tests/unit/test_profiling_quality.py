@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from millrace.cli.__main__ import main
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.stages.least_squares import nonnegative
 from millrace.policies.stages.quality import QualityModel, decode_quality
 from millrace.profiling.modelled import ModelledProfile

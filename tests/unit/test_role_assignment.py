@@ -7,7 +7,7 @@ from millrace.contracts.plan import InstanceRole
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.roles.assignment import AssignmentTargets, assign, candidates, rate
 from millrace.policies.roles.mix import InstanceShape, MixMember, serve_mix
 

@@ -8,8 +8,8 @@ import random
 import msgspec
 import pytest
 from millrace.contracts.plan import Plan, Stage
-from millrace.policies.stages.boundaries import present_cuts
 from millrace.policies.stages.digest import BINS, STARTS, LengthDigest, digest, merged
+from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.quality import DEFAULT_QUALITY, QualityModel
 from millrace.policies.stages.refinement import (
     BoundaryView,

@@ -14,7 +14,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling, SetStepBudget
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.roles import RoleDecision, Scenario, StepOrder
 
 from services.coordinator.ladder import LadderView, Rung, acting

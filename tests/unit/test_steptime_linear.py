@@ -7,7 +7,7 @@ import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_coefficients
 from millrace.enginemodel.parallel import TensorParallel
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 
 def test_a_step_costs_more_per_token_beyond_each_bend() -> None:

@@ -7,7 +7,7 @@ from millrace.contracts.status import BatchComposition, EngineTotals, PhaseQueue
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths
 
 from services.worker.indicators import blocks_to_come, load_indicators

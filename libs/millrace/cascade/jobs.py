@@ -22,7 +22,7 @@ from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.sample import JudgedSample
 from millrace.contracts.cascade import SCORE_MAX, CascadeMove, CascadePlan, CascadeTier
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.judging.files import read_judge
 
 #: Thresholds tried per tier: 12 by 12 routings of three tiers are some seconds of one core.

@@ -16,7 +16,7 @@ from millrace.enginemodel.forecast.native import native_runs
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 
 NS = 1_000_000_000
 

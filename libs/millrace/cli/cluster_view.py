@@ -17,7 +17,7 @@ from millrace.contracts.status import (
     PresenceState,
     ServicePresence,
 )
-from millrace.policies.stages.boundaries import present_cuts
+from millrace.policies.stages.present_cuts import present_cuts
 
 #: An instance without a summary for this long is suspect, as ingress sees it.
 SUSPECT_NS = 1_500_000_000

@@ -17,7 +17,7 @@ from millrace.cluster.model_folders import with_model_folders
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.enginemodel.registered import load_step_times
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.roles.assignment import AssignmentTargets, RatedAssignment, assign
 from millrace.policies.roles.mix import InstanceShape
 from millrace.supervision.service_fields import STEP_TIMES

@@ -20,9 +20,9 @@ from millrace.enginemodel.refusals import sampling_refusal
 from millrace.enginemodel.runs import DecodeRun, decodes_left
 from millrace.enginemodel.scheduler import Scheduler
 from millrace.enginemodel.sequence import ScheduledSequence
-from millrace.enginemodel.stepcost import FS_PER_NS
+from millrace.enginemodel.step_cost import FS_PER_NS
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.enginemodel.steps import Step, StepTotals, statuses
-from millrace.enginemodel.steptime import StepTimeModel
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 

@@ -12,8 +12,8 @@ import msgspec
 from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
-from millrace.enginemodel.steptime import Provenance
+from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
+from millrace.enginemodel.step_time_models import Provenance
 
 #: Prompt tokens per curve of prompt attention: fine enough, and 2,048 tokens make 32 curves.
 PREFILL_GRANULARITY = 64

@@ -20,7 +20,7 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.steptime import ConstantStepTime
+from millrace.enginemodel.step_time_models import ConstantStepTime
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 

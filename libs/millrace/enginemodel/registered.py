@@ -8,7 +8,7 @@ from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 
 #: Bound of any limit that a record may tell, tokens or blocks; larger ones would not fit an engine's own integers.
 LIMIT_MAX = 1 << 31

@@ -2,14 +2,14 @@
 
 While every running sequence decodes, none ends, nobody can be admitted and blocks last, a step differs from the one
 before only in that each context is one token longer. A run covers such steps up to and including the first in which a
-sequence ends. Times are exact: step costs are integers (stepcost.py), and their sum has a closed form where the cost
+sequence ends. Times are exact: step costs are integers (step_cost.py), and their sum has a closed form where the cost
 is linear in the context.
 """
 
 from __future__ import annotations
 
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost, after
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost, after
 from millrace.enginemodel.stream import ModelledSequence
 
 

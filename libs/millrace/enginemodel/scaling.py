@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import CostCurve, StepCost
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_cost import CostCurve, StepCost
+from millrace.enginemodel.step_time_models import StepTimeModel
 
 #: Fields of StepCost that are no costs.
 _COUNTS = frozenset({"prefill_granularity", "tail_decodes"})

@@ -10,7 +10,7 @@ from millrace.contracts.kv import KvEndpoint
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.sequence import ScheduledSequence
-from millrace.enginemodel.steptime import StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.enginemodel.stream import ModelledSequence
 
 #: Every output token: the letter a in the simulator's vocabulary of bytes. Content means nothing where lengths are

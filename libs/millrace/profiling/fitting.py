@@ -11,8 +11,8 @@ from scipy.optimize import nnls
 
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS
-from millrace.enginemodel.steptime import LinearStepTime, StepTimeModel
+from millrace.enginemodel.step_cost import FS_PER_NS
+from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 
 #: Costs of a tail that are tried, as powers of the square root of 2 times the cost of a token of context: a gate makes
 #: it a choice and not a solution.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.steptime import LinearStepTime, Provenance
+from millrace.enginemodel.step_time_models import LinearStepTime, Provenance
 from millrace.profiling.fitting import Errors, Sample, fit, judge, with_tail
 from millrace.profiling.records import Profiled, ProfilePort, Round, RoundRecord, SequenceRecord, sequence_records
 

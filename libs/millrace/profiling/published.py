@@ -16,7 +16,7 @@ import msgspec
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.kernel_table import KernelTableStepTime
 from millrace.enginemodel.measured import MeasuredCurve, Surface
-from millrace.enginemodel.steptime import Provenance, StepTimeModel
+from millrace.enginemodel.step_time_models import Provenance, StepTimeModel
 from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
 from millrace.profiling.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, QWEN_2_7B, QWEN_3_32B, Shape
 from millrace.profiling.tables import A30, A100, H100, H200, RTX4090, Hardware

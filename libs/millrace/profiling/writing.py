@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.enginemodel.steptime import COSTS, LinearStepTime, Provenance
+from millrace.enginemodel.step_time_models import COSTS, LinearStepTime, Provenance
 from millrace.profiling.picture import draw
 from millrace.profiling.profile import Profile
 

@@ -1,4 +1,4 @@
-// What a step costs, as millrace/enginemodel/stepcost.py says it, and sums over runs of decode steps in closed form.
+// What a step costs, as millrace/enginemodel/step_cost.py says it, and sums over runs of decode steps in closed form.
 #pragma once
 
 #include <cstdint>

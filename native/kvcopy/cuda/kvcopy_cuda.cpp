@@ -1,5 +1,5 @@
 // Python's side: millrace_native.kvcopy_cuda, where a CUDA toolkit was there at build. Called from
-// libs/millrace/kvcopy/cuda.py, which turns the errors into its own.
+// libs/millrace/kvcopy/cuda_copier.py, which turns the errors into its own.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

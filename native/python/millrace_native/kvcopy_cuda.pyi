@@ -1,4 +1,4 @@
-"""Compiled from native/kvcopy/cuda; what the arguments mean stands in libs/millrace/kvcopy/cuda.py."""
+"""Compiled from native/kvcopy/cuda; what the arguments mean stands in libs/millrace/kvcopy/cuda_copier.py."""
 
 from collections.abc import Sequence
 

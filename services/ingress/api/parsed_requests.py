@@ -14,11 +14,11 @@ from millrace.contracts.worker import StructuredOutput
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import ApiError, bad_value
 from services.ingress.api.messages import prompt_text
+from services.ingress.api.model_schema_bounds import bounded_output
 from services.ingress.api.models import ModelRegistry, ServedModel
 from services.ingress.api.requests import CascadeWishes, ChatRequest, CompletionRequest, Shared
-from services.ingress.api.response_formats import structured_output
 from services.ingress.api.sampling import prompt_too_long, sampling_of
-from services.ingress.api.schema_bounds import bounded_output
+from services.ingress.api.structured_outputs import structured_output
 from services.ingress.api.tools import NO_TOOLS, ToolPlan, plan_tools
 from services.ingress.api.unsupported import refuse_unsupported
 from services.ingress.calls.messages import Call, CallKind, KeyLimits

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from millrace.actor.errors import ConfigError
 from tokenizers import Tokenizer
 
-from services.ingress.api.schema_bounds import NO_BOUNDS, SchemaBounds, read_bounds
+from services.ingress.api.model_schema_bounds import NO_BOUNDS, SchemaBounds, read_bounds
 from services.ingress.tokens.detokenizer import TokenizerVocabulary
 
 #: Prompts longer than this are tokenised in a thread. Tokenising runs at 2 to 5 MB/s: this much costs the loop 10 to

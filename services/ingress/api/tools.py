@@ -14,7 +14,7 @@ from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.errors import bad_value, unsupported
 from services.ingress.api.requests import ChatRequest, NamedTool, Tool
-from services.ingress.api.response_formats import checked_schema
+from services.ingress.api.structured_outputs import checked_schema
 from services.ingress.api.tokenizer import TemplateTraits
 
 _encode = msgspec.json.Encoder().encode

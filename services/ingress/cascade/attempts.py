@@ -10,7 +10,7 @@ from services.ingress.calls.admission import open_call, too_long
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, CascadeOptions, ChoiceDelta, MemberCall, RefusalKind
 from services.ingress.calls.open_call import OpenCall
-from services.ingress.cascade.judgement import out_of_reach
+from services.ingress.cascade.answer_scoring import out_of_reach
 from services.ingress.cascade.lifecycle import (
     AnswerCompleted,
     AttemptFailed,

@@ -16,6 +16,13 @@ from services.ingress.calls.completion import abandon
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, CallAbandoned, RefusalKind
 from services.ingress.cascade import ending
+from services.ingress.cascade.answer_scoring import (
+    ask_judge,
+    out_of_reach,
+    score_by_confidence,
+    take_answer,
+    wants_judge,
+)
 from services.ingress.cascade.attempts import (
     is_last,
     look_again,
@@ -30,7 +37,6 @@ from services.ingress.cascade.attempts import (
     usable_tiers,
 )
 from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView, PromptEstimate
-from services.ingress.cascade.judgement import ask_judge, out_of_reach, score_by_confidence, take_answer, wants_judge
 from services.ingress.cascade.lifecycle import (
     AnswerCompleted,
     AnswerScored,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import Plan
 from millrace.policies.dispatch.view import InstanceView
-from millrace.policies.stages.boundaries import present_cuts
+from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.routing import stage_order
 
 from services.ingress.cluster.instances import StageCandidates

@@ -7,7 +7,7 @@ from millrace.policies.dispatch import DispatchView, InstanceView
 from millrace.policies.dispatch.view import Prediction
 
 from services.ingress.cluster.stage_routing import first_with_room
-from services.ingress.dispatch.decision_record import expected_output_of
+from services.ingress.dispatch.decision_publishing import expected_output_of
 from services.ingress.dispatch.trial import prefer
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState

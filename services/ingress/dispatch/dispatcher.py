@@ -24,8 +24,8 @@ from services.ingress.calls.completion import refuse_or_fail
 from services.ingress.calls.messages import RefusalKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.dispatch.candidates import candidates_of, left_out, view_of
-from services.ingress.dispatch.choice import DispatchChoice
-from services.ingress.dispatch.decision_record import publish_decision
+from services.ingress.dispatch.choice_record import DispatchChoice
+from services.ingress.dispatch.decision_publishing import publish_decision
 from services.ingress.dispatch.forecast_client import (
     ForecastAnswers,
     ask_predictors,

@@ -24,7 +24,7 @@ from millrace.policies.dispatch.asking import rank
 from millrace.policies.dispatch.view import Prediction
 
 from services.ingress import tracing
-from services.ingress.dispatch.decision_record import expected_output_of
+from services.ingress.dispatch.decision_publishing import expected_output_of
 from services.ingress.lifecycle import ForecastsRequested
 from services.ingress.pending import PendingForecast
 from services.ingress.sequence import OpenSequence

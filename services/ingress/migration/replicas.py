@@ -17,7 +17,7 @@ from millrace.contracts.worker import CancelSequence
 from millrace.policies.dispatch import Decision, InstanceView
 
 from services.ingress.cluster.instances import KnownInstance
-from services.ingress.dispatch.choice import DispatchChoice
+from services.ingress.dispatch.choice_record import DispatchChoice
 from services.ingress.dispatch.trial import needs_trial
 from services.ingress.sequence import HeldReplica, OpenSequence
 from services.ingress.state import IngressState

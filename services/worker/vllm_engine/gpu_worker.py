@@ -11,9 +11,9 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from services.worker.vllm_engine.hidden_states import LateRows, WatchedRank, WatchingMixin, on_host
 from services.worker.vllm_engine.kv_rank import KvRankMixin
 from services.worker.vllm_engine.layout import BlockFirstMixin
+from services.worker.vllm_engine.length_head_reader import LateRows, WatchedRank, WatchingMixin, on_host
 from services.worker.vllm_engine.runner import ContinuingMixin, adopt
 
 

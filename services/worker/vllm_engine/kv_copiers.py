@@ -7,8 +7,8 @@ from pathlib import Path
 
 from millrace.contracts.kv import CopierKind
 from millrace.kvcopy.copier import Copier, CopierError
-from millrace.kvcopy.cross_memory import CrossMemoryCopier
-from millrace.kvcopy.shared_memory import SharedMemoryCopier
+from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
+from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 
 from services.worker.vllm_engine.kv_memory import KvMemory
 
@@ -42,7 +42,7 @@ def _made(kind: CopierKind, memory: KvMemory, socket: Path) -> Copier:
         case CopierKind.CROSS_MEMORY if memory.shared is not None:
             return CrossMemoryCopier(memory.shared.view)
         case CopierKind.CUDA if memory.device >= 0:
-            from millrace.kvcopy.cuda import CudaCopier
+            from millrace.kvcopy.cuda_copier import CudaCopier
 
             return CudaCopier(address=memory.address, region_bytes=memory.size, device=memory.device, socket=socket)
         case CopierKind.NIXL:

@@ -30,7 +30,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
-from services.worker.vllm_engine import continuation, estimates, kv_words, process
+from services.worker.vllm_engine import continuation, kv_words, length_estimates, process
 from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
 from services.worker.vllm_engine.kv_source import RequestLeases, denied
 from services.worker.vllm_engine.kv_target import Reservations
@@ -215,8 +215,8 @@ def install() -> None:
     EngineCore.millrace_received = _received
     EngineCore.millrace_started = _started
     EngineCore.millrace_limit_step = _limit_step
-    EngineCore.millrace_states_begin = estimates.begin
-    EngineCore.millrace_states_prove = estimates.prove
+    EngineCore.millrace_states_begin = length_estimates.begin
+    EngineCore.millrace_states_prove = length_estimates.prove
 
 
 def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:

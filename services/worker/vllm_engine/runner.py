@@ -16,8 +16,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from services.worker.vllm_engine import process
-from services.worker.vllm_engine.hidden_states import WatchedRank, WatchingMixin
 from services.worker.vllm_engine.kv_rank import KvRankMixin, PlacedMixin
+from services.worker.vllm_engine.length_head_reader import WatchedRank, WatchingMixin
 
 #: Upper bound of the sampler's seeds on CPU; see advance().
 _CPU_SEED_BOUND = 2**31

@@ -24,11 +24,11 @@ from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from services.worker.vllm_engine import continuation, liveness, process, segment_queue, step_limit
-from services.worker.vllm_engine.estimates import EstimatingMixin
-from services.worker.vllm_engine.hidden_states import rows_of
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.kv_words import KV_TOKENS
+from services.worker.vllm_engine.length_estimates import EstimatingMixin
+from services.worker.vllm_engine.length_head_reader import rows_of
 from services.worker.vllm_engine.names import sequence_of
 from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
 

@@ -20,7 +20,7 @@ from vllm.v1.executor import Executor
 
 from services.worker.config import MigrationConfig, WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words
-from services.worker.vllm_engine.hidden_states import STATES, StateSettings
+from services.worker.vllm_engine.length_head_reader import STATES, StateSettings
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.segment_queue import SEGMENTS
 from services.worker.vllm_engine.snapshot_scheduler import SNAPSHOT_PATH

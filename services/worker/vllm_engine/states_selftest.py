@@ -13,8 +13,8 @@ from typing import Any
 from millrace.actor.engine import EngineEvent, EngineSequence, EngineStepped, SequenceRejected
 from millrace.contracts.worker import Sampling
 
-from services.worker.vllm_engine.hidden_states import STATES
 from services.worker.vllm_engine.kv_selftest import PATIENCE_S, Tested
+from services.worker.vllm_engine.length_head_reader import STATES
 
 #: Output tokens of each request.
 TOKENS = 12

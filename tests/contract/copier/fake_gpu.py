@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 from millrace.kvcopy.copier import CopyPlan
-from millrace.kvcopy.cross_memory import read_pieces
+from millrace.kvcopy.cross_memory_copier import read_pieces
 
 _IPC = struct.Struct("<qQ")
 

@@ -14,11 +14,11 @@ import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy import nixl_agent, verbs_device
 from millrace.kvcopy.copier import Copier
-from millrace.kvcopy.cross_memory import CrossMemoryCopier
-from millrace.kvcopy.cuda import CudaCopier
+from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
+from millrace.kvcopy.cuda_copier import CudaCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier
-from millrace.kvcopy.shared_memory import SharedMemoryCopier
+from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 from millrace.kvcopy.verbs_copier import VerbsCopier
 
 from tests.contract.copier import fake_gpu

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from millrace.contracts.kv import KvRank
 from millrace.kvcopy.copier import CopierError
-from millrace.kvcopy.cross_memory import CrossMemoryCopier, read_pieces
+from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier, read_pieces
 from millrace.kvcopy.memory import Bytes, address_of
 from millrace.kvcopy.plan import plan
 
@@ -23,7 +23,7 @@ STRANGER = """
 import base64, os, sys
 import msgspec, numpy as np
 from millrace.contracts.kv import KvRank
-from millrace.kvcopy.cross_memory import CrossMemoryCopier
+from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 os.setgid(65534)
 os.setuid(65534)
 peer = msgspec.json.decode(base64.b64decode(sys.argv[1]), type=KvRank)

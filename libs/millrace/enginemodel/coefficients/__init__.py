@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.enginemodel.steptime import LinearStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 
 def coefficient_names() -> list[str]:

@@ -25,7 +25,7 @@ from millrace.enginemodel.forecast.question import (
 from millrace.enginemodel.forecast.reference import forecast_of
 from millrace.enginemodel.forecast.scaling import scaled
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import StepCost
+from millrace.enginemodel.step_cost import StepCost
 
 OUTRUN_PLUS_TEN = OutrunPlusTen()
 

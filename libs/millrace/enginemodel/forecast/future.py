@@ -17,7 +17,7 @@ from millrace.enginemodel.forecast.known import ForecastInput
 from millrace.enginemodel.forecast.present import LengthRevision, cached_of
 from millrace.enginemodel.forecast.question import Candidate, Placement
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
-from millrace.enginemodel.stepcost import FS_PER_NS
+from millrace.enginemodel.step_cost import FS_PER_NS
 
 
 class FutureStep(msgspec.Struct, frozen=True, kw_only=True):

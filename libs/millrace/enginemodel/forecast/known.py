@@ -10,7 +10,7 @@ from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import Placement
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 
 NOTHING_CACHED: Mapping[str, int] = {}
 

@@ -20,7 +20,7 @@ from millrace.enginemodel.forecast.question import (
     LoadForecast,
     Placement,
 )
-from millrace.enginemodel.stepcost import FS_PER_NS
+from millrace.enginemodel.step_cost import FS_PER_NS
 
 #: Moments of a curve, at most: each costs a look at every sequence.
 POINTS_MAX = 1024

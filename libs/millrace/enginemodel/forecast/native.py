@@ -19,7 +19,7 @@ from millrace.enginemodel.forecast.question import (
     ReplicaRequest,
 )
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import CostCurve, StepCost
+from millrace.enginemodel.step_cost import CostCurve, StepCost
 
 #: Changes with the calls below; a build of another interface is of older or newer sources.
 INTERFACE = 4

@@ -13,7 +13,7 @@ from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 
 OUTRUN_PLUS_TEN = OutrunPlusTen()
 

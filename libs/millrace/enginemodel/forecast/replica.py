@@ -19,7 +19,7 @@ from millrace.enginemodel.forecast.native import simulate_natively
 from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 
 
 class ServedRequest(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.enginemodel.stepcost import CostCurve, StepCost
+from millrace.enginemodel.step_cost import CostCurve, StepCost
 
 
 def scaled(cost: StepCost, scale: float) -> StepCost:

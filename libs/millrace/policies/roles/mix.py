@@ -17,7 +17,7 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import ServedRequest, simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 
 
 class InstanceShape(msgspec.Struct, frozen=True, kw_only=True):

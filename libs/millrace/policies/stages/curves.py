@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.policies.stages.statistics import Array
 
 #: Batch sizes at which steps are sampled.

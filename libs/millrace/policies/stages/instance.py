@@ -6,7 +6,7 @@ import msgspec
 
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.policies.stages.curves import StepCurves, sampled
 from millrace.policies.stages.least_squares import nonnegative
 

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from services.worker.vllm_engine import continuation
-from services.worker.vllm_engine.hidden_states import STATES, Proof, RowEstimates, StateSettings, unreadable
+from services.worker.vllm_engine.length_head_reader import STATES, Proof, RowEstimates, StateSettings, unreadable
 
 #: Requests whose states are kept at a time; further ones are not recorded.
 RECORDED_MAX = 1_024

@@ -12,7 +12,7 @@ import msgspec
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.stepcost import FS_PER_NS, CostCurve, StepCost
+from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
 
 #: The costs of a LinearStepTime that are single figures, ns.
 COSTS = (
