@@ -72,7 +72,7 @@ TOOLS: Any = [
 
 def get_weather(city: str) -> str:
     """Get the weather of a city."""
-    return f"18 C in {city}"
+    return "18 degrees"
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_langchain_bound_tools_by_the_models_choice_and_their_result(chat: ChatO
     (call,) = answer.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Oslo"})
     result = ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"])
-    assert bound.invoke([*turn, answer, result]).content == "18 C in Oslo"
+    assert bound.invoke([*turn, answer, result]).content == "18 degrees"
 
 
 def test_litellm_whole_and_streamed() -> None:
@@ -248,7 +248,7 @@ def test_pydantic_ai_output_type(agent_model: OpenAIChatModel, kind: Any) -> Non
 def test_pydantic_ai_runs_a_tool_and_tells_its_result(agent_model: OpenAIChatModel) -> None:
     settings: Any = {"max_tokens": 200, "temperature": 0}
     agent = Agent(agent_model, tools=[get_weather])
-    assert agent.run_sync("What is the weather in Oslo?", model_settings=settings).output == "18 C in Oslo"
+    assert agent.run_sync("What is the weather in Oslo?", model_settings=settings).output == "18 degrees"
 
 
 def test_pydantic_ai_text(agent_model: OpenAIChatModel) -> None:
