@@ -47,7 +47,7 @@ Part = tuple[str, bool]
 
 
 class Conversation(NamedTuple):
-    """What a request says and the answer to learn.
+    """Messages and functions of a request, and the answer to learn.
 
     Attributes:
         key: Decides whether the conversation is held out.
