@@ -4,7 +4,8 @@ Runs the stated load of ``python -m bench live_policies``, or reads what that ke
 and message times are fitted to every other slice of two seconds, latencies are compared on requests of the others.
 Each two policies are compared on the requests that both served: both worlds must tell them apart, and alike.
 ``--unequal`` runs two engines that differ much, on which policies do too. ``--own-pace`` takes out that the machine is
-faster in one run than in the next.
+faster in one run than in the next. ``--hold-out`` fits step and message times of each policy to the runs of the others
+alone, and compares all of its requests.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def main() -> int:
     parser.add_argument(
         "--own-pace", action="store_true", help="step times at the pace that each run had, not at that of all"
     )
+    parser.add_argument(
+        "--hold-out", action="store_true", help="each policy by times that were fitted to the others' runs alone"
+    )
     parser.set_defaults(kinds="stated")
     options = parser.parse_args()
     try:
@@ -68,7 +72,11 @@ def main() -> int:
             recording for recording in recordings if recording.load.kind in (options.kinds or "stated").split(",")
         ]
         for kind in sorted({recording.load.kind for recording in chosen}):
-            _report(kind, [recording for recording in chosen if recording.load.kind == kind], options.own_pace)
+            runs = [recording for recording in chosen if recording.load.kind == kind]
+            if options.hold_out:
+                print("\n".join(held_out_lines(kind, runs)))
+            else:
+                _report(kind, runs, options.own_pace)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -94,6 +102,25 @@ def _report(kind: str, recordings: Sequence[Recording], own_pace: bool) -> None:
         print("\n".join(_orders(name, compared)))
 
 
+def held_out_lines(kind: str, recordings: Sequence[Recording]) -> list[str]:
+    """Latencies of each policy by step and message times of the other policies' runs.
+
+    Raises:
+        ValueError: there is one policy only.
+    """
+    by_name = by_policy(recordings)
+    if len(by_name) < 2:
+        raise ValueError("--hold-out needs runs of two policies at least")
+    lines = [
+        f"{kind} lengths; each policy by step and message times fitted to the others' runs, all requests:",
+        _head(),
+    ]
+    for policy, runs in by_name.items():
+        others = [each for name, rest in by_name.items() if name != policy for each in rest]
+        lines += _rows(compare(policy, runs, [fits(others)] * len(runs), transit(others), whole=True))
+    return lines
+
+
 def _pace_line(fitted: Mapping[str, EngineFit], paced: Sequence[Mapping[str, EngineFit]]) -> str:
     """Return a line that compares the step times of each run with those that all runs together give."""
     of = [{name: each.model.fixed / fitted[name].model.fixed for name, each in p.items()} for p in paced]
@@ -101,16 +128,29 @@ def _pace_line(fitted: Mapping[str, EngineFit], paced: Sequence[Mapping[str, Eng
     return f"steps took {'; '.join(rounds)} times what all runs together say (each engine; each round)"
 
 
-def compare(policy: str, runs: Sequence[Recording], fits: Sequence[dict[str, EngineFit]], way: Transit) -> Compared:
-    """A policy's runs in both worlds; ``fits``: the step times of each."""
+def compare(
+    policy: str,
+    runs: Sequence[Recording],
+    fits: Sequence[dict[str, EngineFit]],
+    way: Transit,
+    *,
+    whole: bool = False,
+) -> Compared:
+    """A policy's runs in both worlds.
+
+    Args:
+        fits: Step times of each run.
+        whole: All requests, not the half whose slices were not fitted.
+    """
     real: dict[Key, Figures] = {}
     modelled: dict[Key, Figures] = {}
     for recording, fitted in zip(runs, fits, strict=True):
         with tempfile.TemporaryDirectory() as folder:
             spec = scenario(recording, fitted=fitted, way=way, folder=Path(folder))
             again = replay(spec, Path(folder), fitted=fitted)
-        real |= keyed(recording, _compared(recording, figures(recording)), simulated=False)
-        modelled |= keyed(recording, _compared(recording, again), simulated=True)
+        done = figures(recording)
+        real |= keyed(recording, done if whole else _compared(recording, done), simulated=False)
+        modelled |= keyed(recording, again if whole else _compared(recording, again), simulated=True)
     live, simulated = list(real.values()), list(modelled.values())
     return Compared(
         policy=policy,

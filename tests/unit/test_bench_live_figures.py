@@ -16,6 +16,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 
+from bench import fidelity
 from bench.live.halves import fitted_on
 from bench.live.plan import Load, planned
 from bench.live.recording import Figures, Recording, figures
@@ -295,6 +296,24 @@ def test_a_run_on_a_slower_machine_is_told_by_its_own_pace() -> None:
     assert own.per_decode / fitted["w0"].model.per_decode == pytest.approx(1.5, rel=0.05)
     idle = msgspec.structs.replace(slow, snapshots=[])
     assert at_own_pace(fitted, idle)["w0"].model == fitted["w0"].model
+
+
+def test_a_policy_held_out_is_replayed_with_the_others_step_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = LinearStepTime(fixed=6e6, per_decode=4e5, per_prefill_token=12e4, per_context_token=1000.0)
+    runs = [recorded(), msgspec.structs.replace(recorded(pace=slow), policy="llumnix")]
+    used: dict[str, float] = {}
+
+    def remember(policy: str, _: Any, fitted: Any, __: Any, *, whole: bool) -> None:
+        assert whole
+        used[policy] = fitted[0]["w0"].model.fixed
+
+    monkeypatch.setattr(fidelity, "compare", remember)
+    monkeypatch.setattr(fidelity, "transit", lambda _: None)
+    monkeypatch.setattr(fidelity, "_rows", lambda _: [])
+    fidelity.held_out_lines("stated", runs)
+    assert used["round_robin"] > 1.5 * used["llumnix"]
+    with pytest.raises(ValueError, match="two policies"):
+        fidelity.held_out_lines("stated", runs[:1])
 
 
 def test_a_first_token_that_was_seen_in_its_step_tells_the_way_back() -> None:
