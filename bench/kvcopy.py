@@ -26,9 +26,9 @@ from millrace.kvcopy import native
 from millrace.kvcopy.checksum import BlockChecksums
 from millrace.kvcopy.copier import CopyPlan, Link
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
-from millrace.kvcopy.memory import SharedRegion, copy_mapped
+from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.plan import Planner
-from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
+from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier, copy_mapped
 
 SEED = 1
 MIB = 1 << 20

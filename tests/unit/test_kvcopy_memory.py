@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from millrace.kvcopy import native
 from millrace.kvcopy.copier import CopierError, CopyPlan
-from millrace.kvcopy.memory import SteppedTransfer, check_bounds, copy_pieces
+from millrace.kvcopy.memory import SteppedTransfer, check_bounds
+from millrace.kvcopy.shared_memory_copier import copy_pieces
 
 SIZE = 200
 COPIES = [pytest.param(copy_pieces, id="reference")]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy import native
 from millrace.kvcopy.copier import CopyPlan
-from millrace.kvcopy.memory import copy_pieces
 from millrace.kvcopy.plan import Planner, plan
+from millrace.kvcopy.shared_memory_copier import copy_pieces
 
 BLOCKS = 24
 COMPILED = [

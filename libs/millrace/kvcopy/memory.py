@@ -1,4 +1,4 @@
-"""Memory that copiers read and write: views of bytes, the memfd that a KV cache lies in, copying between two views."""
+"""Memory that copiers read and write: views of bytes, the memfd that a KV cache lies in, transfers in steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from millrace.kvcopy import native
 from millrace.kvcopy.copier import CopierError, CopyPlan
 
 Bytes = npt.NDArray[np.uint8]
@@ -137,24 +136,3 @@ class SteppedTransfer:
         """See Transfer."""
         with self._lock:
             self._over = True
-
-
-def copy_mapped(plan: CopyPlan, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
-    """``copy_pieces``, compiled where it is built."""
-    copy = native.copy_pieces if native.AVAILABLE else copy_pieces
-    return copy(plan, source=source, target=target, position=position, bytes_max=bytes_max)
-
-
-def copy_pieces(plan: CopyPlan, *, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
-    """Goes on from ``position`` (piece, bytes of it done) for at most ``bytes_max``; returns the position reached."""
-    piece, done = position
-    left = bytes_max
-    while piece < plan.descriptors and left:
-        length = min(int(plan.lengths[piece]) - done, left)
-        here, there = int(plan.source[piece]) + done, int(plan.target[piece]) + done
-        target[there : there + length] = source[here : here + length]
-        left -= length
-        done += length
-        if done == plan.lengths[piece]:
-            piece, done = piece + 1, 0
-    return piece, done

@@ -38,7 +38,7 @@ def copy_pieces(
     position: tuple[int, int],
     bytes_max: int,
 ) -> tuple[int, int]:
-    """As ``memory.copy_pieces``, without the interpreter's lock."""
+    """As ``shared_memory_copier.copy_pieces``, without the interpreter's lock."""
     return _module.copy_pieces(plan.source, plan.target, plan.lengths, source, target, position, bytes_max)
 
 

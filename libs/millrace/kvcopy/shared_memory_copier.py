@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 
 from millrace.contracts.kv import CopierKind, KvRank
+from millrace.kvcopy import native
 from millrace.kvcopy.copier import CopierError, CopyPlan
 from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
-from millrace.kvcopy.memory import Bytes, SharedRegion, SteppedTransfer, check_bounds, copy_mapped
+from millrace.kvcopy.memory import Bytes, Position, SharedRegion, SteppedTransfer, check_bounds
 
 
 class SharedMemoryCopier:
@@ -68,3 +69,24 @@ class SharedMemoryLink:
     def close(self) -> None:
         """See Link. Transfers under way fail at their next advance."""
         self._remote.close()
+
+
+def copy_mapped(plan: CopyPlan, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
+    """``copy_pieces``, compiled where it is built."""
+    copy = native.copy_pieces if native.AVAILABLE else copy_pieces
+    return copy(plan, source=source, target=target, position=position, bytes_max=bytes_max)
+
+
+def copy_pieces(plan: CopyPlan, *, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
+    """Goes on from ``position`` (piece, bytes of it done) for at most ``bytes_max``; returns the position reached."""
+    piece, done = position
+    left = bytes_max
+    while piece < plan.descriptors and left:
+        length = min(int(plan.lengths[piece]) - done, left)
+        here, there = int(plan.source[piece]) + done, int(plan.target[piece]) + done
+        target[there : there + length] = source[here : here + length]
+        left -= length
+        done += length
+        if done == plan.lengths[piece]:
+            piece, done = piece + 1, 0
+    return piece, done

@@ -32,7 +32,7 @@ from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
 from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
 from services.ingress.api.streams import COMMENT, ChatStream, CompletionStream, EventStream, ResponseHead, error_event
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
-from services.ingress.api.tool_stream import ToolChatStream
+from services.ingress.api.tool_events import ToolChatStream
 from services.ingress.api.tools import ToolMode
 from services.ingress.calls.messages import (
     AcceptCall,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingress.api.tool_reader import ArgumentsPiece, CallBegun, TextPiece, ToolCallReader
+from services.ingress.api.tool_call_parser import ArgumentsPiece, CallBegun, TextPiece, ToolCallParser
 from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
 
 TAGGED, REQUIRED = ToolPlan(ToolMode.TAGGED), ToolPlan(ToolMode.REQUIRED)
@@ -18,7 +18,7 @@ OSLO = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 
 def read(plan: ToolPlan, chunks: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Text and calls of a stream, put together as a client does it."""
-    reader = ToolCallReader(plan)
+    reader = ToolCallParser(plan)
     pieces = [piece for chunk in chunks for piece in reader.push(chunk)] + reader.close()
     text, calls = "", list[list[str]]()
     for piece in pieces:
@@ -67,7 +67,7 @@ def test_a_stream_adds_up_to_the_whole_output_however_it_is_cut(case: str, data:
 
 
 def test_name_and_arguments_come_before_the_call_has_ended() -> None:
-    reader = ToolCallReader(TAGGED)
+    reader = ToolCallParser(TAGGED)
     assert reader.push('<tool_call>{"name": "f", "arg') == []
     assert reader.push('uments": {"city": "Ro') == [CallBegun(0, "f"), ArgumentsPiece(0, '{"city": "Ro')]
     assert reader.push('me"}') == [ArgumentsPiece(0, 'me"}')]
@@ -76,7 +76,7 @@ def test_name_and_arguments_come_before_the_call_has_ended() -> None:
 
 
 def test_text_before_a_tag_comes_at_once() -> None:
-    reader = ToolCallReader(TAGGED)
+    reader = ToolCallParser(TAGGED)
     assert reader.push("Let me see <tool") == [TextPiece("Let me see ")]
     assert reader.push("box") == [TextPiece("<toolbox")]
 

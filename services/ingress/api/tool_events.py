@@ -11,7 +11,7 @@ import msgspec
 
 from services.ingress.api.responses import call_id, calls_reason
 from services.ingress.api.streams import ResponseHead, StreamParts, finish_choice
-from services.ingress.api.tool_reader import CallBegun, Piece, TextPiece, ToolCallReader
+from services.ingress.api.tool_call_parser import CallBegun, Piece, TextPiece, ToolCallParser
 from services.ingress.api.tools import ToolPlan
 from services.ingress.calls.messages import CascadeReport, ChoiceDelta, Usage
 
@@ -27,7 +27,7 @@ class ToolChatStream:
         self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
         self._plan = plan
         self._response = head.id
-        self._readers = [ToolCallReader(plan) for _ in range(head.choices)]
+        self._readers = [ToolCallParser(plan) for _ in range(head.choices)]
 
     def opening(self) -> bytes:
         return self._parts.roles()

@@ -51,7 +51,7 @@ class _State(Enum):
     TAIL = "tail"
 
 
-class ToolCallReader:
+class ToolCallParser:
     """Parser of one choice's output; ``push`` what comes, then ``close``."""
 
     __slots__ = ("_begun", "_depth", "_escaped", "_held", "_in_string", "_plan", "_state")
