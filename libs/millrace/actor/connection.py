@@ -139,12 +139,15 @@ class Connection:
         self._closing = True
         if self._reopening is not None:
             self._reopening.cancel()
-        if self.connected:
-            try:
+        try:
+            if self.connected:
                 await self.client.flush(timeout=FLUSH_S)
-            except (NatsError, OSError):
-                pass  # the bus went away while we were leaving: nothing is owed to it
-        await self.client.close()
+        except (NatsError, OSError):
+            pass  # the bus went away while we were leaving: nothing is owed to it
+        try:
+            await self.client.close()
+        except (NatsError, OSError):
+            pass  # it went away while the client wrote what was left
 
     def _set_connected(self, connected: bool) -> None:
         self.connected = self._meter.connected = connected
