@@ -127,7 +127,8 @@ def measure(served: Any, load: Load, profile: Path | None) -> dict[str, Any]:
 
 def median_of(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Median of each figure, the processes' too."""
-    figures = {key: statistics.median(each[key] for each in found) for key in found[0] if key != "by_process"}
+    kept = {key: [each[key] for each in found if each[key] is not None] for key in found[0] if key != "by_process"}
+    figures = {key: statistics.median(values) if values else None for key, values in kept.items()}
     names = dict.fromkeys(name for each in found for name in each["by_process"])
     by_process = {n: statistics.median(each["by_process"].get(n, 0.0) for each in found) for n in names}
     return {**figures, "by_process": by_process}
@@ -141,10 +142,15 @@ def row(result: dict[str, Any]) -> str:
     processes = ", ".join(f"{name} {cpu:g}" for name, cpu in result["by_process"].items())
     return (
         f"{rate}; CPU per {unit}: gateway {result['gateway_us']:.1f} µs, all {result['all_us']:.1f} µs; "
-        f"p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms; "
+        f"p50 {_ms(result['p50_ms'])}, p99 {_ms(result['p99_ms'])}; "
         f"{result['by_policy']:.1%} decided by the way's own policy; {result['errors']:.0f} errors; "
         f"{result['per_message']:.1f} {unit}s a message of a worker; [{processes}]"
     )
+
+
+def _ms(value: float | None) -> str:
+    """A time; a dash where no first token came while the load ran."""
+    return "-" if value is None else f"{value:.2f} ms"
 
 
 if __name__ == "__main__":
