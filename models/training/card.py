@@ -143,6 +143,10 @@ that the grammar leaves open:
 | conversation | right |
 |---|---|
 {rows}
+
+The three kinds under a grammar (a named function, a required call, an object) count with keys in the tokens that the
+model was taught. vLLM's grammar takes a key letter by letter, too, and behind such a key the values were wrong in both
+requests that were tried. Calls of the model's own choice have no grammar.
 """
 
 #: What the kinds of conversation are, for the card.

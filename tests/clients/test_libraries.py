@@ -47,15 +47,6 @@ TOOL: Any = {"type": "function", "function": {"name": "paint", "parameters": Pai
 TOKENS = 1000
 
 
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
-
-
-ADA = Person(name="Ada", age=31)
-PERSON_TOLD: Any = [{"role": "user", "content": "My name is Ada. Age 31."}]
 WEATHER_ASKED: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 TOOLS: Any = [
     {
@@ -165,11 +156,6 @@ def test_openai_the_model_answers_where_no_tool_fits(client: OpenAI) -> None:
     assert (message.content, message.tool_calls) == (ANSWER, None)
 
 
-def test_openai_parse_finds_the_values(client: OpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": PERSON_TOLD, "temperature": 0, "max_tokens": 100}
-    assert client.chat.completions.parse(**asked, response_format=Person).choices[0].message.parsed == ADA
-
-
 def test_langchain_whole_streamed_and_in_batches(chat: ChatOpenAI) -> None:
     assert chat.invoke(PROMPT).content == ANSWER
     assert "".join(str(chunk.content) for chunk in chat.stream(PROMPT)) == ANSWER
@@ -222,12 +208,6 @@ def test_instructor(mode: instructor.Mode) -> None:
     client = instructor.from_openai(OpenAI(**WHERE), mode=mode)
     asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0}
     assert isinstance(client.chat.completions.create(**asked, response_model=Paint), Paint)
-
-
-def test_instructor_finds_the_values() -> None:
-    client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.TOOLS)
-    asked: Any = {"model": MODEL, "messages": PERSON_TOLD, "max_tokens": 100, "temperature": 0}
-    assert client.chat.completions.create(**asked, response_model=Person) == ADA
 
 
 def test_instructor_in_json_mode_is_not_held_to_the_schema() -> None:
