@@ -20,13 +20,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from models.training.card import AGENT_MODEL
-from models.training.checkpoint import load_model, save_model
+from models.training.checkpoint import save_model
 from models.training.conversations import SHARES, Conversation, draw_conversation
 from models.training.data import Document, MicroBatch, collate, joined
+from models.training.fine_tuning import FineTuning
 from models.training.model import Llama, parameter_count
 from models.training.tasks import held_out
 from models.training.tokenizer import AGENT, BOS, EOS, build_tokenizer, token_id, tokenizer_config
-from models.training.train import MODELS, Plan, make_optimizers
+from models.training.train import MODELS
 
 START = "micro"
 STEP_TOKENS = 6144
@@ -99,15 +100,11 @@ def batched(documents: list[Document]) -> Iterator[MicroBatch]:
     yield collate(group)
 
 
-class AgentTrainer:
-    """The model, its optimisers, and how far it has come."""
+class AgentTrainer(FineTuning):
+    """Counts tokens as taken."""
 
     def __init__(self, start: str) -> None:
-        self.model = load_model(start, MODELS / f"millrace-{start}")
-        plan = Plan(tokens=0, step_tokens=STEP_TOKENS, matrix_rate=RATE, other_rate=RATE)
-        self.optimizers = make_optimizers(self.model, plan)
-        self.steps = self.tokens = 0
-        self.spent_s = 0.0
+        super().__init__(start, rate=RATE, step_tokens=STEP_TOKENS)
 
     def step(self, batches: list[MicroBatch], share: float) -> float:
         """One step; ``share`` of the full learning rate. Returns the mean loss."""
@@ -117,14 +114,8 @@ class AgentTrainer:
             part = self.loss(batch) / total
             part.backward()
             loss += float(part.detach())
-            self.tokens += batch.inputs.numel()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["full_rate"] * share
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
+            self.taken += batch.inputs.numel()
+        self.apply(share)
         return loss
 
     def loss(self, batch: MicroBatch) -> Tensor:
@@ -135,26 +126,6 @@ class AgentTrainer:
             logits = F.linear(hidden[scored], self.model.model.embed_tokens.weight)
         each = F.cross_entropy(logits.float(), batch.targets[scored], reduction="none")
         return (each * batch.weights[scored]).sum()
-
-    def save(self, path: Path) -> None:
-        """Keeps the state, replacing the last one in one move."""
-        kept = {
-            "model": self.model.state_dict(),
-            "optimizers": [each.state_dict() for each in self.optimizers],
-            "counts": (self.steps, self.tokens, self.spent_s),
-        }
-        torch.save(kept, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
-
-    def load(self, path: Path) -> None:
-        """Takes a kept state up, if there is one."""
-        if not path.exists():
-            return
-        kept = torch.load(path, weights_only=True)
-        self.model.load_state_dict(kept["model"])
-        for optimizer, state in zip(self.optimizers, kept["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        self.steps, self.tokens, self.spent_s = kept["counts"]
 
 
 @torch.inference_mode()
@@ -181,8 +152,8 @@ def train(trainer: AgentTrainer, corpus: AgentCorpus, state: Path, *, minutes: f
         trainer.spent_s = before_s + time.process_time() - cpu
         if trainer.steps % SAVE_EVERY_STEPS == 0:
             trainer.save(state)
-            mean, rate = sum(losses[-SAVE_EVERY_STEPS:]) / SAVE_EVERY_STEPS, trainer.tokens / trainer.spent_s
-            print(f"step {trainer.steps}, {trainer.tokens:,} tokens, loss {mean:.4f}, {rate:.0f} tokens/s, "
+            mean, rate = sum(losses[-SAVE_EVERY_STEPS:]) / SAVE_EVERY_STEPS, trainer.taken / trainer.spent_s
+            print(f"step {trainer.steps}, {trainer.taken:,} tokens, loss {mean:.4f}, {rate:.0f} tokens/s, "
                   f"{trainer.spent_s / 60:.1f} of {minutes:g} min", flush=True)  # fmt: skip
     trainer.save(state)
     return trainer.spent_s >= 60 * minutes
@@ -220,9 +191,9 @@ def main() -> None:
     folder = options.output / AGENT_MODEL
     save_model(trainer.model, folder, AGENT)
     shares = evaluate(trainer.model, options.evaluate)
-    told = {"start": options.start, "tokens": trainer.tokens, "conversations": options.evaluate, "right": shares}
+    told = {"start": options.start, "tokens": trainer.taken, "conversations": options.evaluate, "right": shares}
     (folder / "evaluation.json").write_text(json.dumps(told, indent=2) + "\n")
-    print(f"{AGENT_MODEL}: {'done' if done else 'stopped early'} after {trainer.tokens:,} tokens; {shares}")
+    print(f"{AGENT_MODEL}: {'done' if done else 'stopped early'} after {trainer.taken:,} tokens; {shares}")
 
 
 if __name__ == "__main__":

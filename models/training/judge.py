@@ -25,9 +25,10 @@ from models.training.card import JUDGE
 from models.training.checkpoint import load_model, save_model
 from models.training.decode import Request, Sampling, generate
 from models.training.evaluate import prompt_ids
+from models.training.fine_tuning import FineTuning
 from models.training.tasks import EXACT, TASKS, Example, held_out, make
 from models.training.tokenizer import EOS, build_tokenizer, token_id
-from models.training.train import MODELS, SIZES, Plan, make_optimizers
+from models.training.train import MODELS, SIZES
 
 START = "micro"
 #: Answers are cut there: longer ones are wrong nearly always.
@@ -104,17 +105,13 @@ def judged(tokenizer: Tokenizer, row: Answered) -> Judged:
     return Judged(tokens, [-1] * len(head) + so_far + [-1] * len(tail), row.right)
 
 
-class JudgeTrainer:
+class JudgeTrainer(FineTuning):
     """The judge, its optimisers, and how far it has come."""
 
     def __init__(self, tokenizer: Tokenizer, answers: int) -> None:
-        self.steps = self.taken = 0
-        self.spent_s = 0.0
+        super().__init__(START, rate=RATE, step_tokens=STEP_TOKENS)
         self.order = Random(SEED).sample(range(answers), answers)
-        self.model = load_model(START, MODELS / f"millrace-{START}")
         self.words = torch.tensor([token_id(tokenizer, word) for word in (NO, YES)])
-        plan = Plan(tokens=0, step_tokens=STEP_TOKENS, matrix_rate=RATE, other_rate=RATE)
-        self.optimizers = make_optimizers(self.model, plan)
 
     def step(self, batch: list[Judged], share: float) -> float:
         """One step over some documents; ``share`` of the full learning rate."""
@@ -123,13 +120,7 @@ class JudgeTrainer:
             part = self.loss(group) / len(batch)
             part.backward()
             loss += float(part.detach())
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            for each_group in optimizer.param_groups:
-                each_group["lr"] = each_group["full_rate"] * share
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
+        self.apply(share)
         return loss
 
     def loss(self, group: list[Judged]) -> Tensor:
@@ -164,26 +155,6 @@ class JudgeTrainer:
                 no, yes = (words @ hidden[row, len(answers[index].tokens) - 1]).tolist()
                 found[index] = yes - no
         return found
-
-    def save(self, path: Path) -> None:
-        """Keeps the state, replacing the last one in one move."""
-        kept = {
-            "model": self.model.state_dict(),
-            "optimizers": [each.state_dict() for each in self.optimizers],
-            "counts": (self.steps, self.taken, self.spent_s),
-        }
-        torch.save(kept, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
-
-    def load(self, path: Path) -> None:
-        """Takes a kept state up, if there is one."""
-        if not path.exists():
-            return
-        kept = torch.load(path, weights_only=True)
-        self.model.load_state_dict(kept["model"])
-        for optimizer, state in zip(self.optimizers, kept["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        self.steps, self.taken, self.spent_s = kept["counts"]
 
 
 def grouped(batch: list[Judged]) -> list[list[Judged]]:
