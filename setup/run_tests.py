@@ -104,7 +104,7 @@ def _lanes(cores: list[int]) -> int:
     for lane in lanes:
         lane.join()
     for run in runs:
-        print(run.closing, flush=True)
+        print("\n".join([run.closing, *run.failed]), flush=True)
     return next((run.wait() for run in runs if run.wait()), 0)
 
 
@@ -152,10 +152,12 @@ class Run:
 
     Attributes:
         closing: Its last line, with its name and how long it took.
+        failed: Lines of its summary that name a test that failed, with its name before them.
     """
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.closing = ""
+        self.failed: list[str] = []
         self._name = name
         self._began = time.monotonic()
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -173,6 +175,8 @@ class Run:
         for line in self._process.stdout:
             last = line.rstrip("\n") or last
             print(f"{self._name:<8} | {line}", end="", flush=True)
+            if line.startswith(("FAILED ", "ERROR ")):
+                self.failed.append(f"{self._name:<8} | {last}")
         self.closing = f"{self._name:<8} | {last} after {time.monotonic() - self._began:.0f} s"
 
 

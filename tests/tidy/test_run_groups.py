@@ -1,5 +1,6 @@
 """Groups of tests that start processes: `setup/run_tests.py` runs every test file once."""
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -39,3 +40,12 @@ def test_folders_without_processes_and_with_them_are_all_that_a_whole_run_covers
 
 def test_what_a_fast_run_names_or_leaves_out_exists():
     assert not [path for path in (*run_tests.FAST, *run_tests.SLOW) if not (ROOT / path).exists()]
+
+
+def test_a_run_of_pytest_keeps_what_its_summary_says_of_failures(capsys):
+    words = ("..F", "FAILED tests/live/test_x.py::test_y - AssertionError", "1 failed, 2 passed in 3.00s")
+    run = run_tests.Run("live", [sys.executable, "-c", f"print({chr(10).join(words)!r}); raise SystemExit(1)"])
+    assert run.wait() == 1
+    assert run.failed == ["live     | FAILED tests/live/test_x.py::test_y - AssertionError"]
+    assert run.closing.startswith("live     | 1 failed, 2 passed in 3.00s after ")
+    assert "live     | ..F" in capsys.readouterr().out
