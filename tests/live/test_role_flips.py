@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -49,23 +50,34 @@ async def roles(rig: UpRig) -> dict[str, str]:
 
 
 async def test_a_person_flips_an_instance_to_and_fro_under_load(rig: UpRig, expected: Outcomes) -> None:
-    async with Mover(rig, modes=()) as onlooker:
-        load = asyncio.create_task(offer(rig, rate=4, count=100, prompts=8, **LENGTH))
-        said = await asyncio.to_thread(rig.cli, "role", "worker-1", "prefill")
-        assert "worker-1 does decode; worker-1 will be prefill" in said
-        assert "worker-1 does both, on its way to prefill" in said
-        assert said.splitlines()[-1].endswith("worker-1 does prefill"), said
-        assert (await roles(rig))["worker-1"] == "prefill"
-        refused = await asyncio.to_thread(rig.cli, "role", "worker-2", "prefill")
-        assert "refused (not_capable): with worker-2 as prefill its stage could not prefill, or not decode" in refused
-        said = await asyncio.to_thread(rig.cli, "role", "worker-1", "decode")
-        assert said.splitlines()[-1].endswith("worker-1 does decode"), said
-        assert "no instance worker-9" in await asyncio.to_thread(rig.cli, "role", "worker-9", "both")
-        expect_identical(await load, expected)
-    moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
-    assert {body.source for body in moved if body.reason is MigrationReason.HANDOFF} >= {"worker-0"}
+    load = asyncio.create_task(offer(rig, rate=4, count=100, prompts=8, **LENGTH))
+    said = await asyncio.to_thread(rig.cli, "role", "worker-1", "prefill")
+    assert "worker-1 does decode; worker-1 will be prefill" in said
+    assert "worker-1 does both, on its way to prefill" in said
+    assert said.splitlines()[-1].endswith("worker-1 does prefill"), said
+    assert (await roles(rig))["worker-1"] == "prefill"
+    refused = await asyncio.to_thread(rig.cli, "role", "worker-2", "prefill")
+    assert "refused (not_capable): with worker-2 as prefill its stage could not prefill, or not decode" in refused
+    said = await asyncio.to_thread(rig.cli, "role", "worker-1", "decode")
+    assert said.splitlines()[-1].endswith("worker-1 does decode"), said
+    assert "no instance worker-9" in await asyncio.to_thread(rig.cli, "role", "worker-9", "both")
+    expect_identical(await load, expected)
     assert "2 flips" in rig.cli("status")
     await told(rig, running=0, waiting=0, blocks_used=0)
+
+
+async def test_requests_enter_where_prompts_are_computed_and_are_handed_to_decode(
+    rig: UpRig, expected: Outcomes
+) -> None:
+    async with RoleOperator(rig) as operator, Mover(rig, modes=()) as onlooker:
+        await operator.flip("worker-2", DECODE)  # which leaves worker-0 alone with prompts
+        expect_identical(await offer(rig, rate=8, count=24, prompts=8, **LENGTH), expected)
+        await told(rig, running=0, waiting=0, blocks_used=0)
+        await operator.flip("worker-2", BOTH)
+    moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
+    handed = Counter((body.source, body.target) for body in moved if body.reason is MigrationReason.HANDOFF)
+    assert {source for source, _ in handed} == {"worker-0"}
+    assert {target for _, target in handed} <= {"worker-1", "worker-2"}
 
 
 async def test_orders_are_refused_for_what_holds_them_back(rig: UpRig) -> None:
