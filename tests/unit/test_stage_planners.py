@@ -13,6 +13,7 @@ import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.step_cost import StepCost
 from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, search
 from millrace.policies.stages.deciding import apportion, costs_of
 from millrace.policies.stages.instance import InstanceModel, linear_instance
@@ -478,9 +479,14 @@ def test_a_linear_instance_prices_long_prompts_too(name: str, tokens: int) -> No
 @pytest.mark.parametrize("tokens", [1_200, 8_192, 30_000])
 def test_curves_price_prompts_beside_decodes_chunk_by_chunk(name: str, decodes: int, tokens: int) -> None:
     # A line understated prompts of 1,200 tokens beside 64 decodes by 17 percent.
-    budget = 4_096
     cost = load_step_time(name).cost(EngineParameters(max_model_len=65_536, blocks_total=8_192))
-    made = linear_instance(cost, kv_tokens=900_000, max_sequences=256, token_budget=budget)
+    made = linear_instance(cost, kv_tokens=900_000, max_sequences=256, token_budget=4_096)
+    said = float(made.step_curves().prompt(decodes, np.array([float(tokens)]))[0]) * tokens
+    assert said == pytest.approx(chunks_s(cost, decodes, tokens, budget=4_096), rel=0.03)
+
+
+def chunks_s(cost: StepCost, decodes: int, tokens: int, *, budget: int) -> float:
+    """Seconds that a prompt adds to the steps that compute it, beside so many decodes."""
     alone = BatchComposition(decodes=decodes, context_tokens=decodes * 1024, longest_context=1024)
     real_fs, done = 0, 0
     while done < tokens:
@@ -496,8 +502,38 @@ def test_curves_price_prompts_beside_decodes_chunk_by_chunk(name: str, decodes: 
         )
         real_fs += cost.duration_fs(beside) - cost.duration_fs(alone)
         done += chunk
-    said = float(made.step_curves().prompt(decodes, np.array([float(tokens)]))[0]) * tokens
-    assert said == pytest.approx(real_fs / 1e15, rel=0.03)
+    return real_fs / 1e15
+
+
+@pytest.mark.parametrize("name", ["h200-llama-3-8b", "cpu-8m"])
+@pytest.mark.parametrize(("budget", "decodes"), [(96, 40), (96, 72), (512, 300), (512, 400), (1_024, 900)])
+def test_curves_price_prompts_beside_decodes_that_take_most_of_the_budget(name: str, budget: int, decodes: int) -> None:
+    # A sample beyond the budget, where prompts come token by token, made them up to four times as long.
+    cost = load_step_time(name).cost(EngineParameters(max_model_len=65_536, blocks_total=8_192))
+    made = linear_instance(cost, kv_tokens=900_000, max_sequences=1024, token_budget=budget)
+    said = float(made.step_curves().prompt(decodes, np.array([2_000.0]))[0]) * 2_000
+    assert said == pytest.approx(chunks_s(cost, decodes, 2_000, budget=budget), rel=0.06)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 16, 96, 512, 2_048])
+def test_an_instance_is_sampled_in_steps_that_a_coordinator_has_time_for(budget: int) -> None:
+    # With a budget of 96 tokens it was 2.7 million, for seconds in which the coordinator answered nobody.
+    cost = CountingCost(fixed=10**9, decode=10**6, prefill_token=10**7)
+    made = linear_instance(cost, kv_tokens=900_000, max_sequences=256, token_budget=budget)
+    curves = made.step_curves()
+    assert len(curves.beside) == len(curves.token_s) >= 2
+    assert list(curves.beside) == sorted(set(curves.beside))
+    assert cost.asked[0] <= (80_000 if budget >= 16 else 300_000)
+
+
+class CountingCost(StepCost, frozen=True, kw_only=True):
+    """Counts how often it is asked."""
+
+    asked: list[int] = msgspec.field(default_factory=lambda: [0])
+
+    def duration_fs(self, batch: BatchComposition) -> int:
+        self.asked[0] += 1
+        return super().duration_fs(batch)
 
 
 def test_prompts_that_begin_elsewhere_cost_a_stage_nothing() -> None:

@@ -87,34 +87,49 @@ def sampled(cost: StepCost, *, per_context_token_s: float, token_budget: int) ->
         token_budget: Tokens of one step at most; decoding sequences take their part of it before prompts.
     """
     steps = [_decode_s(cost, decodes) - per_context_token_s * decodes * CONTEXT for decodes in DECODES]
+    beside = _beside(token_budget)
     return StepCurves(
         decodes=tuple(map(float, DECODES)),
         step_s=tuple(steps),
-        beside=tuple(map(float, BESIDE)),
+        beside=tuple(map(float, beside)),
         prompts=tuple(map(float, PROMPTS)),
-        token_s=tuple(
-            tuple(_prompt_s(cost, decodes, tokens, token_budget) / tokens for tokens in PROMPTS) for decodes in BESIDE
-        ),
+        token_s=tuple(_prompt_tokens_s(cost, decodes, max(1, token_budget - decodes)) for decodes in beside),
     )
 
 
-def _prompt_s(cost: StepCost, decodes: int, tokens: int, token_budget: int) -> float:
-    """Seconds that a prompt adds to the steps that compute it, chunk by chunk."""
-    alone, chunk_max, found, done = _decode_s(cost, decodes), max(1, token_budget - decodes), 0.0, 0
-    while done < tokens:
-        chunk = min(chunk_max, tokens - done)
-        batch = BatchComposition(
-            decodes=decodes,
-            prefills=1,
-            prefill_tokens=chunk,
-            context_tokens=decodes * CONTEXT + done + chunk,
-            prefill_work=chunk * (done + chunk / 2),
-            prefill_context_tokens=done + chunk,
-            longest_context=CONTEXT,
-        )
-        found += cost.duration_fs(batch) / FS_PER_NS / 1e9 - alone
-        done += chunk
-    return found
+def _beside(token_budget: int) -> tuple[int, ...]:
+    """Batches that leave prompts a part of the budget; the largest leaves an eighth where a larger sample does not."""
+    most = max(2, token_budget - max(1, token_budget // 8))
+    return BESIDE if most >= BESIDE[-1] else (*(decodes for decodes in BESIDE if decodes < most), most)
+
+
+def _prompt_tokens_s(cost: StepCost, decodes: int, chunk_max: int) -> tuple[float, ...]:
+    """Seconds per token that prompts of the sampled lengths add to the steps that compute them, chunk by chunk.
+
+    All begin with the same full chunks, which are computed once.
+    """
+    alone, found, done, rates = _decode_s(cost, decodes), 0.0, 0, []
+    for tokens in PROMPTS:
+        while done + chunk_max <= tokens:
+            found += _chunk_s(cost, decodes, done, chunk_max) - alone
+            done += chunk_max
+        rest = tokens - done
+        rates.append((found + (_chunk_s(cost, decodes, done, rest) - alone if rest else 0.0)) / tokens)
+    return tuple(rates)
+
+
+def _chunk_s(cost: StepCost, decodes: int, done: int, chunk: int) -> float:
+    """Seconds of a step with a prompt's chunk after so many computed tokens."""
+    batch = BatchComposition(
+        decodes=decodes,
+        prefills=1,
+        prefill_tokens=chunk,
+        context_tokens=decodes * CONTEXT + done + chunk,
+        prefill_work=chunk * (done + chunk / 2),
+        prefill_context_tokens=done + chunk,
+        longest_context=CONTEXT,
+    )
+    return cost.duration_fs(batch) / FS_PER_NS / 1e9
 
 
 def _decode_s(cost: StepCost, decodes: int) -> float:
