@@ -202,8 +202,7 @@ class IngressActor:
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         self._state.now_ns = now_ns
         out: list[Effect] = []
-        body = message.body
-        match body:
+        match body := message.body:
             case TokensGenerated():
                 ingest_tokens(self._state, body, out)
             case InstanceSummary():
@@ -308,8 +307,7 @@ class IngressActor:
             return
         if message.reason is not ReturnReason.REQUESTED:
             state.cluster.withdraw(instance)
-        died = message.reason is ReturnReason.ENGINE_DIED
-        cause = LossCause.ENGINE_DIED if died else LossCause.OTHER
+        cause = LossCause.ENGINE_DIED if message.reason is ReturnReason.ENGINE_DIED else LossCause.OTHER
         for name, epoch in message.sequences:
             sequence = state.sequences.get(name)
             if sequence is None:
@@ -397,3 +395,6 @@ class IngressActor:
 
     def check_invariants(self) -> None:
         inspection.check_invariants(self._state)
+
+    def check_touched(self, body: Body) -> None:
+        inspection.check_touched(self._state, body)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from millrace.contracts.ingress import TokensGenerated
+from millrace.contracts.message import Body
+from millrace.contracts.status import InstanceSummary
 
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.lifecycle import CascadePhase
@@ -129,6 +132,33 @@ def check_invariants(state: IngressState) -> None:
     for target, granted in state.granted.items():
         assert granted, f"{target} has an empty table of grants"
         assert all(state.sequences.get(name) is sequence for name, sequence in granted.items())
+
+
+def check_touched(state: IngressState, body: Body) -> None:
+    """Check what the message just handled may have changed.
+
+    A summary changes its instance; tokens change the sequences that they name, and their calls. After any other
+    message, and where a named sequence has ended, all is checked.
+
+    Raises:
+        AssertionError: the state contradicts itself.
+    """
+    if isinstance(body, InstanceSummary):
+        state.cluster.check_instance(body.instance)
+        assert not state.unsettled
+        return
+    named = [state.sequences.get(chunk.sequence) for chunk in body.chunks] if isinstance(body, TokensGenerated) else []
+    present = [sequence for sequence in named if sequence is not None]
+    if not present or len(present) < len(named):
+        check_invariants(state)
+        return
+    assert not state.unsettled
+    for sequence in present:
+        assert state.sequences[sequence.id] is sequence
+        _check_sequence(state, sequence)
+    for call in {id(sequence.call): sequence.call for sequence in present}.values():
+        assert state.calls.get(call.call.request) is call
+        _check_call(state, call)
 
 
 def _check_parent(state: IngressState, parent: OpenCascade) -> None:

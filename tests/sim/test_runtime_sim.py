@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from millrace.actor.effects import Effect, Publish, Reply, Request, StartTimer, Stop, Subscribe
 from millrace.contracts.local import BusDisconnected, BusReconnected, Replied, RequestFailed, TimerFired
-from millrace.contracts.message import Message
+from millrace.contracts.message import Body, Message
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.sim.checkers import Checker
 from millrace.sim.checkers.order import NoMessageAfterStop, TimeNeverGoesBack
@@ -78,6 +78,20 @@ class Answerer:
         """Nothing can contradict itself here."""
 
 
+class PartlyChecked(Answerer):
+    """Its state contradicts itself from the eighth request on, where a message touches it or elsewhere."""
+
+    def __init__(self, incarnation: int, *, touched: bool) -> None:
+        super().__init__(incarnation)
+        self._touched = touched
+
+    def check_touched(self, body: Body) -> None:
+        assert self.got < 8 or not self._touched
+
+    def check_invariants(self) -> None:
+        assert self.got < 8
+
+
 def cluster(seed: int, **options: Any) -> tuple[Simulation, Any, Any]:
     simulation = Simulation(seed, **options)
     answerer = simulation.add(Answerer, node="b", accepts=(TagRequest,))
@@ -133,6 +147,25 @@ def test_a_killed_actor_hears_nothing_and_comes_back_as_a_new_incarnation():
     assert answerer.actor is not first
     assert answerer.actor.incarnation == first.incarnation + between_ticks + SECOND
     assert outcomes(asker)["no_responders"] == 100
+
+
+@pytest.mark.parametrize(("touched", "found_at"), [(True, 8), (False, 16)])
+def test_what_a_message_touched_is_checked_at_once_and_the_rest_each_16th_time(touched: bool, found_at: int):
+    simulation = Simulation(1)
+    answerer = simulation.add(lambda start: PartlyChecked(start, touched=touched), node="b", accepts=(TagRequest,))
+    simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
+    with pytest.raises(SimulationFailed):
+        simulation.run_for(SECOND)
+    assert answerer.actor.got == found_at
+
+
+def test_the_state_at_the_end_is_checked_in_full():
+    simulation = Simulation(1)
+    simulation.add(lambda start: PartlyChecked(start, touched=False), node="b", accepts=(TagRequest,))
+    simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
+    simulation.run_for(100 * MILLISECOND)
+    with pytest.raises(AssertionError):
+        simulation.finish()
 
 
 def test_timers_of_a_killed_actor_never_fire():

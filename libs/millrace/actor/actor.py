@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from millrace.actor.effects import Effect
-from millrace.contracts.message import Message
+from millrace.contracts.message import Body, Message
 
 
 class Actor(Protocol):
@@ -40,4 +40,16 @@ class Actor(Protocol):
 
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself."""
+        ...
+
+
+@runtime_checkable
+class TouchChecked(Protocol):
+    """An actor whose state is large beside what most messages change.
+
+    The simulation checks all of it after each 16th message only, and after the others what they touched.
+    """
+
+    def check_touched(self, body: Body) -> None:
+        """Raises AssertionError where what this message may have changed contradicts itself."""
         ...

@@ -183,11 +183,15 @@ class Membership:
         """Raise AssertionError where bounds or facts contradict each other."""
         assert len(self) <= self._members_max
         for token, member in self._members.items():
-            assert token == member.token == subject_token(member.name)
-            assert member.summary is None or member.summary.incarnation == member.incarnation
-            assert (member.state is MemberState.UNKNOWN) <= (member.summary is None)
-            ended = 0 < member.incarnation <= member.dead_through
-            assert not ended or member.state in (MemberState.DEAD, MemberState.GONE), member
+            assert token == member.token
+            _check_member(member)
+
+    def check_member(self, name: str) -> None:
+        """Raise AssertionError where the facts about one member contradict each other."""
+        member = self.find(name)
+        if member is not None:
+            assert member.token == subject_token(name)
+            _check_member(member)
 
     # inside
 
@@ -256,6 +260,14 @@ class Membership:
 
 def _idle(member: Member) -> bool:
     return member.state in (MemberState.GONE, MemberState.UNKNOWN)
+
+
+def _check_member(member: Member) -> None:
+    assert member.token == subject_token(member.name)
+    assert member.summary is None or member.summary.incarnation == member.incarnation
+    assert (member.state is MemberState.UNKNOWN) <= (member.summary is None)
+    ended = 0 < member.incarnation <= member.dead_through
+    assert not ended or member.state in (MemberState.DEAD, MemberState.GONE), member
 
 
 def _apply(member: Member, event: MemberEvent) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from millrace.actor.actor import Actor
+from millrace.actor.actor import Actor, TouchChecked
 from millrace.actor.effects import Effect
 from millrace.contracts.codec import decode
 from millrace.contracts.local import BucketReady, KeyChanged
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: Builds an actor for an incarnation (its start, unix ns).
 ActorFactory = Callable[[int], Actor]
 Handlers = Mapping[type[Effect], Callable[[Any], None]]
+
+#: Of an actor that is checked in parts, all is checked after so many messages.
+FULL_CHECK_EVERY = 16
 
 
 class SimNode:
@@ -148,11 +151,21 @@ class SimProcess:
         self.watches: list[SimWatch] = []
         self.questions: dict[str, PendingReply] = {}
         self.codes: dict[type, int] = {}  # share of the trace hash of what it handles, by kind
+        self._checks = 0
+        self._check_touched = self.actor.check_touched if isinstance(self.actor, TouchChecked) else None
         self.handlers: Handlers = owner.handlers(self) if owner.handlers is not None else {}
 
     @property
     def now_ns(self) -> int:
         return self.simulation.now_ns
+
+    def check(self, body: Body) -> None:
+        """Checks the actor's invariants after a message: all, or what the message touched."""
+        self._checks += 1
+        if self._check_touched is None or not self._checks % FULL_CHECK_EVERY:
+            self.actor.check_invariants()
+        else:
+            self._check_touched(body)
 
     def deliver(self, body: Body, *, traceparent: str = "") -> None:
         """Hands over a local message, at once (or after what is under way)."""

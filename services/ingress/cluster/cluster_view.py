@@ -182,9 +182,18 @@ class IngressClusterView:
         for model, stages in self._stages.items():
             assert model in self.plans
             for stage in stages:
-                assert stage.candidates() == tuple(i.view for i in stage.instances if i.usable)
+                stage.check_invariants()
             if model in self._usable:
                 assert self._usable[model] == len({i.name for s in stages for i in s.instances if i.usable})
+
+    def check_instance(self, name: str) -> None:
+        """Raises AssertionError where what is kept of one instance is not what the facts say."""
+        self.members.check_member(name)
+        instance = self.instances.get(name)
+        if instance is not None:
+            instance.check_invariants()
+            for stage in instance.stages:
+                stage.check_invariants()
 
     def _instance(self, name: str) -> KnownInstance | None:
         instance = self.instances.get(name)

@@ -215,6 +215,10 @@ class StageCandidates:
             self._tuple = tuple(self._views)
         return self._tuple
 
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the list is not that of the usable instances."""
+        assert self.candidates() == tuple(i.view for i in self.instances if i.usable)
+
     def filtered(self) -> Iterator[CandidateScore]:
         """Those that are not usable, with the reason."""
         return (CandidateScore(i.name, 0.0, i.why_not()) for i in self.instances if not i.usable)
