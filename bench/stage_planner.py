@@ -7,7 +7,8 @@ layout where that is possible. Aims: exact at most 60 ms (16), 0.5 s (256), 1 s 
     python -m bench stage_planner --regret --plans 50 --rows FILE
 
 runs the planners' layouts and drawn ones instead, neighbours of the exact layout and random ones (modelled H200,
-hand-over, cuts as planned, from the residents of one stage).
+hand-over, cuts as planned, each from its own steady state). Runs that are long beside their sequences' lives tell which
+layouts bear the load: R1's live for a minute.
 
 Source: CascadeInfer, section 6.5 (0.06 s at 16 instances and 128K tokens).
 """
@@ -67,11 +68,18 @@ def main() -> int:
     parser.add_argument("--plans", type=int, default=50, help="drawn layouts (default %(default)s)")
     parser.add_argument("--requests", type=int, default=800, help="of each simulated run (default %(default)s)")
     parser.add_argument("--trace", default="R1", help="lengths of simulated runs (default %(default)s)")
+    parser.add_argument("--load", type=float, default=0.8, help="share of the fluid bound (default %(default)s)")
     parser.add_argument("--on", type=int, default=8, help="instances of simulated runs (default %(default)s)")
     add_options(parser, seeds=5)
     arguments = parser.parse_args()
     if arguments.regret:
-        setup = Setup(trace=arguments.trace, instances=arguments.on, requests=arguments.requests, warm=True)
+        setup = Setup(
+            trace=arguments.trace,
+            instances=arguments.on,
+            load=arguments.load,
+            requests=arguments.requests,
+            warm=True,
+        )
         print(regret(setup, options(arguments), plans=arguments.plans))
         return 0
     model = linear_instance(load_step_time(SET).cost(EngineParameters()), kv_tokens=KV_TOKENS, max_sequences=1024)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from random import Random
 
+from millrace.policies.stages import search
 from millrace.policies.stages.membership import StageShape
-from millrace.policies.stages.objectives import candidate_edges
-from millrace.policies.stages.statistics import EDGES
+from millrace.policies.stages.objectives import StageCosts, candidate_edges
+from millrace.policies.stages.statistics import BINS, EDGES
 
 from bench.block.tables import figure, table
 from bench.stages.runs import RunOptions, StageRow, run_all
@@ -21,6 +23,12 @@ from simulator.scenarios.spec import ScenarioSpec
 STAGES_MAX = 4
 
 PLANNERS = ("exact", "two_phase", "chain")
+
+#: A layout does not bear the load where requests of the later half are slower by more than this share.
+RISE_MAX = 0.15
+
+#: Drawn layouts in the table.
+SHOWN = 5
 
 
 def drawn_layouts(setup: Setup, count: int, *, seed: int = 0) -> list[tuple[StageShape, ...]]:
@@ -72,22 +80,32 @@ def layout_of(cuts: Sequence[int], instances: Sequence[int]) -> tuple[StageShape
 def regret(setup: Setup, chosen: RunOptions, *, plans: int) -> str:
     """Runs everything, each layout from its own steady state where runs begin with residents.
 
-    Cuts stay where the plan has them, so that the plan alone is compared.
+    Cuts stay where the plan has them, so that the plan alone is compared. The best is taken among drawn layouts that
+    bear the load: one that does not seems fast for as long as its memory is not full.
     """
     layouts = {planner: setup.planned(planner) for planner in PLANNERS}
     layouts |= {f"drawn {index}": shapes for index, shapes in enumerate(drawn_layouts(setup, plans))}
     rows = run_all(chosen.jobs({label: _spec(setup, shapes) for label, shapes in layouts.items()}), chosen)
     drawn = [label for label in layouts if label.startswith("drawn") and any(row.label == label for row in rows)]
-    if not drawn:
-        return "no run was made"
-    best = min(drawn, key=lambda label: _mean(rows, label))
-    lines = [_line(rows, label, layouts[label], best) for label in (*PLANNERS, "drawn 0", best)]
-    head = ["", "layout", "ms/token", "% of the best drawn"]
-    return f"{len(drawn)} drawn layouts; the best is {best}\n" + table(head, [line for line in lines if line])
+    steady = sorted((label for label in drawn if _is_steady(rows, label)), key=lambda label: _mean(rows, label))
+    if not steady:
+        return f"{len(drawn)} drawn layouts, none of which bears the load"
+    costs = setup.costs()
+    shown = dict.fromkeys((*PLANNERS, "drawn 0", *steady[:SHOWN]))
+    lines = [_line(rows, label, layouts[label], steady[0], told_cost(costs, layouts[label])) for label in shown]
+    head = ["", "layout", "ms/token", "% of the best drawn", "rise %", "expected"]
+    found = f"{len(drawn)} drawn layouts, {len(steady)} of which bear the load; the best is {steady[0]}"
+    return found + "\n" + table(head, [line for line in lines if line])
 
 
 def _spec(setup: Setup, shapes: Sequence[StageShape]) -> ScenarioSpec:
     return setup.spec(merged(hand_over(shapes), setup.begun(shapes)))
+
+
+def _is_steady(rows: Sequence[StageRow], label: str) -> bool:
+    """Return True if no run of it became much slower and nothing was lost; rows of before have no rise and count."""
+    own = [row for row in rows if row.label == label]
+    return all(not row.lost and not row.rise > RISE_MAX for row in own)
 
 
 def _mean(rows: Sequence[StageRow], label: str) -> float:
@@ -95,10 +113,23 @@ def _mean(rows: Sequence[StageRow], label: str) -> float:
     return sum(values) / len(values)
 
 
-def _line(rows: Sequence[StageRow], label: str, shapes: Sequence[StageShape], best: str) -> list[str]:
-    own = [1e3 * row.norm for row in rows if row.label == label]
+def told_cost(costs: StageCosts, shapes: Sequence[StageShape]) -> str:
+    """What the planner's tables expect of a layout, ms per token, or that it violates a constraint."""
+    marks = [*(EDGES.index(shape.length_min) for shape in shapes), BINS]
+    parts = [
+        (costs.edges.index(low), costs.edges.index(high), shape.instances)
+        for (low, high), shape in zip(itertools.pairwise(marks), shapes, strict=True)
+    ]
+    cost = search.total(costs, parts)
+    return f"{1e3 * cost:.1f}" if math.isfinite(cost) else "overload"
+
+
+def _line(rows: Sequence[StageRow], label: str, shapes: Sequence[StageShape], best: str, expected: str) -> list[str]:
+    own = [row for row in rows if row.label == label]
     pairs = paired(rows, label, best)
     if not own or not pairs:
         return []
     name = "one stage" if len(shapes) == 1 and label.startswith("drawn") else label
-    return [name, told(shapes), figure(own), figure([100 * (a / b - 1) for a, b in pairs], places=1)]
+    over = [100 * (a / b - 1) for a, b in pairs]
+    norm, rise = [1e3 * row.norm for row in own], [100 * row.rise for row in own]
+    return [name, told(shapes), figure(norm), figure(over, places=1), figure(rise, places=0), expected]

@@ -40,6 +40,8 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
         good: Share of the requests within the SLO.
         output_cv: Coefficient of variation of output tokens over instances, in windows of ten seconds.
         trades: What brokers counted; see ScenarioCluster.trades.
+        rise: ``norm`` of those that arrived in the later half over that of the earlier half, less one: near 0 in a
+            steady state, more where the load is not borne.
         cpu_s: Processor time of the run.
     """
 
@@ -66,6 +68,7 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     virtual_s: float
     cpu_s: float
     trades: dict[str, int]
+    rise: float = math.nan
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +217,18 @@ def row_of(label: str, outcome: ScenarioOutcome, cpu_s: float) -> StageRow:
         virtual_s=outcome.virtual_s,
         cpu_s=cpu_s,
         trades=outcome.trades,
+        rise=rise_of(done),
     )
+
+
+def rise_of(done: Sequence[FinishedRequest]) -> float:
+    """Share by which requests of the later half of arrivals took longer per token; nan for fewer than two."""
+    ordered = sorted(done, key=lambda record: record.arrival_ns)
+    halves = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
+    if not all(halves):
+        return math.nan
+    earlier, later = (sum(each.e2e_ns / each.output_tokens for each in half) / len(half) for half in halves)
+    return later / earlier - 1
 
 
 def _deciles(done: Sequence[FinishedRequest], norm: np.ndarray) -> list[float]:

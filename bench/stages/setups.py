@@ -15,7 +15,7 @@ from millrace.policies.stages import search
 from millrace.policies.stages.deciding import Search, decide_by
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.membership import StageShape
-from millrace.policies.stages.objectives import UNCONSTRAINED, Constraints, open_costs
+from millrace.policies.stages.objectives import UNCONSTRAINED, Constraints, StageCosts, fair, open_costs
 from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.risks import LatencyBounds
 from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, statistics_of
@@ -111,6 +111,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             each = float(costs.sequences[index, index + 1, shape.instances])
             found += shape.instances * min(each, held, ENGINE["max_sequences"])
         return round(found)
+
+    def costs(self) -> StageCosts:
+        """Tables of the open objective over every edge, as ``exact`` minimises it, without its margins."""
+        found = open_costs(self.statistics(), self.model(), range(BINS + 1), self.instances, Constraints())
+        return fair(found, Constraints().slowdown_max)
 
     def begun(self, shapes: Sequence[StageShape]) -> dict[str, Any]:
         """The tables of ``from_own`` where runs begin with residents; nothing where they begin empty."""

@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from bench.stages import capacity
-from bench.stages.regret import drawn_layouts
-from bench.stages.runs import RunOptions, StageRow, kept_row
+from bench.stages import regret as regret_runs
+from bench.stages.regret import drawn_layouts, told_cost
+from bench.stages.runs import RunOptions, StageRow, kept_row, rise_of
 from bench.stages.setups import Setup, fixed, merged
 from bench.stages.tables import against, comparison, paired
 from bench.stages.variants import arrival_only, full, hand_over, trading
 from bench.stages_scale import messages_per_move
+from simulator.scenarios.observer import FinishedRequest
 
 
 def row(label: str, seed: int, norm: float, **fields) -> StageRow:
@@ -104,6 +106,55 @@ def test_half_of_the_drawn_layouts_are_near_the_exact_one():
     apart = [sum(abs(a.instances - b.instances) for a, b in zip(shapes, exact, strict=True)) for shapes in near]
     assert sum(each <= 2 for each in apart) >= 10
     assert exact not in layouts, "the planners' own are compared with others"
+
+
+def finished(number: int, *, ms_per_token: float) -> FinishedRequest:
+    return FinishedRequest(
+        number=number,
+        outcome="completed",
+        arrival_ns=number * 10**9,
+        ttft_ns=0,
+        e2e_ns=round(100 * ms_per_token * 1e6),
+        prompt_tokens=10,
+        output_tokens=100,
+        cached_tokens=0,
+        continuations=0,
+        predicted_tokens=0.0,
+        predicted_ttft_ns=-1,
+        predicted_e2e_ns=-1,
+        instance="w0",
+    )
+
+
+def test_the_rise_compares_the_later_arrivals_with_the_earlier_ones():
+    steady = [finished(number, ms_per_token=20.0) for number in range(10)]
+    rising = [finished(number, ms_per_token=10.0 + 10.0 * (number >= 5)) for number in reversed(range(10))]
+    assert rise_of(steady) == pytest.approx(0.0)
+    assert rise_of(rising) == pytest.approx(1.0)
+    assert math.isnan(rise_of(steady[:1]))
+
+
+def test_the_best_drawn_layout_bears_the_load(monkeypatch):
+    setup = Setup(trace="ShareGPT", requests=200)
+    slow, rising, lossy = 30.0, {"rise": 0.5}, {"lost": 3}
+
+    def made(jobs, _chosen):
+        """All are slow and steady, but the first two drawn ones: fast, one rising, the other with losses."""
+        fast = {"drawn 0": rising, "drawn 1": lossy}
+        rows = [(job.label, fast.get(job.label)) for job in jobs]
+        return [row(name, 0, slow if odd is None else 1.0, **({"rise": 0.0} | (odd or {}))) for name, odd in rows]
+
+    monkeypatch.setattr(regret_runs, "run_all", made)
+    told = regret_runs.regret(setup, RunOptions(seeds=1, cores=1, path=None), plans=4)
+    assert told.startswith("4 drawn layouts, 2 of which bear the load; the best is drawn 2")
+
+
+def test_what_the_planner_expects_of_a_layout_is_told_or_that_it_is_an_overload():
+    setup = Setup(load=0.6)
+    costs, exact = setup.costs(), setup.planned("exact")
+    one = drawn_layouts(setup, 1)[0]
+    assert 0 < float(told_cost(costs, exact)) < float(told_cost(costs, one))
+    assert told_cost(costs, regret_runs.layout_of([4096], [1, 7])) == "overload"
 
 
 def test_a_layout_may_begin_with_as_many_sequences_as_it_holds_itself():
