@@ -1,8 +1,9 @@
-"""Runs tests/clients: client libraries in an environment of their own against a cluster of real vLLM.
+"""Runs tests/clients: client libraries and load generators against a cluster of real vLLM.
 
     python -m tests.clients.run [pytest's arguments]
 
-The environment is made anew when the lock of its versions changes.
+The libraries have an environment of their own, and so has guidellm, which takes torch and transformers from the one
+that runs this. An environment is made anew when the lock of its versions changes.
 """
 
 from __future__ import annotations
@@ -12,47 +13,57 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
 from testbed.up_cluster import UpRig
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "locks" / "clients.txt"
+LOCKS, ENVIRONMENTS = ROOT / "locks", ROOT / ".millrace"
 MODEL = "millrace-agent"
 
 
 def main(words: list[str]) -> int:
     """Return pytest's exit status."""
-    python = environment(ROOT / ".millrace" / "clients")
+    python, guidellm = environment("clients"), environment("guidellm", on_top=True)
     with tempfile.TemporaryDirectory(prefix="millrace-clients-") as folder:
         start = ("--model", str(ROOT / "models" / MODEL), "--instances", "1")
         rig = UpRig.of_words(Path(folder), start, MODEL)
         rig.start()
         try:
-            return tested(python, rig.url, words)
+            return tested(python, {"MILLRACE_URL": rig.url, "MILLRACE_GUIDELLM_PYTHON": str(guidellm)}, words)
         finally:
             rig.stop()
 
 
-def environment(folder: Path) -> Path:
-    """Return the interpreter of a virtual environment with the lock's versions; made anew when the lock changes."""
+def environment(name: str, *, on_top: bool = False) -> Path:
+    """Return the interpreter of a virtual environment with a lock's versions; made anew when the lock changes.
+
+    Args:
+        name: The lock's name, and the folder's.
+        on_top: What the lock does not name is taken from the environment that runs this.
+    """
+    folder, lock = ENVIRONMENTS / name, LOCKS / f"{name}.txt"
     python, stamp = folder / "bin" / "python", folder / "lock.sha256"
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", LOCK], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", lock], check=True)
+        if on_top:
+            packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
+            Path(packages, "on_top.pth").write_text(sysconfig.get_path("purelib") + "\n")
         stamp.write_text(digest)
     return python
 
 
-def tested(python: Path, url: str, words: list[str]) -> int:
+def tested(python: Path, told: dict[str, str], words: list[str]) -> int:
     """Run the tests in that environment, without this repository on its path."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    variables |= {"MILLRACE_URL": url, "MILLRACE_MODEL": MODEL, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    variables |= {"MILLRACE_MODEL": MODEL, "MILLRACE_PYTHON": sys.executable, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     here = Path(__file__).parent
     command = [python, "-m", "pytest", "-c", os.devnull, "--rootdir", here, "--confcutdir", here, "-ra", here, *words]
-    return subprocess.run(command, env=variables, check=False).returncode
+    return subprocess.run(command, env=variables | told, check=False).returncode
 
 
 if __name__ == "__main__":
