@@ -114,7 +114,7 @@ def _mean(rows: Sequence[StageRow], label: str) -> float:
 
 
 def told_cost(costs: StageCosts, shapes: Sequence[StageShape]) -> str:
-    """What the planner's tables expect of a layout, ms per token, or that it violates a constraint."""
+    """Return the ms per token that the planner expects of a layout, or "overload" where it violates a constraint."""
     marks = [*(EDGES.index(shape.length_min) for shape in shapes), BINS]
     parts = [
         (costs.edges.index(low), costs.edges.index(high), shape.instances)
