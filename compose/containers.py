@@ -11,6 +11,8 @@ from typing import Any
 from millrace.cluster import ClusterSpec, ModelSpec, WorkerSlot
 from millrace.supervision.service_fields import broker_shares
 
+from compose.model_mounts import mount_source
+
 HERE = Path(__file__).resolve().parent
 
 #: The service that holds the namespaces of GPU workers (compose.yaml).
@@ -116,14 +118,19 @@ def _compose_sidecar(name: str, service: str, spec: ClusterSpec) -> dict[str, An
 
 
 def mounted(spec: ClusterSpec, model: ModelSpec) -> str:
-    """Return a model's path in containers: the templates' mount for the first, a path beside it for each other one."""
+    """Return a model's path in containers: at the templates' mount for the first, beside it for each other one."""
+    within = Path(model.path).relative_to(mount_source(model))
+    return str(_mount_point(spec, model) / within)
+
+
+def _mount_point(spec: ClusterSpec, model: ModelSpec) -> Path:
     index = spec.models.index(model)
-    return f"/models/{index}" if index else "/model"
+    return Path(f"/models/{index}" if index else "/model")
 
 
 def _mounts(spec: ClusterSpec, models: list[ModelSpec]) -> dict[str, Any]:
     """Volumes of models that the templates do not mount."""
-    others = [f"{model.path}:{mounted(spec, model)}:ro" for model in models if model != spec.models[0]]
+    others = [f"{mount_source(m)}:{_mount_point(spec, m)}:ro" for m in models if m != spec.models[0]]
     return {"volumes": others} if others else {}
 
 

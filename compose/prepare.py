@@ -16,7 +16,6 @@ import fnmatch
 import json
 import os
 import secrets
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from millrace.cluster import (
     read_cluster,
     workers_of,
 )
-from millrace.cluster.model_folders import llm_calibration, with_model_folders
+from millrace.cluster.model_folders import is_repository, llm_calibration, model_folder, with_model_folders
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
@@ -56,6 +55,7 @@ from millrace.supervision.service_fields import (
 )
 
 from compose.containers import SPARE, brokers_of, compose_services, migrator_of, mounted, profile_of
+from compose.model_mounts import mount_source, not_in_containers
 
 HERE = Path(__file__).resolve().parent
 
@@ -129,7 +129,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     kind.add_argument("--cluster", type=Path, metavar="FILE", help="a cluster's TOML file, in place of most options")
     kind.add_argument("--cpus", type=int, default=0, help="CPU workers, one core each")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per worker")
-    parser.add_argument("--model", default=str(HERE.parent / "models" / "millrace-mini"), help="folder of the model")
+    parser.add_argument("--model", default="millrace-mini", help="folder, a model that ships, or owner/name in the cache")
     parser.add_argument("--served-name", default="", help="name under which it is served (default: the folder's)")
     parser.add_argument("--name", default="node", help="cluster name, second token of every subject")
     parser.add_argument("--policy", default="", help="dispatch policy")
@@ -173,7 +173,7 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
     roles = roles_of(arguments.roles)
     return ClusterSpec(
         name=arguments.name,
-        models=[ModelSpec(name=_served(arguments), path=str(Path(arguments.model).resolve()), groups=[group])],
+        models=[ModelSpec(name=_served(arguments), path=str(model_folder(arguments.model)), groups=[group])],
         policies=ClusterPolicies(
             dispatch=PolicyChoice(name=arguments.policy),
             provisioning=PolicyChoice(name=arguments.provision),
@@ -205,12 +205,7 @@ def _not_for_containers(spec: ClusterSpec) -> str:
         return "models[].groups[].spares: of one model only; the provisioner beside compose serves one"
     if spec.api.keys and not Path(spec.api.keys).is_file():
         return f"api.keys: {spec.api.keys}: no such file"
-    return next(filter(None, (_unreadable(model.path) for model in spec.models)), "")
-
-
-def _unreadable(folder: str) -> str:
-    closed = [file.name for file in Path(folder).iterdir() if file.is_file() and not file.stat().st_mode & stat.S_IROTH]
-    return f"{folder}: the containers' user may not read {closed[0]}; chmod -R o+rX it" if closed else ""
+    return next(filter(None, map(not_in_containers, spec.models)), "")
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -234,9 +229,6 @@ def _what_is_wrong(arguments: argparse.Namespace) -> str:
         return "--tensor-parallel splits an engine over GPUs; CPU workers have one core each"
     if arguments.gpus % arguments.tensor_parallel:
         return f"--gpus {arguments.gpus} cannot be split into groups of {arguments.tensor_parallel}"
-    model = Path(arguments.model)
-    if not (model / "config.json").is_file():
-        return f"--model {arguments.model}: no config.json there"
     if arguments.keys and not arguments.keys.is_file():
         return f"--keys {arguments.keys}: no such file"
     return _wrong_roles(arguments)
@@ -326,7 +318,8 @@ def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argpar
 
 
 def _served(arguments: argparse.Namespace) -> str:
-    return str(arguments.served_name or Path(arguments.model).resolve().name)
+    named = arguments.model if is_repository(arguments.model) else model_folder(arguments.model).name
+    return str(arguments.served_name or named)
 
 
 def _workers(arguments: argparse.Namespace) -> list[str]:
@@ -338,7 +331,7 @@ def _environment(arguments: argparse.Namespace, out: Path) -> str:
     lines = [
         f"COMPOSE_FILE={HERE / 'compose.yaml'}:{out / 'workers.yaml'}",
         f"MILLRACE_GENERATED={out}",
-        f"MILLRACE_MODEL_DIR={spec.models[0].path}",
+        f"MILLRACE_MODEL_DIR={mount_source(spec.models[0])}",
         f"MILLRACE_ENGINE={profile_of(spec)}",
     ]
     lines += [f"MILLRACE_PORT={spec.api.port}"] if arguments.cluster else []

@@ -507,13 +507,3 @@ def test_wrong_options_are_refused_by_name(
     with pytest.raises(SystemExit):
         _prepare(tmp_path, *options)
     assert wrong in capsys.readouterr().err
-
-
-def test_a_model_that_the_containers_may_not_read_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "config.json").chmod(0o600)
-    with pytest.raises(SystemExit):
-        _load(COMPOSE / "prepare.py").main(["--cpus", "1", "--model", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert "may not read config.json" in capsys.readouterr().err
