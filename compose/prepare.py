@@ -129,7 +129,9 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     kind.add_argument("--cluster", type=Path, metavar="FILE", help="a cluster's TOML file, in place of most options")
     kind.add_argument("--cpus", type=int, default=0, help="CPU workers, one core each")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per worker")
-    parser.add_argument("--model", default="millrace-mini", help="folder, a model that ships, or owner/name in the cache")
+    parser.add_argument(
+        "--model", default="millrace-mini", help="a folder, a model that ships, or owner/name in Hugging Face's cache"
+    )
     parser.add_argument("--served-name", default="", help="name under which it is served (default: the folder's)")
     parser.add_argument("--name", default="node", help="cluster name, second token of every subject")
     parser.add_argument("--policy", default="", help="dispatch policy")

@@ -39,6 +39,11 @@ NODE = msgspec.structs.replace(
     memlock_bytes=8 * 1024**2,
 )
 
+#: A container of the image that has no vLLM.
+SERVICE = msgspec.structs.replace(
+    LAPTOP, container=True, vllm="", vllm_build="", nixl="", nixl_backends=[], memory_bytes=GIB // 2
+)
+
 
 def level(facts: MachineFacts, subject: str) -> Level:
     (found,) = [finding.level for finding in findings(facts) if finding.subject == subject]
@@ -61,7 +66,10 @@ def with_(facts: MachineFacts, **changes: Any) -> MachineFacts:
         (NODE, "vllm on GPU", 8, ["nixl", "cuda"]),
         (with_(NODE, nixl=""), "vllm on GPU", 8, ["cuda"]),
         (with_(NODE, native=["kvcopy"]), "vllm on GPU", 8, ["nixl"]),
-        (with_(NODE, vllm_build="cpu"), "vllm on CPU", 4, ["shared_memory", "cross_memory"]),
+        (with_(NODE, vllm_build="cpu"), "vllm on CPU", 4, ["shared_memory"]),
+        (with_(LAPTOP, container=True), "vllm on CPU", 2, ["shared_memory"]),
+        (with_(LAPTOP, container=True, may_ptrace=True), "vllm on CPU", 2, ["shared_memory", "cross_memory"]),
+        (SERVICE, "none", 0, []),
     ],
 )
 def test_the_outlook_follows_from_the_facts(facts: MachineFacts, engine: str, engines: int, copiers: list[str]) -> None:
@@ -87,6 +95,11 @@ def test_the_outlook_follows_from_the_facts(facts: MachineFacts, engine: str, en
         (with_(LAPTOP, memlock_bytes=8 * 1024**2), "locked memory", Level.OK),
         (with_(LAPTOP, ports_taken=[8000]), "ports", Level.NOTE),
         (with_(LAPTOP, shm_bytes=0), "/dev/shm", Level.NOTE),
+        (with_(LAPTOP, container=True), "cross-memory attach", Level.NOTE),
+        (SERVICE, "vLLM", Level.OK),
+        (SERVICE, "NIXL", Level.OK),
+        (SERVICE, "memory", Level.OK),
+        (with_(SERVICE, memory_bytes=GIB // 8), "memory", Level.MISSING),
     ],
 )
 def test_what_is_missing_or_could_be_better_is_found(facts: MachineFacts, subject: str, expected: Level) -> None:
@@ -98,6 +111,21 @@ def test_a_plain_laptop_and_a_gpu_node_lack_nothing_that_is_needed() -> None:
         assert Level.MISSING not in [finding.level for finding in findings(facts)]
     links = [finding.text for finding in findings(NODE) if finding.subject == "links"]
     assert links == ["GPU0 X NV18"]
+
+
+def test_a_service_s_container_is_not_told_to_start_engines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine_probes, "look", lambda folder, ports: SERVICE)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "No engine runs here" in text
+    assert "./task" not in text
+
+
+@pytest.mark.parametrize(("limits", "expected"), [(["", ""], 8), (["max"], 8), ([str(2**63)], 8), (["5", ""], 5)])
+def test_a_container_s_limit_is_its_memory(limits: list[str], expected: int) -> None:
+    assert machine_probes.memory_limit(8, limits) == expected
 
 
 def test_nvidia_smi_s_lines_are_read_and_its_complaints_are_not() -> None:

@@ -10,6 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from millrace.cli.machine_report import MachineDefaults
 
 #: API, NATS, its monitoring, the first port of metrics.
 PORTS = (8000, 4222, 8222, 9100)
@@ -38,7 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for finding in found:
             print(f"{finding.level:<8} {finding.subject:<20} {finding.text}")
-        copiers = ", then ".join(ahead.copiers) or "nothing"
-        print(f"\nMillrace will run {ahead.engines} engine(s), {ahead.engine} ({ahead.why}).")
-        print(f"KV moves between them by {copiers}.")
+        print(f"\n{_told(ahead)}")
     return int(any(finding.level is Level.MISSING for finding in found))
+
+
+def _told(ahead: MachineDefaults) -> str:
+    if not ahead.engines:
+        return f"No engine runs here: {ahead.why}."
+    copiers = ", then ".join(ahead.copiers) or "nothing"
+    engines = f"Millrace will run {ahead.engines} engine(s), {ahead.engine} ({ahead.why})."
+    return f"{engines}\nKV moves between them by {copiers}."

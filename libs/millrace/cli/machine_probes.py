@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,9 @@ import psutil
 
 #: nvidia-smi and nats-server answer within a second; a hung driver must not hang the doctor.
 PROBE_S = 10.0
+
+#: Limits of a container's memory, of cgroups 2 and 1. Where there is none they say ``max`` or some 2^63.
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 #: Bit of CAP_SYS_PTRACE in a process's effective capabilities.
 _CAP_SYS_PTRACE = 19
@@ -35,6 +39,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cores: That this process may use.
+        memory_bytes: The machine's, or the container's limit.
         disk_free_bytes: Where the cluster's folder is.
         shm_bytes: Size of /dev/shm.
         gpu_links: Lines of ``nvidia-smi topo -m`` that name a GPU.
@@ -90,7 +95,7 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
     return MachineFacts(
         python=sys.version.split()[0],
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=memory_limit(psutil.virtual_memory().total, map(_text, _MEMORY_LIMITS)),
         disk_free_bytes=shutil.disk_usage(there).free,
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         gpus=gpus,
@@ -111,6 +116,11 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
         memlock_bytes=-1 if soft == resource.RLIM_INFINITY else soft,
         ports_taken=[port for port in ports if not _free(port)],
     )
+
+
+def memory_limit(total: int, limits: Iterable[str]) -> int:
+    """The machine's memory, or what a control group leaves of it, bytes."""
+    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def _gpus() -> tuple[list[GpuFact], str]:

@@ -14,6 +14,9 @@ GIB = 1024**3
 #: A vLLM engine of the smallest model that ships takes about this much on a CPU; the services together half of it.
 ENGINE_BYTES = int(1.5 * GIB)
 
+#: A service without an engine takes less than half of it.
+SERVICE_BYTES = GIB // 4
+
 #: Logs, traces and JetStream of a day with the models that ship stay below this.
 DISK_BYTES_MIN = GIB
 
@@ -69,13 +72,25 @@ def outlook(facts: MachineFacts) -> MachineDefaults:
         engines = int(min(facts.cores, CPU_ENGINES_MAX, room))
         why = f"`millrace up`: one engine per core, at most {CPU_ENGINES_MAX}"
         return MachineDefaults(engine="vllm on CPU", engines=engines, copiers=_host_copiers(facts), why=why)
+    if _services_only(facts):
+        why = "vLLM is in the image of workers; in theirs this tells about engines"
+        return MachineDefaults(engine="none", engines=0, copiers=[], why=why)
     why = "vLLM is not installed; `millrace up --engine modelled`"
     return MachineDefaults(engine="modelled", engines=8, copiers=["modelled"], why=why)
 
 
+def _services_only(facts: MachineFacts) -> bool:
+    """Whether this is a container of the image without vLLM."""
+    return facts.container and not facts.vllm
+
+
 def _host_copiers(facts: MachineFacts) -> list[str]:
-    attach = facts.may_ptrace or facts.ptrace_scope == 0
-    return ["shared_memory", *(["cross_memory"] if attach else [])]
+    return ["shared_memory", *(["cross_memory"] if _may_attach(facts) else [])]
+
+
+def _may_attach(facts: MachineFacts) -> bool:
+    """Whether an engine may read another one's memory. Between containers it needs the capability."""
+    return facts.may_ptrace or (facts.ptrace_scope == 0 and not facts.container)
 
 
 def _needed(facts: MachineFacts) -> Iterator[Finding]:
@@ -83,7 +98,8 @@ def _needed(facts: MachineFacts) -> Iterator[Finding]:
     disk = f"{facts.disk_free_bytes / GIB:.1f} GiB free"
     yield _found(facts.disk_free_bytes >= DISK_BYTES_MIN, "disk", disk, f"{disk}; at least 1 GiB is needed")
     memory = f"{facts.memory_bytes / GIB:.1f} GiB"
-    yield _found(facts.memory_bytes >= ENGINE_BYTES, "memory", memory, f"{memory}; at least 1.5 GiB is needed")
+    least = SERVICE_BYTES if _services_only(facts) else ENGINE_BYTES
+    yield _found(facts.memory_bytes >= least, "memory", memory, f"{memory}; at least {least / GIB} GiB is needed")
     yield Finding(level=Level.OK, subject="cores", text=str(facts.cores))
     yield Finding(level=Level.OK, subject="Python", text=facts.python)
 
@@ -102,7 +118,9 @@ def _engine(facts: MachineFacts) -> Iterator[Finding]:
     yield _noted(True, "GPUs", f"{gpus}; driver {facts.driver}" if gpus else "none")
     for line in facts.gpu_links:
         yield _noted(True, "links", " ".join(line.split()))
-    if not facts.vllm:
+    if _services_only(facts):
+        yield _noted(True, "vLLM", "not in this image, which runs services without an engine")
+    elif not facts.vllm:
         yield _noted(False, "vLLM", "not installed: modelled engines only; `./task setup` installs it")
     elif facts.gpus and facts.vllm_build != "cuda":
         yield _noted(False, "vLLM", f"{facts.vllm}, the build for CPUs, although there are GPUs: they stay unused")
@@ -121,10 +139,14 @@ def _moving(facts: MachineFacts) -> Iterator[Finding]:
         text = "compiled; not used before NIXL until the self-test has passed it" if there else "not compiled"
         yield _noted(there, "CUDA copier", text)
     backends = ", ".join(facts.nixl_backends) or "no backends found"
-    yield _noted(bool(facts.nixl), "NIXL", f"{facts.nixl}: {backends}" if facts.nixl else "not installed")
+    yield _noted(
+        bool(facts.nixl) or _services_only(facts),
+        "NIXL",
+        f"{facts.nixl}: {backends}" if facts.nixl else "not installed",
+    )
     yield _noted(True, "RDMA devices", ", ".join(facts.rdma_devices) or "none")
     scope = f"yama's ptrace_scope is {facts.ptrace_scope}, CAP_SYS_PTRACE {'held' if facts.may_ptrace else 'not held'}"
-    allowed = facts.may_ptrace or facts.ptrace_scope == 0
+    allowed = _may_attach(facts)
     attach = "allowed" if allowed else "refused; KV in host memory moves through shared memory"
     yield _noted(allowed, "cross-memory attach", f"{attach} ({scope})")
 
