@@ -13,6 +13,10 @@ need debootstrap
 need docker
 if ! docker image inspect "$name-bare" >/dev/null 2>&1; then
   debootstrap --variant=minbase "$suite" "$work/root" >"$work/log" 2>&1 || { tail -5 "$work/log" >&2; exit 1; }
+  # What Debian's own images say too: no layer keeps the packages that it has installed.
+  echo 'DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb /var/cache/apt/*.bin"; };' >"$work/root/etc/apt/apt.conf.d/docker-clean"
+  echo 'Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";' >>"$work/root/etc/apt/apt.conf.d/docker-clean"
+  rm -f "$work"/root/var/cache/apt/archives/*.deb
   tar -C "$work/root" -c . | docker import - "$name-bare" >/dev/null
 fi
 mkdir "$work/site"
