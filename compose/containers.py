@@ -93,7 +93,8 @@ def _in_one_namespace(worker: dict[str, Any]) -> dict[str, Any]:
     """A worker in the ipc and pid namespaces of all GPU workers of the node, without which CUDA shares no memory."""
     started = {NAMESPACES: {"condition": "service_started"}}
     shared = f"service:{NAMESPACES}"
-    return worker | {"ipc": shared, "pid": shared, "depends_on": worker["depends_on"] | started}
+    # The namespace has its process 1 already.
+    return worker | {"ipc": shared, "pid": shared, "init": False, "depends_on": worker["depends_on"] | started}
 
 
 def migrator_of(worker: str) -> str:

@@ -144,6 +144,16 @@ def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> Non
             assert {"limits", "reservations"} <= set(service["deploy"]["resources"]), name
 
 
+def test_a_service_that_still_loads_hears_the_order_to_stop(tmp_path: Path) -> None:
+    """The kernel drops a SIGTERM for process 1 of a pid namespace that has no handler for it."""
+    for options, profile in ((["--cpus", "1", "--trading", "cascade"], "cpu"), (["--gpus", "2"], "gpu")):
+        services = _resolved(_prepare(tmp_path / profile, *options), profile)["services"]
+        ours = {name: service for name, service in services.items() if "build" in service}
+        assert len(ours) > 8
+        for name, service in ours.items():
+            assert bool(service.get("init")) != ("pid" in service), name
+
+
 def test_a_worker_gets_more_time_to_stop_than_it_takes_to_drain() -> None:
     limits = WorkerLimits()
     assert int(_worker_template()["stop_grace_period"].rstrip("s")) * 1000 > limits.drain_limit_ms + limits.linger_ms
