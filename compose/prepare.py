@@ -111,8 +111,10 @@ def main(words: list[str] | None = None) -> int:
         files[f"{name}.json"] = _service(name, Role.BROKER, passwords, arguments, fields)
     for name, text in files.items():
         _write(out / name, text)
-    _write_targets(out, workers, [*brokers])
-    profile = profile_of(spec) + (" --profile cascade" if spec.cascade is not None else "")
+    judges = ["judge"] if spec.cascade is not None and spec.cascade.judge_processes else []
+    sidecars = {"migrator": [migrator_of(worker) for worker in workers], "broker": [*brokers]}
+    _write_targets(out, {"worker": workers, **sidecars, "judge": judges})
+    profile = profile_of(spec) + (" --profile cascade" if judges else "")
     env = f"{os.path.relpath(out, HERE)}/.env"
     print(f"compose: {len(workers)} worker(s) prepared in {os.path.relpath(out)}; next:")
     print(f"  cd compose && docker compose --env-file {env} --profile {profile} up -d --build")
@@ -355,15 +357,18 @@ def _write(path: Path, text: str) -> None:
         path.chmod(0o644)
 
 
-def _write_targets(out: Path, workers: list[str], brokers: list[str]) -> None:
-    """Prometheus watches these files. They hold no secret, and its user is another one."""
+def _write_targets(out: Path, hosts: dict[str, list[str]]) -> None:
+    """Prometheus watches these files. They hold no secret, and its user is another one.
+
+    Args:
+        out: Folder of the generated files.
+        hosts: Containers by role, besides those that every deployment has.
+    """
     folder = out / "targets"
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     services = ("ingress", "tagger", "predictor", "coordinator")
-    hosts = {role: [role] for role in services} | {"worker": workers, "migrator": [migrator_of(w) for w in workers]}
-    hosts["broker"] = brokers
-    for role, names in hosts.items():
+    for role, names in ({role: [role] for role in services} | hosts).items():
         groups = [{"targets": [f"{name}:{METRICS_PORT}"], "labels": {"role": role}} for name in names]
         (folder / f"{role}.json").write_text(json.dumps(groups, indent=1))
         (folder / f"{role}.json").chmod(0o644)

@@ -417,6 +417,8 @@ def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.Cap
     words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
     assert _load(COMPOSE / "prepare.py").main(words) == 0
     assert "--profile gpu --profile cascade up" in capsys.readouterr().out
+    (scraped,) = json.loads((folder / "targets" / "judge.json").read_text())
+    assert scraped == {"targets": ["judge:9100"], "labels": {"role": "judge"}}
     judge = load_config(JudgeConfig, folder / "judge.json")
     assert (judge.llm.url, judge.llm.model) == ("", "big")  # a model of the cluster is asked by ingress
     (cascade,) = load_config(IngressConfig, folder / "ingress.json").cascades
@@ -428,12 +430,16 @@ def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.Cap
     assert judging["command"] == ["services.judge", "--config", "/run/secrets/judge.json"]
 
 
-def test_the_profile_of_a_cascade_works_for_confidence_too(tmp_path: Path) -> None:
+def test_a_judge_by_confidence_needs_no_container_and_its_profile_works_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Compose refuses to start a service whose secret has no file."""
     folder = tmp_path / "generated"
     table = '[cascade]\ntiers = ["small", "big"]\n'
     words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
     assert _load(COMPOSE / "prepare.py").main(words) == 0
+    assert "--profile gpu up" in capsys.readouterr().out
+    assert json.loads((folder / "targets" / "judge.json").read_text()) == []
     content = _resolved(folder, "gpu", "cascade")
     assert "judge" in content["services"]
     assert Path(content["secrets"]["judge.json"]["file"]).is_file()
