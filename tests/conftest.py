@@ -1,12 +1,13 @@
 """Rules for every test: the marker of its folder, no I/O in pure folders, why an engine test is skipped."""
 
 import asyncio
+import gc
 import importlib.util
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if folder == "gpu" and shutil.which("nvidia-smi") is None:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here (nvidia-smi was not found)"))
     items.sort(key=lambda item: FOLDERS.index(_folder_of(item)))
+
+
+def pytest_collection_finish() -> None:
+    _keep_for_good()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _keep_for_good()
+
+
+def _keep_for_good() -> None:
+    """Freeze what is alive between two files: later collections, of which each simulated run makes one, pass it by."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """The interpreter frees what was frozen; libraries would complain of leaks behind pytest's last line."""
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

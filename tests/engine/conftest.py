@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from tests.engine.moving import Pair
 
 
-def pytest_unconfigure() -> None:
-    """The interpreter frees what was frozen; libraries would complain of leaks behind pytest's last line."""
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The target has another seed, another token budget and no prefix cache; both have few blocks, and copy one of them
