@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -68,6 +69,7 @@ def step_times(_name: str) -> LinearStepTime:
     return LinearStepTime(fixed=5e6, per_decode=5e4, per_prefill_token=1e5, per_context_token=20.0)
 
 
+@functools.cache
 def told(folder: Path, *settings: str) -> Summary:
     spec = scenario_of(with_settings(SCENARIO, list(settings)))
     summary = summarise(run_scenario(spec, step_times=step_times, folders=(folder,)))
