@@ -11,7 +11,6 @@ from simulator.soak.run import SoakReport
 from simulator.soak.seeds import BY_CONFIDENCE, JUDGED, replay_command
 from tests.sim.soak_seeds import replayed_by, soak_seeds
 
-
 SEEDS = soak_seeds(8)
 
 
