@@ -1,16 +1,19 @@
 """Training data without end: conversations from the task family, tokenised and gathered into padded micro-batches."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from models.training import noisy
 from models.training.tasks import LEVELS, TASKS, Example, held_out, make
 from models.training.tokenizer import BOS, EOS, ROLES, token_id
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOKENS_MAX = 2300
 # A document this long is drawn as often as its task's turn comes; longer ones less, or they would take all the time.
@@ -133,6 +136,8 @@ def collate(documents: list[Document]) -> MicroBatch:
     A document's weight is the square root of its answer's length, spread over it: with weight by token long lists would
     drown the one-word answers, with weight by document their tails would go unlearnt.
     """
+    import torch  # here: who only draws conversations needs none
+
     longest = max(len(document.tokens) for document in documents) - 1
     inputs = torch.zeros(len(documents), longest, dtype=torch.int64)
     targets = torch.zeros_like(inputs)
