@@ -84,7 +84,13 @@ def _parallel(cores: int) -> list[str]:
 
 def _pytest(*words: str) -> int:
     # Colours and progress as pytest chooses: its streams are this process's own.
-    return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, check=False).returncode
+    command = [sys.executable, "-m", "pytest", *words]
+    return subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode
+
+
+def _environment() -> dict[str, str]:
+    """This process's, but bytecode is kept: else each run, and each program that a test starts, compiles everything."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _lanes(cores: list[int]) -> int:
@@ -160,7 +166,9 @@ class Run:
         self.failed: list[str] = []
         self._name = name
         self._began = time.monotonic()
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self._reader = threading.Thread(target=self._print)
         self._reader.start()
 
