@@ -5,15 +5,14 @@ That the model equals the recordings is checked without vLLM, in tests/unit/test
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from millrace.enginemodel.recording import RecordedRun, replay
 
-ROOT = Path(__file__).resolve().parents[2]
+from testbed.programs import output_of
+
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
 
 # Runs whose batches do not depend on which tokens are sampled: those may differ between processors.
@@ -28,9 +27,8 @@ def read(path: Path) -> RecordedRun:
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs, recorded just now."""
     folder = tmp_path_factory.mktemp("recordings")
-    command = [sys.executable, "-m", "bench.engine.record_runs", *FRESH, "--output", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, said = output_of("bench.engine.record_runs", [*FRESH, "--output", str(folder)], limit_s=240)
+    assert status == 0, said
     return folder
 
 
