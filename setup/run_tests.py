@@ -33,7 +33,6 @@ GROUPS = {
     "live-a-m": ("tests/live/test_[a-m]*.py",),
     "live-n-z": ("tests/live/*",),
     "clusters": ("tests/engine/two_*", "tests/engine/test_*_worker.py", "tests/engine/test_[prt]*_vllm.py"),
-    "moving": ("tests/engine/test_vllm_migration*.py", "tests/engine/test_segment_migration.py"),
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
