@@ -316,9 +316,8 @@ def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argpar
     compose = ["docker", "compose", "--env-file", str(out / ".env"), "--profile", profile, "--profile", SPARE]
     slots = [slot for slot in workers_of(arguments.spec) if slot.spare]
     shapes = {slot.name: shape_of(slot.group) for slot in slots}
-    fields = {"name": "provisioner-0", "model": slots[0].model.name, "compose": compose, "services": spares}
-    fields |= {"shapes": shapes}
-    return json.dumps({**fields, "bus": bus}, indent=1)
+    fields = {"name": "provisioner-0", "model": slots[0].model.name, "services": spares, "shapes": shapes}
+    return json.dumps({**fields, "compose": compose, "bus": bus}, indent=1)
 
 
 def _served(arguments: argparse.Namespace) -> str:

@@ -38,6 +38,10 @@ COMPOSE = ROOT / "compose"
 FOREIGN = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 
+#: Docker refuses to create a container with less.
+MEMORY_RESERVED_MIN = 6 * 1024**2
+
+
 def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -142,6 +146,15 @@ def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> Non
         assert service.get("read_only") or name == "grafana", name
         if name != "worker":  # prepare.py gives each worker its own
             assert {"limits", "reservations"} <= set(service["deploy"]["resources"]), name
+
+
+def test_no_reservation_of_memory_is_below_what_docker_takes(tmp_path: Path) -> None:
+    services = _resolved(_prepare(tmp_path, "--gpus", "2", "--trading", "cascade"), "gpu", "cascade")["services"]
+    reserved = {
+        name: service["deploy"]["resources"]["reservations"].get("memory") for name, service in services.items()
+    }
+    assert len(reserved) > 12
+    assert {name: size for name, size in reserved.items() if size is not None and int(size) < MEMORY_RESERVED_MIN} == {}
 
 
 def test_a_service_that_still_loads_hears_the_order_to_stop(tmp_path: Path) -> None:
