@@ -64,7 +64,7 @@ class Operator:
                 return self.run("migrate", request)
             except Failed as failure:
                 failures.append(str(failure))
-        raise Failed(f"{request} did not move: {failures[-1]}")
+        raise Failed(f"{request} did not move: " + "; then ".join(dict.fromkeys(failures)))
 
     @contextlib.contextmanager
     def listening(self, file: Path) -> Iterator[None]:
