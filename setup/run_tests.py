@@ -6,9 +6,9 @@
 
 Tests without I/O come first, on all cores. Tests of real engines then run in two lanes side by side, each on cores of
 its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its turn takes
-more than half of both. A lane that has ended a group of tests takes the next one, so that both end together. Beside
-them run the groups that mostly wait, all at once and on any core; engines let their services go first. On one core, and
-where arguments for pytest are given, there is one run.
+more than half of both. A lane that has ended a group of tests takes the next one, so that both end together. Groups
+that mostly wait run beside all that, on any core, the first of them from the beginning; engines let their services go
+first. On one core, and where arguments for pytest are given, there is one run.
 """
 
 import importlib.util
@@ -36,8 +36,8 @@ GROUPS = {
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
-#: Groups that wait for most of their time, for half a core or less.
-WAITING = ("live-a-m", "live-n-z")
+#: Groups that wait for most of their time, for half a core or less: beside tests without I/O, and beside the lanes.
+WAITING = ("live-n-z", "live-a-m")
 #: Lanes of the other groups.
 LANES = 2
 #: Suites that are quick and touch every layer.
@@ -94,20 +94,21 @@ def _environment() -> dict[str, str]:
 
 def _lanes(cores: list[int]) -> int:
     """Runs tests without I/O on all cores, then those that start processes: engines on cores of a lane each."""
-    runs = [Run("pure", _command("pure", *_parallel(len(cores)), *PURE))]
-    runs[0].wait()
-    share = len(cores) // LANES
     groups = process_groups()
     computing = deque((name, paths) for name, paths in groups.items() if name not in WAITING)
-    lanes = [
-        threading.Thread(target=_lane, args=(computing, cores[lane * share :][:share], runs)) for lane in range(LANES)
-    ]
-    for name in WAITING:
-        lanes.append(threading.Thread(target=_lane, args=(deque([(name, groups[name])]), cores, runs)))
-    for lane in lanes:
-        lane.start()
-    for lane in lanes:
-        lane.join()
+    early, late = (deque([(name, groups[name])]) for name in WAITING)
+    runs = [Run("pure", _command("pure", *_parallel(len(cores)), *PURE))]
+    share = len(cores) // LANES
+    lanes = [threading.Thread(target=_lane, args=(early, cores, runs))]
+    lanes[0].start()
+    runs[0].wait()
+    for lane in range(LANES):
+        lanes.append(threading.Thread(target=_lane, args=(computing, cores[lane * share :][:share], runs)))
+    lanes.append(threading.Thread(target=_lane, args=(late, cores, runs)))
+    for thread in lanes[1:]:
+        thread.start()
+    for thread in lanes:
+        thread.join()
     for run in runs:
         print("\n".join([run.closing, *run.failed]), flush=True)
     return next((run.wait() for run in runs if run.wait()), 0)
