@@ -27,6 +27,7 @@ from millrace.cli.listening import LISTEN_S, listen
 from nats.aio.client import Client
 
 from testbed.programs import Program, command_line, output_of, start_program
+from testbed.timed_streams import client
 
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0
@@ -224,8 +225,8 @@ class UpRig:
 
     async def metric(self, name: str) -> float:
         """Sum over all samples of a metric that ingress shows."""
-        async with httpx.AsyncClient() as client:
-            text = (await client.get(f"{self.url}/metrics")).text
+        async with client() as http:
+            text = (await http.get(f"{self.url}/metrics")).text
         lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
@@ -297,12 +298,11 @@ def _take(result: Streamed, event: dict[str, Any]) -> None:
 
 async def offer(rig: UpRig, *, rate: float, count: int, prompts: int, **fields: Any) -> list[tuple[int, Streamed]]:
     """Starts ``count`` streams at ``rate`` a second over ``prompts`` different prompts; waits for all."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+    async with client(120) as http:
         tasks = []
         for index in range(count):
             number = index % prompts
-            tasks.append((number, asyncio.create_task(stream(client, rig, prompt_text(number), **fields))))
+            tasks.append((number, asyncio.create_task(stream(http, rig, prompt_text(number), **fields))))
             await asyncio.sleep(1 / rate)
         return [(number, await task) for number, task in tasks]
 

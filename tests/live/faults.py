@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import httpx
-
+from testbed.timed_streams import client
 from testbed.up_cluster import Streamed, UpRig, offer, prompt_text, stream
 
 RATE = 20.0
@@ -25,8 +24,8 @@ PATIENCE_S = 60.0
 
 async def undisturbed(rig: UpRig, **fields: Any) -> Outcomes:
     """Return the outcome of each prompt when nothing dies."""
-    async with httpx.AsyncClient(timeout=120) as client:
-        results = await asyncio.gather(*(stream(client, rig, prompt_text(n), **fields) for n in range(PROMPTS)))
+    async with client(120) as http:
+        results = await asyncio.gather(*(stream(http, rig, prompt_text(n), **fields) for n in range(PROMPTS)))
     assert not [result.error for result in results if result.error]
     return {number: result.outcome for number, result in enumerate(results)}
 
