@@ -103,7 +103,7 @@ async def _row(rig: UpRig, options: argparse.Namespace, state: str, wait: Any, m
 
 def main() -> int:
     """One cluster of each size."""
-    from testbed.tiny_llama import DEEP, build
+    from testbed.tiny_llama import build
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=64)
@@ -116,7 +116,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         extra = ["--stages", str(options.stages), "--trading", options.trading, "--trace-sample", "0"]
         extra += ["--worker-set", json.dumps(WORKER)]
-        model = build(Path(folder) / "model", max_model_len=4_096, depth=DEEP)
+        model = build(Path(folder) / "model", max_model_len=4_096)
         rig = UpRig(Path(folder) / "c", model_path=model, engine="modelled", instances=options.instances, extra=extra)
         rig.start()
         try:

@@ -125,7 +125,7 @@ async def measure(rig: UpRig, options: argparse.Namespace) -> bool:
 
 def main() -> int:
     """Builds the model, starts the cluster, runs."""
-    from testbed.tiny_llama import DEEP, build
+    from testbed.tiny_llama import build
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="migrations that must succeed")
@@ -139,7 +139,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         extra = ["--policy", "round_robin", "--trace-sample", "0"]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
-        model = build(Path(folder) / "model", depth=DEEP)
+        model = build(Path(folder) / "model")
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)
         rig.start()
         try:

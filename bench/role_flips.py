@@ -24,7 +24,7 @@ from testbed.up_cluster import UpRig
 
 def main() -> int:
     """Builds the model, starts the cluster, flips, prints; fails where a request failed or differed."""
-    from testbed.tiny_llama import DEEP, build
+    from testbed.tiny_llama import build
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flips", type=int, default=100, help="in all calls together (default %(default)s)")
@@ -39,7 +39,7 @@ def main() -> int:
     missing = options.flips - sum(row.flips for row in rows)
     if missing > 0:
         with tempfile.TemporaryDirectory() as folder:
-            model = build(Path(folder) / "model", depth=DEEP)
+            model = build(Path(folder) / "model")
             words = options_of(options.engine)
             rig = UpRig(Path(folder) / "c", model_path=model, engine=options.engine, instances=2, extra=words)
             rig.start()

@@ -265,7 +265,7 @@ def _options() -> argparse.Namespace:
 
 def main() -> int:
     """Builds the model, starts the cluster, runs."""
-    from testbed.tiny_llama import DEEP, build
+    from testbed.tiny_llama import build
 
     options = _options()
     until = time.monotonic() + 60 * options.minutes - 15  # to look for leaks, and to stop
@@ -279,7 +279,7 @@ def main() -> int:
 
     if wanted > 0:
         with tempfile.TemporaryDirectory() as folder:
-            model = build(Path(folder) / "model", max_model_len=8_192, depth=DEEP)
+            model = build(Path(folder) / "model", max_model_len=8_192)
             processes = "processes = 2" if options.engine == "modelled" else ""
             text = CLUSTER.format(model=model, engine=options.engine, processes=processes, cut=options.cut)
             (Path(folder) / "cluster.toml").write_text(text)

@@ -42,7 +42,7 @@ def main() -> int:
 def _random_model(folder: Path) -> str:
     from testbed import tiny_llama
 
-    return str(tiny_llama.build(folder / "llama", depth=tiny_llama.DEEP))
+    return str(tiny_llama.build(folder / "llama"))
 
 
 def _engine(model: str, max_num_seqs: int) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""A Llama of a few layers with random weights and a byte-level tokenizer, written to a folder: real vLLM needs no more.
+"""A four-layer Llama with random weights and a byte-level tokenizer, written to a folder: real vLLM needs no more.
 
 Random weights make sharp, varied distributions that expose any difference in sampler state, and need no training.
 """
@@ -7,27 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
-LAYERS, WIDTH, HEADS, VOCABULARY = 2, 128, 4, 288
+LAYERS, WIDTH, HEADS, VOCABULARY = 4, 128, 4, 288
 EOS = 257
 
 
-class Depth(NamedTuple):
-    """Layers, and the standard deviation of their weights: fewer need larger ones to say as much."""
-
-    layers: int
-    deviation: float
-
-
-#: Tests that drive an engine by themselves take this one.
-SHALLOW = Depth(LAYERS, 0.11)
-#: Clusters take this one, whose steps last longer: there is always something under way to be moved or killed. Figures
-#: in bench/results were measured with it.
-DEEP = Depth(4, 0.08)
-
-
-def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024, depth: Depth = SHALLOW) -> Path:
+def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024) -> Path:
     """Writes config.json, weights and tokenizer; returns the folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,14 +22,14 @@ def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024, depth: Dept
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
-        num_hidden_layers=depth.layers,
+        num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS // 2,
         max_position_embeddings=max_model_len,
         bos_token_id=256,
         eos_token_id=EOS,
         tie_word_embeddings=False,
-        initializer_range=depth.deviation,
+        initializer_range=0.08,
     )
     model = LlamaForCausalLM(config).to(torch.float32)
     folder.mkdir(parents=True, exist_ok=True)

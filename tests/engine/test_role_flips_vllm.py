@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.role_flips import ORDERS, measure, options_of
-from testbed.tiny_llama import DEEP, build
+from testbed.tiny_llama import build
 from testbed.up_cluster import UpRig
 
 pytestmark = pytest.mark.timeout(400)
@@ -22,7 +22,7 @@ FLIPS = int(os.environ.get("MILLRACE_ROLE_FLIPS", str(len(ORDERS))))
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
-    model: Path = build(folder / "model", depth=DEEP)
+    model: Path = build(folder / "model")
     cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options_of("vllm"))
     cluster.start()
     yield cluster

@@ -14,7 +14,7 @@ import pytest
 from millrace.contracts.migration import MigrationOutcome
 
 from testbed.timed_streams import TimedStream, client, play
-from testbed.tiny_llama import DEEP, build
+from testbed.tiny_llama import build
 from testbed.up_cluster import UpRig, prompt_text
 from tests.live.mover import Mover
 
@@ -32,7 +32,7 @@ BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     options = ["--stages", "2", "--trading", "cascade", "--trace-sample", "0", "--broker-set", json.dumps(BROKER)]
-    model: Path = build(folder / "model", depth=DEEP)
+    model: Path = build(folder / "model")
     cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)
     cluster.start()
     yield cluster

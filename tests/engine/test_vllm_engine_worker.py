@@ -42,7 +42,7 @@ class Zygote:
         self.nats = NatsProcess(folder)
         self.nats.start()
         asyncio.run(create_buckets(self.nats.url, CLUSTER))
-        model = tiny_llama.build(folder / "llama", depth=tiny_llama.DEEP)
+        model = tiny_llama.build(folder / "llama")
         for index in range(2):
             write_config(
                 folder,

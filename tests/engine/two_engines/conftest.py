@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.tiny_llama import DEEP, build
+from testbed.tiny_llama import build
 from testbed.up_cluster import UpRig
 
 OPTIONS = (
@@ -23,8 +23,7 @@ OPTIONS = (
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     """In float32: with bfloat16 a different batch may round two near-equal logits the other way."""
     folder = tmp_path_factory.mktemp("up")
-    model = build(folder / "model", depth=DEEP)
-    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=OPTIONS)
+    cluster = UpRig(folder / "c", model_path=build(folder / "model"), engine="vllm", instances=2, extra=OPTIONS)
     cluster.start()
     yield cluster
     cluster.stop()
