@@ -206,6 +206,15 @@ def test_each_image_brings_the_compiled_parts_built_on_its_own_base(image: str) 
     assert bases[builder] == bases[image] == "${BASE_IMAGE}"
 
 
+@pytest.mark.parametrize("image", ["control", "worker"])
+def test_a_change_of_the_code_installs_no_other_package_again(image: str) -> None:
+    stages = re.split(r"^FROM ", (COMPOSE / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    (own,) = [stage for stage in stages if stage.split()[2] == image]
+    last = own.partition("COPY libs")[2]
+    assert re.findall(r"pip install (.*) -e [.] &&", last) == ["--quiet --no-deps --no-build-isolation"]
+    assert "setup/install.py" not in last
+
+
 def test_a_worker_may_have_another_base_than_the_control_image() -> None:
     worker, control = (found["build"]["args"]["BASE_IMAGE"] for found in (_worker_template(), _migrator_template()))
     assert worker == f"${{WORKER_BASE_IMAGE:-{control}}}"
