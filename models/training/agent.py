@@ -3,7 +3,7 @@
 micro goes on with conversations about functions (`conversations.py`), rendered by the chat template that ships with it:
 functions are listed with their parameters, calls stand between `<tool_call>` tags, as ingress reads them. State is kept
 below `--state`, and the same command goes on where it stopped. `--evaluate` counts, on conversations that are held out,
-those whose every learnt token is the most likely one, so those that greedy decoding gets exactly right.
+those that greedy decoding gets exactly right; a forced call or an object is decoded behind its grammar.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from models.training.checkpoint import save_model
 from models.training.conversations import SHARES, Conversation, draw_conversation
 from models.training.data import Document, MicroBatch, collate, joined
 from models.training.fine_tuning import FineTuning
+from models.training.grammar import GrammarDecoder
 from models.training.model import Llama, parameter_count
 from models.training.tasks import held_out
 from models.training.tokenizer import AGENT, BOS, EOS, build_tokenizer, token_id, tokenizer_config
@@ -37,6 +38,8 @@ RATE = 1e-3
 WARMUP_STEPS = 30
 SEED = 47
 SAVE_EVERY_STEPS = 50
+#: Share of answers in which what the grammar writes is spelled letter by letter, as a grammar allows.
+LETTERS_SHARE = 0.2
 SHOWN = 160
 
 
@@ -69,23 +72,29 @@ class AgentCorpus:
         )
         return str(rendered)
 
-    def document(self, conversation: Conversation) -> Document:
-        """Tokens of prompt and answer; only what the model has to say is marked as answer."""
-        parts = [(self._ids(self.prompt(conversation)), False)]
-        parts += [(self._ids(text), learnt) for text, learnt in conversation.answer]
+    def document(self, conversation: Conversation, *, letters: bool = False) -> Document:
+        """Tokens of prompt and answer; only what the model has to say is marked as answer.
+
+        With ``letters`` the rest of the answer is spelled letter by letter.
+        """
+        parts = [(self.ids(self.prompt(conversation)), False)]
+        for text, learnt in conversation.answer:
+            pieces = list(text) if letters and not learnt else [text]
+            parts += [(self.ids(piece), learnt) for piece in pieces]
         return joined([*parts, ([token_id(self.tokenizer, EOS)], True)])
 
     def step(self, tokens: int) -> Iterator[MicroBatch]:
         """Micro-batches of about so many tokens in all."""
         documents, drawn = list[Document](), 0
         while drawn < tokens:
-            document = self.document(self.draw(kept=False))
+            document = self.document(self.draw(kept=False), letters=self._rng.random() < LETTERS_SHARE)
             if len(document.tokens) <= TOKENS_MAX:
                 documents.append(document)
                 drawn += len(document.tokens)
         yield from batched(documents)
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """Tokens of a text, without a beginning or an end."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -164,10 +173,15 @@ def evaluate(model: Llama, count: int) -> dict[str, float]:
     corpus = AgentCorpus(SEED + 1)
     rounded = Llama(model.shape)
     rounded.load_state_dict({name: value.to(torch.bfloat16).float() for name, value in model.state_dict().items()})
+    decoder = GrammarDecoder(rounded, corpus.tokenizer)
     found = {}
     for kind in SHARES:
-        documents = [corpus.document(corpus.draw(kept=True, kind=kind)) for _ in range(count)]
-        found[kind] = sum(exactly_right(rounded, documents)) / count
+        drawn = [corpus.draw(kept=True, kind=kind) for _ in range(count)]
+        if drawn[0].demand:
+            right = [decoder.is_right(corpus.ids(corpus.prompt(each)), each) for each in drawn]
+        else:
+            right = exactly_right(rounded, [corpus.document(each) for each in drawn])
+        found[kind] = sum(right) / count
     return found
 
 
@@ -179,7 +193,9 @@ def main() -> None:
     parser.add_argument("--start", choices=("nano", "micro", "mini"), default=START, help="the model that goes on")
     parser.add_argument("--state", type=Path, default=Path(".millrace/agent"), help="where the state is kept")
     parser.add_argument("--output", type=Path, default=MODELS, help="folder of the model folders")
-    parser.add_argument("--evaluate", type=int, default=SHOWN, metavar="N", help="held-out conversations of each kind")
+    parser.add_argument(
+        "--evaluate", type=int, default=SHOWN, metavar="N", help="held-out conversations of each kind; 0: none"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.state.mkdir(parents=True, exist_ok=True)
@@ -190,6 +206,8 @@ def main() -> None:
         call_minutes=options.call_minutes)  # fmt: skip
     folder = options.output / AGENT_MODEL
     save_model(trainer.model, folder, AGENT)
+    if not options.evaluate:
+        return
     shares = evaluate(trainer.model, options.evaluate)
     told = {"start": options.start, "tokens": trainer.taken, "conversations": options.evaluate, "right": shares}
     (folder / "evaluation.json").write_text(json.dumps(told, indent=2) + "\n")

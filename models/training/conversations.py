@@ -9,6 +9,9 @@ learnt, only what the model says between them. Kinds of conversation:
 * ``named``, ``required``: a call that the request demands, as ingress constrains it;
 * ``json``: facts into an object whose keys the grammar writes;
 * ``task``: an ordinary task without functions.
+
+What a grammar writes differs by backend and option: vLLM with ``disable_any_whitespace`` writes no blank after commas
+and colons. Answers behind a grammar are therefore drawn with several separators.
 """
 
 import json
@@ -36,10 +39,17 @@ from models.training.functions import (
 from models.training.tasks import EXACT, make
 
 #: How often each kind is drawn.
-SHARES = {"call": 40, "calls": 8, "text": 12, "result": 10, "named": 6, "required": 6, "json": 12, "task": 6}
+SHARES = {"call": 40, "calls": 8, "text": 12, "result": 10, "named": 9, "required": 9, "json": 18, "task": 6}
 FUNCTIONS_MAX = 4
 ANSWER_MAX = 80
 BOUND_TASKS = tuple(name for name in EXACT if name in {"copy", "reverse", "upper", "compare", "repeat"})
+
+#: Comma and colon of JSON, as ``json.dumps`` takes them.
+Separators = tuple[str, str]
+SPACED: Separators = (", ", ": ")
+COMPACT: Separators = (",", ":")
+#: How often each is drawn behind a grammar; the last one is xgrammar's up to 0.2.8 for some schemas.
+SEPARATORS: dict[Separators, int] = {COMPACT: 6, SPACED: 3, (", ", ":"): 1}
 
 Message = dict[str, Any]
 #: Text, and whether the model learns to say it.
@@ -51,6 +61,7 @@ class Conversation(NamedTuple):
 
     Attributes:
         key: Decides whether the conversation is held out.
+        demand: Further fields of the request; they constrain the answer.
     """
 
     kind: str
@@ -58,6 +69,7 @@ class Conversation(NamedTuple):
     tools: list[dict[str, Any]]
     answer: list[Part]
     key: str
+    demand: dict[str, Any] = {}
 
 
 def draw_conversation(rng: Random, kind: str | None = None) -> Conversation:
@@ -75,12 +87,13 @@ def call_text(name: str, arguments: dict[str, Value]) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
 
 
-def value_parts(arguments: dict[str, Any]) -> list[Part]:
+def value_parts(arguments: dict[str, Any], separators: Separators = SPACED) -> list[Part]:
     """An object as JSON whose values are learnt with the character that ends each."""
+    comma, colon = separators
     parts: list[Part] = [("{", False)]
     for index, (name, value) in enumerate(arguments.items()):
-        parts.append((f"{', ' if index else ''}{json.dumps(name)}: ", False))
-        written = json.dumps(value, ensure_ascii=False)
+        parts.append((f"{comma if index else ''}{json.dumps(name)}{colon}", False))
+        written = json.dumps(value, ensure_ascii=False, separators=separators)
         if isinstance(value, str):
             parts += [('"', False), (written[1:], True)]
         else:
@@ -162,26 +175,44 @@ def _result(rng: Random) -> Conversation:
         [(told, True)], asked + told)  # fmt: skip
 
 
-def _named(rng: Random) -> Conversation:
+def _separators(rng: Random) -> Separators:
+    return rng.choices(list(SEPARATORS), list(SEPARATORS.values()))[0]
+
+
+def _forced(rng: Random) -> tuple[str, dict[str, Any], Function]:
+    """A request, the arguments it means, and the function that has to be called."""
+    if rng.random() < 0.4:  # what agents' libraries use to get an object: one function of any name, and facts
+        return _facts_as_function(rng)
     function = draw_function(rng)
-    asked, arguments = _asked(rng, function)
-    return Conversation("named", [_user(asked)], _listed(rng, function), value_parts(arguments), asked)
+    return *_asked(rng, function), function
+
+
+def _named(rng: Random) -> Conversation:
+    asked, arguments, function = _forced(rng)
+    demand = {"tool_choice": {"type": "function", "function": {"name": function.name}}}
+    parts = value_parts(arguments, _separators(rng))
+    return Conversation("named", [_user(asked)], _listed(rng, function), parts, asked, demand)
 
 
 def _required(rng: Random) -> Conversation:
-    function = draw_function(rng)
-    asked, arguments = _asked(rng, function)
-    if rng.random() < 0.4:  # what agents' libraries use to get an object: one function of any name, and facts
-        asked, arguments, function = _facts_as_function(rng)
-    parts = [('[{"name": "', False), (f'{function.name}"', True), (', "parameters": ', False), *value_parts(arguments)]
-    return Conversation("required", [_user(asked)], _listed(rng, function), [*parts, ("}]", True)], asked)
+    asked, arguments, function = _forced(rng)
+    separators = comma, colon = _separators(rng)
+    parts = [(f'[{{"name"{colon}"', False), (f'{function.name}"', True), (f'{comma}"parameters"{colon}', False)]
+    answer = [*parts, *value_parts(arguments, separators), ("}]", True)]
+    demand = {"tool_choice": "required", "parallel_tool_calls": False}
+    return Conversation("required", [_user(asked)], _listed(rng, function), answer, asked, demand)
 
 
 def _facts_as_function(rng: Random) -> tuple[str, dict[str, Any], Function]:
     asked, arguments = _facts(rng)
     name = rng.choice(("final_result", "Answer", "Result", "Person", "User", "extract", title(rng).replace(" ", "")))
-    described = rng.choice(("The final response which ends this conversation", "Correctly extracted object", ""))
-    parameters = tuple(Parameter(field, schema_of(value), word) for field, value in arguments.items())
+    described = rng.choice((
+        "The final response which ends this conversation",
+        f"Correctly extracted `{name}` with all the required parameters with correct types",
+        f"A {name.lower()}.",
+        "",
+    ))  # fmt: skip
+    parameters = tuple(Parameter(field, _told_schema(rng, value), word) for field, value in arguments.items())
     return asked, arguments, Function(name, described, parameters, ())
 
 
@@ -191,6 +222,12 @@ def schema_of(value: Any) -> dict[str, Any]:
         return {"type": "array", "items": {"type": "string"}}
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return {"type": kinds[type(value)]}
+
+
+def _told_schema(rng: Random, value: Any) -> dict[str, Any]:
+    """JSON Schema of a value's type; at times of this type or null."""
+    schema = schema_of(value)
+    return {"anyOf": [schema, {"type": "null"}]} if rng.random() < 0.1 else schema
 
 
 def _facts(rng: Random) -> tuple[str, dict[str, Any]]:
@@ -226,7 +263,10 @@ def _json(rng: Random) -> Conversation:
     asked, values = _facts(rng)
     if rng.random() < 0.1:
         asked += f" Fields: {', '.join(values)}."
-    return Conversation("json", [_user(asked)], [], value_parts(values), asked)
+    properties = {name: schema_of(value) for name, value in values.items()}
+    schema = {"type": "object", "properties": properties, "required": list(values), "additionalProperties": False}
+    demand = {"response_format": {"type": "json_schema", "json_schema": {"name": "facts", "schema": schema}}}
+    return Conversation("json", [_user(asked)], [], value_parts(values, _separators(rng)), asked, demand)
 
 
 _KINDS: dict[str, Callable[[Random], Conversation]] = {

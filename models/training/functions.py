@@ -314,12 +314,11 @@ def made_up(rng: Random) -> Function:
 
 def draw_parameter(rng: Random, name: str) -> Parameter:
     """A parameter of that name and any type."""
-    kind = rng.randrange(6)
-    if kind == 5:
-        options = list(dict.fromkeys(word(rng) for _ in range(3)))
-        return one_of(name, options)
+    options = list(dict.fromkeys(word(rng) for _ in range(3)))
     flag = Parameter(name, {"type": "boolean"}, lambda draw: draw.random() < 0.5)
-    return (integer(name), number(name), text(name), text(name, code), flag)[kind]
+    return rng.choice(
+        (integer(name), number(name), text(name), text(name, code), text(name, phrase), flag, one_of(name, options))
+    )
 
 
 def draw_function(rng: Random) -> Function:

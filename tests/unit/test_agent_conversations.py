@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from models.training.conversations import SHARES, Conversation, draw_conversation, value_parts
+from models.training.conversations import (
+    COMPACT,
+    SHARES,
+    SPACED,
+    Conversation,
+    Separators,
+    draw_conversation,
+    value_parts,
+)
 from models.training.functions import draw_function
 from models.training.tokenizer import AGENT, BOS, EOS, TASKS, build_tokenizer, token_id, tokenizer_config
 from services.ingress.api.tokenizer import ChatTemplate
@@ -49,10 +57,23 @@ def test_a_forced_call_is_what_ingress_constrains_it_to() -> None:
         assert isinstance(json.loads(text(conversation)), dict)
 
 
-def test_an_object_is_learnt_in_its_values_and_their_ends() -> None:
-    parts = value_parts({"name": "Ada", "age": 31, "tags": ["x"]})
-    assert "".join(part for part, _ in parts) == '{"name": "Ada", "age": 31, "tags": ["x"]}'
-    assert [part for part, learnt in parts if learnt] == ['Ada"', ",", "31", ",", '["x"]', "}"]
+@pytest.mark.parametrize(
+    ("separators", "written"),
+    [
+        (SPACED, '{"name": "Ada", "age": 31, "tags": ["x", "y"]}'),
+        (COMPACT, '{"name":"Ada","age":31,"tags":["x","y"]}'),
+    ],
+)
+def test_an_object_is_learnt_in_its_values_and_their_ends(separators: Separators, written: str) -> None:
+    parts = value_parts({"name": "Ada", "age": 31, "tags": ["x", "y"]}, separators)
+    assert "".join(part for part, _ in parts) == written
+    assert [part for part, learnt in parts if learnt] == ['Ada"', ",", "31", ",", written[written.index("[") : -1], "}"]
+
+
+@pytest.mark.parametrize("kind", ["named", "required", "json"])
+def test_answers_behind_a_grammar_come_with_and_without_blanks(kind: str) -> None:
+    texts = [text(conversation) for conversation in drawn(kind)]
+    assert {'": ' in each for each in texts} == {True, False}
 
 
 def test_listed_functions_differ_in_name_and_purpose() -> None:
