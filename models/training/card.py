@@ -138,15 +138,16 @@ of the other models it knows in part.
 
 Trained on {tokens:,} tokens of drawn conversations (`training/conversations.py`), one in eight held out by checksum. Of
 {conversations} held-out ones of each kind, those that greedy decoding of these bf16 weights gets exactly right; a call
-that the request demands and an object are decoded behind the request's grammar:
+that the request demands and an object are decoded behind the request's grammar, and count as values:
 
 | conversation | right |
 |---|---|
 {rows}
 
-The grammar is the one that vLLM's xgrammar makes of a schema with `disable_any_whitespace`, which Millrace's workers set:
-JSON without blanks. The model was taught JSON with a blank after commas and colons, too, and none on several lines.
-Calls of the model's own choice have no grammar.
+The grammar is the one that vLLM's xgrammar makes of a schema with `disable_any_whitespace`, which Millrace's workers
+set: JSON without blanks. The model was taught JSON with a blank after commas and colons, too, none on several lines.
+Calls of the model's own choice have no grammar. Where a named function stands for an object, the model may take the
+function's name for a value: asked for a function Person, it called Ada "Person".
 """
 
 #: What the kinds of conversation are, for the card.

@@ -47,6 +47,16 @@ TOOL: Any = {"type": "function", "function": {"name": "paint", "parameters": Pai
 TOKENS = 1000
 
 
+class Person(BaseModel):
+    """A person."""
+
+    name: str
+    age: int
+
+
+ADA = Person(name="Ada", age=31)
+TOLD = "My name is Ada. Age 31."
+PERSON_TOLD: Any = [{"role": "user", "content": TOLD}]
 WEATHER_ASKED: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 TOOLS: Any = [
     {
@@ -156,6 +166,18 @@ def test_openai_the_model_answers_where_no_tool_fits(client: OpenAI) -> None:
     assert (message.content, message.tool_calls) == (ANSWER, None)
 
 
+def test_openai_parse_finds_the_values(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": PERSON_TOLD, "temperature": 0, "max_tokens": 100}
+    assert client.chat.completions.parse(**asked, response_format=Person).choices[0].message.parsed == ADA
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str)
+def test_openai_a_forced_call_has_the_values(client: OpenAI, choice: Any) -> None:
+    asked: Any = {"model": MODEL, "messages": WEATHER_ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    message = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0].message
+    assert calls_of(message) == [("get_weather", {"city": "Oslo"})]
+
+
 def test_langchain_whole_streamed_and_in_batches(chat: ChatOpenAI) -> None:
     assert chat.invoke(PROMPT).content == ANSWER
     assert "".join(str(chunk.content) for chunk in chat.stream(PROMPT)) == ANSWER
@@ -165,6 +187,10 @@ def test_langchain_whole_streamed_and_in_batches(chat: ChatOpenAI) -> None:
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_langchain_structured_output(chat: ChatOpenAI, method: Any) -> None:
     assert isinstance(chat.with_structured_output(Paint, method=method).invoke(PROMPT), Paint)
+
+
+def test_langchain_structured_output_finds_the_values(chat: ChatOpenAI) -> None:
+    assert chat.with_structured_output(Person, method="json_schema").invoke(TOLD) == ADA
 
 
 def test_langchain_bind_tools(chat: ChatOpenAI) -> None:
@@ -210,6 +236,13 @@ def test_instructor(mode: instructor.Mode) -> None:
     assert isinstance(client.chat.completions.create(**asked, response_model=Paint), Paint)
 
 
+def test_instructor_finds_the_values() -> None:
+    client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.JSON_SCHEMA)
+    asked: Any = {"model": MODEL, "messages": PERSON_TOLD, "max_tokens": 100, "temperature": 0}
+    found = client.chat.completions.create(**asked, response_model=Person)
+    assert found.model_dump() == ADA.model_dump()  # its class is instructor's, made from Person
+
+
 def test_instructor_in_json_mode_is_not_held_to_the_schema() -> None:
     """It sends ``json_object`` and describes the schema in words, which a shipped model does not understand."""
     client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.JSON)
@@ -223,6 +256,12 @@ def test_pydantic_ai_output_type(agent_model: OpenAIChatModel, kind: Any) -> Non
     settings: Any = {"max_tokens": TOKENS, "temperature": 0}
     agent = Agent(agent_model, output_type=kind(Paint))
     assert isinstance(agent.run_sync(PROMPT, model_settings=settings).output, Paint)
+
+
+@pytest.mark.parametrize("kind", [NativeOutput, ToolOutput], ids=["native", "tool"])
+def test_pydantic_ai_output_type_finds_the_values(agent_model: OpenAIChatModel, kind: Any) -> None:
+    settings: Any = {"max_tokens": 100, "temperature": 0}
+    assert Agent(agent_model, output_type=kind(Person)).run_sync(TOLD, model_settings=settings).output == ADA
 
 
 def test_pydantic_ai_runs_a_tool_and_tells_its_result(agent_model: OpenAIChatModel) -> None:
