@@ -8,7 +8,8 @@ Scenarios: ``mixed@RATE`` (examples/scenarios/mixed.toml: half of the instances 
 ``trace@NAME`` (those of block_beyond, at its share of the fluid bound); theirs is an SLO of 3 s and 100 ms. Qualities:
 the true length, noise of 0.5 and 1.0 (Block, section 6.3), and nothing. ``--weights`` are those of the delay of others,
 ``--summed`` says when it is their sum.
-The last column is the largest loss in any figure against the best of the simple rules in that figure.
+The last column is the largest loss in any figure against the best of the simple rules in that figure. With several
+seeds a second table has the difference from that rule in each figure, paired by seed, with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import msgspec
 from bench.block.rows import Row, select
 from bench.block.runs import Job, Options, add_options, options, run_all
 from bench.block.scenarios import FRESH, scenario
+from bench.block.tables import GAIN_HEADS, figure
+from bench.block.tables import table as columns
 from bench.block_beyond import BURST_RATE, MIXED, TRACES, played
 
 SCENARIOS = (
@@ -67,6 +70,8 @@ def main() -> int:
     for name in arguments.scenarios:
         rows = run_all(jobs(name, arguments, chosen), chosen)
         print(f"\n{name}\n{table(rows)}", flush=True)
+        if chosen.seeds > 1:
+            print(differences(rows), flush=True)
     return 0
 
 
@@ -151,6 +156,22 @@ def table(rows: Sequence[Row]) -> str:
             f"{each['goodput']:8.1%}{each['preemptions']:9.0f}{max(losses):+8.1%}"
         )
     return "\n".join(lines)
+
+
+def differences(rows: Sequence[Row]) -> str:
+    """Percent by which each label's figures are above those of the simple rule with the best mean, paired by seed."""
+    simple = {name: figures(select(rows, name)) for name in SIMPLE}
+    lines = []
+    for label in dict.fromkeys(row.label for row in rows if row.label not in SIMPLE):
+        cells = []
+        for name in FIGURES:
+            means = {rule: simple[rule][name] for rule in SIMPLE}
+            rule = min(means, key=means.__getitem__)
+            theirs = {row.seed: getattr(row, name) for row in select(rows, rule)}
+            shares = [100 * (getattr(row, name) / theirs[row.seed] - 1) for row in select(rows, label)]
+            cells.append(figure(shares, places=1))
+        lines.append([label, *cells])
+    return columns(["% against the best simple rule", *GAIN_HEADS[: len(FIGURES)]], lines)
 
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:

@@ -153,3 +153,14 @@ def test_ways_to_weigh_the_delay_of_others_are_crossed() -> None:
     assert [label for label, _ in found] == ["forecast 0 always", "forecast 1 always"]
     assert found[1][1][1:] == ("dispatch.parameters.others_weight=1", "dispatch.parameters.others_summed=always")
     assert forecast_default.dispatches(["forecast"], [], []) == [("forecast", ("dispatch.policy=forecast",))]
+
+
+def test_differences_are_paired_by_seed_with_the_better_simple_rule() -> None:
+    waits = {"join_shortest_queue": (1.0, 2.0), "llumnix": (3.0, 1.0), "forecast, none": (1.1, 2.6)}
+    rows = [
+        row(msgspec.structs.replace(cluster(), seed=seed), label, 0.0, ttft_p99=wait)
+        for label, each in waits.items()
+        for seed, wait in enumerate(each)
+    ]
+    line = forecast_default.differences(rows).splitlines()[-1]
+    assert line.split() == ["forecast,", "none", *"0.0 ±0.0 20.0 ±127.1 0.0 ±0.0 0.0 ±0.0".split()]
