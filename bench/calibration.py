@@ -1,8 +1,6 @@
-"""Work that stands for this machine's present pace: figures of CPU time are told as ratios to it.
+"""Code of the standard library whose instructions stand for the interpreter that is installed.
 
-Code of the standard library, much of it and each piece a few times: like ingress's own it misses the caches that other
-jobs share. A short loop is not disturbed alike: eight processes put a request at 3.1 to 4.7 of one, and at 0.93 to 1.13
-of this.
+A request's instructions are told as a ratio to a round's, so that a budget holds where Python was built otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import shlex
 import statistics
 import string
 import textwrap
-import time
 import urllib.parse
 from fractions import Fraction
 
@@ -27,17 +24,12 @@ _MAIL = "From: a@b.c\nTo: d@e.f\nSubject: =?utf-8?q?caf=C3=A9?= list\nContent-Ty
 _SETTINGS = "[a]\nx = 1\ny = two\n[b]\nz = %(q)s three\nq = 4\n"
 _URL = "http://host:80/path;x?q=1&r=%20two#f"
 _WORDS = "some words that have to be wrapped into lines of thirty characters each"
-#: Rounds of one measurement.
-ROUNDS = 6
 
 
-def calibration_us(rounds: int = ROUNDS) -> float:
-    """CPU microseconds of one round."""
-    begun = time.thread_time_ns()
-    for _ in range(rounds):
-        _read()
-        _write()
-    return (time.thread_time_ns() - begun) / rounds / 1e3
+def calibrate() -> None:
+    """One round."""
+    _read()
+    _write()
 
 
 def _read() -> None:
@@ -63,7 +55,7 @@ def _write() -> None:
     third = third * third + Fraction(1, 3) - third
     copy.deepcopy({"a": [1, 2, {"b": (3, 4)}], "c": "d"})
     urllib.parse.quote("a b/ü")
-    inspect.signature(calibration_us)
+    inspect.signature(textwrap.fill)
     pprint.pformat({"k": list(range(8))})
     statistics.median([3, 1, 2])
     difflib.SequenceMatcher(None, "abcd", "bcde").ratio()

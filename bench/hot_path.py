@@ -2,29 +2,38 @@
 
 The process is composed as `millrace up` composes it, predictor and tagger hosted, traces as shipped. Sockets and
 nats-server are replaced: bytes of requests are fed to the connection, and what ingress publishes goes to engines here
-that answer at once, in wire form both ways. So the figure is user-space CPU time of ingress alone, hardly disturbed by
-what else runs; `bench --check` compares its ratio to a calibration loop with the one that is kept.
+that answer at once, in wire form both ways. The clock goes on with the requests. So the figure is user-space CPU time
+of ingress alone, hardly disturbed by what else runs. `bench --check` compares it with that of an earlier commit, whose
+process serves in turn with the present one. ``--counted`` counts instructions, by valgrind's callgrind, and tells their
+ratio to those of a calibration loop; nothing else changes these.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import cProfile
+import gc
 import pstats
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
-import msgspec
-
-from bench.calibration import calibration_us
+from bench import instructions
+from bench.calibration import calibrate
+from bench.hot_path_clock import RequestClock, run_by
 from bench.hot_path_rig import HotPathRig
 
-#: Requests before anything is measured, and of one slice.
-WARM_REQUESTS, SLICE_REQUESTS = 200, 20
+T = TypeVar("T")
+#: Requests and rounds of the calibration loop before anything is measured.
+WARM_REQUESTS, WARM_ROUNDS = 200, 50
+#: Requests that are timed together.
+SLICE_REQUESTS = 20
+#: Rounds of the calibration loop under callgrind; each is the same.
+COUNTED_ROUNDS = 20
 
 
 def main() -> int:
@@ -35,63 +44,92 @@ def main() -> int:
     parser.add_argument("--policy", default="forecast")
     parser.add_argument("--tokens", type=int, default=4, help="output tokens of each request")
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--counted", action="store_true", help="instructions, by valgrind, in place of CPU time")
     parser.add_argument("--profile", action="store_true", help="print the costliest functions instead")
+    parser.add_argument("--under-callgrind", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--in-turn", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.under_callgrind or arguments.in_turn:
+        _run(_counted if arguments.under_callgrind else _in_turn, int(arguments.instances), arguments)
+        return 0
     if arguments.profile:
         return _profiled(arguments)
     for instances in map(int, arguments.instances.split(",")):
-        cost = measured(instances, arguments)
-        told = f"{cost.request_us:7.1f} µs per request, ratio {cost.ratio:.3f}"
-        print(f"{instances:3} instances, {arguments.policy}: {told}")
+        print(f"{instances:3} instances, {arguments.policy}: {_told(instances, arguments)}", flush=True)
     return 0
 
 
-class HotPathCost(msgspec.Struct, frozen=True):
-    """Medians over slices.
-
-    Attributes:
-        request_us: CPU microseconds per request.
-        ratio: Of them to a round of the calibration loop, which runs between the slices.
-    """
-
-    request_us: float
-    ratio: float
+def _told(instances: int, arguments: argparse.Namespace) -> str:
+    if not arguments.counted:
+        return f"{_run(_timed, instances, arguments):7.1f} µs per request"
+    words = ["--under-callgrind", "--instances", str(instances), "--requests", str(arguments.requests)]
+    words += ["--policy", arguments.policy, "--tokens", str(arguments.tokens), *["--stream"] * arguments.stream]
+    requests, rounds = instructions.counted("bench.hot_path", words)
+    request, one_round = requests / arguments.requests, rounds / COUNTED_ROUNDS
+    return f"{request:,.0f} instructions per request, ratio {request / one_round:.3f}"
 
 
-def measured(instances: int, arguments: argparse.Namespace) -> HotPathCost:
-    """Requests and calibration in turn, in slices so short that what disturbs one disturbs the other."""
+#: Measures a rig that is warm.
+Measure = Callable[[HotPathRig, argparse.Namespace], Coroutine[Any, Any, T]]
+
+
+def _run(measure: Measure[T], instances: int, arguments: argparse.Namespace) -> T:
+    clock = RequestClock()
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_slices(Path(folder), instances, arguments))
+        rig = HotPathRig(Path(folder), clock, instances=instances, policy=arguments.policy)
+        return run_by(_warmed(rig, measure, arguments), clock)
 
 
-async def _slices(folder: Path, instances: int, arguments: argparse.Namespace) -> HotPathCost:
-    rig = HotPathRig(folder, instances=instances, policy=arguments.policy)
+async def _warmed(rig: HotPathRig, measure: Measure[T], arguments: argparse.Namespace) -> T:
     await rig.start()
-    costs, calibrations = [], []
     try:
         await rig.serve(WARM_REQUESTS, tokens=arguments.tokens, stream=arguments.stream)
-        calibration_us(WARM_REQUESTS)
-        for _ in range(max(1, arguments.requests // SLICE_REQUESTS)):
-            costs.append(await _slice_us(rig, arguments))
-            calibrations.append(calibration_us())
+        gc.collect()
+        gc.freeze()  # A full collection walks all that the imports left, and it is luck whether one falls into a run.
+        return await measure(rig, arguments)
     finally:
+        gc.unfreeze()
         rig.close()
-    request_us = statistics.median(costs)
-    return HotPathCost(request_us, request_us / statistics.median(calibrations))
 
 
-async def _slice_us(rig: HotPathRig, arguments: argparse.Namespace) -> float:
+async def _timed(rig: HotPathRig, arguments: argparse.Namespace) -> float:
+    """CPU microseconds per request, the median of slices."""
+    slices = [await _served_ns(rig, SLICE_REQUESTS, arguments) for _ in range(-(-arguments.requests // SLICE_REQUESTS))]
+    return statistics.median(slices) / SLICE_REQUESTS / 1e3
+
+
+async def _served_ns(rig: HotPathRig, requests: int, arguments: argparse.Namespace) -> int:
+    """CPU time of so many requests without that of the engines."""
     begun = time.thread_time_ns()
-    await rig.serve(SLICE_REQUESTS, tokens=arguments.tokens, stream=arguments.stream)
+    await rig.serve(requests, tokens=arguments.tokens, stream=arguments.stream)
     taken = time.thread_time_ns() - begun
-    rig.check(SLICE_REQUESTS)
-    return (taken - rig.engines_ns) / 1e3 / SLICE_REQUESTS
+    rig.check(requests)
+    return taken - rig.engines_ns
+
+
+async def _in_turn(rig: HotPathRig, arguments: argparse.Namespace) -> None:
+    """Serve as many requests as each line of the input says, and answer with the nanoseconds of CPU that took."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(await _served_ns(rig, int(line), arguments), flush=True)
+
+
+async def _counted(rig: HotPathRig, arguments: argparse.Namespace) -> None:
+    """Parts of `instructions.counted`: the requests, engines included, and the rounds. Ends the process."""
+    for _ in range(WARM_ROUNDS):
+        calibrate()
+    instructions.begin()
+    await rig.serve(arguments.requests, tokens=arguments.tokens, stream=arguments.stream)
+    instructions.end_part()
+    rig.check(arguments.requests)
+    for _ in range(COUNTED_ROUNDS):
+        calibrate()
+    instructions.end()
 
 
 def _profiled(arguments: argparse.Namespace) -> int:
     profile = cProfile.Profile()
-    with tempfile.TemporaryDirectory() as folder:
-        profile.runcall(asyncio.run, _slices(Path(folder), int(arguments.instances.split(",")[0]), arguments))
+    profile.runcall(_run, _timed, int(arguments.instances.split(",")[0]), arguments)
     pstats.Stats(profile).sort_stats("tottime").print_stats(45)
     return 0
 

@@ -34,6 +34,7 @@ from millrace.contracts.worker import SequenceAccepted, SubmitSequence
 from millrace.http.connection import HttpConnection
 from millrace.telemetry import open_telemetry
 
+from bench.hot_path_clock import RequestClock
 from deployment.ingress import predictor, tagger
 from models.training.tokenizer import write_tokenizer
 from services.ingress.__main__ import IngressProcess
@@ -45,8 +46,8 @@ MODEL = "m"
 PROMPT = "List five animals and say which of them is the largest."
 #: Requests between two snapshots of one instance: 2,000 requests a second, and one snapshot in 20 ms.
 SNAPSHOT_EVERY = 40
-#: Time after which all engines are shown anew, whatever the requests: silence of 1.5 s means death.
-SHOWN_EVERY_NS = 500_000_000
+#: Time between two requests on the rig's clock.
+REQUEST_EVERY_NS = 600_000
 #: Requests of one turn of the event loop.
 REQUESTS_PER_TURN = 8
 #: Sequences that each snapshot shows as running.
@@ -211,9 +212,14 @@ def _traced_as_shipped(folder: Path) -> TelemetryConfig:
 
 
 class HotPathRig:
-    """One ingress with its hosted actors, and engines."""
+    """One ingress with its hosted actors, and engines, all on one clock.
 
-    def __init__(self, folder: Path, *, instances: int, policy: str) -> None:
+    Attributes:
+        clock: Goes on by ``REQUEST_EVERY_NS`` with each request; the event loop has to go by it (``run_by``).
+    """
+
+    def __init__(self, folder: Path, clock: RequestClock, *, instances: int, policy: str) -> None:
+        self.clock = clock
         write_tokenizer(folder / "model")
         (folder / "model" / "config.json").write_bytes(msgspec.json.encode({"max_position_embeddings": 4096}))
         self.config = IngressConfig(
@@ -230,10 +236,12 @@ class HotPathRig:
             registry=self._telemetry.registry,
             local=True,
         )
-        self._engines = Engines([f"i{n:02}" for n in range(instances)], self._runtime.now_ns())
+        runtime = cast("Any", self._runtime)
+        runtime.now_ns = self.clock.now_ns
+        cast("Any", self._process)._calls._now_s = self.clock.now_s
+        self._engines = Engines([f"i{n:02}" for n in range(instances)], self.clock.now_ns())
         self._transport = SilentTransport()
         self._served = 0
-        self._shown_ns = 0
 
     @property
     def engines_ns(self) -> int:
@@ -286,7 +294,7 @@ class HotPathRig:
         for _ in range(requests):
             self._served += 1
             self._tell_in_turn()
-            self._keep_alive()
+            self.clock.advance(REQUEST_EVERY_NS)
             self._connection.data_received(whole)
             engines.pump()
             if self._served % REQUESTS_PER_TURN == 0:
@@ -298,15 +306,6 @@ class HotPathRig:
         before, due = ((served * len(names)) // SNAPSHOT_EVERY for served in (self._served - 1, self._served))
         for count in range(before, due):
             engines.tell(names[count % len(names)], self._runtime.now_ns())
-
-    def _keep_alive(self) -> None:
-        """Show all engines anew where a slow machine left one silent for nearly as long as the dead are."""
-        now_ns = self._runtime.now_ns()
-        if now_ns - self._shown_ns > SHOWN_EVERY_NS:
-            self._shown_ns = now_ns
-            for name in self._engines.names:
-                self._engines.tell(name, now_ns)
-            self._engines.pump()
 
     def check(self, requests: int) -> None:
         """Refuses a figure of something that did not work."""

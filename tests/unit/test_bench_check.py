@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench.budgets import BUDGETS, PROCESSES_MAX, Budget, Verdict, judged
+from bench.budgets import BUDGETS, COUNTED, PAIRS_MAX, Budget, Verdict, judged, judged_by_count
 from bench.claims import anchor_of, claims, findings, runs
+from bench.hot_path_clock import SECOND_NS, RequestClock, run_by
+from bench.instructions import total
 from bench.measured import MEASURED
+from bench.reference import EarlierCodeError, checked_out
 
 ROOT = Path(bench.__file__).resolve().parent.parent
 
@@ -122,28 +126,66 @@ def test_every_claim_has_a_section() -> None:
     assert [row for row in rows if row.anchor not in sections.get(row.file, {})] == []
 
 
-def test_a_budget_is_judged_by_the_lowest_of_some_processes() -> None:
-    told = iter((1.3, 1.05, 9.0))
-    assert judged(Budget("a", (), 1.0), lambda words: next(told), busy=False) == Verdict("ok", 1.05)
+def test_a_budget_is_judged_by_the_lowest_of_some_pairs() -> None:
+    told = iter((1.3, 1.04, 9.0))
+    assert judged(Budget("a", (), 1.0), lambda words: next(told)) == Verdict("ok", 1.04)
     assert next(told) == 9.0
 
 
-@pytest.mark.parametrize(("busy", "word"), [(False, "SLOWER"), (True, "busy")])
-def test_a_change_that_makes_it_slower_by_more_than_a_tenth_oversteps(busy: bool, word: str) -> None:
+def test_a_change_that_makes_it_slower_by_a_tenth_oversteps() -> None:
     asked: list[Sequence[str]] = []
 
     def slower(words: Sequence[str]) -> float:
         asked.append(words)
-        return 1.101
+        return 1.1
 
-    assert judged(Budget("a", ("x",), 1.0), slower, busy=busy) == Verdict(word, 1.101)
-    assert asked == [("x",)] * PROCESSES_MAX
+    assert judged(Budget("a", ("x",), 1.0), slower) == Verdict("SLOWER", 1.1)
+    assert asked == [("x",)] * PAIRS_MAX
 
 
 def test_a_budget_far_above_the_cost_is_to_be_set_anew() -> None:
-    assert judged(Budget("a", (), 1.0), lambda words: 0.9, busy=False).word == "lower"
-    assert judged(Budget("a", (), 1.0), lambda words: 0.95, busy=False).word == "ok"
+    assert judged(Budget("a", (), 1.0), lambda words: 0.9).word == "lower"
+    assert judged(Budget("a", (), 1.0), lambda words: 0.98).word == "ok"
 
 
 def test_budgets_name_different_rows() -> None:
     assert len({budget.words for budget in BUDGETS}) == len(BUDGETS)
+
+
+@pytest.mark.parametrize(("share", "word"), [(1.0, "ok"), (1.02, "ok"), (1.04, "SLOWER"), (0.96, "lower")])
+def test_a_budget_is_judged_by_one_count_of_instructions(share: float, word: str) -> None:
+    asked: list[Sequence[str]] = []
+
+    def measure(words: Sequence[str]) -> float:
+        asked.append(words)
+        return 0.5 * share
+
+    assert judged_by_count(Budget("a", ("x",), 0.5), measure) == Verdict(word, 0.5 * share)
+    assert asked == [("x", *COUNTED)]
+
+
+def test_code_of_a_commit_that_is_gone_is_refused() -> None:
+    with pytest.raises(EarlierCodeError), checked_out("0123456"):
+        pass
+
+
+def test_timers_of_the_rigs_loop_fire_by_its_requests() -> None:
+    clock = RequestClock()
+    fired: list[int] = []
+
+    async def requests() -> list[int]:
+        asyncio.get_running_loop().call_later(1.5, fired.append, 0)
+        counts = []
+        for _ in range(3):
+            clock.advance(SECOND_NS)
+            for _ in range(2):
+                await asyncio.sleep(0)
+            counts.append(len(fired))
+        return counts
+
+    assert run_by(requests(), clock) == [0, 1, 1]
+
+
+def test_a_count_is_what_callgrind_totals(tmp_path: Path) -> None:
+    (tmp_path / "counts").write_text("events: Ir\nfn=(1)\n3 12\n\ntotals: 4711\n")
+    assert total(tmp_path / "counts") == 4711

@@ -1,0 +1,89 @@
+"""Instructions that a stretch of Python executes, counted by valgrind's callgrind where it is installed.
+
+What else runs on the machine, its caches and its clock do not change them: a count says how much code is executed, not
+how long that takes. A process runs under callgrind from its start, and counting is switched on and off in it by
+``callgrind_control``, so that start and imports are neither counted nor slowed down much.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+#: A process under callgrind: 20 s of start and a hundred times as long as otherwise for what is counted.
+SECONDS_MAX = 600
+#: Times that an order is given.
+ORDERS_MAX = 3
+_TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)
+
+
+class CountError(Exception):
+    """A process under callgrind failed."""
+
+
+def is_counted_here() -> bool:
+    """Whether valgrind is installed."""
+    return shutil.which("valgrind") is not None and shutil.which("callgrind_control") is not None
+
+
+def begin() -> None:
+    """Count from here on, in a process that `counted` started."""
+    _control("--instr=on")
+
+
+def end_part() -> None:
+    """End a part: what follows is counted as the next one."""
+    _control("--dump")
+
+
+def end() -> NoReturn:
+    """End the last part and the process, whose own end is not counted."""
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def counted(module: str, words: Sequence[str]) -> list[int]:
+    """Instructions of each part that a module's process counted, from ``begin`` to ``end``.
+
+    Raises:
+        CountError: the process failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "counts"
+        valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
+        command = [*valgrind, sys.executable, "-m", module, *words]
+        environment = os.environ | {
+            "PYTHONHASHSEED": "0",
+            "TMPDIR": folder,
+        }  # a process that exits at once leaves its files
+        run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, env=environment, check=False)
+        if run.returncode:
+            raise CountError(f"{module} under valgrind exited with {run.returncode}:\n{run.stderr[-2000:]}")
+        # Each dump is a numbered file; what remained at the end is in the one without a number.
+        files = sorted(Path(folder).glob("counts.*"), key=lambda path: int(path.suffix[1:]))
+        return [total(path) for path in [*files, out]]
+
+
+def total(path: Path) -> int:
+    """The instructions of one dump."""
+    found = _TOTALS.search(path.read_text())
+    assert found is not None, f"{path}: no totals"
+    return int(found[1])
+
+
+def _control(order: str) -> None:
+    """Give callgrind an order, again where it was not heard. It listens while code runs: nothing here may sleep."""
+    for _ in range(ORDERS_MAX):
+        process = subprocess.Popen(["callgrind_control", order, str(os.getpid())], stdout=subprocess.DEVNULL)
+        while process.poll() is None:
+            pass
+        if process.returncode == 0:
+            return
+    raise subprocess.CalledProcessError(process.returncode, process.args)
