@@ -221,12 +221,26 @@ def test_what_is_not_there_is_not_leased(pair: Pair) -> None:
 
 def test_a_prompt_under_way_is_not_leased_yet(pair: Pair) -> None:
     engine = pair.source
-    name = engine.add(prompt(150), max_tokens=MAX_MODEL_LEN - 150, ignore_eos=True)
-    denied = lease(engine, name, "lease-3")
+    name, denied = _asked_at_once(engine, "lease-3")
     assert isinstance(denied, KvDenied)
     assert denied.reason in (KvRefusal.NOT_RUNNING, KvRefusal.UNKNOWN_SEQUENCE)
     engine.until(lambda: bool(engine.results[name].token_ids), "a token")
     assert isinstance(lease(engine, name, "lease-3"), KvLeaseTaken)
+
+
+def _asked_at_once(engine: Harness, migration: str) -> tuple[str, Any]:
+    """Add a sequence and ask for its lease, again where its prompt was computed before the question came.
+
+    An engine of its own process goes on between the two.
+    """
+    for _ in range(20):
+        name = engine.add(prompt(150), max_tokens=MAX_MODEL_LEN - 150, ignore_eos=True)
+        answer = lease(engine, name, migration)
+        if isinstance(answer, KvDenied) or not engine.results[name].token_ids:
+            break
+        engine.cancel([name])
+        engine.until_idle()
+    return name, answer
 
 
 def test_a_lease_is_lost_when_its_sequence_ends(pair: Pair) -> None:
