@@ -14,6 +14,7 @@ import nats
 from millrace.actor.buckets import allow_direct_reads, ensure_bucket
 from millrace.actor.config import BusConfig, load_config
 from millrace.actor.errors import BusError, BusUnavailable, ConfigError
+from millrace.actor.nats_client import close_client
 from millrace.contracts.catalog import BUCKETS
 from millrace.contracts.subjects import Subjects
 
@@ -41,7 +42,7 @@ async def create_buckets(bus: BusConfig, *, replicas: int = 1) -> None:
     except nats.errors.Error as error:
         raise BusUnavailable(f"JetStream: {error}") from None
     finally:
-        await client.close()
+        await close_client(client)
 
 
 def main() -> int:

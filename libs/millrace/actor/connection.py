@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from millrace.actor.config import BusConfig
 from millrace.actor.errors import BusRefused, BusUnavailable
 from millrace.actor.meter import RuntimeMeter
-from millrace.actor.nats_client import DirectClient
+from millrace.actor.nats_client import DirectClient, close_client
 from millrace.contracts.subjects import subject_token
 
 #: How long connect() tries before it says that there is no server, seconds.
@@ -144,10 +144,7 @@ class Connection:
                 await self.client.flush(timeout=FLUSH_S)
         except (NatsError, OSError):
             pass  # the bus went away while we were leaving: nothing is owed to it
-        try:
-            await self.client.close()
-        except (NatsError, OSError):
-            pass  # it went away while the client wrote what was left
+        await close_client(self.client)
 
     def _set_connected(self, connected: bool) -> None:
         self.connected = self._meter.connected = connected

@@ -21,6 +21,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
+from nats.errors import Error as NatsError
 from nats.protocol import command
 
 from millrace.actor.nats_parser import DirectParser, Taker
@@ -115,3 +116,16 @@ class DirectClient(Client):
             writer.write(b"".join(pending))
         elif flushes is not None and flushes.empty():
             flushes.put_nowait(asyncio.get_running_loop().create_future())
+
+
+async def close_client(client: Client) -> None:
+    """Disconnect, also where the server goes away meanwhile."""
+    try:
+        await client.close()
+    except (NatsError, OSError):
+        pass  # it went away while the client wrote what was left
+    except asyncio.CancelledError:
+        # A client that cancels its attempt to reconnect may cancel the end of the socket, too, which it awaits next.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise

@@ -9,6 +9,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
+from millrace.actor.nats_client import close_client
 from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.errors import CliError
 from millrace.contracts.subjects import subject_token
@@ -68,7 +69,7 @@ async def open_bus(
         yield client
     finally:
         closing = True
-        await client.close()
+        await close_client(client)
 
 
 def _collect(errors: list[Exception]) -> Callable[[Exception], Awaitable[None]]:
