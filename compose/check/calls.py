@@ -71,4 +71,5 @@ def say(what: str) -> None:
 
 
 def _short(words: list[str]) -> str:
-    return " ".join(word for word in words if not word.startswith("/"))[:160] or words[0]
+    """The command without paths and passwords."""
+    return " ".join(word for word in words if not word.startswith(("/", "--password=")))[:160] or words[0]

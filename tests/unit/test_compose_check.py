@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from millrace.telemetry.spans import SpanLine
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 
-from compose.check.calls import Failed
+from compose.check.calls import Failed, call
 from compose.check.collector import lines
 from compose.check.moves import CONVERSATION, show_conversation, what_is_wrong
 
@@ -84,3 +85,9 @@ def test_a_conversation_is_whole_only_with_each_of_its_parts(capsys: pytest.Capt
     for missing in CONVERSATION:
         with pytest.raises(Failed, match=missing if missing != "MigrationFinished" else "no end"):
             show_conversation(_heard(tuple(kind for kind in CONVERSATION if kind != missing)), "r1")
+
+
+def test_a_command_that_fails_is_told_without_its_password() -> None:
+    with pytest.raises(Failed, match=r"-c import sys; sys\.exit\(3\) migrate ended with 3") as failed:
+        call([sys.executable, "-c", "import sys; sys.exit(3)", "migrate", "--password=secret"])
+    assert "secret" not in str(failed.value)
