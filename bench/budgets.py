@@ -1,9 +1,8 @@
 """Budgets of the hot path; ``python -m bench --check`` looks at them.
 
-Two ratios of one path. **CPU time**, which a user pays, over that of the same requests by an earlier commit's code in
-turn on the same core (`bench.reference`): whatever else runs. **Instructions**, counted by valgrind where it is
-installed, over those of a calibration loop: they hold without the earlier code, and are the same in each run; but code
-that misses caches costs no more of them.
+Each path has two. **CPU time**: the ratio to an earlier commit's code, which serves the same requests in turn on the
+same core (`bench.reference`), so that other load disturbs both alike. **Instructions**, counted by valgrind where it is
+installed: the ratio to a calibration loop. Counts hardly vary between runs, but do not show cache misses.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         word: ``ok``, ``lower`` (the budget is far above what it costs: set it anew) or ``SLOWER``.
-        ratio: That was measured, the lowest of several.
+        ratio: Measured; the lowest where several were.
     """
 
     word: str

@@ -2,7 +2,7 @@
 
 The process is composed as `millrace up` composes it, predictor and tagger hosted, traces as shipped. Sockets and
 nats-server are replaced: bytes of requests are fed to the connection, and what ingress publishes goes to engines here
-that answer at once, in wire form both ways. The clock goes on with the requests. So the figure is user-space CPU time
+that answer at once, in wire form both ways. The clock advances with the requests. So the figure is user-space CPU time
 of ingress alone, hardly disturbed by what else runs. `bench --check` compares it with that of an earlier commit, whose
 process serves in turn with the present one. ``--counted`` counts instructions, by valgrind's callgrind, and tells their
 ratio to those of a calibration loop; nothing else changes these.

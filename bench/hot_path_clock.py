@@ -1,7 +1,7 @@
-"""The clock of the hot path's rig, which goes on with the requests and not with the machine.
+"""The clock of the hot path's rig: it advances with each request instead of with real time.
 
-Some work is due by the second: the first requests of each are traced, summaries and timers come by time. On the
-machine's clock a request would cost more where the machine is slow, and no two runs would do the same work.
+Ingress does some work per second: it traces the first requests of each second, and timers fire. On the machine's clock
+a slow machine would do more of it per request, and no two runs would do the same work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SECOND_NS = 1_000_000_000
 
 
 class RequestClock:
-    """Time that somebody advances, from the present second on."""
+    """A clock that its owner advances; it starts at the present second."""
 
     def __init__(self) -> None:
         self._now_ns = time.time_ns() // SECOND_NS * SECOND_NS

@@ -59,10 +59,8 @@ def counted(module: str, words: Sequence[str]) -> list[int]:
         out = Path(folder) / "counts"
         valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
         command = [*valgrind, sys.executable, "-m", module, *words]
-        environment = os.environ | {
-            "PYTHONHASHSEED": "0",
-            "TMPDIR": folder,
-        }  # a process that exits at once leaves its files
+        # A process that exits at once leaves its temporary files: they go with this folder.
+        environment = os.environ | {"PYTHONHASHSEED": "0", "TMPDIR": folder}
         run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, env=environment, check=False)
         if run.returncode:
             raise CountError(f"{module} under valgrind exited with {run.returncode}:\n{run.stderr[-2000:]}")

@@ -23,7 +23,7 @@ TURNS, TURN_REQUESTS = 300, 4
 
 
 class EarlierCodeError(Exception):
-    """The earlier code cannot be had, or does not run with what is installed now."""
+    """The earlier commit is missing, or its code does not run with the libraries that are installed."""
 
 
 @contextlib.contextmanager
