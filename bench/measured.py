@@ -76,6 +76,11 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cascade_limits": (*_CASCADE, *_ENGINES),
         "cascade_alarms": ("services/coordinator/cascade_planning.py", _LIBS + "cascade/drift.py"),
         "cascade_fidelity": (*_CASCADE, *_SIMULATOR),
+        "cascade_live": (*_CASCADE, *_JUDGE),
+        "cascade_faults": (*_CASCADE, *_JUDGE, "services/coordinator"),
+        "cascade_overhead": (*_CASCADE, "services/ingress/calls"),
+        "cascade_shadow": (*_CASCADE, *_JUDGE),
+        "cascade_verdicts": (*_JUDGE, "services/ingress/cascade"),
         # simulation
         "sim_speed": _SIMULATOR,
         "fidelity": _SIMULATOR,
@@ -106,6 +111,10 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "qoe_fit": _STAGES,
         "stages_headline": (*_STAGES, *_TRADING),
         "stages_fairness": (*_STAGES, *_TRADING),
+        "stages_layouts": (*_STAGES, *_TRADING),
+        "stages_refinement": (*_STAGES, *_TRADING),
+        "stages_scale": ("services/broker", _LIBS + "membership", *_SIMULATOR),
+        "trade_balance": (*_STAGES, *_TRADING),
         "trade_noise": _TRADING,
     }
 )
