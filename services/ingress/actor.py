@@ -76,9 +76,9 @@ from services.ingress.calls.completion import (
 from services.ingress.calls.deadlines import end_late_calls
 from services.ingress.calls.finding import answer_find
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, QuestionTokenized, RefusalKind
-from services.ingress.cascade.course import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.cascade.ending import keep_alive
 from services.ingress.cascade.questions import take_question
+from services.ingress.cascade.reactions import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.cascade.shadow import look_at_shadows
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting

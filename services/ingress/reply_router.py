@@ -7,7 +7,7 @@ from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFa
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
-from services.ingress.cascade.course import take_judgement
+from services.ingress.cascade.reactions import take_judgement
 from services.ingress.dispatch.dispatcher import on_forecasts, on_tag
 from services.ingress.failover.resend import resend_unanswered
 from services.ingress.lifecycle import Accepted, SequencePhase, SubmissionRefused, SubmissionUnanswered

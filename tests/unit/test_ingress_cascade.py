@@ -31,7 +31,6 @@ from services.ingress.calls.messages import (
     RefuseCall,
 )
 from services.ingress.cascade.budget import SCORES_MIN, EscalationBudget
-from services.ingress.cascade.course import REACTIONS
 from services.ingress.cascade.entry import EntryView, enter_first, enter_given
 from services.ingress.cascade.lifecycle import (
     CASCADE_TRANSITIONS,
@@ -40,6 +39,7 @@ from services.ingress.cascade.lifecycle import (
     CascadePhase,
     CascadeReaction,
 )
+from services.ingress.cascade.reactions import REACTIONS
 from tests.unit.cascade_core import CASCADE, ONE, CascadeBench, cascade_plan, logprob
 from tests.unit.ingress_core import SECOND, make_call
 

@@ -1,4 +1,4 @@
-"""Course of a cascade's call: reactions to the events of ``cascade/lifecycle.py``, and the end of the call.
+"""Reactions to the events of a cascade's call (the table is in ``cascade/lifecycle.py``).
 
 Events of attempts are collected while a message is handled and settled after it (``settle``): an attempt may then be
 cancelled without disturbing the token ingest that noticed the reason.
