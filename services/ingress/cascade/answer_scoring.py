@@ -50,19 +50,6 @@ def _confidence(state: IngressState, model: str, sequence: OpenSequence) -> floa
     return None if mean is None else SCORE_MAX * min(1.0, math.exp(mean))
 
 
-def out_of_reach(state: IngressState, attempt: Attempt) -> bool:
-    """Whether some choice of the current attempt cannot reach the threshold any more."""
-    judge, bound = state.judges.get(attempt.model), attempt.bound
-    if judge is None or bound is None or attempt.call is None:
-        return False
-    for sequence in attempt.call.sequences:
-        assert sequence.evidence is not None
-        value = sequence.evidence.running.value(judge.feature)
-        if value is not None and sequence.evidence.running.tokens and value < bound:
-            return True
-    return False
-
-
 def wants_judge(state: IngressState, parent: OpenCascade) -> bool:
     """Whether the judge is asked: not where confidence is the judge, nor after it was silent."""
     if parent.served.plan.judge == "confidence" or len(parent.call.prompts) > 1 or not state.connected:

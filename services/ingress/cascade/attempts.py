@@ -1,4 +1,4 @@
-"""Attempts: child calls of a cascade, which tier comes next, and what they tell their parent."""
+"""Attempts: child calls of a cascade, and what they tell their parent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from millrace.telemetry.tracecontext import child, format_traceparent
 
 from services.ingress.calls.admission import open_call, too_long
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.messages import Call, CascadeOptions, ChoiceDelta, MemberCall, RefusalKind
+from services.ingress.calls.messages import Call, CascadeOptions, ChoiceDelta, MemberCall
 from services.ingress.calls.open_call import OpenCall
-from services.ingress.cascade.answer_scoring import out_of_reach
+from services.ingress.cascade.escalation import next_tier, out_of_reach, rejection_bound, resumable
 from services.ingress.cascade.lifecycle import (
     AnswerCompleted,
     AttemptFailed,
@@ -22,9 +22,6 @@ from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.dispatch.dispatcher import dispatch_new
 from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
-
-#: Failures that another model would repeat, or that leave no time for one.
-_FINAL = frozenset({RefusalKind.INVALID, RefusalKind.AT_FAULT, RefusalKind.TIMEOUT, RefusalKind.STOPPING})
 
 
 class AttemptListener:
@@ -80,7 +77,7 @@ def start_again(state: IngressState, parent: OpenCascade, out: list[Effect]) -> 
 def _start(
     state: IngressState, parent: OpenCascade, model: str, tier: int, out: list[Effect], *, again: bool = False
 ) -> None:
-    member = _member(parent, model)
+    member = parent.members.get(model)
     assert member is not None, f"{model} cannot take {parent.request}"
     request = f"{parent.request}~{len(parent.attempts) + 1}"
     attempt = Attempt(request, tier=tier, model=model, epoch=parent.served.plan.epoch, now_ns=state.now_ns)
@@ -126,99 +123,6 @@ def _child(state: IngressState, parent: OpenCascade, member: MemberCall) -> Call
     )
 
 
-def _member(parent: OpenCascade, model: str) -> MemberCall | None:
-    return parent.members.get(model)
-
-
-def planned_tiers(parent: OpenCascade) -> list[int]:
-    """Positions of the tiers that the plan in force and the client allow, and whose model can take the request."""
-    highest = parent.call.cascade.max_tier
-    return [
-        position
-        for position, tier in enumerate(parent.served.plan.tiers)
-        if (tier.replicas or tier.awaited)
-        and _member(parent, tier.model) is not None
-        and (highest is None or position <= highest)
-    ]
-
-
-def usable_tiers(state: IngressState, parent: OpenCascade) -> list[int]:
-    """Those of them that have an instance now."""
-    tiers = parent.served.plan.tiers
-    return [position for position in planned_tiers(parent) if state.cluster.usable(tiers[position].model)]
-
-
-def _after(parent: OpenCascade) -> int:
-    """The highest position that was tried, by the plans of those times and by the one in force; -1 for none."""
-    tried = [attempt.tier for attempt in parent.attempts]
-    now = [parent.served.position(attempt.model) for attempt in parent.attempts]
-    return max(tried + [position for position in now if position is not None], default=-1)
-
-
-def is_last(parent: OpenCascade) -> bool:
-    """Whether the plan has no further tier for this request."""
-    after = _after(parent)
-    return _ends_at(parent, after) or not any(position > after for position in planned_tiers(parent))
-
-
-def _ends_at(parent: OpenCascade, position: int) -> bool:
-    """Whether the entry policy asks no tier above this one. Where one has failed, it does."""
-    return parent.last is not None and position >= parent.last and parent.attempt.outcome != "failed"
-
-
-def next_tier(state: IngressState, parent: OpenCascade) -> tuple[int | None, DeliveryReason]:
-    """Position of the next tier that can answer in time; None with the reason where there is none."""
-    after, tiers = _after(parent), parent.served.plan.tiers
-    if is_last(parent):
-        return None, DeliveryReason.LAST_TIER
-    further = [position for position in planned_tiers(parent) if position > after]
-    position = next((i for i in further if state.cluster.usable(tiers[i].model)), None)
-    if position is None:
-        return None, DeliveryReason.TIER_UNAVAILABLE
-    expected_ns = tiers[position].p95_ns
-    if state.now_ns + expected_ns >= _latest_ns(parent):
-        return None, DeliveryReason.DEADLINE
-    return position, DeliveryReason.SCORE
-
-
-def resumable(state: IngressState, parent: OpenCascade) -> Attempt | None:
-    """The highest attempt that was rejected early, was not run again, and whose model has an instance."""
-    again = {attempt.model for attempt in parent.attempts if attempt.again}
-    rejected = [
-        attempt
-        for attempt in parent.attempts
-        if attempt.outcome == "rejected_early" and attempt.model not in again and state.cluster.usable(attempt.model)
-    ]
-    return max(rejected, key=lambda attempt: attempt.tier, default=None)
-
-
-def _latest_ns(parent: OpenCascade) -> int:
-    own_ns = int(parent.served.config.deadline_s * SECOND_NS)
-    return min(parent.deadline_ns, parent.arrival_ns + own_ns) if own_ns else parent.deadline_ns
-
-
-def may_follow(refusal: Refusal) -> bool:
-    """Whether another model may succeed after this failure."""
-    return refusal.kind not in _FINAL
-
-
-def planned_threshold(parent: OpenCascade) -> float:
-    """Least score at which the current attempt's answer is delivered, without the escalation budget."""
-    if parent.call.cascade.quality is not None:
-        return parent.call.cascade.quality
-    plan, attempt = parent.served.plan, parent.attempt
-    position = parent.served.position(attempt.model)
-    if position is None:  # the plan that named it was replaced
-        position = min(attempt.tier, len(plan.tiers) - 1)
-    return plan.tiers[position].threshold
-
-
-def threshold_now(state: IngressState, parent: OpenCascade) -> float:
-    """The same, as the escalation budget has it."""
-    budget = parent.served.budget(parent.attempt.model)
-    return budget.threshold(planned_threshold(parent), state.now_ns)
-
-
 def look_again(state: IngressState, parent: OpenCascade) -> None:
     """Another plan is in force: where the open attempt becomes hopeless may have changed."""
     attempt = parent.attempt
@@ -226,11 +130,3 @@ def look_again(state: IngressState, parent: OpenCascade) -> None:
         attempt.epoch, attempt.bound = parent.served.plan.epoch, rejection_bound(state, parent)
         parent.progressed = True
         state.unsettled[parent.request] = parent
-
-
-def rejection_bound(state: IngressState, parent: OpenCascade) -> float | None:
-    """Evidence below which the current attempt cannot reach its threshold; None where that cannot be known early."""
-    config, judge = parent.served.config, state.judges.get(parent.attempt.model)
-    if judge is None or not config.early_rejection or parent.served.plan.judge != "confidence" or parent.attempt.again:
-        return None
-    return judge.least_value(threshold_now(state, parent))

@@ -16,27 +16,22 @@ from services.ingress.calls.completion import abandon
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, CallAbandoned, RefusalKind
 from services.ingress.cascade import ending
-from services.ingress.cascade.answer_scoring import (
-    ask_judge,
-    out_of_reach,
-    score_by_confidence,
-    take_answer,
-    wants_judge,
-)
-from services.ingress.cascade.attempts import (
+from services.ingress.cascade.answer_scoring import ask_judge, score_by_confidence, take_answer, wants_judge
+from services.ingress.cascade.attempts import look_again, start_again, start_attempt
+from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView, PromptEstimate
+from services.ingress.cascade.escalation import (
+    acceptance,
+    commits_early,
     is_last,
-    look_again,
     may_follow,
     next_tier,
+    out_of_reach,
     planned_threshold,
     planned_tiers,
     resumable,
-    start_again,
-    start_attempt,
     threshold_now,
     usable_tiers,
 )
-from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView, PromptEstimate
 from services.ingress.cascade.lifecycle import (
     AnswerCompleted,
     AnswerScored,
@@ -148,20 +143,10 @@ def _look_at_progress(state: IngressState, parent: OpenCascade, out: list[Effect
         return
     if attempt.request not in state.calls:
         return  # it is complete: its score decides
-    if _commits_early(state, parent):
+    if commits_early(state, parent):
         fire(state, parent, TextReady(DeliveryReason.EARLY_COMMIT), out)
     elif out_of_reach(state, attempt) and next_tier(state, parent)[0] is not None:
         fire(state, parent, ScoreOutOfReach(), out)
-
-
-def _commits_early(state: IngressState, parent: OpenCascade) -> bool:
-    attempt, config = parent.attempt, parent.served.config
-    if not parent.call.cascade.early_commit or attempt.call is None or not attempt.deltas:
-        return False
-    if min(len(sequence.log) for sequence in attempt.call.sequences) < config.early_commit_tokens:
-        return False
-    score_by_confidence(state, attempt)
-    return attempt.score is not None and attempt.score >= max(config.early_commit_score, threshold_now(state, parent))
 
 
 def take_judgement(state: IngressState, pending: PendingJudge, answer: Any, out: list[Effect]) -> None:
@@ -200,7 +185,7 @@ def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard:
         case CascadeGuard.LAST_TIER:
             return is_last(parent)
         case CascadeGuard.GOOD_ENOUGH:
-            return _acceptance(parent) is not None
+            return acceptance(parent) is not None
         case CascadeGuard.NEXT_TIER:
             open_way = not isinstance(event, AttemptFailed) or may_follow(event.refusal)
             return open_way and next_tier(state, parent)[0] is not None
@@ -211,17 +196,6 @@ def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard:
             return parent.best() is not None
         case CascadeGuard.ALWAYS:
             return True
-
-
-def _acceptance(parent: OpenCascade) -> DeliveryReason | None:
-    """Reason to deliver the scored answer; None where it is not delivered."""
-    attempt = parent.attempt
-    if attempt.score is None:
-        return DeliveryReason.NOT_JUDGED if parent.served.config.without_score == "accept" else None
-    assert attempt.threshold is not None
-    if attempt.score >= planned_threshold(parent):
-        return DeliveryReason.SCORE
-    return DeliveryReason.ESCALATION_BUDGET if attempt.score >= attempt.threshold else None
 
 
 # Reactions.
@@ -309,7 +283,7 @@ def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | A
         score_by_confidence(state, attempt)
         attempt.reason = DeliveryReason.TIER_UNAVAILABLE if attempt.again else DeliveryReason.LAST_TIER
     else:
-        attempt.reason = _acceptance(parent) or DeliveryReason.LAST_TIER
+        attempt.reason = acceptance(parent) or DeliveryReason.LAST_TIER
     ending.accept(state, parent, attempt, out)
     ending.complete(state, parent, attempt, out)
 
