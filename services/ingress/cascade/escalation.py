@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import RefusalKind
-from services.ingress.cascade.answer_scoring import score_by_confidence
+from services.ingress.cascade.confidence_score import score_by_confidence
 from services.ingress.cascade.lifecycle import DeliveryReason
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.state import IngressState

@@ -16,8 +16,8 @@ from services.ingress.calls.completion import abandon
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, CallAbandoned, RefusalKind
 from services.ingress.cascade import ending
-from services.ingress.cascade.answer_scoring import ask_judge, score_by_confidence, take_answer, wants_judge
 from services.ingress.cascade.attempts import look_again, start_again, start_attempt
+from services.ingress.cascade.confidence_score import score_by_confidence
 from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView, PromptEstimate
 from services.ingress.cascade.escalation import (
     acceptance,
@@ -32,6 +32,7 @@ from services.ingress.cascade.escalation import (
     threshold_now,
     usable_tiers,
 )
+from services.ingress.cascade.judge_client import ask_judge, take_answer, wants_judge
 from services.ingress.cascade.lifecycle import (
     AnswerCompleted,
     AnswerScored,

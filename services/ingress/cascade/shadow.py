@@ -27,7 +27,7 @@ from services.ingress.calls.completion import abandon
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, CascadeOptions, ChoiceDelta
 from services.ingress.calls.open_call import OpenCall
-from services.ingress.cascade.answer_scoring import score_by_confidence
+from services.ingress.cascade.confidence_score import score_by_confidence
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade, ShadowRun
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.dispatch.dispatcher import dispatch_new

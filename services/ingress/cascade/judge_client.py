@@ -1,4 +1,6 @@
-"""Judgement: the score of an attempt, by confidence or by a judge that is asked.
+"""Client of a cascade's judge: asks for the score of an attempt, and takes the answer.
+
+The attempt already has its confidence as its score when the judge is asked, and keeps it where the judge gives none.
 
 event                                         consequence                          counted as
 the plan's judge is ``confidence``            computed here                        –
@@ -20,34 +22,14 @@ from typing import Any
 from millrace.actor.effects import Effect, Log, Request
 from millrace.contracts.cascade import SCORE_MAX
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
-from millrace.judging.evidence import ConfidenceFeature, feature_of
 
 from services.ingress.calls.messages import MemberCall
 from services.ingress.cascade.lifecycle import Opinions
-from services.ingress.cascade.open_cascade import Attempt, OpenCascade
+from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.pending import PendingJudge
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
-
-
-def score_by_confidence(state: IngressState, attempt: Attempt) -> None:
-    """Set the attempt's score from the log-probabilities so far: the least of its choices; None where one has none."""
-    assert attempt.call is not None
-    scores = [_confidence(state, attempt.model, sequence) for sequence in attempt.call.sequences]
-    known = [score for score in scores if score is not None]
-    attempt.score = min(known) if len(known) == len(scores) else None
-    calibrated = attempt.model in state.judges
-    attempt.judged_by = "" if attempt.score is None else "confidence" if calibrated else "confidence_uncalibrated"
-
-
-def _confidence(state: IngressState, model: str, sequence: OpenSequence) -> float | None:
-    assert sequence.evidence is not None
-    judge = state.judges.get(model)
-    if judge is not None:
-        return judge.score(sequence.evidence.logprobs)
-    mean = feature_of(ConfidenceFeature.MEAN, sequence.evidence.logprobs)
-    return None if mean is None else SCORE_MAX * min(1.0, math.exp(mean))
 
 
 def wants_judge(state: IngressState, parent: OpenCascade) -> bool:
