@@ -1,6 +1,6 @@
 """Migrations away from our instances: who may begin, who waits, who hears of the end.
 
-    QUEUED → (RESTING → QUEUED)* → the handshake (handshake.py) → gone
+    QUEUED → (RESTING → QUEUED)* → the handshake (outgoing_steps.py) → gone
 
 A migration takes one of its instance's slots while its handshake is under way; before it, it holds nothing.
 """
@@ -23,9 +23,9 @@ from millrace.kvcache.chain import unpack_hashes
 from services.migrator import messages, outcomes, spans
 from services.migrator.cluster_view import LISTEN_NS
 from services.migrator.context import MS, OUT, MigratorContext, answer_all, say
-from services.migrator.handshake import Handshake
 from services.migrator.orders import FinishedOrders
 from services.migrator.outcomes import Refusal
+from services.migrator.outgoing_steps import OutgoingDriver
 from services.migrator.state import OutgoingMigration, OutgoingStep, asked_for
 
 
@@ -38,7 +38,7 @@ class OutgoingMigrations:
 
     def __init__(self, context: MigratorContext) -> None:
         self._context = context
-        self._handshake = Handshake(context, self)
+        self._driver = OutgoingDriver(context, self)
         self._open: dict[str, OutgoingMigration] = {}
         self._finished_orders = FinishedOrders()
         self.finished: list[MigrationFinished] = []
@@ -107,7 +107,7 @@ class OutgoingMigrations:
         if out.step is OutgoingStep.RESTING:
             return listening
         out.started_ns = out.started_ns or now_ns
-        return listening + self._handshake.begin(out, now_ns)
+        return listening + self._driver.begin(out, now_ns)
 
     def _listen(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         """Whoever shall choose a target must have heard of them; it holds neither slot nor lease until then."""
@@ -126,7 +126,7 @@ class OutgoingMigrations:
         """It cannot move yet: its slot is free meanwhile."""
         pause_ns = self._context.limits.retry_ms * MS
         if now_ns + pause_ns >= out.begin_until_ns:
-            return self._handshake.fail(out, refused, now_ns)
+            return self._driver.fail(out, refused, now_ns)
         out.step, out.released = OutgoingStep.RESTING, True
         return [StartTimer(name=f"{OUT}/{out.migration}", at_ns=now_ns + pause_ns), *self.pump(out.source, now_ns)]
 
@@ -145,7 +145,7 @@ class OutgoingMigrations:
         out = self._open.get(migration)
         if out is None or number != out.number:
             return []
-        return self._handshake.on_answer(out, body, traceparent, now_ns)
+        return self._driver.on_answer(out, body, traceparent, now_ns)
 
     # the end
 
@@ -186,7 +186,7 @@ class OutgoingMigrations:
             refused = (KvRefusal.CANCELLED, "the migrator stops")
             if out.outcome is None:
                 out.outcome, (out.refusal, out.detail) = MigrationOutcome.ABORTED, refused
-                effects += self._handshake.abort_target(out, refused)
+                effects += self._driver.abort_target(out, refused)
             # While a target may be reading, its source stays as it is; it goes on by its own deadline.
             if not out.released and out.step is not OutgoingStep.COMMITTING:
                 subject = self._context.subjects.engine(out.source, "end")

@@ -1,4 +1,4 @@
-"""The steps of one migration away: what is asked, and what each answer leads to.
+"""The steps of an outgoing migration: what each one asks, and which step each answer leads to.
 
     LEASING → ALLOTTING → PREPARING → (PULLING → RENEWING)* → FREEZING → COMMITTING → ENDING
 
@@ -73,8 +73,8 @@ class Owner(Protocol):
         ...
 
 
-class Handshake:
-    """Drives migrations; keeps none."""
+class OutgoingDriver:
+    """Asks each step's question and acts on its answer, for all outgoing migrations; keeps none of them."""
 
     def __init__(self, context: MigratorContext, owner: Owner) -> None:
         self._context = context
