@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "checksum.hpp"
-#include "pieces.hpp"
+#include "copy_pieces.hpp"
 #include "planner.hpp"
 
 namespace nb = nanobind;

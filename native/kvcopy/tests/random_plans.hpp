@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "pieces.hpp"
+#include "copy_pieces.hpp"
 #include "planner.hpp"
 
 namespace millrace::kvcopy::testing {

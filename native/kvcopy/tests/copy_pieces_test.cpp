@@ -1,4 +1,4 @@
-#include "pieces.hpp"
+#include "copy_pieces.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
