@@ -65,9 +65,9 @@ class Cluster:
         self._directory = Path(config.directory)
         self._launcher = Launcher(self._directory / "logs", self._notify, fork_server)
         if any(child.fork_config for child in config.children):
-            from services.supervisor.zygote import ZygoteForker
+            from services.supervisor.worker_forker import WorkerForker
 
-            self._launcher.forker = ZygoteForker(self._directory / "run" / "zygote.sock", self._notify)
+            self._launcher.forker = WorkerForker(self._directory / "run" / "fork.sock", self._notify)
         self._handle: ActorHandle | None = None
         self._early: list[Body] = []
         incarnation = time.time_ns()

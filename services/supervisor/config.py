@@ -26,8 +26,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         name: Unique among the children; its log is ``<name>.log``.
         role: The role under which it shows its presence.
-        command: Program and arguments; empty where the process is forked by the zygote.
-        fork_config: Configuration file for the zygote to fork a worker with; empty where ``command`` is set.
+        command: Program and arguments; empty where the process is forked by the worker fork server.
+        fork_config: Configuration file of a worker to fork; empty where ``command`` is set.
         core: Core that a forked worker's engine is pinned to; -1 for none.
         presences: Names that show presence once it is ready (several where one process hosts several actors).
         after: Child that must be ready before this one is started; empty for none.

@@ -46,6 +46,6 @@ class ChildExited(Body, frozen=True, kw_only=True, tag="local.ChildExited/1"):
 
 
 class ChildReady(Body, frozen=True, kw_only=True, tag="local.ChildReady/1"):
-    """The shell knows that a child without presence is ready (the zygote, nats-server)."""
+    """The shell knows that a child without presence is ready (the worker fork server, nats-server)."""
 
     name: str

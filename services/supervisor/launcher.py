@@ -31,10 +31,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Forker(Protocol):
-    """Forks workers from a process that has vLLM imported (the zygote)."""
+    """Forks workers from a process that has vLLM imported (the worker fork server)."""
 
     def attend(self, name: str) -> None:
-        """The zygote's process was started; notify hears ChildReady once it can fork."""
+        """The worker fork server's process was started; notify hears ChildReady once it can fork."""
         ...
 
     def fork(self, spec: ChildSpec, log: Path) -> None:
@@ -69,7 +69,7 @@ class Launcher:
         if not spec.fork_config:
             self._keep(self._run(spec))
         elif self.forker is None:
-            self._notify(ChildExited(name=spec.name, pid=0, status=1, detail="there is no zygote to fork it"))
+            self._notify(ChildExited(name=spec.name, pid=0, status=1, detail="there is no worker fork server"))
         else:
             self.forker.fork(spec, self.log_path(spec.name))
 
@@ -98,7 +98,7 @@ class Launcher:
                 self._notify(ChildExited(name=spec.name, pid=0, status=127, detail=str(error)))
                 return
         self._notify(ChildStarted(name=spec.name, pid=pid))
-        if spec.role == "zygote" and self.forker is not None:
+        if spec.role == "worker-fork-server" and self.forker is not None:
             self.forker.attend(spec.name)
         status = await _exit_status(pid)
         self._notify(ChildExited(name=spec.name, pid=pid, status=status))
@@ -117,12 +117,12 @@ class Launcher:
 
 
 def _gains_by_fork(command: list[str]) -> bool:
-    """Whether a fork saves imports. A zygote has most of its own: where this process has not imported vLLM, it sets
-    the environment that torch reads before it does.
+    """Whether a fork saves imports. Most imports of the worker fork server are its own: where this process has not
+    imported vLLM, it sets the environment that torch reads before it imports it.
     """
     if command[:2] != [sys.executable, "-m"]:
         return False
-    return command[2] != "services.worker.zygote" or "vllm" in sys.modules
+    return command[2] != "services.worker.fork_server" or "vllm" in sys.modules
 
 
 def _start_by_exec(command: list[str], log: int) -> int:

@@ -62,7 +62,7 @@ class Layout:
             *self._taggers(),
             *self._services("coordinator", services.coordinators, self._coordinator_fields(), stop_order=3),
             *self._predictors(),
-            *self._zygote(slots),
+            *self._worker_fork_server(slots),
             *self._workers(running, slots),
             *self._migrators(),
             *self._brokers(),
@@ -267,12 +267,12 @@ class Layout:
         shares = [merged(broker_fields(spec, names), spec.settings.broker) for names in broker_shares(spec)]
         return [self._service("broker", index, fields, stop_order=3) for index, fields in enumerate(shares)]
 
-    def _zygote(self, slots: Iterable[WorkerSlot]) -> list[ChildSpec]:
+    def _worker_fork_server(self, slots: Iterable[WorkerSlot]) -> list[ChildSpec]:
         """The process that vLLM workers are forked from, where there may be any."""
         if all(slot.group.engine is EngineName.MODELLED for slot in slots):
             return []
-        command = [sys.executable, "-m", "services.worker.zygote", "--socket", str(self.run_dir / "zygote.sock")]
-        return [ChildSpec(name="zygote", role="zygote", command=command, stop_order=4)]
+        command = [sys.executable, "-m", "services.worker.fork_server", "--socket", str(self.run_dir / "fork.sock")]
+        return [ChildSpec(name="worker-fork-server", role="worker-fork-server", command=command, stop_order=4)]
 
     def _workers(self, some: Iterable[WorkerSlot], every: Iterable[WorkerSlot]) -> list[ChildSpec]:
         vllm = [slot.name for slot in every if slot.group.engine is EngineName.VLLM]
@@ -299,7 +299,9 @@ class Layout:
         if vllm_index < 0:
             command = [sys.executable, "-m", "services.worker", "--config", str(path)]
             return msgspec.structs.replace(child, command=command)
-        return msgspec.structs.replace(child, fork_config=str(path), core=core, after="zygote", stop_limit_ms=15_000)
+        return msgspec.structs.replace(
+            child, fork_config=str(path), core=core, after="worker-fork-server", stop_limit_ms=15_000
+        )
 
 
 def _child(noun: str, name: str, module: str, config: Path, *, stop_order: int) -> ChildSpec:

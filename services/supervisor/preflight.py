@@ -87,7 +87,7 @@ def clear_leftovers(directory: Path) -> None:
     """Removes what an earlier cluster left that must not be believed: plans, leases, registrations, sockets."""
     shutil.rmtree(directory / "jetstream", ignore_errors=True)
     shutil.rmtree(directory / "run" / SOCKETS, ignore_errors=True)
-    for name in ("cluster.json", "banner.txt", "zygote.sock"):
+    for name in ("cluster.json", "banner.txt", "fork.sock"):
         (directory / "run" / name).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Real vLLM workers as processes, forked by a zygote, over a real nats-server: decode, break, kill, drain."""
+"""Real vLLM workers, forked by a worker fork server, over a real nats-server: decode, break, kill, drain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millrace.contracts.worker import (
     SequenceRefused,
     StructuredOutput,
 )
-from millrace.supervision.zygote_client import ForkFailed, ZygoteClient
+from millrace.supervision.worker_fork_client import ForkFailed, WorkerForkClient
 
 from testbed import tiny_llama
 from testbed.nats_process import NatsProcess
@@ -34,8 +34,8 @@ PROMPT = [7, 11, 13, 17, 19, 23, 29, 31]
 GREEDY = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
 
 
-class Zygote:
-    """A zygote process with workers ``w0`` and ``w1``; each test (re)starts what it needs."""
+class ForkedWorkers:
+    """A worker fork server with workers ``w0`` and ``w1``; each test (re)starts what it needs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,8 +56,10 @@ class Zygote:
                 max_num_batched_tokens=128,
                 limits={"drain_limit_ms": 400, "linger_ms": 200},
             )
-        with (folder / "zygote.log").open("ab") as log:
-            self.process = start_program("services.worker.zygote", ["--socket", str(folder / "z.sock")], output=log)
+        with (folder / "worker-fork-server.log").open("ab") as log:
+            self.process = start_program(
+                "services.worker.fork_server", ["--socket", str(folder / "z.sock")], output=log
+            )
         self.pids: dict[str, int] = {}
 
     def close(self) -> None:
@@ -67,18 +69,18 @@ class Zygote:
 
 
 class Rig:
-    """One test's connection to the zygote and to the bus."""
+    """One test's connection to the fork server and to the bus."""
 
-    def __init__(self, zygote: Zygote, client: ZygoteClient, ingress: FakeIngress) -> None:
-        self.zygote, self.client, self.ingress = zygote, client, ingress
+    def __init__(self, fork_server: ForkedWorkers, client: WorkerForkClient, ingress: FakeIngress) -> None:
+        self.fork_server, self.client, self.ingress = fork_server, client, ingress
         self.exits: dict[int, int] = {}
 
     async def ensure(self, *names: str) -> None:
         """Starts those workers that do not run, and waits for them."""
-        missing = [name for name in names if name not in self.zygote.pids or ended(self.zygote.pids[name])]
+        missing = [name for name in names if name not in self.fork_server.pids or ended(self.fork_server.pids[name])]
         for name in missing:
-            folder = self.zygote.folder
-            self.zygote.pids[name] = await self.client.fork(
+            folder = self.fork_server.folder
+            self.fork_server.pids[name] = await self.client.fork(
                 folder / f"{name}.json", log=folder / f"{name}.log", cores=[]
             )
         await self.ingress.up(*names)
@@ -90,7 +92,7 @@ class Rig:
 
         record = decode((await bucket.get(name)).value or b"")
         assert isinstance(record, InstanceRecord)
-        assert record.pid == self.zygote.pids[name]
+        assert record.pid == self.fork_server.pids[name]
         return record.engine_pid
 
     async def gone(self, pid: int) -> None:
@@ -101,19 +103,19 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield zygote
-    zygote.close()
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedWorkers]:
+    fork_server = ForkedWorkers(tmp_path_factory.mktemp("worker-fork-server"))
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture
-async def rig(zygote: Zygote) -> AsyncIterator[Rig]:
+async def rig(fork_server: ForkedWorkers) -> AsyncIterator[Rig]:
     exits: dict[int, int] = {}
-    client = ZygoteClient(zygote.folder / "z.sock", on_exit=exits.__setitem__)
+    client = WorkerForkClient(fork_server.folder / "z.sock", on_exit=exits.__setitem__)
     await client.connect()
-    async with FakeIngress(zygote.nats.url, CLUSTER) as ingress:
-        rig = Rig(zygote, client, ingress)
+    async with FakeIngress(fork_server.nats.url, CLUSTER) as ingress:
+        rig = Rig(fork_server, client, ingress)
         rig.exits = exits
         yield rig
     await client.close()
@@ -185,9 +187,9 @@ async def test_kill_9_of_a_worker_ends_its_engine_and_the_stream_goes_on_elsewhe
     await rig.ingress.submit("w0", f"broken-{name}.0", PROMPT, sampling)
     stream = rig.ingress.streams[f"broken-{name}.0"]
     await rig.ingress.until(lambda: len(stream.tokens) > 20)
-    os.kill(rig.zygote.pids["w0"], signal.SIGKILL)
+    os.kill(rig.fork_server.pids["w0"], signal.SIGKILL)
     await rig.gone(engine)
-    await rig.ingress.until(lambda: rig.exits.get(rig.zygote.pids["w0"]) == -signal.SIGKILL)
+    await rig.ingress.until(lambda: rig.exits.get(rig.fork_server.pids["w0"]) == -signal.SIGKILL)
     assert stream.finish is None
     assert isinstance(await rig.ingress.continue_on("w1", f"broken-{name}.0"), SequenceAccepted)
     await rig.ingress.finished(f"broken-{name}.0")
@@ -200,7 +202,7 @@ async def test_kill_9_of_an_engine_hands_its_sequences_back_at_once(rig: Rig) ->
     await rig.ingress.submit("w0", "orphan.0", PROMPT, GREEDY)
     stream = rig.ingress.streams["orphan.0"]
     await rig.ingress.until(lambda: len(stream.tokens) > 20)
-    worker, engine = rig.zygote.pids["w0"], await rig.engine_pid("w0")
+    worker, engine = rig.fork_server.pids["w0"], await rig.engine_pid("w0")
     os.kill(engine, signal.SIGKILL)
     await rig.ingress.until(lambda: bool(rig.ingress.returned), patience_s=3)
     returned = rig.ingress.returned[0]
@@ -217,7 +219,7 @@ async def test_sigterm_lets_short_work_finish_and_hands_back_the_rest(rig: Rig) 
     long = Sampling(max_tokens=900, temperature=0.0, ignore_eos=True)
     await rig.ingress.submit("w0", "long.0", PROMPT, long)
     await rig.ingress.submit("w0", "short.0", PROMPT, Sampling(max_tokens=5, temperature=0.0, ignore_eos=True))
-    worker, engine = rig.zygote.pids["w0"], await rig.engine_pid("w0")
+    worker, engine = rig.fork_server.pids["w0"], await rig.engine_pid("w0")
     os.kill(worker, signal.SIGTERM)
     await rig.ingress.finished("short.0")
     late = await rig.ingress.submit("w0", "late.0", PROMPT, GREEDY)
@@ -236,13 +238,13 @@ async def test_sigterm_lets_short_work_finish_and_hands_back_the_rest(rig: Rig) 
 
 async def test_a_missing_configuration_is_told(rig: Rig) -> None:
     with pytest.raises(ForkFailed, match="no such file"):
-        await rig.client.fork(rig.zygote.folder / "nothing.json")
+        await rig.client.fork(rig.fork_server.folder / "nothing.json")
 
 
-async def test_when_the_zygote_is_killed_its_workers_and_engines_end(rig: Rig) -> None:
-    """Last in this file: the zygote is gone afterwards."""
+async def test_when_the_fork_server_is_killed_its_workers_and_engines_end(rig: Rig) -> None:
+    """Last in this file: the fork server is gone afterwards."""
     await rig.ensure("w1")
-    worker, engine = rig.zygote.pids["w1"], await rig.engine_pid("w1")
-    rig.zygote.process.kill()
+    worker, engine = rig.fork_server.pids["w1"], await rig.engine_pid("w1")
+    rig.fork_server.process.kill()
     await rig.gone(worker)
     await rig.gone(engine)

@@ -25,12 +25,12 @@ SHELLS = (
     "supervisor/layout.py",
     "supervisor/preflight.py",
     "supervisor/probes.py",
-    "supervisor/zygote.py",
+    "supervisor/worker_forker.py",
     "tagger/shell.py",
     "worker/modelled.py",
     "worker/profile.py",
     "worker/vllm_engine/*",
-    "worker/zygote.py",
+    "worker/fork_server.py",
 )
 #: Pure modules that may import shells: they compose an actor from its files, or parse HTTP bodies with the tokenizer.
 ABOVE_SHELLS = ("*/build.py", "*/replay.py", "ingress/api/*")

@@ -26,8 +26,12 @@ from services.supervisor.layout import Layout
 from services.supervisor.preflight import SOCKET_FOLDER_BYTES_MAX, check, clear_leftovers, last_end, socket_folder
 
 NATS = ChildSpec(name="nats", role="nats", command=["nats-server"], stop_order=9)
-ZYGOTE = ChildSpec(name="zygote", role="zygote", command=["zygote"], stop_order=4)
-WORKER = ChildSpec(name="w", role="worker", fork_config="w.json", presences=["w"], after="zygote", stop_order=2)
+FORK_SERVER = ChildSpec(
+    name="worker-fork-server", role="worker-fork-server", command=["worker-fork-server"], stop_order=4
+)
+WORKER = ChildSpec(
+    name="w", role="worker", fork_config="w.json", presences=["w"], after="worker-fork-server", stop_order=2
+)
 INGRESS = ChildSpec(name="ingress-0", role="ingress", command=["ingress"], presences=["ingress-0"], stop_order=1)
 
 
@@ -35,7 +39,7 @@ class Bench:
     """A supervisor over four children; nats-server runs already."""
 
     def __init__(self) -> None:
-        children = [NATS, ZYGOTE, WORKER, INGRESS]
+        children = [NATS, FORK_SERVER, WORKER, INGRESS]
         self.actor = SupervisorActor(name="supervisor", cluster="local", incarnation=1, children=children)
         self.now_ns = 1_000_000_000_000
         self.actor.adopt("nats", 10, self.now_ns)
@@ -51,8 +55,8 @@ class Bench:
         return self.send(ServicePresence(role=role, name=name, incarnation=incarnation, at_ns=self.now_ns))
 
     def all_ready(self) -> None:
-        self.send(ChildStarted(name="zygote", pid=11))
-        self.send(ChildReady(name="zygote"))
+        self.send(ChildStarted(name="worker-fork-server", pid=11))
+        self.send(ChildReady(name="worker-fork-server"))
         self.send(ChildStarted(name="w", pid=12))
         self.send(ChildStarted(name="ingress-0", pid=13))
         self.present("w", "worker")
@@ -72,9 +76,9 @@ def signalled(effects: list[Effect]) -> list[tuple[str, int]]:
 
 def test_children_start_at_once_but_those_that_wait_for_another() -> None:
     bench = Bench()
-    assert started(bench.effects) == ["zygote", "ingress-0"]
-    bench.send(ChildStarted(name="zygote", pid=11))
-    assert started(bench.send(ChildReady(name="zygote"))) == ["w"]
+    assert started(bench.effects) == ["worker-fork-server", "ingress-0"]
+    bench.send(ChildStarted(name="worker-fork-server", pid=11))
+    assert started(bench.send(ChildReady(name="worker-fork-server"))) == ["w"]
 
 
 def test_a_child_is_ready_with_its_presence_but_not_with_its_predecessors() -> None:
@@ -131,15 +135,15 @@ def test_a_child_that_is_killed_every_few_seconds_while_it_serves_is_back_as_soo
     assert pauses == [BACKOFF_NS] * 12
 
 
-def test_a_worker_waits_for_a_zygote_that_is_down() -> None:
+def test_a_worker_waits_for_a_fork_server_that_is_down() -> None:
     bench = Bench()
     bench.all_ready()
-    bench.send(ChildExited(name="zygote", pid=11, status=-9))
+    bench.send(ChildExited(name="worker-fork-server", pid=11, status=-9))
     bench.send(ChildExited(name="w", pid=12, status=-15))
     assert started(bench.send(TimerFired(name="restart/w"))) == []
-    assert started(bench.send(TimerFired(name="restart/zygote"))) == ["zygote"]
-    bench.send(ChildStarted(name="zygote", pid=21))
-    assert started(bench.send(ChildReady(name="zygote"))) == ["w"]
+    assert started(bench.send(TimerFired(name="restart/worker-fork-server"))) == ["worker-fork-server"]
+    bench.send(ChildStarted(name="worker-fork-server", pid=21))
+    assert started(bench.send(ChildReady(name="worker-fork-server"))) == ["w"]
 
 
 def test_stopping_goes_in_order_and_ends_when_nothing_runs() -> None:
@@ -147,8 +151,8 @@ def test_stopping_goes_in_order_and_ends_when_nothing_runs() -> None:
     bench.all_ready()
     assert signalled(bench.send(StopRequested())) == [("ingress-0", signal.SIGTERM)]
     assert signalled(bench.send(ChildExited(name="ingress-0", pid=13, status=0))) == [("w", signal.SIGTERM)]
-    assert signalled(bench.send(ChildExited(name="w", pid=12, status=0))) == [("zygote", signal.SIGTERM)]
-    assert signalled(bench.send(ChildExited(name="zygote", pid=11, status=0))) == [("nats", signal.SIGTERM)]
+    assert signalled(bench.send(ChildExited(name="w", pid=12, status=0))) == [("worker-fork-server", signal.SIGTERM)]
+    assert signalled(bench.send(ChildExited(name="worker-fork-server", pid=11, status=0))) == [("nats", signal.SIGTERM)]
     assert isinstance(bench.send(ChildExited(name="nats", pid=10, status=0))[-1], Stop)
 
 
@@ -166,7 +170,7 @@ def test_asked_twice_it_kills_everything() -> None:
     bench.all_ready()
     bench.send(StopRequested())
     killed = signalled(bench.send(StopRequested()))
-    assert sorted(killed) == [(name, signal.SIGKILL) for name in ("ingress-0", "nats", "w", "zygote")]
+    assert sorted(killed) == [(name, signal.SIGKILL) for name in ("ingress-0", "nats", "w", "worker-fork-server")]
 
 
 def test_nothing_is_restarted_while_stopping() -> None:

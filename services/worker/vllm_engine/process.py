@@ -20,7 +20,7 @@ _ZMQ = "ZMQ"
 def die_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, however it ends. Linux only; elsewhere nothing.
 
-    The signal follows the *thread* that forked; workers and zygotes fork from their main thread.
+    The signal follows the *thread* that forked; workers and worker fork servers fork from their main thread.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

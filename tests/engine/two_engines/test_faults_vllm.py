@@ -1,4 +1,4 @@
-"""The same faults with real vLLM: worker, engine process and zygote killed at 20 streams a second, tokens compared."""
+"""The same faults with real vLLM: worker, engine process, fork server killed at 20 streams a second, tokens equal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _nats(rig: UpRig) -> int:
     return rig.pids("nats-server")[0]
 
 
-def _zygote(rig: UpRig) -> int:
-    return rig.pids("services.worker.zygote")[0]
+def _worker_fork_server(rig: UpRig) -> int:
+    return rig.pids("services.worker.fork_server")[0]
 
 
 @pytest.mark.parametrize("victim", [_worker, _engine, _nats], ids=["the worker", "its engine process", "nats-server"])
@@ -42,8 +42,8 @@ async def test_killing_it_under_load_costs_no_request_and_no_token(rig: UpRig, v
     await rig.well(2)
 
 
-async def test_workers_die_with_their_zygote_and_come_back_with_the_next(rig: UpRig) -> None:
-    kill(_zygote(rig))
+async def test_workers_die_with_their_fork_server_and_come_back_with_the_next(rig: UpRig) -> None:
+    kill(_worker_fork_server(rig))
     await rig.well(2)
     await undisturbed(rig, **LENGTH)
 

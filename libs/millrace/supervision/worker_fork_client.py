@@ -1,4 +1,4 @@
-"""Asks a zygote (services/worker/zygote.py, which defines the protocol) to fork workers, and hears of their ends."""
+"""Client of the worker fork server, whose protocol is in services/worker/fork_server.py."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import msgspec
 
 from millrace.actor.errors import MillraceError
 
-#: Pause between attempts to connect while the zygote still imports, seconds.
+#: Pause between attempts to connect while the fork server still imports, seconds.
 RETRY_S = 0.05
 LINE_BYTES_MAX = 65_536
 
 
-class ZygoteLost(MillraceError):
-    """There is no zygote: it did not come up, or ended. Its workers end with it."""
+class WorkerForkServerLost(MillraceError):
+    """There is no fork server: it did not come up, or ended. Its workers end with it."""
 
 
 class ForkFailed(MillraceError):
-    """The zygote did not fork; carries its reason."""
+    """The fork server did not fork; carries its reason."""
 
 
-class ZygoteClient:
-    """One connection to a zygote. Lives on one event loop.
+class WorkerForkClient:
+    """One connection to a fork server. Lives on one event loop.
 
     Args:
-        path: The zygote's socket.
-        on_exit: Called with (pid, code) when any of the zygote's workers ended; a signal is negative.
+        path: The fork server's socket.
+        on_exit: Called with (pid, code) when any of the fork server's workers ended; a signal is negative.
         on_lost: Called once when the connection ended without ``close()``.
     """
 
@@ -47,17 +47,17 @@ class ZygoteClient:
         self.pid = 0
 
     async def connect(self, timeout_s: float = 60.0) -> None:
-        """Connects, waiting for a zygote that is still importing.
+        """Connects, waiting for a fork server that is still importing.
 
         Raises:
-            ZygoteLost: there is none within the time.
+            WorkerForkServerLost: there is none within the time.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 reader, self._writer = await self._dial()
                 hello = msgspec.json.decode(await reader.readline())
         except (TimeoutError, OSError, msgspec.DecodeError) as error:
-            raise ZygoteLost(f"{self._path}: {error or 'no zygote in time'}") from None
+            raise WorkerForkServerLost(f"{self._path}: {error or 'no fork server in time'}") from None
         self.pid = int(hello["pid"])
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
@@ -72,10 +72,10 @@ class ZygoteClient:
         """Forks a worker with a configuration file; returns its pid, which leads a process group.
 
         Raises:
-            ForkFailed: with the zygote's reason. ZygoteLost: it ended.
+            ForkFailed: with the fork server's reason. WorkerForkServerLost: it ended.
         """
         if self._writer is None or self._reading is None or self._reading.done():
-            raise ZygoteLost(f"{self._path}: not connected")
+            raise WorkerForkServerLost(f"{self._path}: not connected")
         self._serial += 1
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._open[self._serial] = answer
@@ -84,7 +84,7 @@ class ZygoteClient:
         return await answer
 
     def kill(self, pid: int, number: int) -> None:
-        """Sends a signal to a worker that the zygote forked; unknown pids are no error."""
+        """Sends a signal to a worker that the fork server forked; unknown pids are no error."""
         if self._writer is not None:
             self._writer.write(msgspec.json.encode({"kill": pid, "signal": number}) + b"\n")
 
@@ -96,7 +96,7 @@ class ZygoteClient:
             pass  # told as lost, below
         for answer in self._open.values():
             if not answer.done():
-                answer.set_exception(ZygoteLost(f"{self._path}: the zygote ended"))
+                answer.set_exception(WorkerForkServerLost(f"{self._path}: the fork server ended"))
         self._open.clear()
         self._on_lost()
 
@@ -122,7 +122,7 @@ class ZygoteClient:
 
 
 def _request(serial: int, *, config: Path | str, log: Path | str, cores: Sequence[int] | None) -> dict[str, Any]:
-    """The zygote may run in another folder: paths go out absolute."""
+    """The fork server may run in another folder: paths go out absolute."""
     request: dict[str, Any] = {"id": serial, "config": os.path.abspath(config)}
     if log:
         request["log"] = os.path.abspath(log)

@@ -1,21 +1,21 @@
 """Forks workers from one process that has imported vLLM: a start of two seconds instead of nine, and shared pages.
 
-    python -m services.worker.zygote --socket PATH
+    python -m services.worker.fork_server --socket PATH
 
 Protocol: JSON lines over a Unix stream socket; several clients may connect.
 
-    from the zygote, first  {"ready": true, "pid": ..., "vllm": "0.32.0"}
-    to the zygote           {"id": 1, "config": "worker-0.toml", "log": "worker-0.log", "cores": [1]}
-    from the zygote         {"id": 1, "pid": 4711}                 the worker is forked (not yet ready: it says so on
-                                                                   the bus with its first ServicePresence)
-                            {"id": 1, "error": "..."}              it could not be
-                            {"exited": 4711, "code": 0}            later, to every client; a signal is negative
-    to the zygote           {"kill": 4711, "signal": 15}           only pids that it forked; unknown ones are no error
+    from the fork server, first  {"ready": true, "pid": ..., "vllm": "0.32.0"}
+    to the fork server           {"id": 1, "config": "worker-0.toml", "log": "worker-0.log", "cores": [1]}
+    from the fork server         {"id": 1, "pid": 4711}         the worker is forked (not yet ready: it says so on the
+                                                                bus with its first ServicePresence)
+                                 {"id": 1, "error": "..."}      it could not be
+                                 {"exited": 4711, "code": 0}    later, to every client; a signal is negative
+    to the fork server           {"kill": 4711, "signal": 15}   only pids that it forked; unknown ones are no error
 
-``log`` receives the worker's standard output and error (appended; empty leaves them as the zygote's). ``cores``
+``log`` receives the worker's standard output and error (appended; empty leaves them as the fork server's). ``cores``
 replaces the configuration's ``engine_cores`` where given. A worker leads a process group of its own.
 
-The zygote reaps its workers. They die with it, however it ends (PR_SET_PDEATHSIG), and their engines with them; on
+The fork server reaps its workers. They die with it, however it ends (PR_SET_PDEATHSIG), and their engines with them; on
 SIGTERM it passes the signal on and waits for them to drain, on a second one it ends at once. It has one thread and has
 touched no GPU, which is what makes forking safe; it checks the first and refuses to serve otherwise.
 """
@@ -35,7 +35,7 @@ from typing import Any
 
 import msgspec
 
-#: How long workers may drain after SIGTERM before the zygote ends, and they with it, seconds.
+#: How long workers may drain after SIGTERM before the fork server ends, and they with it, seconds.
 DRAIN_LIMIT_S = 15.0
 #: Longest line that is read: two paths and a few numbers.
 LINE_BYTES_MAX = 65_536
@@ -52,7 +52,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     signal: int = signal.SIGTERM
 
 
-class Zygote:
+class WorkerForkServer:
     """The listening process. One thread, one selector; nothing in it blocks but the selector."""
 
     def __init__(self, path: Path) -> None:
@@ -153,7 +153,7 @@ class Zygote:
                 _signal(request.kill, request.signal)
             return
         if not Path(request.config).is_file() or self._stop_at is not None:
-            reason = f"{request.config}: no such file" if self._stop_at is None else "the zygote is ending"
+            reason = f"{request.config}: no such file" if self._stop_at is None else "the fork server is ending"
             self._send(client, {"id": request.id, "error": reason})
             return
         pid = os.fork()
@@ -169,7 +169,7 @@ class Zygote:
             pass  # it has hung up, or reads nothing; its socket says so by itself
 
     def _become_worker(self, request: ForkRequest) -> None:
-        """In the child: sheds what is the zygote's, then runs the worker. Never returns."""
+        """In the child: sheds what is the fork server's, then runs the worker. Never returns."""
         code = 1
         try:
             from services.worker.vllm_engine.process import die_with_parent
@@ -182,7 +182,7 @@ class Zygote:
             from services.worker.__main__ import run
 
             code = run(request.config, engine_cores=request.cores)
-        except BaseException:  # noqa: BLE001 - nothing may unwind into the zygote's loop
+        except BaseException:  # noqa: BLE001 - nothing may unwind into the fork server's loop
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stdout.flush()
@@ -202,7 +202,7 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (ValueError, OSError):
-        pass  # it has just ended, or there is no such signal: neither may end the zygote
+        pass  # it has just ended, or there is no such signal: neither may end the fork server
 
 
 def _redirect(log: str) -> None:
@@ -233,14 +233,14 @@ def load() -> None:
 
 def main() -> int:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.worker.zygote")
+    parser = argparse.ArgumentParser(prog="python -m services.worker.fork_server")
     parser.add_argument("--socket", required=True, type=Path)
     arguments = parser.parse_args()
     load()
     from services.worker.vllm_engine.process import become_subreaper
 
     become_subreaper()
-    return Zygote(arguments.socket).serve()
+    return WorkerForkServer(arguments.socket).serve()
 
 
 if __name__ == "__main__":
