@@ -54,7 +54,7 @@ from millrace.membership import Heartbeat, Membership, MemberState
 
 from services.coordinator.config import CoordinatorConfig, RolePolicyConfig, StagesConfig
 from services.coordinator.leases import may_write_lease, put_lease
-from services.coordinator.planning import Planning, nobody_prefills, put_plan, rewritten
+from services.coordinator.planning import Planning, no_prefill_instance, put_plan, rewritten
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
 from services.coordinator.rungs import Rungs, answer
@@ -322,7 +322,7 @@ class CoordinatorActor:
         if plan is None:
             return []
         state.plan_key.writing = True
-        return [*put_plan(plan, revision=state.plan_key.revision), *nobody_prefills(model, state, plan.stages)]
+        return [*put_plan(plan, revision=state.plan_key.revision), *no_prefill_instance(model, state, plan.stages)]
 
     def serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
         """Those that the plan names."""

@@ -350,12 +350,12 @@ def put_plan(plan: Plan, *, revision: int) -> list[Effect]:
     return [put, Log(level="info", event="plan_written", fields=fields)]
 
 
-def nobody_prefills(model: str, state: ModelState, stages: Iterable[Stage]) -> list[Effect]:
+def no_prefill_instance(model: str, state: ModelState, stages: Iterable[Stage]) -> list[Effect]:
     """Warns when all instances of a stage only decode, which have to prefill as well then; once until that is over."""
     before, state.only_decode = state.only_decode, [stage.name for stage in stages if _only_decode(stage)]
     if not state.only_decode or state.only_decode == before:
         return []
-    return [Log(level="warning", event="nobody_prefills", fields={"model": model, "stages": state.only_decode})]
+    return [Log(level="warning", event="no_prefill_instance", fields={"model": model, "stages": state.only_decode})]
 
 
 def _only_decode(stage: Stage) -> bool:

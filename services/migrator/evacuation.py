@@ -71,7 +71,7 @@ class FallbackInitiator:
             return []
         fields = {"instance": managed.instance, "refused": trouble.refused}
         fields |= {"lasted_s": round((trouble.last_ns - trouble.since_ns) / 1e9, 1)}
-        return [Log(level="info", event="handoffs_taken_again", fields=fields)]
+        return [Log(level="info", event="handoffs_resumed", fields=fields)]
 
     def _rooms(self, managed: ManagedInstance, now_ns: int) -> list[int]:
         """Blocks of the largest sequence that each other instance could take; the most first."""

@@ -166,21 +166,21 @@ class WorkerActor:
             *self._on_register(now_ns),
             *self._on_tick(now_ns),
             *self.reporter.on_timer(now_ns, 0),
-            *self._immobility(),
-            *self._blindness(),
+            *self._warn_without_moves(),
+            *self._warn_without_states(),
         ]
 
-    def _immobility(self) -> list[Effect]:
+    def _warn_without_moves(self) -> list[Effect]:
         """One line where sequences cannot be moved though they should be."""
         if self.info.kv is not None or not self.info.kv_refusal or not self._movable:
             return []
-        return [Log(level="warning", event="moves_nothing", fields={"why": self.info.kv_refusal})]
+        return [Log(level="warning", event="kv_moves_unavailable", fields={"why": self.info.kv_refusal})]
 
-    def _blindness(self) -> list[Effect]:
+    def _warn_without_states(self) -> list[Effect]:
         """One line where hidden states should be read and are not."""
         if not self.info.states_refusal:
             return []
-        return [Log(level="warning", event="estimates_nothing", fields={"why": self.info.states_refusal})]
+        return [Log(level="warning", event="hidden_states_unavailable", fields={"why": self.info.states_refusal})]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """Takes one message; once drained, the last one's effects end with Stop."""

@@ -218,11 +218,11 @@ def test_a_stage_that_only_decodes_is_warned_of_once_until_somebody_prefills() -
     bench.actor.handle = listening  # type: ignore[method-assign]
     bench.register("d1")
     bench.register("d2")
-    assert seen == ["nobody_prefills"]
+    assert seen == ["no_prefill_instance"]
     bench.register("p")
-    assert seen == ["nobody_prefills"]
+    assert seen == ["no_prefill_instance"]
     bench.send(KeyChanged(bucket="instance", key="p", value=None, revision=9))
-    assert seen == ["nobody_prefills"] * 2
+    assert seen == ["no_prefill_instance"] * 2
 
 
 def test_roles_are_configured_by_word_and_an_unknown_one_is_refused() -> None:

@@ -186,7 +186,7 @@ def test_it_is_told_once_and_once_more_when_it_is_over() -> None:
     rig.workers["b"].refuse.clear()
     rig.run(16_000)
     assert rig.events().count("migration_finished") == 6
-    assert rig.lines[-1].event == "handoffs_taken_again"
+    assert rig.lines[-1].event == "handoffs_resumed"
     assert rig.lines[-1].fields["refused"] >= refusals
     assert len(rig.lines) == 8
 
