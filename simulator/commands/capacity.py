@@ -1,4 +1,4 @@
-"""Searches the highest arrival rate at which a scenario keeps an SLO, with several seeds and a confidence interval.
+"""Searches for the highest arrival rate at which a scenario meets an SLO, with several seeds and a confidence interval.
 
     millrace capacity --scenario examples/scenarios/block.toml --slo 'ttft.p99<3' --low 20 --high 40 --seeds 3
     millrace capacity --scenario FILE --sweep dispatch.policy=llumnix,forecast

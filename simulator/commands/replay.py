@@ -1,7 +1,7 @@
 """Feeds a recorded inbox to its actor, built again from the recording, and shows every difference in effects.
 
-A service makes a recording when its configuration sets `record`. No difference means that the code of today does what
-the code of then did, message for message. Exit code 1 on any difference.
+A service makes a recording when its configuration sets `record`. No difference means that the present code has the
+same effects for every message as the recorded run. The exit code is 1 on any difference.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Runs whole clusters in virtual time: scenarios from files, or random load and faults.
 
-With --scenario: the cluster, workload and policy of a TOML file (examples/scenarios, docs/SIMULATION.md); prints what
-came out, and writes results and pictures where --output or the file says. --set changes a value, --sweep runs every
-combination of some:
+With --scenario: the cluster, workload and policy of a TOML file (examples/scenarios, docs/SIMULATION.md); prints the
+results, and writes them with plots into the folder of --output or of the file. --set changes a value, --sweep runs
+every combination of values:
 
     millrace sim --scenario examples/scenarios/block.toml --set workload.count=2000
     millrace sim --scenario FILE --sweep dispatch.policy=llumnix,forecast --sweep workload.arrivals.rate_per_s=24,28,32
 
-Without: each seed builds ingresses, workers with modelled engines, coordinators, taggers and clients, harms them,
-heals them, and checks that every request had one outcome, every token was right and in order, and nothing was left
-behind. The same seed does the same on any machine.
+Without it, each seed builds ingresses, workers with modelled engines, coordinators, taggers and clients, injects
+faults, lets the cluster recover, and checks that every request had one outcome, every token was right and in order, and
+no state was left behind. The same seed gives the same run on any machine.
 """
 
 from __future__ import annotations

@@ -144,9 +144,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
         choices=sorted(TRADING_POLICIES),
         default="",
         metavar="NAME",
-        help="trade by this one, not by a drawn one: %(choices)s",
+        help="use this trading policy, not a random one: %(choices)s",
     )
-    add("--wrong-estimates", action="store_true", help="let engines tell wrong remaining lengths, or none")
+    add("--wrong-estimates", action="store_true", help="let engines report wrong remaining lengths, or none")
     add("--cascades", action="store_true", help="run a cascade whose plan changes all the time")
     add("--judging-model", action="store_true", help="with --cascades: a model of the cluster judges, too")
     add("--roles", action="store_true", help="flip roles, start and stop instances, let brokers trade")

@@ -14,7 +14,7 @@ from millrace.cli.arguments import did_you_mean
 from millrace.cli.running import run_verb
 from millrace.cli.verbs import VERBS
 
-_EPILOG = "`millrace VERB --help` explains a verb. Without options a verb means the cluster that runs here."
+_EPILOG = "`millrace VERB --help` explains a verb. By default a verb acts on the cluster of this folder."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def _without_verb(words: list[str]) -> int:
 def _overview() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="millrace",
-        description="Serves language models on many vLLM engines; this command starts a cluster and looks into it.",
+        description="Serves language models on many vLLM engines; this command starts and inspects clusters.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")

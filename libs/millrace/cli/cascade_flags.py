@@ -34,7 +34,7 @@ def add_cascade_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--judge-parameters",
         metavar="JSON",
-        help='of external and llm: {"url": ..., "model": ...}; llm without it: the judge that ships, on an engine more',
+        help='of external and llm: {"url": ..., "model": ...}; llm without it: the shipped judge, on one more engine',
     )
 
 

@@ -72,12 +72,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     _add_scheduling_options(parser.add_argument_group("scheduling"))
     _add_service_options(parser.add_argument_group("services"))
     add_cascade_options(parser)
-    group = parser.add_argument_group("this machine", "also with --cluster, over what its file says")
+    group = parser.add_argument_group("this machine", "also with --cluster; they override its file")
     add = group.add_argument
     add("--host", help="address of the API (default: 127.0.0.1)")
     add("--port", type=int, help="port of the API (default: 8000)")
-    add("--keys", metavar="FILE", help="API keys (`millrace keys`); without it none is asked for")
-    add("--nats-port", type=int, help="of nats-server (default: 4222); another free one is taken where it is in use")
+    add("--keys", metavar="FILE", help="API keys (`millrace keys`); without it none is required")
+    add("--nats-port", type=int, help="of nats-server (default: 4222); if it is in use, a free one is chosen")
     add("--otlp", metavar="URL", help="OTLP/HTTP endpoint; without it traces go to the cluster's folder")
     add(
         "--trace-sample",
@@ -99,7 +99,7 @@ def _add_engine_options(group: _Group) -> None:
     model(
         "--cascade",
         metavar="NAME,NAME",
-        help="several models behind one name, cheapest first; a doubtful answer is asked of the next",
+        help="several models behind one name, cheapest first; if an answer scores too low, the next is asked",
     )
     add("--served-name", metavar="NAME", help="name under which clients ask for the model (default: the folder's)")
     add("--engine", choices=["vllm", "modelled"], help="vLLM (default), or a model of its scheduler and step times")
@@ -116,7 +116,7 @@ def _add_engine_options(group: _Group) -> None:
         help="engines at once, for `scale` and --provision (default: twice as many)",
     )
     add("--processes", type=int, metavar="N", help="worker processes of modelled engines (default: one per 64)")
-    add("--roles", metavar="LIST", help="prefill and decode apart: worker-0=prefill,worker-1=decode (default: both)")
+    add("--roles", metavar="LIST", help="split prefill and decode: worker-0=prefill,worker-1=decode (default: both)")
 
 
 def _add_scheduling_options(group: _Group) -> None:

@@ -1,8 +1,8 @@
-"""Prints a cluster's specification as TOML: of a file, with what it leaves out resolved and checked, or, without a
-file, of the cluster that runs here.
+"""Prints a cluster's specification as TOML: of a file, checked and with its defaults filled in, or, without a file, of
+the running cluster.
 
-    millrace cluster show > cluster.toml      # what the options of a running cluster amount to
-    millrace cluster show cluster.toml        # is it right?
+    millrace cluster show > cluster.toml      # the running cluster as a file
+    millrace cluster show cluster.toml        # checks the file
 
 `millrace up --cluster FILE` starts a cluster from such a file; docs/OPERATIONS.md describes its fields.
 """

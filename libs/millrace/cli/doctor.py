@@ -1,8 +1,8 @@
-"""Tells what this machine offers and what Millrace will therefore do: which engines and how many, and how KV moves.
+"""Shows what this machine offers and what Millrace will use: which engines and how many, and how KV moves.
 
-It looks at cores, memory, disk, GPUs and their links, vLLM, NIXL, RDMA devices, nats-server, permissions, namespaces
+It inspects cores, memory, disk, GPUs and their links, vLLM, NIXL, RDMA devices, nats-server, permissions, namespaces
 and ports. It changes nothing and starts nothing. Run it in a container to see that container's view. The exit code is 1
-where something is missing that Millrace cannot run without.
+if something is missing that Millrace cannot run without.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Takes an instance out of service before maintenance: no new work, what runs moves to other instances with its KV.
+"""Takes an instance out of service: no new requests; running ones move to other instances with their KV.
 
-Whoever keeps the instance's process (`millrace up`, or the provisioner beside docker compose) is asked to let it go: it
-drains, moving what can move and handing back the rest at the limit, ends, and is not started again. Bring it back with
---back. Where nobody keeps it, the worker itself is asked to drain and end; what started it may start it again.
+The supervisor of the instance's process (`millrace up`, or the provisioner beside docker compose) drains it: running
+requests move, those left at the limit are handed back to ingress, the process ends, and it is not restarted. --back
+starts it again. If no supervisor manages the instance, the worker itself is asked to drain and end; whatever started
+it may restart it.
 
-The last instance of a model that is ready is drained with --force only: its requests have nowhere to go and fail. A
+The last ready instance of a model is drained only with --force: its requests cannot continue anywhere and fail. A
 drained instance stays in `millrace status`, and provisioning does not start it again.
 
-With --keep nothing but the move happens: the instance stays in service and gets new requests.
+With --keep its requests move away, but the instance stays in service and gets new requests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", action="store_true", help="only move what runs there; it stays in service")
     group.add_argument("--back", action="store_true", help="start an instance that was drained")
     parser.add_argument("--force", action="store_true", help="also the last instance of its model")
-    parser.add_argument("--host", default="local", help="of whoever keeps it (default: local, as `millrace up`)")
+    parser.add_argument("--host", default="local", help="host of its supervisor (default: local, as `millrace up`)")
     add_connection_options(parser)
 
 

@@ -1,7 +1,7 @@
-"""Explains where one request went: who was considered, what was predicted, who was chosen and why, what happened.
+"""Explains the placement of one request: candidates, predictions, the choice with its reason, and the outcome.
 
-REQUEST is a request id (the `id` of the API's answer, or the client's own `x-request-id`), a sequence id or a trace id.
-Reads `.millrace/traces/`, or with --read a recording of `millrace tap --record FILE`, which has the decision of
+REQUEST is a request id (the `id` of the API's response, or the client's own `x-request-id`), a sequence id or a trace
+id. Reads `.millrace/traces/`, or with --read a recording of `millrace tap --record FILE`, which has the decisions of
 requests that were not traced.
 """
 

@@ -1,8 +1,8 @@
-"""Moves a running request, with its KV, to another instance; its client goes on reading.
+"""Moves a running request, with its KV, to another instance; its stream continues.
 
-REQUEST is a request's id (its sequences move one by one), a sequence's, or the `x-request-id` that the client sent.
-Where it runs is heard from the instances' snapshots. Each sequence gets a line: where from and to, how it ended, how
-long no token was decoded. The exit code is 0 if every one has moved.
+REQUEST is a request's id (its sequences move one by one), a sequence's id, or the `x-request-id` that the client sent.
+The command finds its instance in the instances' snapshots. It prints one line per sequence: source, target, outcome,
+and the time without a token. The exit code is 0 if every sequence has moved.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "request", metavar="REQUEST", help="id of a request, the client's own or ours, or of one of its sequences"
     )
     parser.add_argument("--to", default="", metavar="INSTANCE", help="default: the one with the most idle KV")
-    parser.add_argument("--mode", choices=MODES, help="how the KV travels (default: as the migrator is configured)")
+    parser.add_argument("--mode", choices=MODES, help="how the KV is moved (default: as the migrator is configured)")
     parser.add_argument(
-        "--within", type=float, default=2.0, metavar="S", help="one that cannot move yet may take so long to begin"
+        "--within", type=float, default=2.0, metavar="S", help="wait this long for a sequence that cannot move yet"
     )
     add_connection_options(parser)
 

@@ -1,12 +1,12 @@
 """Measures an engine's steps, fits a step-time model to them, and writes it as a file for forecasts and simulations.
 
 Runs rounds of load (prompts in buckets of powers of two, batches of 1, 2, 4, ... to the memory's limit, mixed lengths,
-prompts that come while others decode), fits on two thirds of them and judges on the rest. Writes OUTPUT.toml, which
-goes wherever the name of a coefficient set goes, OUTPUT.json with each step and each sequence's normalised latency, and
+prompts that arrive while others decode), fits two thirds of them and tests on the rest. Writes OUTPUT.toml, which can
+be used wherever a step-time set is named, OUTPUT.json with each step and each sequence's normalised latency, and
 OUTPUT.png. On a CPU the engine has one core and is measured by its processor time, so that other work hardly matters.
 
 With --qoe it fits the coefficients of CascadeInfer's quality model instead, from closed loops of equal lengths, for the
-coordinator's stage planning (stages.qualities); OUTPUT.toml then is of the model named by --name.
+coordinator's stage planning (stages.qualities); OUTPUT.toml is then for the model named by --name.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Gives an instance another role: prefill, decode or both.
 
-The coordinator of the instance's model carries it out through `both`: the instance takes new requests and keeps what it
-has until nothing moves from or to it, and then has its new role; what runs goes on without a pause. The order waits
-where another flip is under way, where the instance or another one of its stage was flipped within the last 10 s, and
-where instances were started or stopped within the last 30 s; with --now it is refused for that, and for open moves.
-It is always refused for an unknown instance, where a stage could not prefill or not decode, and where the plan has
-changed since the command began to look.
+The coordinator of the instance's model changes the role in two steps. First the instance has the role `both`: it takes
+new requests and keeps its own until no migration from or to it is open. Then it gets its new role. Running requests
+continue without a pause. The order waits while another flip is under way, for 10 s after a flip of the instance or of
+another one of its stage, and for 30 s after instances were started or stopped; with --now it is refused instead, and
+also while migrations are open. It is always refused for an unknown instance, if a stage would have no instance for
+prefill or for decode, and if the plan has changed since the command read it.
 
-The role holds until it is ordered anew, over restarts of instances and of the coordinator. A policy on roles (`flips`
-of the coordinator) may still change it under load.
+The role stays until the next order, across restarts of instances and of the coordinator. A role policy (`flips` of the
+coordinator) may still change it under load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("instance", metavar="INSTANCE", help="see `millrace status`")
     parser.add_argument("role", choices=ROLES)
-    parser.add_argument("--now", action="store_true", help="be refused rather than wait for what holds the flip back")
+    parser.add_argument("--now", action="store_true", help="refuse the order instead of waiting")
     parser.add_argument(
         "--limit", type=float, default=60.0, metavar="S", help="how long to follow the flip (default: 60)"
     )

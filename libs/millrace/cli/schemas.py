@@ -11,7 +11,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    parser.add_argument("--check", action="store_true", help="only say which files differ")
+    parser.add_argument("--check", action="store_true", help="only print which files differ")
     parser.add_argument(
         "directory", nargs="?", type=Path, default=Path("schemas"), metavar="DIR", help="default: schemas"
     )

@@ -1,6 +1,6 @@
 """Shows the cluster once: instances with their load, migrations under way, services, totals.
 
-It listens for a little more than a second, because every service says once a second that it is there.
+It listens for a little more than a second, because every service publishes its presence once a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Prints messages of a subject as they pass, one line each: time, subject, sender → type, request, what matters.
+"""Prints messages of a subject as they pass, one line each: time, subject, sender → type, request, main fields.
 
-SUBJECT is meant after the cluster's prefix: `millrace tap 'decision.>'` taps mr.<cluster>.decision.>; NATS wildcards
-are * (one token) and > (the rest). A subject that begins with mr. or $ is taken as it is. Answers to requests go to
-the asker's private inbox and are not seen here. Ctrl-C ends it.
+SUBJECT is relative to the cluster's prefix: `millrace tap 'decision.>'` taps mr.<cluster>.decision.>; NATS wildcards
+are * (one token) and > (the rest). A subject that begins with mr. or $ is used unchanged. Replies go to the requester's
+private inbox and are not shown. Ctrl-C ends it.
 """
 
 from __future__ import annotations

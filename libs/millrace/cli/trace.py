@@ -1,6 +1,6 @@
-"""Draws what happened to one request: every span with its place, offset, bar and duration, and why.
+"""Draws the spans of one request: each with its service, offset, bar, duration and attributes.
 
-REQUEST is a request id (the `id` of the API's answer), a sequence id or a trace id. Without it the latest requests
+REQUEST is a request id (the `id` of the API's response), a sequence id or a trace id. Without it the latest requests
 are listed. Reads `.millrace/traces/`.
 """
 

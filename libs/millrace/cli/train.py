@@ -1,7 +1,7 @@
-"""Trains models from what a cluster recorded: ``millrace train tagger``, ``train remaining``, ``train judge``,
+"""Trains models from recordings of a cluster: ``millrace train tagger``, ``train remaining``, ``train judge``,
 ``train entry``.
 
-A running tagger does the first by itself; that command is for starting from recordings, and for looking at the figures.
+A running tagger trains by itself; ``train tagger`` is for starting from recordings, and for inspecting the figures.
 """
 
 from __future__ import annotations

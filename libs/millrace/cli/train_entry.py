@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the last model's quality to keep (default 0.98)",
     )
     parser.add_argument("--output", type=Path, help="write it to this file")
-    parser.add_argument("--force", action="store_true", help="write one that saves too little, too")
+    parser.add_argument("--force", action="store_true", help="write it even if it saves too little")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
 """Starts a cluster on this machine: nats-server, ingress, tagger, predictor, coordinator, migrators and engines, under
 one supervisor.
 
-By default it runs as many real vLLM engines as there are cores (at most four) with a model that ships with Millrace,
-in the foreground; Ctrl-C takes everything down. With --detach it goes on in the background; `millrace down` stops it.
-A predictor forecasts what a placement would do, which the default dispatch policy asks for. The options are one way
-to describe a cluster, a file (--cluster) the other; `millrace cluster show` prints the file that options amount to.
+By default it runs one real vLLM engine per core (at most four) with a model that ships with Millrace, in the
+foreground; Ctrl-C stops everything. With --detach it runs in the background; `millrace down` stops it. A predictor
+forecasts placements for the default dispatch policy. Options describe the cluster, or a file does (--cluster);
+`millrace cluster show` prints a running cluster as such a file.
 """
 
 from __future__ import annotations
