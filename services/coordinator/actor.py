@@ -54,10 +54,10 @@ from millrace.membership import Heartbeat, Membership, MemberState
 
 from services.coordinator.config import CoordinatorConfig, RolePolicyConfig, StagesConfig
 from services.coordinator.leases import may_write_lease, put_lease
+from services.coordinator.load_controls import LoadControls, answer
 from services.coordinator.planning import Planning, no_prefill_instance, put_plan, rewritten
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
-from services.coordinator.rungs import Rungs, answer
 from services.coordinator.state import KeyState, ModelState, RegisteredInstance
 
 #: How often liveness and leases are looked at, and presence is published.
@@ -113,7 +113,7 @@ class CoordinatorActor:
         self.provisioning = Provisioning(
             config.provisioning, name=name, incarnation=incarnation, subjects=self._subjects
         )
-        self.rungs = Rungs(
+        self.controls = LoadControls(
             planning=planning or Planning(StagesConfig(policy="one_stage"), name=name),
             provisioning=self.provisioning,
             roles=roles or Roles(RolePolicyConfig()),
@@ -129,7 +129,7 @@ class CoordinatorActor:
             WatchKeys(bucket="lease"),
             Subscribe(subject=self._subjects.summaries()),
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
-            *self.rungs.start(),
+            *self.controls.start(),
             self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
@@ -140,7 +140,7 @@ class CoordinatorActor:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
             case DecisionMade() | RequestFinished() | LoadReported() | LoadsReported() as body:
-                return self.rungs.hear(body, now_ns)
+                return self.controls.hear(body, now_ns)
             case SetRole() | SetInstances() as body:
                 return self._on_order(body, message.reply_to, now_ns)
             case KeyChanged(bucket="instance") as body:
@@ -160,7 +160,7 @@ class CoordinatorActor:
             case BucketReady() as body:
                 return self._on_bucket_ready(body, now_ns)
             case Replied() as body:
-                return self.rungs.on_answer(body, now_ns)
+                return self.controls.on_answer(body, now_ns)
             case RequestFailed() as body:
                 return self.provisioning.on_failure(body)
             case BusReconnected():
@@ -194,12 +194,12 @@ class CoordinatorActor:
         served = self._serves(body.instance, now_ns)
         if not self._members.on_summary(body, now_ns).accepted:
             return []
-        self.rungs.on_summary(body)
+        self.controls.on_summary(body)
         return self._plan(body.model, now_ns) if member.serving != served else []
 
     def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
         if body.role == Role.MIGRATOR:
-            self.rungs.on_migrator(body, now_ns)
+            self.controls.on_migrator(body, now_ns)
             return []
         change = self._members.on_presence(body)
         if change.member is None or change.member.record is None or not change.moved:
@@ -316,7 +316,7 @@ class CoordinatorActor:
         state = self._models.get(model)
         if state is None or state.plan_key.writing or not self._leads(state, now_ns):
             return []
-        plan = self.rungs.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
+        plan = self.controls.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
         if plan is None and state.plan is not None and not state.plan_key.revision:
             plan = rewritten(state.plan, self.name)
         if plan is None:
@@ -333,10 +333,10 @@ class CoordinatorActor:
         effects: list[Effect] = []
         for model, state in sorted(self._models.items()):
             if not self._leads(state, now_ns):
-                self.rungs.forget(model)
+                self.controls.forget(model)
                 continue
-            effects += self.rungs.decide(model, state.plan, self._registered(model, now_ns), now_ns)
-        self.rungs.roles.windows.keep({record.instance for _, record in self._members.registered()})
+            effects += self.controls.decide(model, state.plan, self._registered(model, now_ns), now_ns)
+        self.controls.roles.windows.keep({record.instance for _, record in self._members.registered()})
         return effects
 
     def _on_order(self, body: SetRole | SetInstances, reply_to: str, now_ns: int) -> list[Effect]:
@@ -345,8 +345,8 @@ class CoordinatorActor:
         if state is None or not self._leads(state, now_ns):
             return []
         if isinstance(body, SetRole):
-            return answer(reply_to, self.rungs.on_order(body, state.plan, now_ns))
-        return self.rungs.on_scale(body, state.plan, self._registered(body.model, now_ns), reply_to, now_ns)
+            return answer(reply_to, self.controls.on_order(body, state.plan, now_ns))
+        return self.controls.on_scale(body, state.plan, self._registered(body.model, now_ns), reply_to, now_ns)
 
     # small things
 
@@ -385,10 +385,10 @@ class CoordinatorActor:
             for model, state in sorted(self._models.items())
         }
         known = {"name": self.name, "instances": sorted(member.token for member in self._members), "models": models}
-        return known | self.rungs.snapshot()
+        return known | self.controls.snapshot()
 
     def check_invariants(self) -> None:
         """Raises AssertionError where a bound does not hold. Plans check themselves."""
         self._members.check_invariants()
         assert len(self._models) <= MODELS_MAX
-        self.rungs.check()
+        self.controls.check()

@@ -12,7 +12,7 @@ Request(StartInstance / StopInstance) per instance, ProvisioningDecided, Log |
 | ProvisionRefused, no responders | the next host is asked; where none is left the order has failed | Request, Log |
 | no answer in time | the same host is asked once more, which is safe: orders are idempotent. Then the order has failed;
 it may have been carried out after all, so no other host is asked | Request, Log |
-| SetInstances, by `rungs.py` | an operator's order becomes one per instance, whatever the strategy | Request; Reply
+| SetInstances, by `load_controls.py` | an order becomes one per instance, whatever the strategy | Request; Reply
 when the last is answered |
 | the lease is lost | the model's windows and orders are forgotten | |
 

@@ -79,7 +79,7 @@ class Story(Bench):
         return answers[0]
 
     def counts(self) -> dict[str, int]:
-        return dict(self.actor.rungs.roles.of_model(MODEL).counts)
+        return dict(self.actor.controls.roles.of_model(MODEL).counts)
 
 
 def loaded(name: str, at_ns: int, load: LoadIndicators) -> InstanceSummary:
@@ -345,7 +345,7 @@ def test_absurd_indicators_are_counted_and_ignored() -> None:
     absurd = (LoadIndicators(prefill_tokens_left=-7), LoadIndicators(memory_busy=float("nan")))
     for later, load in enumerate(absurd, start=1):
         story.send(loaded("p0", story.now_ns + later, load))
-    assert story.actor.rungs.roles.windows.ignored["p0"] == 2
+    assert story.actor.controls.roles.windows.ignored["p0"] == 2
 
 
 def test_an_unknown_policy_or_parameter_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The rungs of the ladder that the coordinator owns, in their order: roles, provisioning, stages.
+"""Controls of a model's load that the coordinator owns, in the order of the ladder: roles, provisioning, stages.
 
 Part of the coordinator's actor. It routes what is heard to those who need it, and lets each act only where the ladder
 (`ladder.py`) does not hold it.
@@ -40,7 +40,7 @@ from services.coordinator.state import RegisteredInstance
 _WORST = (Scenario.EXTREME, Scenario.IMBALANCED, Scenario.NORMAL, Scenario.UNKNOWN)
 
 
-class Rungs:
+class LoadControls:
     """Roles, provisioning and stages of the models that are led here.
 
     Attributes:
