@@ -16,7 +16,7 @@ class BrokerMetrics(Collector):
         asks: Asks by reason.
         bids: Bids and refusals to bid, given by our instances: ``bid`` or the reason.
         deals: Deals away that are over, by (reason, how): ``moved``, ``no_bids``, ``stays``, or why not.
-        refused: Messages that were refused and changed nothing, by why.
+        refused: Messages that were refused and changed nothing, by reason.
         starved: Slots that were kept for a sequence that had been postponed too often.
         unheard_ends: Transfers to our instances whose end was found out by asking.
         returned: Sequences without KV that a worker was asked to hand back.
@@ -48,7 +48,7 @@ class BrokerMetrics(Collector):
         for name, text, label, counts in (
             ("asks", "Asks for a running sequence to move, by reason.", "reason", self.asks),
             ("bids", "Answers of our instances to asks: bid, or why not.", "answer", self.bids),
-            ("refused", "Messages that were refused and changed nothing, by why.", "why", self.refused),
+            ("refused", "Messages that were refused and changed nothing, by reason.", "why", self.refused),
             ("boundaries", "Rounds of boundaries kept here: moved or stays.", "result", self.boundaries),
         ):
             family = CounterMetricFamily(f"millrace_broker_{name}", text, labels=[label])
@@ -65,7 +65,9 @@ class BrokerMetrics(Collector):
             "millrace_broker_starved", "Slots kept for a sequence that was postponed too often.", value=self.starved
         )
         yield CounterMetricFamily(
-            "millrace_broker_unheard_ends", "Transfers whose end was found out by asking.", value=self.unheard_ends
+            "millrace_broker_unheard_ends",
+            "Transfers whose end was found by a query (its message was lost).",
+            value=self.unheard_ends,
         )
         yield CounterMetricFamily(
             "millrace_broker_returned", "Queued sequences that a worker was asked to hand back.", value=self.returned

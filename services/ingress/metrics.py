@@ -65,7 +65,7 @@ class IngressMetrics(Collector):
         tags: By how the question ended.
         forecasts: Candidates asked, by what came: ``answered``, ``unanswered`` in time, ``absurd``, ``outdated`` (of
             an earlier incarnation), ``unexpected``, or the predictor's reason for having none.
-        fallbacks: Placements that the fallback policy decided, by why.
+        fallbacks: Placements that the fallback policy decided, by reason.
         policy_faults: Exceptions and impossible decisions of dispatch policies, by policy.
         attempts: Of cascades, by (cascade, model, outcome).
         escalations: By (cascade, reason): ``score``, ``rejected_early``, ``failed``.
@@ -161,7 +161,7 @@ class IngressMetrics(Collector):
                 family.add_metric([kind], histogram.buckets(), histogram.sum)
             yield family
         family = HistogramMetricFamily(
-            "millrace_ingress_forecast_rank", "Place of the chosen instance where all were asked, 1 for the best."
+            "millrace_ingress_forecast_rank", "Rank of the chosen instance when all were asked, 1 for the best."
         )
         family.add_metric([], self.rank.buckets(), self.rank.sum)
         yield family
@@ -171,16 +171,16 @@ class IngressMetrics(Collector):
             ("requests", "Calls that ended.", ["model", "outcome"], self.calls),
             ("refusals", "Calls refused or failed, by kind.", ["kind"], self.refusals),
             ("dispatches", "Sequences placed.", ["policy", "instance"], self.dispatches),
-            ("continuations", "Sequences that went on elsewhere.", ["reason"], self.continuations),
-            ("migrations", "Epochs asked for by migrations, by what became of them.", ["outcome"], self.migrations),
-            ("discarded_chunks", "Token chunks not taken.", ["kind"], self.discarded),
+            ("continuations", "Sequences that continued elsewhere.", ["reason"], self.continuations),
+            ("migrations", "Epochs allotted to migrations, by outcome.", ["outcome"], self.migrations),
+            ("discarded_chunks", "Token chunks ignored.", ["kind"], self.discarded),
             ("resends", "Questions for missing tokens.", ["result"], self.resends),
             ("tags", "Questions for the expected length.", ["result"], self.tags),
-            ("forecasts", "Candidates whose predictor was asked, by what came.", ["result"], self.forecasts),
-            ("fallbacks", "Placements decided by the fallback policy, by why.", ["reason"], self.fallbacks),
+            ("forecasts", "Candidates whose predictor was asked, by result.", ["result"], self.forecasts),
+            ("fallbacks", "Placements decided by the fallback policy, by reason.", ["reason"], self.fallbacks),
             ("attempts", "Attempts of cascades.", ["cascade", "model", "outcome"], self.attempts),
-            ("escalations", "Answers of cascades not delivered, by why.", ["cascade", "reason"], self.escalations),
-            ("deliveries", "Answers of cascades delivered, by why.", ["cascade", "reason"], self.deliveries),
+            ("escalations", "Answers of cascades not delivered, by reason.", ["cascade", "reason"], self.escalations),
+            ("deliveries", "Answers of cascades delivered, by reason.", ["cascade", "reason"], self.deliveries),
             ("judgements", "Questions to judges of cascades.", ["cascade", "result"], self.judgements),
             ("shadows", "Shadow runs of cascades.", ["cascade", "result"], self.shadows),
             (

@@ -92,7 +92,7 @@ class MigratorMetrics(Collector):
         )
         yield CounterMetricFamily(
             "millrace_migrator_handoff_pauses_cut",
-            "Pauses of handoffs that ended early, because room was heard of.",
+            "Pauses of handoffs that ended early, because an instance reported room.",
             value=self.handoff_pauses_cut,
         )
         yield CounterMetricFamily(
@@ -114,7 +114,7 @@ class MigratorMetrics(Collector):
     def _by_instance(self) -> Iterator[Metric]:
         for name, text, rows in (
             ("frozen", "Sequences that stand still now, for a target to take them.", self.frozen()),
-            ("handoffs_resting", "Sequences whose handoff nobody took, to be tried again later.", self.resting()),
+            ("handoffs_resting", "Sequences whose handoff no instance took, to be tried again later.", self.resting()),
             ("replicas", "Sequences that have a KV replica at another instance.", self.replicas()),
         ):
             family = GaugeMetricFamily(f"millrace_migrator_{name}", text, labels=["instance"])

@@ -118,7 +118,7 @@ class PredictorMetrics(Collector):
     def _counters(self) -> Iterator[Metric]:
         for name, text, label, counts in (
             ("predictions", "Questions, by result.", "result", self.predictions),
-            ("snapshots", "Snapshots heard, by what became of them.", "result", self.snapshots),
+            ("snapshots", "Snapshots received, by result.", "result", self.snapshots),
             ("placements", "Placements that no snapshot showed yet, by how they went.", "result", self.placements),
             ("outcomes", "Requests that ended, by outcome.", "outcome", self.outcomes),
             ("prefix_tokens", "Prompt tokens believed to be cached, and found.", "kind", self.prefix_tokens),
@@ -129,14 +129,14 @@ class PredictorMetrics(Collector):
             yield family
         for name, text, count in (
             ("remembered", "Questions answered from memory.", self.remembered),
-            ("loads", "Snapshots rolled forward anew.", self.loads),
+            ("loads", "Snapshots that a simulation was started from.", self.loads),
             ("missing_sets", "Registrations whose step-time set is not here.", self.missing_sets),
         ):
             yield CounterMetricFamily(f"millrace_predictor_{name}", text, value=count)
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, histogram in (
-            ("snapshot_age", "Age of the snapshot that was rolled forward.", self.snapshot_age),
+            ("snapshot_age", "Age of the snapshot that a forecast started from.", self.snapshot_age),
             ("handling", "Time from a question's handling to its answer.", self.handling),
         ):
             family = HistogramMetricFamily(f"millrace_predictor_{name}_seconds", text)

@@ -57,8 +57,8 @@ _COUNTERS = {
     "answers": ("source", "Length tags given"),
     "outcomes": ("result", "Outcomes heard"),
     "judged": ("source", "Outcomes compared with the tag that was given"),
-    "error_tokens": ("source", "Sum of the differences between median said and real length, tokens"),
-    "above_p90": ("source", "Outcomes longer than the 90th percentile said"),
+    "error_tokens": ("source", "Sum of the differences between predicted median and real length, tokens"),
+    "above_p90": ("source", "Outcomes longer than the predicted 90th percentile"),
     "trainings": ("result", "Trainings of a length model"),
 }
 

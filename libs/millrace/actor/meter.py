@@ -71,5 +71,5 @@ class RuntimeMeter:
         for what, count in list(self.dropped.items()):
             dropped.add_metric([what], count)
         yield dropped
-        yield CounterMetricFamily("millrace_bus_disconnects", "Times the bus was lost.", value=self.disconnects)
-        yield GaugeMetricFamily("millrace_bus_connected", "1 while the bus is in reach.", value=float(self.connected))
+        yield CounterMetricFamily("millrace_bus_disconnects", "Lost connections to NATS.", value=self.disconnects)
+        yield GaugeMetricFamily("millrace_bus_connected", "1 while connected to NATS.", value=float(self.connected))

@@ -33,7 +33,7 @@ class HttpMetrics(Collector):
         for (path, status), count in list(self.responses.counts.items()):
             responses.add_metric([path, status], count)
         gone = CounterMetricFamily(
-            "millrace_http_gone", "Calls whose client hung up or was cut before the end.", labels=["reason"]
+            "millrace_http_gone", "Calls whose client hung up or was disconnected before the end.", labels=["reason"]
         )
         for (reason,), count in list(self.gone.counts.items()):
             gone.add_metric([reason], count)
