@@ -27,7 +27,7 @@ from millrace.cli.listening import LISTEN_S, listen
 from nats.aio.client import Client
 
 from testbed.programs import Program, command_line, output_of, start_program
-from testbed.timed_streams import client
+from testbed.timed_streams import client, events
 
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0
@@ -275,11 +275,10 @@ async def stream(client: httpx.AsyncClient, rig: UpRig, prompt: str, **fields: A
             if answer.status_code != 200:
                 result.error = f"{answer.status_code} {(await answer.aread()).decode()[:300]}"
                 return result
-            async for line in answer.aiter_lines():
+            async for event in events(answer):
                 now = time.monotonic()
                 result.pause_s, last = max(result.pause_s, now - last), now
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    _take(result, json.loads(line[6:]))
+                _take(result, event)
     except httpx.HTTPError as error:
         result.error = f"{type(error).__name__}: {error}"
     result.took_s = time.monotonic() - began

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import httpx
 import msgspec
 import openai
 from millrace.actor.bucket_reading import read_bucket
@@ -17,6 +16,7 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig
 
 OUTCOMES = {"delivered", "rejected", "rejected_early", "failed", "cancelled"}
@@ -93,8 +93,7 @@ def _take(answer: Answer, told: Any) -> None:
 
 def client_of(rig: UpRig) -> openai.AsyncOpenAI:
     """OpenAI's client of a cluster, without retries of its own."""
-    limits = httpx.Limits(max_connections=None)
-    http = httpx.AsyncClient(limits=limits, timeout=120)
+    http = client(120)
     return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0, http_client=http)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tokenizers import Tokenizer, decoders
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig, prompt_text
 from tests.live.cascading import ask, barrage, client_of
 from tests.live.faults import kill
@@ -93,8 +93,8 @@ async def test_verdicts_decide_and_are_on_the_bill(rig: UpRig) -> None:
     scores = {answer.cascade["attempts"][0]["score"] for answer in answers}
     assert len(scores) > 1, "every verdict is the same"
     assert Counter(answer.cascade["reason"] for answer in answers)["score"] > 0
-    async with httpx.AsyncClient() as client:
-        counts = _judgements((await client.get(f"{rig.url}/metrics")).text)
+    async with client() as http:
+        counts = _judgements((await http.get(f"{rig.url}/metrics")).text)
     assert counts["answered"] >= len(PROMPTS) / 2, counts
 
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from millrace.contracts.cascade import CascadeMove, CascadePlan
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig, prompt_text
 from tests.live.cascading import swap_thresholds
 from tests.live.ingress_rig import write_model_folder
@@ -121,11 +121,11 @@ class CascadeLoad:
         self._tasks = [asyncio.create_task(self._run(lane)) for lane in range(lanes)]
 
     async def _run(self, lane: int) -> None:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with client(60) as http:
             number = 0
             while self._on:
                 body = {"model": CASCADE, "prompt": prompt_text(lane * 10 + number % 8), "max_tokens": 12}
-                answer = await client.post(f"{self._rig.url}/v1/completions", json=body)
+                answer = await http.post(f"{self._rig.url}/v1/completions", json=body)
                 self.answers.append((answer.status_code, answer.json()))
                 number += 1
                 await asyncio.sleep(0.05)
@@ -166,10 +166,10 @@ async def test_engines_change_their_model_under_load_and_no_request_fails(rig: U
         assert served == sorted(name for name, count in zip(TIERS, counts, strict=True) for _ in range(count))
         await load.answered_by(first)
     await load.stop()
-    async with httpx.AsyncClient(timeout=60) as client:
-        ready = await client.get(f"{rig.url}/ready")
+    async with client(60) as http:
+        ready = await http.get(f"{rig.url}/ready")
         assert (ready.status_code, ready.json()["models_without_instance"]) == (200, [])
-        listed = {card["id"]: card for card in (await client.get(f"{rig.url}/v1/models")).json()["data"]}
+        listed = {card["id"]: card for card in (await http.get(f"{rig.url}/v1/models")).json()["data"]}
         assert {name: card.get("planned", True) for name, card in listed.items()} == {
             "small": True,
             "middle": True,

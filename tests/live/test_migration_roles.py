@@ -6,9 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
-import httpx
 from millrace.contracts.migration import MigrationOutcome, MigrationReason
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
@@ -27,8 +27,8 @@ async def test_each_request_prefills_here_and_decodes_there_with_the_tokens_that
     try:
         expected = await undisturbed(still, **LENGTH)
         assert not still.pids("services.migrator")
-        async with httpx.AsyncClient(timeout=60) as client, Mover(still, modes=()) as onlooker:
-            reading = asyncio.create_task(stream(client, still, prompt_text(1), max_tokens=400, ignore_eos=True))
+        async with client(60) as http, Mover(still, modes=()) as onlooker:
+            reading = asyncio.create_task(stream(http, still, prompt_text(1), max_tokens=400, ignore_eos=True))
             _, sequence = await onlooker.place()
             said = await asyncio.to_thread(still.cli, "migrate", sequence)
             assert "nobody listens (is there a migrator for worker-0?)" in said

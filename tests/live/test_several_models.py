@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.ingress_rig import write_model_folder
 
@@ -49,10 +49,10 @@ def instances(rig: UpRig) -> dict[str, dict[str, Any]]:
 
 
 async def test_the_api_lists_both_and_each_request_reaches_its_model(rig: UpRig) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
-        listed = (await client.get(f"{rig.url}/v1/models")).json()["data"]
+    async with client(60) as http:
+        listed = (await http.get(f"{rig.url}/v1/models")).json()["data"]
         assert {model["id"]: model["max_model_len"] for model in listed} == {"small": 1024, "large": 2048}
-        small = [await stream(client, rig, prompt_text(n), max_tokens=8, ignore_eos=True) for n in range(4)]
+        small = [await stream(http, rig, prompt_text(n), max_tokens=8, ignore_eos=True) for n in range(4)]
         told = instances(rig)
         assert {name: row["model"] for name, row in told.items()} == {
             "worker-0": "small",
@@ -62,14 +62,14 @@ async def test_the_api_lists_both_and_each_request_reaches_its_model(rig: UpRig)
         assert [result.error for result in small] == [""] * 4
         assert (told["worker-0"]["output_tokens"] + told["worker-1"]["output_tokens"]) == 32
         assert told["big-0"]["output_tokens"] == 0
-        large = await stream(client, rig, prompt_text(9), model="large", max_tokens=8, ignore_eos=True)
+        large = await stream(http, rig, prompt_text(9), model="large", max_tokens=8, ignore_eos=True)
         assert large.error == ""
         assert instances(rig)["big-0"]["output_tokens"] == 8
 
 
 async def test_a_model_that_nobody_serves_is_refused(rig: UpRig) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
-        answer = await client.post(f"{rig.url}/v1/completions", json={"model": "huge", "prompt": "x"})
+    async with client(60) as http:
+        answer = await http.post(f"{rig.url}/v1/completions", json={"model": "huge", "prompt": "x"})
     assert answer.status_code == 404
 
 

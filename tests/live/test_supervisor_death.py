@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import httpx
 import psutil
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import told
 from tests.live.ingress_rig import write_model_folder
@@ -23,8 +23,8 @@ async def test_open_streams_end_at_once_with_an_error_and_the_next_start_tells_w
     rig.start()
     assert rig.process is not None
     processes = rig.processes()
-    async with httpx.AsyncClient(timeout=60) as client:
-        open_stream = asyncio.create_task(stream(client, rig, prompt_text(1), max_tokens=1800, ignore_eos=True))
+    async with client(60) as http:
+        open_stream = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=1800, ignore_eos=True))
         await told(rig, running=1)
         rig.process.kill()
         result = await asyncio.wait_for(open_stream, PATIENCE_S)
