@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -304,6 +304,22 @@ async def offer(rig: UpRig, *, rate: float, count: int, prompts: int, **fields: 
             tasks.append((number, asyncio.create_task(stream(http, rig, prompt_text(number), **fields))))
             await asyncio.sleep(1 / rate)
         return [(number, await task) for number, task in tasks]
+
+
+async def offer_during(
+    rig: UpRig, work: Coroutine[Any, Any, None], *, rate: float, prompts: int, **fields: Any
+) -> list[tuple[int, Streamed]]:
+    """Starts streams at ``rate`` a second until the work is done; waits for all."""
+    async with client(120) as http:
+        doing = asyncio.create_task(work)
+        tasks: list[tuple[int, asyncio.Task[Streamed]]] = []
+        while not doing.done():
+            number = len(tasks) % prompts
+            tasks.append((number, asyncio.create_task(stream(http, rig, prompt_text(number), **fields))))
+            await asyncio.wait([doing], timeout=1 / rate)
+        results = [(number, await task) for number, task in tasks]
+        await doing
+        return results
 
 
 def prompt_text(number: int) -> str:

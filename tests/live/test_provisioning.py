@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import nats
 import pytest
 from millrace.contracts.codec import decode
 from millrace.contracts.observers import ProvisioningDecided, RequestFinished
 from millrace.contracts.subjects import Subjects
 
-from testbed.up_cluster import UpRig, offer, prompt_text, stream
+from testbed.timed_streams import client
+from testbed.up_cluster import UpRig, offer_during, prompt_text, stream
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
 
-#: Four places in the batch and 32 ms per step: one instance serves two such requests a second, whatever else runs here.
+#: Four places in the batch and 32 ms per step: one instance serves four such requests a second, whatever else runs.
 WORKER = {
     "modelled": {
         "parameters": {"max_sequences": 4, "blocks_total": 4096},
@@ -31,14 +31,14 @@ WORKER = {
 }
 PROVISIONING = {
     "parameters": {
-        "threshold_s": 5.0,
+        "threshold_s": 2.5,
         "cooldown_s": 2.0,
         "low_utilisation": 0.3,
         "low_s": 2.0,
     },
     "drain_limit_s": 1.0,
 }
-LENGTH = {"max_tokens": 60, "ignore_eos": True}
+LENGTH = {"max_tokens": 30, "ignore_eos": True}
 WAIT_S = 60.0
 
 
@@ -92,10 +92,12 @@ async def until(rig: UpRig, holds: Callable[[], bool]) -> None:
 async def test_instances_are_added_under_load_used_and_drained_after_it_without_a_failed_request(rig: UpRig) -> None:
     expected = await undisturbed(rig, **LENGTH)
     watch = await Watch().start(rig)
-    load = asyncio.create_task(offer(rig, rate=4, count=80, prompts=8, **LENGTH))
-    await rig.until(lambda totals: totals.instances_ready >= 2, WAIT_S)
-    expect_identical(await offer(rig, rate=4, count=24, prompts=8, **LENGTH), expected)
-    expect_identical(await load, expected)
+
+    async def another_answers() -> None:
+        await rig.until(lambda totals: totals.instances_ready >= 2, WAIT_S)
+        await until(rig, lambda: any("worker-1" in outcome.instances for outcome in watch.outcomes))
+
+    expect_identical(await offer_during(rig, another_answers(), rate=7, prompts=8, **LENGTH), expected)
     starts = [decision for decision in watch.decisions if decision.action == "start"]
     assert starts
     assert starts[0].signal_ns is not None
@@ -118,10 +120,10 @@ async def test_instances_are_added_under_load_used_and_drained_after_it_without_
 
 async def _trickle(rig: UpRig, expected: dict[int, tuple[str, str, int]]) -> None:
     """Two streams at a time, so that whoever is drained is likely to hold one."""
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with client(60) as http:
         number = 0
         while True:
-            pair = [(n % 8, stream(client, rig, prompt_text(n % 8), **LENGTH)) for n in (number, number + 1)]
+            pair = [(n % 8, stream(http, rig, prompt_text(n % 8), **LENGTH)) for n in (number, number + 1)]
             results = await asyncio.gather(*(work for _, work in pair))
             expect_identical([(n, r) for (n, _), r in zip(pair, results, strict=True)], expected)
             number += 2

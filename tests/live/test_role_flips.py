@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from millrace.cli.cluster_view import ClusterView
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
 from millrace.contracts.migration import MigrationOutcome, MigrationReason
 from millrace.contracts.plan import InstanceRole
 
 from testbed.role_operator import RoleOperator
-from testbed.up_cluster import UpRig, offer
+from testbed.up_cluster import UpRig, offer, offer_during
 from tests.live.faults import expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 
 BOTH, PREFILL, DECODE = InstanceRole
 INSTANCES = 3
-WORKER = {"modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.5}}
-FLIPS = {"flips": {"gap_s": 2.0, "settle_s": 2.0, "drain_s": 3.0}}
-LENGTH = {"max_tokens": 120, "ignore_eos": True}
+WORKER = {"modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.35}}
+FLIPS = {"flips": {"gap_s": 1.0, "settle_s": 1.0, "drain_s": 2.0}}
+LENGTH = {"max_tokens": 80, "ignore_eos": True}
 
 Outcomes = dict[int, tuple[str, str, int]]
 
@@ -44,24 +46,30 @@ def expected(rig: UpRig) -> Outcomes:
     return asyncio.run(undisturbed(rig, **LENGTH))
 
 
-async def roles(rig: UpRig) -> dict[str, str]:
-    status = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))
-    return {row["instance"]: row["role"] for row in status["instances"]}
+async def has_role(rig: UpRig, instance: str, role: InstanceRole) -> None:
+    """Waits until `status` shows that role."""
+
+    def seen(view: ClusterView) -> bool:
+        return any((row.instance, row.role) == (instance, role) for row in view.instances(time.time_ns()))
+
+    await rig.until_seen(seen)
 
 
-async def test_a_person_flips_an_instance_to_and_fro_under_load(rig: UpRig, expected: Outcomes) -> None:
-    load = asyncio.create_task(offer(rig, rate=4, count=100, prompts=8, **LENGTH))
+async def flip_to_and_fro(rig: UpRig) -> None:
     said = await asyncio.to_thread(rig.cli, "role", "worker-1", "prefill")
     assert "worker-1 does decode; worker-1 will be prefill" in said
     assert "worker-1 does both, on its way to prefill" in said
     assert said.splitlines()[-1].endswith("worker-1 does prefill"), said
-    assert (await roles(rig))["worker-1"] == "prefill"
+    await has_role(rig, "worker-1", PREFILL)
     refused = await asyncio.to_thread(rig.cli, "role", "worker-2", "prefill")
     assert "refused (not_capable): with worker-2 as prefill its stage could not prefill, or not decode" in refused
     said = await asyncio.to_thread(rig.cli, "role", "worker-1", "decode")
     assert said.splitlines()[-1].endswith("worker-1 does decode"), said
     assert "no instance worker-9" in await asyncio.to_thread(rig.cli, "role", "worker-9", "both")
-    expect_identical(await load, expected)
+
+
+async def test_a_person_flips_an_instance_to_and_fro_under_load(rig: UpRig, expected: Outcomes) -> None:
+    expect_identical(await offer_during(rig, flip_to_and_fro(rig), rate=4, prompts=8, **LENGTH), expected)
     assert "2 flips" in rig.cli("status")
     await told(rig, running=0, waiting=0, blocks_used=0)
 
@@ -100,15 +108,17 @@ async def test_whoever_dies_in_mid_flip_costs_no_request_and_the_flip_ends(
     rig: UpRig, expected: Outcomes, victim: str
 ) -> None:
     async with RoleOperator(rig) as operator:
-        load = asyncio.create_task(offer(rig, rate=6, count=60, prompts=8, **LENGTH))
-        assert isinstance(await operator.order("worker-1", PREFILL), OrderAccepted)
-        await operator.under_way("worker-1")
-        before = operator.told
-        kill(rig.pids(victim)[0])
-        expect_identical(await load, expected)
-        await rig.well(INSTANCES)
-        await operator.settled("worker-1", since=before)
-        assert (await roles(rig))["worker-1"] == "prefill"
+
+        async def killed_in_mid_flip() -> None:
+            assert isinstance(await operator.order("worker-1", PREFILL), OrderAccepted)
+            await operator.under_way("worker-1")
+            before = operator.told
+            kill(rig.pids(victim)[0])
+            await rig.well(INSTANCES)
+            await operator.settled("worker-1", since=before)
+
+        expect_identical(await offer_during(rig, killed_in_mid_flip(), rate=6, prompts=8, **LENGTH), expected)
+        await has_role(rig, "worker-1", PREFILL)
         await operator.flip("worker-1", DECODE)
-        assert (await roles(rig))["worker-1"] == "decode"
+        await has_role(rig, "worker-1", DECODE)
     await told(rig, running=0, waiting=0, blocks_used=0)
