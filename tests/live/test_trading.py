@@ -22,13 +22,15 @@ from tests.live.mover import Mover
 INSTANCES = 4
 #: Slow enough that there is always something to move, whatever else this machine does.
 WORKER = {
-    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.4},
+    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.35},
     "limits": {"linger_ms": 200},
 }
 #: Sequences of these tests last a few seconds: they leave at the boundary itself.
 BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
-#: Passes the first of the three cuts, at 304 tokens.
-LONG = {"max_tokens": 450, "ignore_eos": True}
+#: Has cuts at 176, 256 and 368 tokens.
+CONTEXT_TOKENS = 512
+#: Passes two of them: prompts are about 45 tokens long.
+LONG = {"max_tokens": 230, "ignore_eos": True}
 
 Outcomes = dict[int, tuple[str, str, int]]
 
@@ -38,7 +40,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     options = ["--processes", str(INSTANCES), "--stages", "4", "--trading", "cascade"]
     options += ["--worker-set", json.dumps(WORKER), "--broker-set", json.dumps(BROKER)]
-    model = write_model_folder(folder / "model")
+    model = write_model_folder(folder / "model", max_model_len=CONTEXT_TOKENS)
     cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
     cluster.start()
     yield cluster
@@ -61,9 +63,9 @@ async def expect_empty(rig: UpRig) -> None:
 
 async def test_requests_flow_up_the_stages_and_no_reader_notices(rig: UpRig, expected: Outcomes) -> None:
     async with Mover(rig, modes=()) as onlooker:
-        results = await offer(rig, rate=10, count=32, prompts=8, **LONG)
+        results = await offer(rig, rate=10, count=24, prompts=8, **LONG)
     expect_identical(results, expected)
-    assert len(moved(onlooker)) >= 24
+    assert len(moved(onlooker)) >= 18
     assert all(body.orders for body in moved(onlooker)), "brokers order every move"
     await expect_empty(rig)
 
@@ -114,7 +116,7 @@ async def test_whoever_dies_amid_deals_costs_no_request_and_no_token(
 
     (pid, *_) = rig.pids(victim)
     async with Mover(rig, modes=()) as onlooker, Operator(rig) as eyes:
-        load = asyncio.create_task(offer(rig, rate=20, count=60, prompts=8, **LONG))
+        load = asyncio.create_task(offer(rig, rate=10, count=24, prompts=8, **LONG))
         await onlooker.seen(8)
         await eyes.at("deal.*", shoot)  # an offer, a grant or an end: deals are open
         results = await load
