@@ -44,10 +44,10 @@ async def expected_outcomes(rig: UpRig, **fields: Any) -> Outcomes:
 
 
 async def under_fire(
-    rig: UpRig, shoot: Callable[[], None], *, seconds: float, shots: int, **fields: Any
+    rig: UpRig, shoot: Callable[[], None], *, seconds: float, shots: int, rate: float = RATE, **fields: Any
 ) -> list[tuple[int, Streamed]]:
     """Offers load for a while and shoots at equal distances in it."""
-    load = asyncio.create_task(offer(rig, rate=RATE, count=int(RATE * seconds), prompts=PROMPTS, **fields))
+    load = asyncio.create_task(offer(rig, rate=rate, count=int(rate * seconds), prompts=PROMPTS, **fields))
     for _ in range(shots):
         await asyncio.sleep(seconds / (shots + 1))
         shoot()

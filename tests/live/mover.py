@@ -1,4 +1,4 @@
-"""Moves whatever runs, to anywhere, as fast as migrations end: an operator without mercy."""
+"""Moves whatever runs, to anywhere, one move after the other: an operator without mercy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from millrace.contracts.subjects import Subjects
 
 from testbed.up_cluster import UpRig
 
-#: Migrations that are asked for at once.
-AT_ONCE = 6
+#: Migrations that are asked for at once: some move at any moment, twenty a second.
+AT_ONCE = 3
 
 ANSWER_S = 8.0
 
@@ -37,12 +37,20 @@ class Mover:
         unanswered: Questions without an answer: their migrator had died.
     """
 
-    def __init__(self, rig: UpRig, *, seed: int = 1, modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,)) -> None:
+    def __init__(
+        self,
+        rig: UpRig,
+        *,
+        seed: int = 1,
+        modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,),
+        at_once: int = AT_ONCE,
+    ) -> None:
         """Without ``modes`` it only looks."""
         self._rig = rig
         self._subjects = Subjects(rig.cluster_file()["cluster"])
         self._rng = random.Random(seed)
         self._modes = modes
+        self._at_once = at_once
         self._running: dict[str, list[str]] = {}
         self._moving: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,13 +62,13 @@ class Mover:
         self._bus = await self._rig.operator_bus()
         await self._bus.subscribe(f"{self._subjects.prefix}.status.*.*", cb=self._hear)
         await self._bus.subscribe(self._subjects.migrations(), cb=self._hear)
-        self._loop = asyncio.create_task(self._go_on())
+        if self._modes:
+            self._tasks.add(asyncio.create_task(self._go_on()))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._loop.cancel()
         for task in list(self._tasks):
             task.cancel()
         await self._bus.close()
@@ -109,7 +117,7 @@ class Mover:
         while True:
             places = [(i, s) for i, there in self._running.items() for s in there if s not in self._moving]
             others = sorted(self._running)
-            if self._modes and places and len(self._moving) < AT_ONCE and len(others) > 1:
+            if places and len(self._moving) < self._at_once and len(others) > 1:
                 instance, sequence = self._rng.choice(places)
                 target = self._rng.choice([name for name in others if name != instance])
                 self._moving.add(sequence)

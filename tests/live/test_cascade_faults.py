@@ -81,19 +81,19 @@ async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRi
     own = await _each_models_own(rig)
     assert "large-0 is gone" in rig.cli("drain", "large-0", "--force", "--limit", "1")
     faults: dict[int, Callable[[], Any]] = {
-        30: lambda: kill(rig.pids("services.judge")[0]),
-        70: lambda: swap_thresholds(rig, CASCADE, 0.0, 0.0),
+        15: lambda: kill(rig.pids("services.judge")[0]),
+        40: lambda: swap_thresholds(rig, CASCADE, 0.0, 0.0),
     }
-    answers = await barrage(rig, CASCADE, PROMPTS, count=100, rate=8.0, faults=faults, **LENGTH)
+    answers = await barrage(rig, CASCADE, PROMPTS, count=56, rate=8.0, faults=faults, **LENGTH)
     assert "large-0 is ready" in rig.cli("drain", "large-0", "--back")
     await _until_every_tier_is_planned(rig)
     faults = {
         5: lambda: swap_thresholds(rig, CASCADE, 100.0, 70.0),
-        30: lambda: kill(rig.pids("middle-0.json")[0]),
-        60: lambda: kill(rig.pids("services.coordinator")[0]),
-        80: lambda: swap_thresholds(rig, CASCADE, 100.0, 100.0),
+        20: lambda: kill(rig.pids("middle-0.json")[0]),
+        40: lambda: kill(rig.pids("services.coordinator")[0]),
+        56: lambda: swap_thresholds(rig, CASCADE, 100.0, 100.0),
     }
-    answers += await barrage(rig, CASCADE, PROMPTS, count=100, rate=8.0, faults=faults, **LENGTH)
+    answers += await barrage(rig, CASCADE, PROMPTS, count=72, rate=8.0, faults=faults, **LENGTH)
     for answer in answers:
         answer.check(TIERS)
         assert answer.text == own[answer.model, answer.prompt]

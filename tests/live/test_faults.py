@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -18,12 +19,16 @@ from millrace.contracts.ingress import TokenChunk, TokensGenerated
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import CancelSequence
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import PATIENCE_S, expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 
 LENGTH = {"max_tokens": 60}
-EXTRA = ["--processes", "2", "--no-hosting"]
+#: A stream takes about a second: ten of them run at any moment.
+SLOW = {"modelled": {"speed": 0.3}}
+LOAD = {"rate": 10.0, "seconds": 3.0}
+EXTRA = ["--processes", "2", "--no-hosting", "--worker-set", json.dumps(SLOW)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,7 @@ async def test_a_second_up_says_that_one_runs(rig: UpRig) -> None:
 async def test_killing_a_service_under_load_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     before = rig.pids(victim)
-    results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=4, shots=1, **LENGTH)
+    results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), shots=1, **LOAD, **LENGTH)
     expect_identical(results, expected)
     await rig.well(2)
     assert rig.pids(victim)
@@ -60,7 +65,7 @@ async def test_services_run_on_and_come_back_without_their_fork_server(rig: UpRi
     others = {pid for name in ("services.coordinator", "worker-0.json") for pid in rig.pids(name)}
     for pid in rig.pids("millrace: fork server"):
         kill(pid)
-    results = await under_fire(rig, lambda: kill(rig.pids("services.tagger")[0]), seconds=4, shots=1, **LENGTH)
+    results = await under_fire(rig, lambda: kill(rig.pids("services.tagger")[0]), shots=1, **LOAD, **LENGTH)
     expect_identical(results, expected)
     await rig.well(2)
     assert others <= {process.pid for process in rig.processes()}
@@ -70,21 +75,21 @@ async def test_services_run_on_and_come_back_without_their_fork_server(rig: UpRi
 
 async def test_streams_go_on_after_nats_was_killed(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
-    results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), seconds=4, shots=1, **LENGTH)
+    results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), shots=1, **LOAD, **LENGTH)
     expect_identical(results, expected)
     await rig.well(2)
 
 
 async def test_an_ingress_that_was_killed_is_back_and_workers_cancel_its_orphans(rig: UpRig) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
-        orphan = asyncio.create_task(stream(client, rig, prompt_text(1), max_tokens=1500, ignore_eos=True))
+    async with client(60) as http:
+        orphan = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=1500, ignore_eos=True))
         await told(rig, running=1)
         kill(rig.pids("services.ingress")[0])
         deadline = time.monotonic() + PATIENCE_S
         assert (await orphan).error
         while True:
             try:
-                if (await client.get(f"{rig.url}/ready")).status_code == 200:
+                if (await http.get(f"{rig.url}/ready")).status_code == 200:
                     break
             except httpx.HTTPError:
                 pass
@@ -95,8 +100,8 @@ async def test_an_ingress_that_was_killed_is_back_and_workers_cancel_its_orphans
 
 
 async def test_a_client_that_hangs_up_frees_its_blocks(rig: UpRig) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
-        task = asyncio.create_task(stream(client, rig, prompt_text(2), max_tokens=1500, ignore_eos=True))
+    async with client(60) as http:
+        task = asyncio.create_task(stream(http, rig, prompt_text(2), max_tokens=1500, ignore_eos=True))
         await told(rig, running=1)
         task.cancel()
     await told(rig, running=0, blocks_used=0)
@@ -111,7 +116,7 @@ async def test_strangers_bytes_on_every_subject_change_nothing(rig: UpRig) -> No
             await _shower(rig, role)
 
     noise = asyncio.create_task(shower())
-    results = await under_fire(rig, lambda: None, seconds=3, shots=0, **LENGTH)
+    results = await under_fire(rig, lambda: None, shots=0, **LOAD, **LENGTH)
     await noise
     expect_identical(results, expected)
     assert {what: rig.pids(what) for what in before} == before

@@ -11,27 +11,27 @@ import re
 import signal
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from millrace.contracts.migration import MigrationMode, MigrationOutcome, MigrationReason
 
+from testbed.timed_streams import client
 from testbed.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 
 INSTANCES = 3
-LENGTH = {"max_tokens": 200, "ignore_eos": True}
+LENGTH = {"max_tokens": 100, "ignore_eos": True}
 
 #: Slow enough that there is always something to move, whatever else this machine does.
 WORKER = {
-    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.4},
+    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.25},
     "limits": {"linger_ms": 200},
 }
 #: A machine that stands still for a quarter of a second makes no difference.
 MIGRATOR = {"limits": {"freeze_ms": 2_000}}
-#: Twenty seconds of decoding: whoever has to act on a stream starts a process first.
-LONG = {"max_tokens": 500, "ignore_eos": True}
+#: Five seconds of decoding: whoever has to act on a stream starts a process first.
+LONG = {"max_tokens": 240, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ async def expect_empty(rig: UpRig) -> None:
 async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRig, client_id: str) -> None:
     expected = await expected_outcomes(rig, **LONG)
     headers = {"x-request-id": client_id} if client_id else {}
-    async with httpx.AsyncClient(timeout=60, headers=headers) as client, Mover(rig, modes=()) as onlooker:
-        reading = asyncio.create_task(stream(client, rig, prompt_text(3), **LONG))
+    async with client(60, headers) as http, Mover(rig, modes=()) as onlooker:
+        reading = asyncio.create_task(stream(http, rig, prompt_text(3), **LONG))
         place, sequence = await onlooker.place()
         request = sequence.rpartition(".")[0]
         to = "worker-0" if place != "worker-0" else "worker-1"
@@ -79,7 +79,7 @@ async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_bloc
 ) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig, modes=modes) as mover:
-        results = await offer(rig, rate=12, count=72, prompts=8, **LENGTH)
+        results = await offer(rig, rate=12, count=48, prompts=8, **LENGTH)
     expect_identical(results, expected)
     assert mover.moved >= 30, mover.outcomes()
     assert not [body for body in mover.finished if body.outcome is MigrationOutcome.LOST]
@@ -88,8 +88,8 @@ async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_bloc
 
 async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
-    async with Mover(rig):
-        load = asyncio.create_task(offer(rig, rate=12, count=90, prompts=8, **LENGTH))
+    async with Mover(rig, at_once=6):
+        load = asyncio.create_task(offer(rig, rate=12, count=48, prompts=8, **LENGTH))
         # A heartbeat a second says what is under way at that moment; with six asked for at once something is, mostly.
         while not load.done():
             report = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))
@@ -115,7 +115,7 @@ async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig
 async def test_whoever_dies_amid_migrations_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig, seed=len(victim)) as mover:
-        results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), seconds=5, shots=2, **LENGTH)
+        results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), rate=10, seconds=5, shots=2, **LENGTH)
     expect_identical(results, expected)
     assert mover.moved >= 5, mover.outcomes()
     await rig.well(INSTANCES)
@@ -125,7 +125,7 @@ async def test_whoever_dies_amid_migrations_costs_no_request_and_no_token(rig: U
 async def test_streams_that_move_go_on_after_nats_was_killed(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig):
-        results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), seconds=4, shots=1, **LENGTH)
+        results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), rate=10, seconds=4, shots=1, **LENGTH)
     expect_identical(results, expected)
     await rig.well(INSTANCES)
     await expect_empty(rig)
