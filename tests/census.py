@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.deps import ActorDeps
-from millrace.actor.effects import Effect, StartTimer, Subscribe
+from millrace.actor.effects import Effect, StartTimer, Stop, Subscribe
 from millrace.actor.hosting import host
-from millrace.contracts.local import TimerFired
+from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.subjects import Subjects
@@ -65,6 +65,8 @@ class CensusActor:
                 self._counter.labels(chosen).inc()
             case TimerFired():
                 return self._beat(now_ns)
+            case StopRequested():
+                return [self._heart.leaving(now_ns), Stop(reason="asked to stop")]
         return []
 
     def _beat(self, now_ns: int) -> list[Effect]:

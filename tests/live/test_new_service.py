@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +14,8 @@ import httpx
 import pytest
 from millrace.cli.cluster_view import ClusterView
 
+from testbed.timed_streams import client
 from testbed.up_cluster import PORTS, UpRig, free_port, prompt_text, stream
-from tests.live.faults import kill
 from tests.live.ingress_rig import write_model_folder
 
 CLUSTER = """
@@ -55,20 +57,21 @@ def uptime_s(view: ClusterView) -> float:
     return next((row.uptime_s for row in rows if (row.name, row.state) == ("census-0", "alive")), math.inf)
 
 
-async def counted(client: httpx.AsyncClient, rig: UpRig) -> str:
+async def counted(http: httpx.AsyncClient, rig: UpRig) -> str:
     port = json.loads((rig.folder / "run" / "census-0.json").read_text())["telemetry"]["metrics_port"]
     assert port >= PORTS[0]
-    return (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+    return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
 
 
-async def test_it_is_started_hears_what_its_role_may_and_comes_back_when_it_is_killed(rig: UpRig) -> None:
+async def test_it_is_started_hears_what_its_role_may_and_comes_back_when_it_has_ended(rig: UpRig) -> None:
     assert services(rig)["census-0"]["role"] == "census"
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with client(60) as http:
         for number in range(5):
-            assert not (await stream(client, rig, prompt_text(number), max_tokens=2)).error
-        assert 'census_decisions_total{instance="worker-0"} 5.0' in await counted(client, rig)
-    before = services(rig)["census-0"]["uptime_s"]
-    assert before > 0
-    (pid,) = rig.pids("tests.census")
-    kill(pid)
-    await rig.until_seen(lambda view: uptime_s(view) < before)
+            assert not (await stream(http, rig, prompt_text(number), max_tokens=2)).error
+        assert 'census_decisions_total{instance="worker-0"} 5.0' in await counted(http, rig)
+    assert services(rig)["census-0"]["uptime_s"] > 0
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        (pid,) = rig.pids("tests.census")
+        ended_s = time.monotonic()
+        os.kill(pid, number)
+        await rig.until_seen(lambda view: uptime_s(view) < time.monotonic() - ended_s)  # noqa: B023 awaited here
