@@ -21,3 +21,9 @@ def test_no_service_imports_a_heavy_package_at_its_start():
     command = [sys.executable, "-c", PROGRAM, " ".join(HEAVY), " ".join(SERVICES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_nixl_is_looked_for_without_torch():
+    program = "import sys; from millrace.kvcopy.nixl_agent import why_not; why_not(); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -29,10 +31,31 @@ TEND_S = 0.02
 def why_not() -> str:
     """Return the reason why NIXL cannot be used in this Python; empty where it can."""
     try:
-        importlib.import_module("nixl._api")
+        _api()
     except ImportError as missing:
         return f"the nixl package is not usable here: {missing}"
     return ""
+
+
+def _api() -> Any:
+    """NIXL's module. On its first import it asks torch which CUDA it was built for; a build for CPUs has none, and to
+    say so costs a second or two of processor time and 190 MB, so that NIXL finds none of it there.
+    """
+    hidden = "torch" not in sys.modules and _torch_is_for_cpus()
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("nixl._api")
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+
+
+def _torch_is_for_cpus() -> bool:
+    try:
+        return importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 class NixlAgent:
@@ -49,7 +72,7 @@ class NixlAgent:
         # UCX's plugin for AWS's network loads the system's libnl beside the one in NIXL's wheel; where Debian's RDMA
         # packages are installed every process that had an agent then dies at exit. Whoever has that network sets it.
         os.environ.setdefault("UCX_MODULES", "^efa")
-        api = importlib.import_module("nixl._api")
+        api = _api()
         self._errors = _errors_of(importlib.import_module("nixl._bindings"))
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells every agent's birth on stderr
         self.lock = threading.RLock()
