@@ -11,13 +11,12 @@ import math
 import time
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from millrace.judging.calibration import area_under_curve
-from millrace.judging.question import NO, YES, after_answer, before_answer
+from millrace.judging.question import NO, YES
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from models.training.checkpoint import load_model, save_model
 from models.training.decode import Request, Sampling, generate
 from models.training.evaluate import prompt_ids
 from models.training.fine_tuning import FineTuning
+from models.training.judge_documents import Answered, Judged, judged
 from models.training.tasks import EXACT, TASKS, Example, held_out, make
 from models.training.tokenizer import EOS, build_tokenizer, token_id
 from models.training.train import MODELS, SIZES
@@ -42,29 +42,6 @@ SEED = 31
 SHOWN = 300
 #: Documents that are judged at once.
 BATCH = 32
-
-
-class Answered(NamedTuple):
-    """One answer: texts, whether it is right, and the right answer's text where there is only one."""
-
-    prompt: str
-    answer: str
-    right: bool
-    expected: str
-
-
-class Judged(NamedTuple):
-    """An answer as the judge reads it.
-
-    Attributes:
-        tokens: Of the question, up to where the judge speaks.
-        so_far: By token: 1 where the answer is right up to it, 0 where not, -1 outside of the answer.
-        right: What the judge is to say.
-    """
-
-    tokens: list[int]
-    so_far: list[int]
-    right: bool
 
 
 def draw_seen(count: int, seed: int) -> list[Example]:
@@ -90,19 +67,6 @@ def answered(size: str, examples: list[Example], tokenizer: Tokenizer) -> list[A
         expected = example.answer if example.task in EXACT else ""
         rows.append(Answered(tokenizer.decode(prompt, skip_special_tokens=False), text, right, expected))
     return rows
-
-
-def judged(tokenizer: Tokenizer, row: Answered) -> Judged:
-    """The document of one answer: the chat that the judge's template makes of the question."""
-    parts = (f"<|bos|><|user|>{before_answer(row.prompt)}", row.answer, f"{after_answer()}<|eos|><|assistant|>")
-    head, answer, tail = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
-    expected = tokenizer.encode(row.expected, add_special_tokens=False).ids
-    same = next((i for i, pair in enumerate(zip(answer, expected, strict=False)) if pair[0] != pair[1]), len(expected))
-    so_far = [int(index < same) if row.expected else -1 for index in range(len(answer))]
-    tokens = tokenizer.encode("".join(parts), add_special_tokens=False).ids
-    if tokens != [*head, *answer, *tail]:  # the answer runs into the question's words: only the verdict is learnt
-        return Judged(tokens, [-1] * len(tokens), row.right)
-    return Judged(tokens, [-1] * len(head) + so_far + [-1] * len(tail), row.right)
 
 
 class JudgeTrainer(FineTuning):

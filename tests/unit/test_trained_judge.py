@@ -5,7 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment
 from millrace.contracts.judge import JudgeAnswer
 
-from models.training.judge import Answered, judged
+from models.training.judge_documents import Answered, judged
 from models.training.tokenizer import BOS, CHAT_TEMPLATE, EOS, build_tokenizer
 from services.judge.kinds.llm import llm_body
 
