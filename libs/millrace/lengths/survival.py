@@ -37,6 +37,7 @@ RENEWAL = 1 / 64
 #: Weights are rescaled before they leave what a float holds exactly.
 _WEIGHT_MAX = 1e9
 _SHARES = (0.5, 0.9)
+_RESTS = 1.0 - np.asarray(_SHARES)[:, None]
 
 
 def _edges() -> NDArray[np.int64]:
@@ -92,7 +93,7 @@ class Survival:
         self._total = 0.0
         self._new = 0.0
         self._curve: Numbers | None = None
-        self._totals: list[list[float]] = []
+        self._totals = np.zeros((len(_SHARES), BINS + 1))
 
     def learn(self, length: int, *, entered: int = 0, ended: bool = True) -> None:
         """Takes one sequence. One that was seen for no token teaches nothing.
@@ -157,7 +158,8 @@ class Survival:
         low = bin_of(generated + 1)
         part = (generated - _POINTS_LIST[low]) / (_POINTS_LIST[low + 1] - _POINTS_LIST[low])
         part = min(part, 1.0)
-        p50, p90 = (table[low] + part * (table[low + 1] - table[low]) for table in self._totals)
+        at = self._totals.item  # a table of Python's floats would take longer to make than most are read
+        p50, p90 = (at(row, low) + part * (at(row, low + 1) - at(row, low)) for row in range(len(_SHARES)))
         median = max(1, ceil(p50 - 1e-9) - generated)
         return Rest(median, max(median, ceil(p90 - 1e-9) - generated))
 
@@ -166,8 +168,7 @@ class Survival:
         if self._curve is None or self._new > RENEWAL * self._total:
             self._new = 0.0
             self._curve = curve = self._computed()
-            levels = curve[:, None] * (1.0 - np.asarray(_SHARES))
-            self._totals = [column.tolist() for column in _lengths(curve, levels).T]
+            self._totals = _lengths(curve, _RESTS * curve)
         return self._curve
 
     def _computed(self) -> Numbers:
