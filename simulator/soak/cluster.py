@@ -31,7 +31,7 @@ from simulator.process_restarter import WATCH_NS
 from simulator.services import SimInstance, SimService
 from simulator.soak import restless_planner
 from simulator.soak.clients import Clients
-from simulator.soak.oracle import Oracle
+from simulator.soak.oracle import RUN_NS, Oracle
 from simulator.soak.restless_planner import RestlessConfig
 from simulator.soak.shape import MODEL, SoakShape, TradingShape
 from simulator.soak.wrong_estimates import wrong
@@ -59,7 +59,7 @@ class SoakCluster(SimulatedCluster):
         self.shape = shape
         self._text = TextModel(byte_vocabulary(), frozenset({EOS}))
         self._words = spoken_vocabulary(self._text.vocabulary)
-        self._oracle = Oracle(self._modelled_engine, self._text.vocabulary, self._words)
+        self._oracle = Oracle(self._undisturbed_engine, self._text.vocabulary, self._words)
         self.clients = Clients(self._oracle)
         self._choose_services()
         self._add_actors()
@@ -184,9 +184,19 @@ class SoakCluster(SimulatedCluster):
             return None
         return modelled_endpoint(instance.engine, key=f"{instance.name}/{incarnation}", model=MODEL)
 
-    def _modelled_engine(self, kv: KvEndpoint | None = None) -> ModelledEngine:
+    def _modelled_engine(self, kv: KvEndpoint | None = None, *, tell_interval_ns: int | None = None) -> ModelledEngine:
         shape = self.shape
-        return ModelledEngine(shape.engine, shape.step_time, vocabulary=self._words, lengths=shape.lengths, kv=kv)
+        return ModelledEngine(
+            shape.engine,
+            shape.step_time,
+            vocabulary=self._words,
+            lengths=shape.lengths,
+            kv=kv,
+            tell_interval_ns=tell_interval_ns,
+        )
+
+    def _undisturbed_engine(self) -> ModelledEngine:
+        return self._modelled_engine(tell_interval_ns=RUN_NS)
 
     def _lose_connections(self) -> None:
         self.clients.lose_connections()

@@ -13,6 +13,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from zlib import crc32
 
@@ -44,9 +45,14 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self) -> list[int]:
         """256 ids, one for each value of a byte: about one in six a space."""
-        spaces = [self.spaces[index % len(self.spaces)] for index in range(256)]
-        letters = [self.letters[index % len(self.letters)] for index in range(256)]
-        return [spaces[index] if index % 6 == 5 else letters[index] for index in range(256)]
+        return list(_table(self.letters, self.spaces))
+
+
+@lru_cache(maxsize=64)  # each engine has one of its own, of the same few vocabularies
+def _table(letters: tuple[int, ...], spaces: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(
+        spaces[index % len(spaces)] if index % 6 == 5 else letters[index % len(letters)] for index in range(256)
+    )
 
 
 class OutputLengths(msgspec.Struct, frozen=True, kw_only=True):
