@@ -26,6 +26,7 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
+from millrace.actor.effects import Effect
 from millrace.actor.ports import NullTelemetry, TelemetrySink
 from millrace.contracts.channels import Role
 from millrace.contracts.codec import MalformedMessage, decode
@@ -102,6 +103,7 @@ class Simulation:
         self._nodes: dict[str, SimNode] = {}
         self.faults = Faults(self, self._nodes)
         self._checkers: list[Checker] = []
+        self._on_handled: list[Callable[[SimProcess, Message, list[Effect]], None]] = []  # of those that override it
         self._trace: deque[tuple[int, str, type]] = deque(maxlen=TRACE_LENGTH)
 
     # Scenario
@@ -152,6 +154,8 @@ class Simulation:
         if not self._checkers:
             self.after(CHECK_NS, self._on_check)
         self._checkers.append(checker)
+        if type(checker).on_handled is not Checker.on_handled:
+            self._on_handled.append(checker.on_handled)
 
     def after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         """Calls back after a delay: how scenarios schedule load and faults."""
@@ -258,8 +262,8 @@ class Simulation:
             effects = process.actor.handle(message, now_ns)
             if self._invariants_every and not self.handled % self._invariants_every:
                 process.check(message.body)
-            for checker in self._checkers:
-                checker.on_handled(process, message, effects)
+            for look in self._on_handled:
+                look(process, message, effects)
             if effects:
                 self.executor.carry_out(process, effects)
         except SimulationFailed:

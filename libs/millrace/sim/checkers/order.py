@@ -18,8 +18,9 @@ class NoMessageAfterStop(Checker):
         key = (process.name, process.incarnation)
         assert key not in self._stopped, f"{process.name} handled {message} after its end"
         assert process.alive, f"{process.name} handled {message} though it was killed"
-        if any(isinstance(effect, Stop) for effect in effects):
-            self._stopped.add(key)
+        for effect in effects:
+            if type(effect) is Stop:
+                self._stopped.add(key)
 
 
 class TimeNeverGoesBack(Checker):
