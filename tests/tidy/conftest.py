@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tidy.tree import parsed
+from tests.tidy.tree import nodes, parsed
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -15,5 +15,6 @@ def _trees() -> Iterator[None]:
     """The collector stands still meanwhile: it would look at millions of nodes again and again, and find nothing."""
     gc.disable()
     yield
+    nodes.cache_clear()
     parsed.cache_clear()
     gc.enable()

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.tidy.tree import parsed, python_files
+from tests.tidy.tree import nodes, python_files
 
 QUESTION = re.compile(r"^(What|How|Whom?|Whose|Which|Where|When|Why)\b")
 
@@ -12,7 +12,7 @@ def test_no_docstring_opens_with_a_question_word():
     opening = [
         f"{path}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
         for path in python_files()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (text := ast.get_docstring(node) or "")
         and QUESTION.match(text)

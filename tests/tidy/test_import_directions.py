@@ -4,7 +4,7 @@ import ast
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.tidy.tree import imported_modules, is_within, parsed, python_files
+from tests.tidy.tree import imported_modules, is_within, nodes, python_files
 
 #: The pure core: time, randomness and answers from outside come in as arguments and messages.
 PURE_FOLDERS = tuple(f"libs/millrace/{name}/" for name in ("contracts", "policies", "enginemodel", "kvcache"))
@@ -108,7 +108,7 @@ def test_the_pure_core_draws_no_hidden_random_numbers():
     wrong = []
     for path in _pure_files():
         has_module = "random" in _plain_imports(path)  # else `random` may be a policy of that name
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             match node:
                 case ast.Attribute(value=ast.Name(id="random"), attr=name) if (
                     has_module and name not in ALLOWED_OF_RANDOM
@@ -122,7 +122,7 @@ def test_the_pure_core_draws_no_hidden_random_numbers():
 
 def _plain_imports(path: Path) -> set[str]:
     """Modules that the file binds by `import name`."""
-    return {alias.name for node in ast.walk(parsed(path)) if isinstance(node, ast.Import) for alias in node.names}
+    return {alias.name for node in nodes(path) if isinstance(node, ast.Import) for alias in node.names}
 
 
 def test_only_the_worker_knows_vllm():

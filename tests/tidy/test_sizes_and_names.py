@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.tidy.tree import ROOT, parsed, python_files
+from tests.tidy.tree import ROOT, nodes, python_files
 
 FILE_LINES_MAX = 400
 TEST_FILE_LINES_MAX = 800
@@ -31,7 +31,7 @@ def test_functions_are_short_enough_to_read():
     too_long = [
         f"{path}:{node.lineno}: {node.name} has {length} lines, the limit is {FUNCTION_LINES_MAX}"
         for path in python_files()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
@@ -51,16 +51,16 @@ def test_identifiers_say_source_and_target():
     refused = [
         f"{path}:{line}: {name}"
         for path in python_files()
-        for name, line in _identifiers(parsed(path))
+        for name, line in _identifiers(path)
         if REFUSED_WORDS & set(name.lower().split("_"))
     ]
     assert not refused, "\n".join(refused)
 
 
-def _identifiers(tree: ast.Module) -> list[tuple[str, int]]:
+def _identifiers(path: Path) -> list[tuple[str, int]]:
     """Names that this repository chose: bound names, parameters, attributes set, definitions."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(path):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
                 found.append((name, node.lineno))
