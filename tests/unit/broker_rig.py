@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -469,6 +470,7 @@ class BrokerWorld:
         return not any(self.deals(name, way) for name in alive for way in ("out", "in"))
 
 
+@functools.lru_cache(maxsize=1 << 16)  # each message is matched with all that each broker subscribed to
 def _matches(pattern: str, subject: str) -> bool:
     wanted, tokens = pattern.split("."), subject.split(".")
     return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
