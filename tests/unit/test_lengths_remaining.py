@@ -66,6 +66,8 @@ def test_nothing_submitted_is_survival_from_the_start_within_max_tokens(taught: 
     assert told(taught, entry(0)).expected_output_tokens == pytest.approx(500, abs=30)
     bounded = told(taught, entry(100, max_tokens=150))
     assert (bounded.expected_output_tokens, bounded.expected_p90) == (150, 150)
+    used_up = told(taught, entry(100, max_tokens=100))
+    assert (used_up.expected_output_tokens, used_up.expected_p90) == (101, 101)
 
 
 def test_p90_is_never_below_a_long_submitted_length(taught: RemainingLengths) -> None:

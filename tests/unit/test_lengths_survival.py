@@ -157,8 +157,3 @@ def test_little_says_nothing_and_nonsense_teaches_nothing() -> None:
     assert known.rest(0) is None
     known.learn(10)
     assert known.rest(0) == Rest(10, 10)
-
-
-def test_a_rest_stays_within_what_max_tokens_leaves() -> None:
-    assert Rest(50, 900).within(100) == Rest(50, 100)
-    assert Rest(50, 900).within(0) == Rest(1, 1)

@@ -17,7 +17,7 @@ import msgspec
 
 from millrace.contracts.status import SequenceStatus
 from millrace.lengths.coverage import Coverage, P90Correction
-from millrace.lengths.survival import Rest, Survival
+from millrace.lengths.survival import Survival
 
 #: Tokens after which an engine's estimate says nothing any more.
 STALE_TOKENS = 4_000
@@ -96,9 +96,9 @@ class RemainingLengths:
         rest = self.survival.rest(generated)
         if rest is None:
             return entry if entry.expected_at is None else _told(entry, submitted, None)
-        rest = rest.within(entry.max_tokens - generated)
-        expected = submitted if submitted is not None and submitted > generated else generated + rest.p50
-        return _told(entry, expected, Rest(expected - generated, max(expected - generated, rest.p90)))
+        top = generated + max(1, entry.max_tokens - generated)
+        expected = submitted if submitted is not None and submitted > generated else min(generated + rest.p50, top)
+        return _told(entry, expected, max(expected, min(generated + rest.p90, top)))
 
     def left(self, sequence: str, length: int, *, entered: int, ended: bool, cut: bool = False) -> None:
         """A sequence left this instance.
@@ -128,7 +128,7 @@ class RemainingLengths:
             del self._watched[gone]
 
 
-def _told(entry: SequenceStatus, expected: int | None, rest: Rest | None) -> SequenceStatus:
+def _told(entry: SequenceStatus, expected: int | None, p90: int | None) -> SequenceStatus:
     generated = entry.output_tokens
     return SequenceStatus(
         entry.sequence,
@@ -141,8 +141,8 @@ def _told(entry: SequenceStatus, expected: int | None, rest: Rest | None) -> Seq
         entry.arrival_ns,
         expected,
         entry.immovable,
-        generated + rest.p90 if rest is not None else None,
-        generated if rest is not None else None,
+        p90,
+        generated if p90 is not None else None,
     )
 
 

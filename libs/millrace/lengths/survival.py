@@ -34,6 +34,8 @@ PRIOR = 1.0
 OUTCOMES_MIN = 20
 #: Curves are computed anew when this share of the weight is new, so that the work is spread over many outcomes.
 RENEWAL = 1 / 64
+#: Rests that are kept until the next curve: sequences of like length ask for the same ones.
+RESTS_MAX = 4_096
 #: Weights are rescaled before they leave what a float holds exactly.
 _WEIGHT_MAX = 1e9
 _SHARES = (0.5, 0.9)
@@ -69,11 +71,6 @@ class Rest(NamedTuple):
     p50: int
     p90: int
 
-    def within(self, limit: int) -> Rest:
-        """The same, at most ``limit`` (what ``max_tokens`` leaves); at least one token."""
-        top = max(1, limit)
-        return Rest(min(self.p50, top), min(self.p90, top))
-
 
 class Survival:
     """Distribution of one model's output lengths. Memory is constant: five arrays of BINS numbers.
@@ -94,6 +91,7 @@ class Survival:
         self._new = 0.0
         self._curve: Numbers | None = None
         self._totals = np.zeros((len(_SHARES), BINS + 1))
+        self._rests: dict[int, Rest] = {}  # of the present curve
 
     def learn(self, length: int, *, entered: int = 0, ended: bool = True) -> None:
         """Takes one sequence. One that was seen for no token teaches nothing.
@@ -155,6 +153,14 @@ class Survival:
         if self.outcomes < OUTCOMES_MIN:
             return None
         self.curve()
+        known = self._rests.get(generated)
+        if known is None:
+            if len(self._rests) >= RESTS_MAX:
+                self._rests.clear()
+            known = self._rests[generated] = self._read(generated)
+        return known
+
+    def _read(self, generated: int) -> Rest:
         low = bin_of(generated + 1)
         part = (generated - _POINTS_LIST[low]) / (_POINTS_LIST[low + 1] - _POINTS_LIST[low])
         part = min(part, 1.0)
@@ -169,6 +175,7 @@ class Survival:
             self._new = 0.0
             self._curve = curve = self._computed()
             self._totals = _lengths(curve, _RESTS * curve)
+            self._rests.clear()
         return self._curve
 
     def _computed(self) -> Numbers:
