@@ -27,7 +27,7 @@ if not NATIVE:
     pytest.skip("the native module is not built here (native/README.md)", allow_module_level=True)
 
 #: 25 times this many random states are compared.
-STATES = 100
+STATES = 40
 
 
 def loaded(case: Case, *, native: bool, rule: LengthRule) -> Forecaster:
