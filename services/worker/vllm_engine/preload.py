@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 
 from vllm.platforms import current_platform
 
@@ -24,6 +25,25 @@ _CPU = (
 
 
 def preload() -> None:
-    """Imports the modules."""
+    """Imports the modules, and replaces vLLM's Triton kernels where each engine would."""
     for name in _ALWAYS + (_CPU if current_platform.is_cpu() else ()):
         importlib.import_module(name)
+    if current_platform.is_cpu():
+        _replace_kernels_once()
+
+
+def _replace_kernels_once() -> None:
+    """Lets the platform replace Triton kernels now, and not again in forked engines.
+
+    vLLM reads each attribute of each imported module to find who holds a kernel. In a forked engine that takes a
+    quarter of a second and copies most pages that it shares with its parent. Modules imported later find the
+    replacements.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated names that it reads
+        current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = staticmethod(_nothing_left)
+
+
+def _nothing_left() -> None:
+    """Stands for the method whose work is done."""
