@@ -1,4 +1,4 @@
-"""A four-layer Llama with random weights and a byte-level tokenizer, written to a folder: real vLLM needs no more.
+"""A Llama with random weights and a byte-level tokenizer, written to a folder: real vLLM needs no more.
 
 Random weights make sharp, varied distributions that expose any difference in sampler state, and need no training.
 """
@@ -12,8 +12,16 @@ LAYERS, WIDTH, HEADS, VOCABULARY = 4, 128, 4, 288
 EOS = 257
 
 
-def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024) -> Path:
-    """Writes config.json, weights and tokenizer; returns the folder."""
+def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024, layers: int = LAYERS) -> Path:
+    """Writes config.json, weights and tokenizer; returns the folder.
+
+    Args:
+        folder: Made where it is missing.
+        seed: Of the weights.
+        max_model_len: Longest sequence, tokens.
+        layers: A layer takes 0.8 ms of processor time a decode step. Clusters, whose services share the engines' core,
+            make do with two.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,7 +30,7 @@ def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024) -> Path:
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS // 2,
         max_position_embeddings=max_model_len,

@@ -22,7 +22,7 @@ FLIPS = int(os.environ.get("MILLRACE_ROLE_FLIPS", str(len(ORDERS))))
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
-    model: Path = build(folder / "model")
+    model: Path = build(folder / "model", layers=2)
     cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options_of("vllm"))
     cluster.start()
     yield cluster

@@ -42,7 +42,7 @@ class ForkedWorkers:
         self.nats = NatsProcess(folder)
         self.nats.start()
         asyncio.run(create_buckets(self.nats.url, CLUSTER))
-        model = tiny_llama.build(folder / "llama")
+        model = tiny_llama.build(folder / "llama", layers=2)
         for index in range(2):
             write_config(
                 folder,

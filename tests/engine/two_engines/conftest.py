@@ -23,7 +23,8 @@ OPTIONS = (
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     """In float32: with bfloat16 a different batch may round two near-equal logits the other way."""
     folder = tmp_path_factory.mktemp("up")
-    cluster = UpRig(folder / "c", model_path=build(folder / "model"), engine="vllm", instances=2, extra=OPTIONS)
+    model = build(folder / "model", layers=2)
+    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=OPTIONS)
     cluster.start()
     yield cluster
     cluster.stop()
