@@ -18,7 +18,7 @@ from testbed.up_cluster import UpRig, prompt_text
 pytestmark = pytest.mark.timeout(600)
 
 STREAMS = 4
-LENGTH = {"max_tokens": 500, "ignore_eos": True}
+LENGTH = {"max_tokens": 320, "ignore_eos": True}
 #: Streams may end before their migration came to the step in question; others are tried, so often.
 ATTEMPTS = 5
 #: Leases, freezes and reservations have run out by then, seconds.

@@ -35,7 +35,7 @@ def _worker_fork_server(rig: UpRig) -> int:
 async def test_killing_it_under_load_costs_no_request_and_no_token(rig: UpRig, victim: Callable[[UpRig], int]) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     before = await rig.metric("millrace_ingress_continuations_total")
-    results = await under_fire(rig, lambda: kill(victim(rig)), seconds=4, shots=1, **LENGTH)
+    results = await under_fire(rig, lambda: kill(victim(rig)), seconds=2, shots=1, **LENGTH)
     expect_identical(results, expected)
     if victim is not _nats:  # else nothing was decoded there, and the test would show nothing
         assert await rig.metric("millrace_ingress_continuations_total") > before
@@ -52,5 +52,5 @@ async def test_seeded_sampling_goes_on_with_the_same_noise_after_its_engine_was_
     seeded = LENGTH | {"temperature": 0.8, "seed": 11}
     expected = await expected_outcomes(rig, **seeded)
     assert expected != await undisturbed(rig, **(seeded | {"seed": 12}))
-    expect_identical(await under_fire(rig, lambda: kill(_engine(rig)), seconds=4, shots=1, **seeded), expected)
+    expect_identical(await under_fire(rig, lambda: kill(_engine(rig)), seconds=2, shots=1, **seeded), expected)
     await rig.well(2)
