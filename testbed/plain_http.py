@@ -1,6 +1,7 @@
 """HTTP/1.1 for httpx's client without TLS, proxies and a pool: events cost a fraction of what they usually do.
 
 Clients of tests run beside the cluster that they load, on the same cores. One connection per request, closed behind it.
+httptools parses the answers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
+from httptools import HttpParserError, HttpResponseParser
 
 #: Bytes of one read.
 READ_BYTES = 65_536
@@ -34,69 +36,61 @@ class PlainTransport(httpx.AsyncBaseTransport):
             writer.write(
                 b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), request.url.raw_path, b"".join(lines)) + body
             )
-            status, headers = await answer.head()
+            status = await answer.head()
         except BaseException:
             await answer.aclose()
             raise
-        return httpx.Response(status, headers=headers, stream=answer, request=request)
+        return httpx.Response(status, headers=answer.headers, stream=answer, request=request)
 
 
 class PlainAnswer(httpx.AsyncByteStream):
-    """One answer: its head, then its body by iteration."""
+    """One answer: its head, then its body by iteration. Its ``on_...`` methods are called by the parser.
+
+    Attributes:
+        headers: Once ``head`` has returned.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, read_s: float | None) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
         self._reader = reader
         self._writer = writer
         self._read_s = read_s
-        self._rest = b""
-        self._chunked = False
-        self._left = 0
+        self._parser = HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._begun = self._whole = False
 
-    async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Reads up to the body: status and headers."""
-        while b"\r\n\r\n" not in self._rest:
-            self._rest += await self._read()
-        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
-        first, *lines = head.split(b"\r\n")
-        headers = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
-        known = dict(headers)
-        self._chunked = known.get(b"transfer-encoding") == b"chunked"
-        self._left = int(known.get(b"content-length", 0))
-        return int(first.split(b" ", 2)[1]), headers
+    async def head(self) -> int:
+        """Reads up to the body; returns the status."""
+        while not self._begun:
+            await self._read()
+        return self._parser.get_status_code()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._chunked:
-            while not (content := self._chunks())[1]:
-                if content[0]:
-                    yield content[0]
-                self._rest += await self._read()
-            yield content[0]
-            return
-        while self._left > 0:
-            piece = self._rest or await self._read()
-            self._rest = b""
-            self._left -= len(piece)
-            yield piece
+        while True:
+            if self._body:
+                content, self._body = b"".join(self._body), []
+                yield content
+            if self._whole:
+                return
+            await self._read()
 
     async def aclose(self) -> None:
         self._writer.close()
 
-    def _chunks(self) -> tuple[bytes, bool]:
-        """Content of all chunks that are whole, and whether the last one was among them."""
-        found: list[bytes] = []
-        rest, at = self._rest, 0
-        while (end := rest.find(b"\r\n", at)) >= 0:
-            size = int(rest[at:end].partition(b";")[0], 16)
-            if size == 0:
-                return b"".join(found), True
-            if len(rest) < end + size + 4:
-                break
-            found.append(rest[end + 2 : end + 2 + size])
-            at = end + size + 4
-        self._rest = rest[at:]
-        return b"".join(found), False
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
 
-    async def _read(self) -> bytes:
+    def on_headers_complete(self) -> None:
+        self._begun = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        self._whole = True
+
+    async def _read(self) -> None:
+        """Parses what comes next."""
         try:
             async with asyncio.timeout(self._read_s):
                 piece = await self._reader.read(READ_BYTES)
@@ -106,4 +100,7 @@ class PlainAnswer(httpx.AsyncByteStream):
             raise httpx.ReadError(str(error)) from error
         if not piece:
             raise httpx.RemoteProtocolError("the connection was closed before the end of the answer")
-        return piece
+        try:
+            self._parser.feed_data(piece)
+        except HttpParserError as error:
+            raise httpx.RemoteProtocolError(str(error)) from error
