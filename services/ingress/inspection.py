@@ -26,6 +26,7 @@ def snapshot(state: IngressState) -> dict[str, Any]:
         "incarnation": state.incarnation,
         "connected": state.connected,
         "stopping": state.stopping,
+        "calls_open": state.admission.calls_open,
         "calls": {request: _call(call) for request, call in state.calls.items()},
         "cascades": {request: _cascade(parent) for request, parent in state.parents.items()},
         "shadows": len(state.shadows),

@@ -269,6 +269,14 @@ def test_a_queue_over_its_bound_is_found():
         simulation.run_for(5 * SECOND)
 
 
+def test_a_bound_of_what_no_actor_tells_is_an_error():
+    simulation, _, _ = cluster(1)
+    simulation.check_with(BoundedQueues({"opne": 250}))
+    simulation.run_for(SECOND)
+    with pytest.raises(AssertionError, match="no actor's snapshot has"):
+        simulation.finish()
+
+
 def test_an_actor_that_stopped_is_gone():
     class Leaver(Asker):
         def handle(self, message: Message, now_ns: int) -> list[Effect]:

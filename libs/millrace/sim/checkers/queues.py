@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 class BoundedQueues(Checker):
     """Sizes in the actors' snapshots stay within bounds.
 
-    ``bounds`` maps a snapshot's key to the largest size; values that are no numbers count with their length.
+    ``bounds`` maps a snapshot's key to the largest size; values that are no numbers count with their length. A key that
+    no snapshot had fails at the end: it would bound nothing.
     """
 
     def __init__(self, bounds: dict[str, int]) -> None:
         self._bounds = bounds
+        self._unseen = set(bounds)
         self._without: set[type] = set()  # actors whose snapshots have none of these keys: they are dear to make
 
     def on_interval(self, simulation: Simulation) -> None:
@@ -27,6 +29,7 @@ class BoundedQueues(Checker):
             snapshot = actor.actor.snapshot()
             if not self._bounds.keys() & snapshot.keys():
                 self._without.add(type(actor.actor))
+            self._unseen -= snapshot.keys()
             for key, bound in self._bounds.items():
                 value = snapshot.get(key, 0)
                 size = value if isinstance(value, int) else len(value)
@@ -34,3 +37,4 @@ class BoundedQueues(Checker):
 
     def on_end(self, simulation: Simulation) -> None:
         self.on_interval(simulation)
+        assert not self._unseen, f"no actor's snapshot has {sorted(self._unseen)}"
