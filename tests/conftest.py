@@ -1,6 +1,7 @@
 """Rules for every test: the marker of its folder, no I/O in pure folders, why an engine test is skipped."""
 
 import asyncio
+import atexit
 import gc
 import importlib.util
 import shutil
@@ -65,9 +66,10 @@ def _keep_for_good() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """The interpreter frees what was frozen; libraries would complain of leaks behind pytest's last line."""
-    gc.unfreeze()
+def pytest_configure() -> None:
+    # The interpreter frees what was frozen; libraries would complain of leaks behind pytest's last line. Not in
+    # pytest_unconfigure: pytest collects all of it five times after that.
+    atexit.register(gc.unfreeze)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
