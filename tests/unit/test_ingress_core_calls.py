@@ -316,6 +316,16 @@ def test_a_model_without_any_planned_instance_is_refused_at_once_and_one_that_wa
     assert not bench.submissions()
 
 
+def test_a_call_that_nobody_takes_is_refused_when_its_wait_is_over_and_not_a_pause_later():
+    bench = Bench(instances=0)
+    bench.plan("w0")
+    bench.call("a")
+    bench.pass_time(9.9, alive=())
+    assert not bench.made(RefuseCall)
+    bench.pass_time(0.2, alive=())
+    assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+
+
 def test_a_waiting_call_goes_to_the_first_instance_that_comes():
     bench = Bench(instances=0)
     bench.plan("w0")

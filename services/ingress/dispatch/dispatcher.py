@@ -265,11 +265,13 @@ def _carry_out(state: IngressState, sequences: list[OpenSequence], choice: Dispa
 
 
 def defer(state: IngressState, sequences: list[OpenSequence], out: list[Effect]) -> None:
-    """Dispatch again after a pause, or end the call where it has waited for too long."""
+    """Dispatch again after a pause, at the latest when the wait is over, or end the call where it is."""
     first = sequences[0]
     if state.connected and _end_if_waited_out(state, first, out):
         return
     pause_ns = min(PAUSE_MAX_NS, PAUSE_MIN_NS << min(first.retry.rounds, 10))
+    left_ns = first.retry.since_ns + _longest_wait_ns(state, first) - state.now_ns
+    pause_ns = min(pause_ns, max(PAUSE_MIN_NS, left_ns))
     for sequence in sequences:
         state.fire(sequence, Deferred(pause_ns), out)
     assert first.call.request in state.calls
@@ -280,7 +282,7 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Ef
     call = sequence.call
     waited_ns = state.now_ns - sequence.retry.since_ns
     if sequence.owned:
-        if waited_ns < _patience(call, state.times.continuation):
+        if waited_ns < _longest_wait_ns(state, sequence):
             return False
         refuse_or_fail(
             state,
@@ -291,7 +293,7 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Ef
             out,
         )
         return True
-    if state.cluster.expects(call.call.model) and waited_ns < _patience(call, state.times.wait):
+    if state.cluster.expects(call.call.model) and waited_ns < _longest_wait_ns(state, sequence):
         return False
     full = sequence.retry.why == RefusalReason.FULL.value
     kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
@@ -300,8 +302,10 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Ef
     return True
 
 
-def _patience(call: OpenCall, configured_ns: int) -> int:
-    return configured_ns if call.patience_ns is None else min(call.patience_ns, configured_ns)
+def _longest_wait_ns(state: IngressState, sequence: OpenSequence) -> int:
+    configured_ns = state.times.continuation if sequence.owned else state.times.wait
+    patience_ns = sequence.call.patience_ns
+    return configured_ns if patience_ns is None else min(patience_ns, configured_ns)
 
 
 # Sequences that wait.
