@@ -50,8 +50,9 @@ def spans_of(folder: Path, request: str) -> list[SpanLine]:
     traces = {request} if _is_trace_id(request) else _traces_naming(files, request)
     if not traces:
         raise CliError(
-            f"nothing is recorded of {request!r} in {folder}; it may not have been sampled (telemetry.trace_sample), "
-            "or be so old that its file was deleted; `millrace trace` lists the latest ones"
+            f"nothing is recorded of {request!r} in {folder}; it may not have ended yet or only just now, may not have "
+            "been sampled (telemetry.trace_sample), or be so old that its file was deleted; `millrace trace` lists the "
+            "latest ones"
         )
     needles = [trace.encode() for trace in traces]
     found: dict[tuple[str, str], SpanLine] = {}
