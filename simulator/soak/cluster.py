@@ -33,7 +33,7 @@ from simulator.soak import restless_planner
 from simulator.soak.clients import Clients
 from simulator.soak.oracle import RUN_NS, Oracle
 from simulator.soak.restless_planner import RestlessConfig
-from simulator.soak.shape import MODEL, SoakShape, TradingShape
+from simulator.soak.shape import MODEL, REPLICAS_IN_MAX, REPLICAS_OUT_MAX, SoakShape, TradingShape
 from simulator.soak.wrong_estimates import wrong
 from simulator.vocabulary import EOS, byte_vocabulary, spoken_vocabulary
 
@@ -121,14 +121,16 @@ class SoakCluster(SimulatedCluster):
             engine=self.shape.engine,
             step_time=self.shape.planned_as or MODEL,
             limits=limits,
-            migration=MigrationConfig(replicas=ReplicaBounds(memory_share=share, count_max=4, hold_ms=5_000)),
+            migration=MigrationConfig(
+                replicas=ReplicaBounds(memory_share=share, count_max=REPLICAS_IN_MAX, hold_ms=5_000)
+            ),
         )
 
     def _migrator(self, instance: str) -> MigratorConfig:
         """A migrator whose replicas suit short sequences."""
         assert self.shape.migration is not None
         replicas = ReplicaConfig(
-            enabled=self.shape.migration.replicas, tokens_min=32, per_instance_max=3, interval_ms=100
+            enabled=self.shape.migration.replicas, tokens_min=32, per_instance_max=REPLICAS_OUT_MAX, interval_ms=100
         )
         return MigratorConfig(name=f"migrator-{instance}", instances=[instance], bus=BUS, replicas=replicas)
 

@@ -36,12 +36,13 @@ from services.ingress.config import IngressConfig
 from services.ingress.times import Times
 from services.migrator.config import MigratorLimits
 from services.worker.config import MigrationConfig
+from simulator.soak.shape import REPLICAS_IN_MAX, REPLICAS_OUT_MAX, MigrationShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.soak.cluster import SoakCluster
-    from simulator.soak.shape import MigrationShape, SoakShape
+    from simulator.soak.shape import SoakShape
 
 #: Roles that a seed may give to the workers; the first is drawn more often than the others.
 ROLES: tuple[dict[str, InstanceRole], ...] = (
@@ -54,8 +55,6 @@ ROLES: tuple[dict[str, InstanceRole], ...] = (
 
 def migration_for(seed: int) -> MigrationShape:
     """Draw how sequences move in a seed's cluster."""
-    from simulator.soak.shape import MigrationShape
-
     rng = Random(f"{seed}/migration shape")
     shape = MigrationShape(
         verify=rng.random() < 0.5,
@@ -77,13 +76,15 @@ def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     fullest = BatchComposition(decodes=engine.max_sequences, prefill_tokens=budget, context_tokens=tokens)
     step_ns = shape.step_time.duration_ns(fullest)
     freeze_ns = MigrationConfig().freeze_ms_max * MILLISECOND
+    beside = (REPLICAS_OUT_MAX, REPLICAS_IN_MAX) if shape.migration.replicas else (0, 0)
+    reads_max = max(limits.out_max + beside[0], limits.in_max + beside[1])
     elsewhere_ns = silence_ns + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
     return PauseBounds(
         message=2 * (link.delay_ns + JITTERS * link.jitter_ns),
         step=step_ns,
         recompute=-(-tokens // (budget - engine.max_sequences)) * step_ns,
         latency=shape.migration.latency_ns,
-        bytes_per_s=shape.migration.bytes_per_s / max(limits.out_max, limits.in_max),
+        bytes_per_s=shape.migration.bytes_per_s / reads_max,
         block_bytes=engine.block_size * TOKEN_BYTES,
         freeze_max=freeze_ns,
         harm=freeze_ns + limits.lease_ms * MILLISECOND + elsewhere_ns,

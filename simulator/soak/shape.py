@@ -18,6 +18,10 @@ MODEL = "modelled"
 RATES = (4.0, 12.0, 30.0)
 
 
+#: KV replicas from an instance, and to one, at a time.
+REPLICAS_OUT_MAX, REPLICAS_IN_MAX = 3, 4
+
+
 class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
     """Migration of running sequences between the workers of a cluster.
 

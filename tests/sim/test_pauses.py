@@ -24,6 +24,7 @@ from simulator.soak.cluster import SoakCluster
 from simulator.soak.run import SoakRun
 from simulator.soak.seeds import shape_for
 from simulator.soak.shape import MigrationShape
+from tests.sim.soak_seeds import passed
 
 #: 2 GB/s: a block takes a millisecond.
 SHAPE = MigrationShape(bytes_per_s=2e9)
@@ -57,6 +58,14 @@ def test_undisturbed_moves_show_their_clients_one_slow_token() -> None:
     assert pauses is not None
     assert pauses.quiet > 15
     assert 0 < pauses.longest_ns < 60 * MILLISECOND
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(56, id="replicas share the wire"), pytest.param(252, id="its KV came too late for a full batch")],
+)
+def test_longer_pauses_with_a_cause_of_their_own_are_no_error(seed: int) -> None:
+    assert passed(seed, "join_shortest_queue", migrations=True).outcomes
 
 
 def test_reads_that_take_longer_than_the_network_does_are_seen() -> None:

@@ -2,13 +2,14 @@
 
     quiet cluster, copy or live   messages + a step at each end + the last blocks at their share of the wire
       the same, blocks too slow   messages + a step at each end + the freeze, + the steps that compute what did not come
-    harm, or recompute            the worker's longest freeze + a lease + the times after which ingress gives up on a
+    harm, or no KV arrived        the worker's longest freeze + a lease + the times after which ingress gives up on a
                                   worker and goes on elsewhere
     at any time, in an engine     no freeze is longer than the longest that its worker gives
 
 Pauses are counted from the moment at which the source stands still (its last token is out then) to the first token that
-ingress takes after it, from whoever. A sequence that an engine preempts meanwhile waits for blocks, not for its move:
-such pauses are left to the last line.
+ingress takes after it, from whoever. A sequence that an engine preempts meanwhile waits for blocks, not for its move,
+and one whose KV did not arrive waits for a place in the batch as every new one does: such pauses are left to the line
+of harm.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millrace.actor.effects import Effect, Reply, Request
+from millrace.actor.engine import SequenceAdded
 from millrace.contracts.leases import FreezeSequence, SequenceFrozen
 from millrace.contracts.message import Message
 from millrace.contracts.worker import SubmitSequence
@@ -70,7 +72,7 @@ class Pause:
 
     Attributes:
         tokens: Of its output when it did.
-        recomputes: Whether its KV stays behind.
+        recomputes: Whether its KV stays behind, or did not arrive in time.
         preemptions: Of all engines when it did.
     """
 
@@ -118,6 +120,9 @@ class BoundedPauses(Checker):
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
         if isinstance(message.body, FreezeSequence):
             self._freezes.setdefault(message.body.migration, message.body.freeze_ms * 1_000_000)
+        elif isinstance(message.body, SequenceAdded) and not message.body.kv_tokens:
+            for waits in self._open.values():
+                waits.recomputes |= waits.sequence == message.body.sequence
         for effect in effects:
             if isinstance(effect, Reply) and isinstance(effect.body, SequenceFrozen):
                 self._stands_still(effect.body, process.now_ns)
