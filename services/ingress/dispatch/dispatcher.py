@@ -125,7 +125,7 @@ def _decide_or_ask(state: IngressState, sequences: list[OpenSequence], view: Dis
         ask_predictors(state, sequences, view, asked, parameters, out)
         return
     else:
-        decision, fallback = _decide(state, policy, parameters, view, out)
+        decision, fallback = _run_policy(state, policy, parameters, view, out)
     _carry_out(state, sequences, DispatchChoice(decision=decision, policy=policy.name, fallback=fallback), out)
 
 
@@ -176,7 +176,7 @@ def _choose(
     predictions = {c.name: answers.predictions[c.name] for c in drawn if c.name in answers.predictions}
     decision, fallback = None, ""
     if predictions:
-        decision, fallback = _decide(state, policy, parameters, view_of(sequences, drawn, predictions), out)
+        decision, fallback = _run_policy(state, policy, parameters, view_of(sequences, drawn, predictions), out)
     if decision is None or decision.chosen is None:
         why, reason = _missing(answers, gone=not drawn)
         decision, fallback = _decide_by_fallback(
@@ -199,7 +199,7 @@ def _missing(answers: ForecastAnswers, *, gone: bool) -> tuple[str, str]:
     return "no_prediction", f"no prediction of {len(answers.notes)} asked ({', '.join(notes[:3])})"
 
 
-def _decide(
+def _run_policy(
     state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView, out: list[Effect]
 ) -> tuple[Decision, str]:
     """Run a policy and keep its next state; where it fails, the fallback decides and is named."""
