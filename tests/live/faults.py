@@ -1,4 +1,4 @@
-"""Faults under load, the same for modelled and real engines: streams at 20 a second while something is killed."""
+"""Faults under load, the same for modelled and real engines: streams at a steady rate while something is killed."""
 
 from __future__ import annotations
 

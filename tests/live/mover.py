@@ -1,4 +1,4 @@
-"""Moves whatever runs, to anywhere, one move after the other: an operator without mercy."""
+"""Moves whatever runs, to anywhere, several at a time and without a pause: an operator without mercy."""
 
 from __future__ import annotations
 

@@ -38,8 +38,10 @@ def why_not() -> str:
 
 
 def _api() -> Any:
-    """NIXL's module. On its first import it asks torch which CUDA it was built for; a build for CPUs has none, and to
-    say so costs a second or two of processor time and 190 MB, so that NIXL finds none of it there.
+    """Imports NIXL's module, without torch if torch is a CPU build.
+
+    NIXL imports torch only to read its CUDA version, which a CPU build does not have. The import takes one to two
+    seconds of processor time and 190 MB.
     """
     hidden = "torch" not in sys.modules and _torch_is_for_cpus()
     if hidden:

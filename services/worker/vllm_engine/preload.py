@@ -46,4 +46,4 @@ def _replace_kernels_once() -> None:
 
 
 def _nothing_left() -> None:
-    """Stands for the method whose work is done."""
+    """Replaces the method in this process and its forks: the kernels are replaced already."""
