@@ -21,6 +21,7 @@ from __future__ import annotations
 from enum import Enum
 
 import msgspec
+from millrace.actor.transitions import Transition, TransitionTable
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import SequenceRefused
 
@@ -141,7 +142,6 @@ SequenceEvent = (
 class Guard(Enum):
     """Condition of a transition, evaluated by ``reactions.holds``."""
 
-    ALWAYS = "always"
     LOG_COMPLETE = "the log already ends as its engine would have ended it"
     AT_FAULT = "the same failure repeats without a new token: the request causes it"
     TARGET_ALIVE = "a migration is under way and its target is alive"
@@ -171,65 +171,36 @@ class Reaction(Enum):
     RELEASE = "release"
 
 
-class Transition(msgspec.Struct, frozen=True):
-    """One row of the table."""
-
-    state: SequencePhase
-    event: type[SequenceEvent]
-    guard: Guard
-    target: SequencePhase
-    reaction: Reaction
-
-
 _S, _G, _R = SequencePhase, Guard, Reaction
 
-#: Rows of one state and event are tried in order; the last one of each pair has no guard.
-TRANSITIONS: tuple[Transition, ...] = (
-    Transition(_S.WAITING, Deferred, _G.ALWAYS, _S.WAITING, _R.ENQUEUE),
-    Transition(_S.WAITING, ForecastsRequested, _G.ALWAYS, _S.FORECASTING, _R.AWAIT_FORECASTS),
-    Transition(_S.WAITING, Submitted, _G.ALWAYS, _S.SUBMITTED, _R.SUBMIT),
-    Transition(_S.WAITING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+#: Life cycle of a sequence.
+TRANSITIONS = TransitionTable[SequencePhase, type[SequenceEvent], Guard, Reaction](
+    Transition(_S.WAITING, Deferred, _S.WAITING, _R.ENQUEUE),
+    Transition(_S.WAITING, ForecastsRequested, _S.FORECASTING, _R.AWAIT_FORECASTS),
+    Transition(_S.WAITING, Submitted, _S.SUBMITTED, _R.SUBMIT),
+    Transition(_S.WAITING, Cancelled, _S.ENDED, _R.RELEASE),
     #
-    Transition(_S.FORECASTING, ForecastsReceived, _G.ALWAYS, _S.WAITING, _R.FORGET_QUESTION),
-    Transition(_S.FORECASTING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    Transition(_S.FORECASTING, ForecastsReceived, _S.WAITING, _R.FORGET_QUESTION),
+    Transition(_S.FORECASTING, Cancelled, _S.ENDED, _R.RELEASE),
     #
-    Transition(_S.SUBMITTED, Accepted, _G.ALWAYS, _S.RUNNING, _R.ACCEPT),
-    Transition(_S.SUBMITTED, SubmissionRefused, _G.ALWAYS, _S.WAITING, _R.RETRY_REFUSED),
-    Transition(_S.SUBMITTED, SubmissionUnanswered, _G.ALWAYS, _S.WAITING, _R.RETRY_UNANSWERED),
-    Transition(_S.SUBMITTED, InstanceLost, _G.LOG_COMPLETE, _S.ENDED, _R.FINISH_FROM_LOG),
-    Transition(_S.SUBMITTED, InstanceLost, _G.ALWAYS, _S.WAITING, _R.FAIL_OVER),
-    Transition(_S.SUBMITTED, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    Transition(_S.SUBMITTED, Accepted, _S.RUNNING, _R.ACCEPT),
+    Transition(_S.SUBMITTED, SubmissionRefused, _S.WAITING, _R.RETRY_REFUSED),
+    Transition(_S.SUBMITTED, SubmissionUnanswered, _S.WAITING, _R.RETRY_UNANSWERED),
+    Transition(_S.SUBMITTED, InstanceLost, _S.ENDED, _R.FINISH_FROM_LOG, guard=_G.LOG_COMPLETE),
+    Transition(_S.SUBMITTED, InstanceLost, _S.WAITING, _R.FAIL_OVER),
+    Transition(_S.SUBMITTED, Cancelled, _S.ENDED, _R.RELEASE),
     #
-    Transition(_S.RUNNING, TokensMissing, _G.ALWAYS, _S.RUNNING, _R.REQUEST_RESEND),
-    Transition(_S.RUNNING, Finished, _G.ALWAYS, _S.ENDED, _R.FINISH),
-    Transition(_S.RUNNING, InstanceLost, _G.LOG_COMPLETE, _S.ENDED, _R.FINISH_FROM_LOG),
-    Transition(_S.RUNNING, InstanceLost, _G.AT_FAULT, _S.ENDED, _R.REFUSE_AT_FAULT),
-    Transition(_S.RUNNING, InstanceLost, _G.TARGET_ALIVE, _S.VERIFYING, _R.VERIFY_TARGET),
-    Transition(_S.RUNNING, InstanceLost, _G.ALWAYS, _S.WAITING, _R.FAIL_OVER),
-    Transition(_S.RUNNING, Migrated, _G.ALWAYS, _S.RUNNING, _R.SWITCH_OWNER),
-    Transition(_S.RUNNING, TargetLost, _G.ALWAYS, _S.RUNNING, _R.STAY_WITH_SOURCE),
-    Transition(_S.RUNNING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    Transition(_S.RUNNING, TokensMissing, _S.RUNNING, _R.REQUEST_RESEND),
+    Transition(_S.RUNNING, Finished, _S.ENDED, _R.FINISH),
+    Transition(_S.RUNNING, InstanceLost, _S.ENDED, _R.FINISH_FROM_LOG, guard=_G.LOG_COMPLETE),
+    Transition(_S.RUNNING, InstanceLost, _S.ENDED, _R.REFUSE_AT_FAULT, guard=_G.AT_FAULT),
+    Transition(_S.RUNNING, InstanceLost, _S.VERIFYING, _R.VERIFY_TARGET, guard=_G.TARGET_ALIVE),
+    Transition(_S.RUNNING, InstanceLost, _S.WAITING, _R.FAIL_OVER),
+    Transition(_S.RUNNING, Migrated, _S.RUNNING, _R.SWITCH_OWNER),
+    Transition(_S.RUNNING, TargetLost, _S.RUNNING, _R.STAY_WITH_SOURCE),
+    Transition(_S.RUNNING, Cancelled, _S.ENDED, _R.RELEASE),
     #
-    Transition(_S.VERIFYING, Migrated, _G.ALWAYS, _S.RUNNING, _R.SWITCH_OWNER),
-    Transition(_S.VERIFYING, TargetLost, _G.ALWAYS, _S.WAITING, _R.GIVE_UP_TARGET),
-    Transition(_S.VERIFYING, Cancelled, _G.ALWAYS, _S.ENDED, _R.RELEASE),
+    Transition(_S.VERIFYING, Migrated, _S.RUNNING, _R.SWITCH_OWNER),
+    Transition(_S.VERIFYING, TargetLost, _S.WAITING, _R.GIVE_UP_TARGET),
+    Transition(_S.VERIFYING, Cancelled, _S.ENDED, _R.RELEASE),
 )
-
-
-def _index() -> dict[tuple[SequencePhase, type[SequenceEvent]], tuple[Transition, ...]]:
-    index: dict[tuple[SequencePhase, type[SequenceEvent]], tuple[Transition, ...]] = {}
-    for row in TRANSITIONS:
-        index[row.state, row.event] = (*index.get((row.state, row.event), ()), row)
-    return index
-
-
-_BY_STATE_AND_EVENT = _index()
-
-
-class TransitionRefused(AssertionError):
-    """The table lists no transition for this state and event: a bug in ingress."""
-
-
-def transitions_of(state: SequencePhase, event: type[SequenceEvent]) -> tuple[Transition, ...]:
-    """Rows for a state and an event, in the order in which their guards are tried; empty where it is refused."""
-    return _BY_STATE_AND_EVENT.get((state, event), ())

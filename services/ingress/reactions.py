@@ -57,8 +57,6 @@ def holds(state: IngressState, sequence: OpenSequence, event: SequenceEvent, gua
             return request_at_fault(sequence, event)
         case Guard.TARGET_ALIVE:
             return target_alive(state, sequence)
-        case Guard.ALWAYS:
-            return True
 
 
 def react(state: IngressState, sequence: OpenSequence, event: SequenceEvent, out: list[Effect]) -> None:
@@ -67,5 +65,5 @@ def react(state: IngressState, sequence: OpenSequence, event: SequenceEvent, out
     Raises:
         TransitionRefused: the table lists no transition.
     """
-    transition = sequence.advance(event, lambda guard: holds(state, sequence, event, guard))
-    REACTIONS[transition.reaction](state, sequence, event, out)
+    reaction = sequence.advance(event, lambda guard: holds(state, sequence, event, guard))
+    REACTIONS[reaction](state, sequence, event, out)

@@ -13,14 +13,7 @@ from millrace.contracts.worker import Sampling
 from services.ingress.calls.messages import DeltaLogprob
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.dispatch.prefix_blocks import PromptBlocks
-from services.ingress.lifecycle import (
-    Guard,
-    SequenceEvent,
-    SequencePhase,
-    Transition,
-    TransitionRefused,
-    transitions_of,
-)
+from services.ingress.lifecycle import TRANSITIONS, Guard, Reaction, SequenceEvent, SequencePhase
 from services.ingress.tokens.detokenizer import TextStream
 from services.ingress.tokens.evidence import TokenEvidence
 
@@ -265,17 +258,15 @@ class OpenSequence:
         """Its state."""
         return self._phase
 
-    def advance(self, event: SequenceEvent, holds: Callable[[Guard], bool]) -> Transition:
-        """Take the transition of an event: the first row of the table whose guard holds.
+    def advance(self, event: SequenceEvent, holds: Callable[[Guard], bool]) -> Reaction:
+        """Take the transition of an event and return its reaction.
 
         Raises:
             TransitionRefused: the table lists none.
         """
-        for row in transitions_of(self._phase, type(event)):
-            if row.guard is Guard.ALWAYS or holds(row.guard):
-                self._phase = row.target
-                return row
-        raise TransitionRefused(f"{self.id}: {event!r} while {self._phase.value}")
+        row = TRANSITIONS.take(self._phase, type(event), holds, who=self.id)
+        self._phase = row.target
+        return row.reaction
 
     def next_epoch(self) -> int:
         """An epoch above all that were ever submitted or granted."""

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models
 from services.ingress.actor import IngressActor
 from services.ingress.calls.messages import Call, CallKind, CallSubmitted, DeliverDeltas
 from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig, policy_of
-from services.ingress.lifecycle import SequencePhase, transitions_of
+from services.ingress.lifecycle import TRANSITIONS, SequencePhase
 from services.ingress.metrics import IngressMetrics
 from services.ingress.reactions import react
 from services.ingress.sequence import OpenSequence
@@ -59,7 +59,7 @@ class TransitionLog:
 
     def react(self, state: IngressState, sequence: OpenSequence, event: Any, out: list[Effect]) -> None:
         self._check(sequence)
-        rows = transitions_of(sequence.phase, type(event))
+        rows = TRANSITIONS.rows(sequence.phase, type(event))
         self.taken.add((sequence.phase, type(event)))
         self._expected[sequence] = frozenset(row.target for row in rows)
         react(state, sequence, event, out)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from millrace.actor.transitions import Transition, TransitionTable
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 
@@ -47,50 +48,47 @@ class MemberEvent(StrEnum):
 
 _S, _E = MemberState, MemberEvent
 
-#: States by state and event; an event that is not listed leaves the state as it is.
-_NEXT: dict[MemberState, dict[MemberEvent, MemberState]] = {
-    _S.UNKNOWN: {
-        _E.STARTED: _S.SERVING,
-        _E.REPORTED: _S.SERVING,
-        _E.REPORTED_DRAINING: _S.DRAINING,
-        _E.LEAVING: _S.DRAINING,
-        _E.DIED: _S.DEAD,
-        _E.UNREGISTERED: _S.GONE,
-    },
-    _S.SERVING: {
-        _E.REPORTED_DRAINING: _S.DRAINING,
-        _E.LEAVING: _S.DRAINING,
-        _E.SILENCE: _S.SILENT,
-        _E.DIED: _S.DEAD,
-    },
-    _S.DRAINING: {
-        _E.STARTED: _S.SERVING,
-        _E.REPORTED: _S.SERVING,
-        _E.SILENCE: _S.SILENT,
-        _E.DIED: _S.DEAD,
-        _E.UNREGISTERED: _S.GONE,
-    },
-    _S.SILENT: {
-        _E.STARTED: _S.SERVING,
-        _E.REPORTED: _S.SERVING,
-        _E.REPORTED_DRAINING: _S.DRAINING,
-        _E.LEAVING: _S.DRAINING,
-        _E.DIED: _S.DEAD,
-        _E.UNREGISTERED: _S.GONE,
-    },
-    _S.DEAD: {_E.STARTED: _S.SERVING, _E.UNREGISTERED: _S.GONE},
-    _S.GONE: {
-        _E.STARTED: _S.SERVING,
-        _E.REPORTED: _S.SERVING,
-        _E.REPORTED_DRAINING: _S.DRAINING,
-        _E.DIED: _S.DEAD,
-    },
-}
+#: The table above; an event that is not listed leaves the state as it is.
+MEMBER_TRANSITIONS = TransitionTable[MemberState, MemberEvent, None, None](
+    Transition(_S.UNKNOWN, _E.STARTED, _S.SERVING, None),
+    Transition(_S.UNKNOWN, _E.REPORTED, _S.SERVING, None),
+    Transition(_S.UNKNOWN, _E.REPORTED_DRAINING, _S.DRAINING, None),
+    Transition(_S.UNKNOWN, _E.LEAVING, _S.DRAINING, None),
+    Transition(_S.UNKNOWN, _E.DIED, _S.DEAD, None),
+    Transition(_S.UNKNOWN, _E.UNREGISTERED, _S.GONE, None),
+    #
+    Transition(_S.SERVING, _E.REPORTED_DRAINING, _S.DRAINING, None),
+    Transition(_S.SERVING, _E.LEAVING, _S.DRAINING, None),
+    Transition(_S.SERVING, _E.SILENCE, _S.SILENT, None),
+    Transition(_S.SERVING, _E.DIED, _S.DEAD, None),
+    #
+    Transition(_S.DRAINING, _E.STARTED, _S.SERVING, None),
+    Transition(_S.DRAINING, _E.REPORTED, _S.SERVING, None),
+    Transition(_S.DRAINING, _E.SILENCE, _S.SILENT, None),
+    Transition(_S.DRAINING, _E.DIED, _S.DEAD, None),
+    Transition(_S.DRAINING, _E.UNREGISTERED, _S.GONE, None),
+    #
+    Transition(_S.SILENT, _E.STARTED, _S.SERVING, None),
+    Transition(_S.SILENT, _E.REPORTED, _S.SERVING, None),
+    Transition(_S.SILENT, _E.REPORTED_DRAINING, _S.DRAINING, None),
+    Transition(_S.SILENT, _E.LEAVING, _S.DRAINING, None),
+    Transition(_S.SILENT, _E.DIED, _S.DEAD, None),
+    Transition(_S.SILENT, _E.UNREGISTERED, _S.GONE, None),
+    #
+    Transition(_S.DEAD, _E.STARTED, _S.SERVING, None),
+    Transition(_S.DEAD, _E.UNREGISTERED, _S.GONE, None),
+    #
+    Transition(_S.GONE, _E.STARTED, _S.SERVING, None),
+    Transition(_S.GONE, _E.REPORTED, _S.SERVING, None),
+    Transition(_S.GONE, _E.REPORTED_DRAINING, _S.DRAINING, None),
+    Transition(_S.GONE, _E.DIED, _S.DEAD, None),
+)
 
 
 def next_state(state: MemberState, event: MemberEvent) -> MemberState:
     """State after an event, by the table of this module."""
-    return _NEXT[state].get(event, state)
+    rows = MEMBER_TRANSITIONS.rows(state, event)
+    return rows[0].target if rows else state
 
 
 @dataclass(slots=True, eq=False)

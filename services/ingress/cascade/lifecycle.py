@@ -16,6 +16,7 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 
 import msgspec
+from millrace.actor.transitions import Transition, TransitionTable
 
 from services.ingress.calls.limits import Refusal
 
@@ -101,7 +102,6 @@ CascadeEvent = (
 class CascadeGuard(Enum):
     """Condition of a row, evaluated by ``cascade/reactions.py``."""
 
-    ALWAYS = "always"
     LAST_TIER = "no tier of the plan may follow"
     GOOD_ENOUGH = "the score reaches the threshold in force"
     NEXT_TIER = "a further tier can answer in time"
@@ -125,48 +125,29 @@ class CascadeReaction(Enum):
     ABANDON = "abandon"
 
 
-class CascadeTransition(msgspec.Struct, frozen=True):
-    """One row of the table."""
-
-    state: CascadePhase
-    event: type[CascadeEvent]
-    guard: CascadeGuard
-    target: CascadePhase
-    reaction: CascadeReaction
-
-
 _S, _G, _R = CascadePhase, CascadeGuard, CascadeReaction
 
-#: Rows of one state and event are tried in order; the last one of each pair has no guard.
-CASCADE_TRANSITIONS: tuple[CascadeTransition, ...] = (
-    CascadeTransition(_S.ATTEMPTING, AnswerCompleted, _G.LAST_TIER, _S.ENDED, _R.DELIVER),
-    CascadeTransition(_S.ATTEMPTING, AnswerCompleted, _G.ALWAYS, _S.JUDGING, _R.JUDGE),
-    CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.NEXT_TIER, _S.ATTEMPTING, _R.ESCALATE),
-    CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.HAS_ANSWER, _S.ENDED, _R.DELIVER_BEST),
-    CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.RESUMABLE, _S.ATTEMPTING, _R.START_AGAIN),
-    CascadeTransition(_S.ATTEMPTING, AttemptFailed, _G.ALWAYS, _S.ENDED, _R.FAIL),
-    CascadeTransition(_S.ATTEMPTING, ScoreOutOfReach, _G.ALWAYS, _S.ATTEMPTING, _R.REJECT_EARLY),
-    CascadeTransition(_S.ATTEMPTING, TextReady, _G.ALWAYS, _S.STREAMING, _R.COMMIT),
-    CascadeTransition(_S.ATTEMPTING, ClientGone, _G.ALWAYS, _S.ENDED, _R.ABANDON),
+#: Life cycle of a cascade's call.
+CASCADE_TRANSITIONS = TransitionTable[CascadePhase, type[CascadeEvent], CascadeGuard, CascadeReaction](
+    Transition(_S.ATTEMPTING, AnswerCompleted, _S.ENDED, _R.DELIVER, guard=_G.LAST_TIER),
+    Transition(_S.ATTEMPTING, AnswerCompleted, _S.JUDGING, _R.JUDGE),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, _R.ESCALATE, guard=_G.NEXT_TIER),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ENDED, _R.DELIVER_BEST, guard=_G.HAS_ANSWER),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, _R.START_AGAIN, guard=_G.RESUMABLE),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ENDED, _R.FAIL),
+    Transition(_S.ATTEMPTING, ScoreOutOfReach, _S.ATTEMPTING, _R.REJECT_EARLY),
+    Transition(_S.ATTEMPTING, TextReady, _S.STREAMING, _R.COMMIT),
+    Transition(_S.ATTEMPTING, ClientGone, _S.ENDED, _R.ABANDON),
     #
-    CascadeTransition(_S.JUDGING, OpinionGiven, _G.ALWAYS, _S.JUDGING, _R.WEIGH),
-    CascadeTransition(_S.JUDGING, AnswerScored, _G.GOOD_ENOUGH, _S.ENDED, _R.DELIVER),
-    CascadeTransition(_S.JUDGING, AnswerScored, _G.LAST_TIER, _S.ENDED, _R.DELIVER),
-    CascadeTransition(_S.JUDGING, AnswerScored, _G.NEXT_TIER, _S.ATTEMPTING, _R.ESCALATE),
-    CascadeTransition(_S.JUDGING, AnswerScored, _G.ALWAYS, _S.ENDED, _R.DELIVER_BEST),
-    CascadeTransition(_S.JUDGING, JudgementGivenUp, _G.ALWAYS, _S.ENDED, _R.DELIVER_BEST),
-    CascadeTransition(_S.JUDGING, ClientGone, _G.ALWAYS, _S.ENDED, _R.ABANDON),
+    Transition(_S.JUDGING, OpinionGiven, _S.JUDGING, _R.WEIGH),
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER, guard=_G.GOOD_ENOUGH),
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER, guard=_G.LAST_TIER),
+    Transition(_S.JUDGING, AnswerScored, _S.ATTEMPTING, _R.ESCALATE, guard=_G.NEXT_TIER),
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER_BEST),
+    Transition(_S.JUDGING, JudgementGivenUp, _S.ENDED, _R.DELIVER_BEST),
+    Transition(_S.JUDGING, ClientGone, _S.ENDED, _R.ABANDON),
     #
-    CascadeTransition(_S.STREAMING, AnswerCompleted, _G.ALWAYS, _S.ENDED, _R.COMPLETE),
-    CascadeTransition(_S.STREAMING, AttemptFailed, _G.ALWAYS, _S.ENDED, _R.FAIL),
-    CascadeTransition(_S.STREAMING, ClientGone, _G.ALWAYS, _S.ENDED, _R.ABANDON),
+    Transition(_S.STREAMING, AnswerCompleted, _S.ENDED, _R.COMPLETE),
+    Transition(_S.STREAMING, AttemptFailed, _S.ENDED, _R.FAIL),
+    Transition(_S.STREAMING, ClientGone, _S.ENDED, _R.ABANDON),
 )
-
-
-class CascadeTransitionRefused(AssertionError):
-    """The table lists no row for this state and event: a bug in ingress."""
-
-
-def cascade_transitions(state: CascadePhase, event: type[CascadeEvent]) -> tuple[CascadeTransition, ...]:
-    """Rows for a state and an event, in the order in which their guards are tried; empty where it is refused."""
-    return tuple(row for row in CASCADE_TRANSITIONS if row.state is state and row.event is event)

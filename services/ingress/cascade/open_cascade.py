@@ -12,13 +12,12 @@ from millrace.telemetry.tracecontext import sampled_context
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import AttemptReport, Call, CascadeReport, ChoiceDelta, Usage
 from services.ingress.cascade.lifecycle import (
+    CASCADE_TRANSITIONS,
     CascadeEvent,
     CascadeGuard,
     CascadePhase,
-    CascadeTransition,
-    CascadeTransitionRefused,
+    CascadeReaction,
     DeliveryReason,
-    cascade_transitions,
 )
 
 if TYPE_CHECKING:
@@ -221,17 +220,15 @@ class OpenCascade:
         """Number of choices over all prompts."""
         return len(self.call.prompts) * self.call.n
 
-    def advance(self, event: CascadeEvent, holds: Callable[[CascadeGuard], bool]) -> CascadeTransition:
-        """Take the transition of an event: the first row of the table whose guard holds.
+    def advance(self, event: CascadeEvent, holds: Callable[[CascadeGuard], bool]) -> CascadeReaction:
+        """Take the transition of an event and return its reaction.
 
         Raises:
-            CascadeTransitionRefused: the table lists none.
+            TransitionRefused: the table lists none.
         """
-        for row in cascade_transitions(self._phase, type(event)):
-            if row.guard is CascadeGuard.ALWAYS or holds(row.guard):
-                self._phase = row.target
-                return row
-        raise CascadeTransitionRefused(f"{self.request}: {event!r} while {self._phase.value}")
+        row = CASCADE_TRANSITIONS.take(self._phase, type(event), holds, who=self.request)
+        self._phase = row.target
+        return row.reaction
 
     def best(self) -> Attempt | None:
         """The complete attempt of the highest score; of equal ones, and without scores, the latest."""

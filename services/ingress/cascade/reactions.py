@@ -167,7 +167,7 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent, out: lis
     """Advance a call by an event and carry out the reaction.
 
     Raises:
-        CascadeTransitionRefused: the event cannot happen in its state.
+        TransitionRefused: the event cannot happen in its state.
     """
     attempt = parent.attempt
     if isinstance(event, AnswerCompleted):
@@ -175,9 +175,9 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent, out: lis
     elif isinstance(event, AttemptFailed):
         attempt.outcome, attempt.ended_ns, attempt.detail = "failed", state.now_ns, event.refusal.detail
         parent.refusal = event.refusal
-    transition = parent.advance(event, lambda guard: _holds(state, parent, event, guard))
-    REACTIONS[transition.reaction](state, parent, event, out)
-    if transition.target is CascadePhase.ENDED:
+    reaction = parent.advance(event, lambda guard: _holds(state, parent, event, guard))
+    REACTIONS[reaction](state, parent, event, out)
+    if parent.phase is CascadePhase.ENDED:
         sample(state, parent, out)
 
 
@@ -195,8 +195,6 @@ def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard:
             return may_follow(event.refusal) and resumable(state, parent) is not None
         case CascadeGuard.HAS_ANSWER:
             return parent.best() is not None
-        case CascadeGuard.ALWAYS:
-            return True
 
 
 # Reactions.
