@@ -62,7 +62,7 @@ def candidate_of(body: PredictLatency, instance: Instance, lengths: LearntLength
     )
 
 
-def candidate(  # noqa: PLR0913  (the fields of a Candidate)
+def candidate(
     prompt: int,
     output: int,
     bound: int,

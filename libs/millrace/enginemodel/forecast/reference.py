@@ -18,7 +18,7 @@ from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 OUTRUN_PLUS_TEN = OutrunPlusTen()
 
 
-def forecast(  # noqa: PLR0913  (one argument for each thing that a future depends on; the Forecaster keeps most of them)
+def forecast(
     snapshot: StatusSnapshot,
     candidate: Candidate,
     cost: StepCost,
