@@ -52,7 +52,6 @@ from services.predictor.answering import Answers, candidate, fault
 from services.predictor.calibration import Calibration, Kins
 from services.predictor.config import PredictorConfig
 from services.predictor.learnt import Learnt, nothing_learnt
-from services.predictor.mates import Hosts
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.placements import PLACEMENTS_MAX, Placements
 from services.predictor.prefixes import Prefixes, end_request
@@ -106,7 +105,6 @@ class PredictorActor:
         self._members = Membership.of(config.membership)
         self._instances: dict[str, Instance] = {}
         self._kins = Kins(step_times)
-        self._hosts = Hosts()
         self._learnt: dict[str, Learnt] = {}
         self._placements = Placements(metrics.placements.add)
         self._said: set[str] = set()
@@ -180,14 +178,11 @@ class PredictorActor:
             kin = self._kins.of(record, parameters)
         except ValueError as error:
             self._instances.pop(token, None)
-            self._hosts.leave(token)
             return self._say("error", "instance_unusable", instance=record.instance, error=str(error))
         calibration = Calibration(kin, enabled=self._config.calibrate)
         instance = Instance(record=record, parameters=parameters, calibration=calibration, member=member)
         if known is not None and known.calibration.kin is kin:
             instance.calibration = known.calibration  # the same engine, started again
-        host = record.host if self._config.neighbours else ""
-        instance.mate = self._hosts.join(token, host, instance.calibration.effect)
         self._instances[token] = instance
         if self._kins.knows(record.step_time):
             return []
@@ -199,7 +194,6 @@ class PredictorActor:
         instance = self._instances.pop(token, None)
         if instance is None:
             return []
-        self._hosts.leave(token)
         self._placements.drop(instance)
         return self._listen(token, Unsubscribe)
 

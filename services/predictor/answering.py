@@ -32,9 +32,6 @@ ANSWERS_MAX = 16
 #: A scale that differs by less from the one in use is not worth compiling the costs anew.
 SCALE_STEP = 0.002
 
-#: How busy neighbours are is taken in steps of this part of one, for the same reason.
-NEIGHBOUR_STEPS = 8
-
 #: Choices placed together; ingress allows 128.
 SEQUENCES_MAX = 1_024
 
@@ -216,8 +213,7 @@ class Answers:
 
 def _rescale(instance: Instance, now_ns: int) -> None:
     """Takes the scale of this moment: an idle instance's changes with what its kin show, without a word of its own."""
-    neighbours = round(instance.mate.neighbours_lately(now_ns) * NEIGHBOUR_STEPS) / NEIGHBOUR_STEPS
-    scale = instance.calibration.scale(now_ns, neighbours)
+    scale = instance.calibration.scale(now_ns)
     if abs(scale / instance.scale - 1) > SCALE_STEP:
         instance.scale = scale
         instance.rolled = None
@@ -225,24 +221,8 @@ def _rescale(instance: Instance, now_ns: int) -> None:
 
 
 def _told(answer: LatencyPrediction, request: str, instance: Instance, now_ns: int) -> LatencyPrediction:
-    """The answer with what changes while it holds: how old it is, and what neighbours do."""
-    return msgspec.structs.replace(
-        answer,
-        request=request,
-        snapshot_age_ns=instance.age_ns(now_ns),
-        neighbours_delay_ns=instance.mate.delay_ns(_longer_ns(instance, answer), now_ns),
-    )
-
-
-def _longer_ns(instance: Instance, answer: LatencyPrediction) -> int:
-    """For how much longer the engine computes if it takes the request: beyond the end of the longest one it has."""
-    if instance.mate.alone or instance.snapshot is None:
-        return 0
-    default = answer.output_tokens
-    entries = (*instance.snapshot.running, *instance.snapshot.waiting)
-    left = [(entry.expected_output_tokens or default) - entry.output_tokens for entry in entries]
-    left += [each.candidate.expected_output_tokens or default for each in instance.placements.values()]
-    return max(0, answer.e2e_ns - max(1, *left) * answer.tpot_mean_ns) if left else answer.e2e_ns
+    """The answer for one request, with the snapshot's present age."""
+    return msgspec.structs.replace(answer, request=request, snapshot_age_ns=instance.age_ns(now_ns))
 
 
 def build(cost: StepCost, instance: Instance, lengths: LearntLengths) -> Forecaster:

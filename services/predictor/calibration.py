@@ -17,8 +17,6 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost, after
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 
-from services.predictor.neighbours import NeighbourEffect
-
 #: A scale beyond these says that the set is for another engine; more would only hide it. An engine that shares its core
 #: with a dozen others was seen to take ten times as long.
 SCALE_MIN, SCALE_MAX = 0.2, 20.0
@@ -165,30 +163,26 @@ class Kins:
 
 
 class Calibration:
-    """Known cost of one instance's steps. Attributes: effect: of a busy neighbour on the same host."""
+    """Known cost of one instance's steps."""
 
     def __init__(self, kin: Kin, *, enabled: bool = True) -> None:
         self.kin = kin
-        self.effect = NeighbourEffect()
         self._own = StepScale()
         self._shown_ns = 0
         self._enabled = enabled
 
-    def scale(self, now_ns: int, neighbours: float = 0.0) -> float:
-        """Factor on the cost beside so many busy neighbours: its own, and its kin's where it has shown little, or
-        nothing for a while.
-        """
+    def scale(self, now_ns: int) -> float:
+        """Factor on the cost: its own, and its kin's where it has shown little, or nothing for a while."""
         own = min(OWN_STEPS_MAX, self._own.steps) * self._kept(now_ns)
-        alone = (own * self._own.value + KIN_STEPS * self.kin.scale.value) / (own + KIN_STEPS)
-        return alone * self.effect.factor(neighbours)
+        return (own * self._own.value + KIN_STEPS * self.kin.scale.value) / (own + KIN_STEPS)
 
     def _kept(self, now_ns: int) -> float:
         """Share of the weight of what it has shown that is left."""
         rest_ns = now_ns - self._shown_ns - GRACE_NS
         return float(0.5 ** (rest_ns / HALF_LIFE_NS)) if rest_ns > 0 else 1.0
 
-    def observe(self, snapshot: StatusSnapshot, before: StatusSnapshot | None, neighbours: int = 0) -> None:
-        """Learns from a snapshot with a new step and the one before it; so many neighbours were busy meanwhile."""
+    def observe(self, snapshot: StatusSnapshot, before: StatusSnapshot | None) -> None:
+        """Learns from a snapshot with a new step and the one before it."""
         if not self._enabled or snapshot.step_duration_ns <= 0 or not _computed(snapshot.batch):
             return
         self.kin.observe(snapshot.batch, snapshot.step_duration_ns)
@@ -204,10 +198,8 @@ class Calibration:
         if kept < 1:
             self._own.fade(kept)
         self._shown_ns = max(self._shown_ns, snapshot.at_ns)
-        self.effect.observe(snapshot.at_ns, measured_ns=measured_ns, predicted_ns=predicted_ns, busy=neighbours)
-        beside_ns = predicted_ns * self.effect.factor(neighbours)
         for scale in (self._own, self.kin.scale):
-            scale.observe(measured_ns, beside_ns, max(1, steps))
+            scale.observe(measured_ns, predicted_ns, max(1, steps))
 
 
 def run_of_decodes(before: StatusSnapshot | None, later: StatusSnapshot) -> int:

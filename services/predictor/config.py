@@ -29,8 +29,6 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         learn_lengths: Take that mean, and the spread for ``survival``, from outcomes.
         calibrate: Scale step times by what the engine really takes, and fit them where no set is known.
         prefixes: Follow what instances have in their prefix caches; else every prompt is taken as not cached.
-        neighbours: Learn how much engines of one host slow each other, and tell what a placement costs those beside it.
-            Nothing is learnt of instances that are alone on their hosts.
         transit_us: From a decision until the engine has the sequence, microseconds: ingress, bus and worker.
         step_times: Files of step-time parameters besides those that ship, by the name that instances give in their
             record. One that cannot be read is as good as none.
@@ -47,7 +45,6 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     learn_lengths: bool = True
     calibrate: bool = True
     prefixes: bool = True
-    neighbours: bool = True
     transit_us: int = 1_000
     step_times: dict[str, str] = {}
     bus: BusConfig = BusConfig()

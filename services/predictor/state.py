@@ -12,7 +12,6 @@ from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 from millrace.membership import Member
 
 from services.predictor.calibration import Calibration
-from services.predictor.mates import SILENCE_NS, Mate
 from services.predictor.prefixes import Prefixes
 
 #: Bound of any length that a snapshot may tell, tokens or blocks; larger numbers are absurd, and would not fit an
@@ -61,7 +60,6 @@ class Instance:
     Attributes:
         parameters: Of its scheduler, as its record says.
         calibration: What its steps cost.
-        mate: What its neighbours on the same host see of it, and it of them.
         prefixes: What its prefix cache is believed to hold.
         snapshot: The last one of this incarnation; None before.
         told_ns: When ``snapshot`` was last said to hold.
@@ -92,7 +90,6 @@ class Instance:
     lengths_version: int = -1
     fits: int = -1
     answers: dict[Candidate, Remembered] = field(default_factory=dict)
-    mate: Mate = field(default_factory=Mate)
 
     def __post_init__(self) -> None:
         self.prefixes = prefixes_of(self.parameters)
@@ -125,10 +122,8 @@ class Instance:
         """Replaces the snapshot. One that is told again confirms the state and changes nothing."""
         known = self.snapshot
         self.told_ns = now_ns
-        sequences = len(snapshot.running) + len(snapshot.waiting)
-        if known is None or snapshot.step > known.step:  # before its neighbours learn what it costs to slow it
-            self.calibration.observe(snapshot, known, self.mate.neighbours_now(now_ns))
-        self.mate.note(now_ns, sequences=sequences, left_ns=_left_ns(snapshot))
+        if known is None or snapshot.step > known.step:
+            self.calibration.observe(snapshot, known)
         if known is not None and snapshot.step == known.step and snapshot.at_ns == known.at_ns:
             return
         self.snapshot = snapshot
@@ -139,7 +134,6 @@ class Instance:
     def lose(self) -> None:
         """Its process ended: nothing of it holds any more."""
         self.snapshot = self.rolled = self.forecaster = None
-        self.mate.note(self.member.heard_ns, sequences=0)
         self.placements.clear()
         self.answers.clear()
         self.prefixes = prefixes_of(self.parameters)
@@ -193,15 +187,6 @@ class Instance:
         for name in gone:
             del self.placements[name]
         return gone
-
-
-def _left_ns(snapshot: StatusSnapshot) -> int:
-    """For how long an engine has work, about, if nothing new comes; long where its end is not in sight."""
-    expected = [entry.expected_output_tokens for entry in snapshot.running]
-    if snapshot.waiting or None in expected or not snapshot.step_duration_ns:
-        return SILENCE_NS
-    steps = [(entry.expected_output_tokens or 0) - entry.output_tokens for entry in snapshot.running]
-    return max([1, *steps]) * snapshot.step_duration_ns
 
 
 def prefixes_of(parameters: EngineParameters) -> Prefixes:

@@ -115,6 +115,20 @@ def test_engines_of_one_host_slow_each_other_where_the_scenario_says_so() -> Non
     assert latencies(apart) == latencies(alone)
 
 
+def test_an_engine_that_was_killed_gets_its_share_again_beside_one_on_the_same_host() -> None:
+    """Though each slows the other: who looked at that alone would send everybody to the one that is busy anyway."""
+    run = outcome_of(
+        'dispatch.policy="forecast"',
+        "workload.count=300",
+        'cluster.groups=[{name="gpu",instances=2,host="x",neighbour_slowdown=0.25,step_time="made-up"}]',
+        'faults=[{at_s=5.0,kind="kill",target="gpu-0"}]',
+        "intervals.status_ms=20",
+    )
+    assert run.outcomes == {"completed": 300}
+    later = [request.instance for request in run.finished if request.arrival_ns > 8_000_000_000]
+    assert later.count("gpu-0") > len(later) / 3
+
+
 def test_unequal_lengths_cost_what_the_scenario_says() -> None:
     split, held_up = (run(f"cluster.groups.0.kappa={kappa}") for kappa in (0, 10))
     assert latencies(split) == latencies(run())

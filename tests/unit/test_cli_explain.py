@@ -114,20 +114,6 @@ def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
     ]
 
 
-def test_the_delay_of_engines_on_the_same_host_has_a_column_where_there_is_any():
-    forecast = CandidateForecast(name="w0", e2e_ns=120_000_000, ttft_ns=8_000_000)
-    near = msgspec.structs.replace(forecast, name="w1", neighbours_delay_ns=30_000_000)
-    base = explained_by_spans(spans_of(served()))
-    (placement,) = base.placements
-
-    def head(*forecasts: CandidateForecast) -> str:
-        shown = msgspec.structs.replace(placement, forecasts=list(forecasts))
-        return next(line for line in told(msgspec.structs.replace(base, placements=[shown])) if "instance " in line)
-
-    assert "host later" not in head(forecast)
-    assert "others later  host later  preempted" in head(forecast, near)
-
-
 def test_a_recording_of_the_bus_says_the_same(tmp_path):
     bench = served()
     by_bus = explained_by_recording(recorded(bench, tmp_path / "tap"), "r")

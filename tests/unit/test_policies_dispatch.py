@@ -299,16 +299,6 @@ def test_the_delay_of_others_counts_nothing_where_the_length_is_a_guess():
     assert "other requests" not in decision.reason
 
 
-def test_the_delay_of_neighbours_counts_by_its_weight():
-    beside = msgspec.structs.replace(predicted(1, 100), neighbours_delay_ns=20 * MS)
-    asked = futures(a=beside, b=predicted(1, 130))
-    assert forecast(asked, neighbours_weight=0).chosen == "a"
-    decision = forecast(asked)
-    assert decision.chosen == "b"
-    assert "10 x delay of engines on the same host" in decision.reason
-    assert "neighbours" not in forecast(futures(a=predicted(1, 100))).reason
-
-
 def test_what_was_placed_since_counts_one_first_token_each():
     asked = futures(a=predicted(20, 100, since=2), b=predicted(20, 130))
     assert forecast(asked, ttft_weight=0).chosen == "b"

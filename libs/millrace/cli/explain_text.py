@@ -14,9 +14,7 @@ PLACEMENTS_MAX = 12
 KEPT_MAX = 16
 _NAME_MAX = 28
 _TIMES = ("end to end", "first token", "per token", "others later")
-_HEAD = ("  instance", *_TIMES, "host later", "preempted", "cached", "snapshot age")
-#: Column of the delay of engines on the same host.
-_NEIGHBOURS = _HEAD.index("host later")
+_HEAD = ("  instance", *_TIMES, "preempted", "cached", "snapshot age")
 
 
 def told(explained: Explained) -> list[str]:
@@ -130,11 +128,8 @@ def _considered(placement: ExplainedPlacement) -> Iterator[str]:
 
 
 def _forecasts(placement: ExplainedPlacement) -> list[tuple[str, ...]]:
-    """Head and a row per candidate; with the delay of the same host's other engines only where there is any."""
-    rows = [_HEAD, *(_row(forecast, placement.chosen) for forecast in placement.forecasts)]
-    if any(forecast.neighbours_delay_ns for forecast in placement.forecasts):
-        return rows
-    return [row[:_NEIGHBOURS] + row[_NEIGHBOURS + 1 :] if len(row) == len(_HEAD) else row for row in rows]
+    """Head and a row per candidate."""
+    return [_HEAD, *(_row(forecast, placement.chosen) for forecast in placement.forecasts)]
 
 
 def _row(forecast: CandidateForecast, chosen: str) -> tuple[str, ...]:
@@ -149,7 +144,6 @@ def _row(forecast: CandidateForecast, chosen: str) -> tuple[str, ...]:
         duration(forecast.ttft_ns),
         duration(forecast.tpot_mean_ns) if forecast.tpot_mean_ns else "?",
         duration(forecast.others_delay_ns),
-        duration(forecast.neighbours_delay_ns),
         str(forecast.preemptions),
         str(forecast.cached_tokens),
         duration(forecast.snapshot_age_ns) + since,

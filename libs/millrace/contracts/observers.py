@@ -29,7 +29,6 @@ class CandidateForecast(msgspec.Struct, frozen=True, array_like=True):
         note: Why there is no prediction; empty where there is one.
         placed_since: Sequences that the asker placed there after it had asked; policies may count them against it.
         cached_tokens: Of the prompt, expected in the prefix cache.
-        neighbours_delay_ns: As in LatencyPrediction.
     """
 
     name: str
@@ -42,7 +41,6 @@ class CandidateForecast(msgspec.Struct, frozen=True, array_like=True):
     note: str = ""
     placed_since: int = 0
     cached_tokens: int = 0
-    neighbours_delay_ns: int = 0
 
 
 class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):

@@ -51,10 +51,7 @@ class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/
         others_delay_ns: Sum over them of how much later each ends for this one; may be negative by a step.
         output_tokens: Output length that was assumed.
         snapshot_age_ns: Age of the status snapshot that was rolled forward.
-        took_ns: Time that the simulation took.
         cached_tokens: Of the prompt, expected to be in the instance's prefix cache and therefore not computed.
-        neighbours_delay_ns: Sum over the sequences that run at other instances of the same host of how much later each
-            ends because this one computes beside it; 0 where engines do not slow each other.
     """
 
     request: str
@@ -70,9 +67,7 @@ class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/
     others_delay_ns: int = 0
     output_tokens: int = 0
     snapshot_age_ns: int = 0
-    took_ns: int = 0
     cached_tokens: int = 0
-    neighbours_delay_ns: int = 0
 
 
 class NoPredictionReason(StrEnum):

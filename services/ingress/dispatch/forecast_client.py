@@ -171,8 +171,7 @@ def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | 
 
 def absurdity(body: LatencyPrediction) -> str:
     """Fault in a prediction's numbers; empty for none."""
-    counts = (body.others, body.cached_tokens, body.neighbours_delay_ns)
-    if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or min(counts) < 0:
+    if body.ttft_ns < 0 or body.e2e_ns <= 0 or body.tpot_mean_ns < 0 or min(body.others, body.cached_tokens) < 0:
         return "a negative time or count"
     if body.ttft_ns > body.e2e_ns:
         return "a first token after the last"
@@ -194,7 +193,6 @@ def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
         snapshot_age_ns=body.snapshot_age_ns,
         placed_since=placed_since,
         cached_tokens=body.cached_tokens,
-        neighbours_delay_ns=body.neighbours_delay_ns,
     )
 
 
@@ -246,7 +244,6 @@ def _published(name: str, prediction: Prediction) -> CandidateForecast:
         "",
         prediction.placed_since,
         prediction.cached_tokens,
-        prediction.neighbours_delay_ns,
     )
 
 

@@ -64,7 +64,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     snapshot_age_ns: int = 0
     placed_since: int = 0
     cached_tokens: int = 0
-    neighbours_delay_ns: int = 0
 
 
 class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -26,8 +26,6 @@ class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fiel
             how long it stays is a guess then. 0 is Block's rule. With ``slo`` it has no effect.
         others_summed: ``preempting``: that delay is the mean over those already there, or their sum at every candidate
             where one of them is predicted to preempt; ``always``: the sum.
-        neighbours_weight: Weight, 0 or more, of the delay that it imposes on sequences at other instances of the same
-            host, where engines of one host slow each other; summed over them. With ``slo`` it has no effect.
         ttft_weight: Weight, 0 or more, of the predicted time to the first token, added to ``e2e``: waiting counts more
             than decoding, as it says that memory is short there, which those who come later pay for too. 0 is
             Block's rule.
@@ -41,7 +39,6 @@ class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fiel
     candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
     others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 1.0
     others_summed: Literal["preempting", "always"] = "preempting"
-    neighbours_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 10.0
     ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
     slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
     slo_tpot_ms: Annotated[float, msgspec.Meta(gt=0)] = 100.0
@@ -76,18 +73,12 @@ def decide(
     weight = parameters.others_weight if view.expected_output_tokens is not None else 0.0
     summed = parameters.others_summed == "always" or any(p.preemptions for p in predictions)
     waiting = parameters.ttft_weight if end_to_end else 0.0
-    beside = parameters.neighbours_weight
-    loads = [
-        (of(p) + weight * _others_ns(p, summed) + beside * p.neighbours_delay_ns + waiting * p.ttft_ns) / _MS
-        for p in predictions
-    ]
+    loads = [(of(p) + weight * _others_ns(p, summed) + waiting * p.ttft_ns) / _MS for p in predictions]
     unit = "ms predicted end to end" if end_to_end else "ms predicted to the first token"
     if waiting:
         unit += f" + {waiting:g} x predicted TTFT"
     if weight:
         unit += f" + {weight:g} x {'' if summed else 'mean '}delay of other requests"
-    if beside and any(p.neighbours_delay_ns for p in predictions):
-        unit += f" + {beside:g} x delay of engines on the same host"
     return pick_lowest(known, loads, rng, unit=unit), state
 
 
