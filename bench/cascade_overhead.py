@@ -109,7 +109,7 @@ class CascadeRig:
             models={model: TextModel(letters(), frozenset({EOS}), judge(model)) for model in MODELS},
             metrics=IngressMetrics(),
             rng=Random(1),
-            policy=DISPATCH_POLICIES[policy],
+            policy=DISPATCH_POLICIES.load(policy),
         )
         self.now_ns = 10**18
         self.actor.start(self.now_ns)

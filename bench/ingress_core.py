@@ -62,7 +62,7 @@ def main() -> int:
         for policy in ("join_shortest_queue", "forecast"):
             cost = best(partial(call_us, instances, policy))
             print(f"a short call, {instances:2} instances, {policy:19}{cost:6.1f} µs")
-    for name in sorted(DISPATCH_POLICIES):
+    for name in DISPATCH_POLICIES.names:
         cost = best(partial(decision_us, name))
         print(f"decision of 64: {name:26} {cost:7.1f} µs")
     return 0
@@ -122,7 +122,7 @@ def call_us(instances: int, policy: str) -> float:
 
 def decision_us(name: str) -> float:
     """Microseconds of one decision over 64 instances."""
-    policy = DISPATCH_POLICIES[name]
+    policy = DISPATCH_POLICIES.load(name)
     rng = Random(1)
     candidates = tuple(
         InstanceView(
@@ -155,7 +155,7 @@ class Rig:
             models={MODEL: TextModel(letters(), frozenset({EOS}))},
             metrics=IngressMetrics(),
             rng=Random(1),
-            policy=DISPATCH_POLICIES[policy],
+            policy=DISPATCH_POLICIES.load(policy),
         )
         self.now_ns = 10**18
         self.actor.start(self.now_ns)

@@ -225,10 +225,10 @@ def _what_is_wrong(arguments: argparse.Namespace) -> str:
         return "--gpus, --cpus and --tensor-parallel are counts of at least 1"
     if not 0 <= arguments.spares < (arguments.gpus // arguments.tensor_parallel or arguments.cpus):
         return f"--spares {arguments.spares}: at least one worker must run from the start"
-    if arguments.provision not in ("", *PROVISIONING_POLICIES):
-        return f"--provision {arguments.provision}: one of {', '.join(sorted(PROVISIONING_POLICIES))}"
-    if arguments.trading not in ("", *TRADING_POLICIES):
-        return f"--trading {arguments.trading}: one of {', '.join(sorted(TRADING_POLICIES))}"
+    if arguments.provision not in ("", *PROVISIONING_POLICIES.names):
+        return f"--provision {arguments.provision}: one of {', '.join(PROVISIONING_POLICIES.names)}"
+    if arguments.trading not in ("", *TRADING_POLICIES.names):
+        return f"--trading {arguments.trading}: one of {', '.join(TRADING_POLICIES.names)}"
     if arguments.cpus and arguments.tensor_parallel > 1:
         return "--tensor-parallel splits an engine over GPUs; CPU workers have one core each"
     if arguments.gpus % arguments.tensor_parallel:

@@ -11,7 +11,7 @@ from millrace.actor.config import load_config
 from millrace.actor.errors import ConfigError
 from millrace.enginemodel.coefficients import load_step_time
 
-from services.coordinator.config import CoordinatorConfig, strategy_parameters
+from services.coordinator.config import CoordinatorConfig, provisioning_policy
 from services.ingress.config import IngressConfig, policy_of, policy_parameters
 from services.judge.config import JudgeConfig
 from services.migrator.config import MigratorConfig, target_policy
@@ -46,7 +46,7 @@ def _ingress(path: Path) -> None:
 
 
 def _coordinator(path: Path) -> None:
-    strategy_parameters(load_config(CoordinatorConfig, path).provisioning)
+    provisioning_policy(load_config(CoordinatorConfig, path).provisioning)
 
 
 def _migrator(path: Path) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
 from millrace.contracts.broker import MoveReason
+from millrace.policies.registry import PolicyError
 from millrace.policies.stages.refinement import RefinementParameters
 from millrace.policies.trading import TRADING_POLICIES, TradingPolicy
 
@@ -16,7 +17,7 @@ class TradingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Settings for the trade of running sequences between instances.
 
     Attributes:
-        policy: A name of ``TRADING_POLICIES``.
+        policy: A name of ``TRADING_POLICIES``, a file or an entry point.
         parameters: The policy's parameters.
         reasons: For which of these sequences move; none for no moves at all.
         returns: For which of drain and balance queued sequences are handed back to their ingresses.
@@ -194,10 +195,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def trading_policy(config: TradingConfig) -> tuple[TradingPolicy, msgspec.Struct]:
     """The policy and its parameters. Raises ConfigError where there is no such policy, or a parameter is wrong."""
-    policy = TRADING_POLICIES.get(config.policy)
-    if policy is None:
-        raise ConfigError(f"trading.policy: {config.policy!r} is none of {', '.join(sorted(TRADING_POLICIES))}")
     try:
-        return policy, msgspec.convert(config.parameters, policy.parameters)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"trading.parameters of {config.policy}: {error}") from None
+        return TRADING_POLICIES.choose(config.policy, config.parameters)
+    except PolicyError as error:
+        raise ConfigError(f"trading.{error}") from None

@@ -9,9 +9,10 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
 from millrace.contracts.plan import InstanceRole
 from millrace.membership import MembershipConfig
-from millrace.policies.provisioning import PROVISIONING_POLICIES
-from millrace.policies.roles import ROLE_POLICIES
-from millrace.policies.stages import STAGE_POLICIES
+from millrace.policies.provisioning import PROVISIONING_POLICIES, ProvisioningPolicy
+from millrace.policies.registry import PolicyError
+from millrace.policies.roles import ROLE_POLICIES, RolePolicy
+from millrace.policies.stages import STAGE_POLICIES, StagePolicy
 from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
 
@@ -22,7 +23,7 @@ class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Settings for the start and stop of instances, and the hosts that carry it out.
 
     Attributes:
-        strategy: A name of ``PROVISIONING_POLICIES``.
+        strategy: A name of ``PROVISIONING_POLICIES``, a file or an entry point.
         parameters: The strategy's parameters.
         hosts: Provisioners, in the order in which they are asked for one more instance.
         ask_limit_s: Time for a provisioner to answer, seconds.
@@ -43,7 +44,7 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings for the assignment of instances to ranges of lengths.
 
     Attributes:
-        policy: A name of ``STAGE_POLICIES``. ``one_stage`` until figures on the same runs show that stages are better.
+        policy: A name of ``STAGE_POLICIES``, a file or an entry point.
         parameters: The policy's parameters.
         ranges: Model -> its stages, for models whose stages are fixed whatever ``policy`` says.
         period_s: How often the policy is asked, seconds.
@@ -78,7 +79,7 @@ class RolePolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Settings for changes of instances' roles under load, and the limits on them.
 
     Attributes:
-        policy: A name of ``ROLE_POLICIES``; ``fixed`` leaves the configured roles as they are.
+        policy: A name of ``ROLE_POLICIES``, a file or an entry point; ``fixed`` leaves configured roles as they are.
         parameters: The policy's parameters.
         gap_s: Nobody is flipped, and no stage flips anybody, within so long of its last flip, seconds.
         settle_s: An instance does both for so long at least before the last hop, seconds; loads told of open moves are
@@ -131,49 +132,39 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     record: str = ""
 
 
-def strategy_parameters(config: ProvisioningConfig) -> msgspec.Struct:
-    """The chosen strategy's parameters.
+def provisioning_policy(config: ProvisioningConfig) -> tuple[ProvisioningPolicy, msgspec.Struct]:
+    """The chosen strategy and its parameters.
 
     Raises:
         ConfigError: no such strategy, parameters it does not have, or nobody to ask.
     """
-    policy = PROVISIONING_POLICIES.get(config.strategy)
-    if policy is None:
-        known = ", ".join(sorted(PROVISIONING_POLICIES))
-        raise ConfigError(f"provisioning.strategy {config.strategy!r}: one of {known}")
     if config.strategy != "none" and not config.hosts:
         raise ConfigError("provisioning.hosts is empty: nobody could start an instance")
     try:
-        return msgspec.convert(config.parameters, policy.parameters)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"provisioning.parameters of {config.strategy}: {error}") from None
+        return PROVISIONING_POLICIES.choose(config.strategy, config.parameters, key="strategy")
+    except PolicyError as error:
+        raise ConfigError(f"provisioning.{error}") from None
 
 
-def role_parameters(config: RolePolicyConfig) -> msgspec.Struct:
-    """The parameters of the chosen policy on roles.
-
-    Raises:
-        ConfigError: no such policy, or parameters that it does not have.
-    """
-    policy = ROLE_POLICIES.get(config.policy)
-    if policy is None:
-        raise ConfigError(f"flips.policy {config.policy!r}: one of {', '.join(sorted(ROLE_POLICIES))}")
-    try:
-        return msgspec.convert(config.parameters, policy.parameters)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"flips.parameters of {config.policy}: {error}") from None
-
-
-def stage_parameters(config: StagesConfig) -> msgspec.Struct:
-    """The chosen stage policy's parameters.
+def role_policy(config: RolePolicyConfig) -> tuple[RolePolicy, msgspec.Struct]:
+    """The chosen policy on roles and its parameters.
 
     Raises:
         ConfigError: no such policy, or parameters that it does not have.
     """
-    policy = STAGE_POLICIES.get(config.policy)
-    if policy is None:
-        raise ConfigError(f"stages.policy {config.policy!r}: one of {', '.join(sorted(STAGE_POLICIES))}")
     try:
-        return msgspec.convert(config.parameters, policy.parameters)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"stages.parameters of {config.policy}: {error}") from None
+        return ROLE_POLICIES.choose(config.policy, config.parameters)
+    except PolicyError as error:
+        raise ConfigError(f"flips.{error}") from None
+
+
+def stage_policy(config: StagesConfig) -> tuple[StagePolicy, msgspec.Struct]:
+    """The chosen stage policy and its parameters.
+
+    Raises:
+        ConfigError: no such policy, or parameters that it does not have.
+    """
+    try:
+        return STAGE_POLICIES.choose(config.policy, config.parameters)
+    except PolicyError as error:
+        raise ConfigError(f"stages.{error}") from None

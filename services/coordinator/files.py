@@ -11,7 +11,7 @@ from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.stages.quality import QualityFile, QualityModel, decode_quality
 
-from services.coordinator.config import CoordinatorConfig, stage_parameters
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.planning import Planning
 
 NO_STEP_TIMES: Mapping[str, StepTimeModel] = MappingProxyType({})
@@ -28,7 +28,6 @@ def build_planning(config: CoordinatorConfig, step_times: Mapping[str, StepTimeM
         ConfigError: the stage policy or its parameters are wrong, or a file that it names is.
     """
     stages = config.stages
-    stage_parameters(stages)
     return Planning(
         stages,
         name=config.name,

@@ -20,14 +20,14 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.subjects import subject_token
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.step_time_models import StepTimeModel
-from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, StageShape, assign, stages_of
+from millrace.policies.stages import PlanningView, StageDecision, StageShape, assign, stages_of
 from millrace.policies.stages.cohort import ARRIVALS_MAX, ArrivalCohort
 from millrace.policies.stages.fixed import policy as fixed
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.statistics import LengthStatistics
 
-from services.coordinator.config import StagesConfig, stage_parameters
+from services.coordinator.config import StagesConfig, stage_policy
 from services.coordinator.state import ModelState
 
 #: Stages in which instances served are remembered for so many instances of a model; beyond, returning ones go where
@@ -100,8 +100,7 @@ class Planning:
         self._name = name
         self._step_times = step_times or {}
         self._qualities = qualities or {}
-        self._parameters = stage_parameters(config)
-        self._policy = STAGE_POLICIES[config.policy]
+        self._policy, self._parameters = stage_policy(config)
         self._models: dict[str, ModelPlanning] = {}
         self._instance_models: dict[tuple[str, int, int, int, int], InstanceModel | None] = {}
 

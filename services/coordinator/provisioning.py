@@ -40,10 +40,10 @@ from millrace.contracts.provisioner import (
     StopInstance,
 )
 from millrace.contracts.subjects import Subjects
-from millrace.policies.provisioning import PROVISIONING_POLICIES, ProvisioningDecision, ProvisioningView
+from millrace.policies.provisioning import ProvisioningDecision, ProvisioningView
 from millrace.policies.provisioning.by_order import ORDER_MAX, ScaleAnswer
 
-from services.coordinator.config import ProvisioningConfig, strategy_parameters
+from services.coordinator.config import ProvisioningConfig, provisioning_policy
 from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, decided
 from services.coordinator.ladder import LadderView
 from services.coordinator.metrics import ModelFigures, ProvisioningFigures
@@ -68,8 +68,7 @@ class Provisioning:
         """Raises ConfigError where the strategy or its parameters are wrong."""
         self.figures = ProvisioningFigures()
         self._config = config
-        self._parameters = strategy_parameters(config)
-        self._policy = PROVISIONING_POLICIES[config.strategy]
+        self._policy, self._parameters = provisioning_policy(config)
         self._name = name
         self._incarnation = incarnation
         self._subjects = subjects

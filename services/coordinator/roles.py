@@ -28,10 +28,10 @@ from millrace.actor.effects import Effect, Log
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetRole
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord
-from millrace.policies.roles import ROLE_POLICIES, Flip, RoleInstance, RolesView, may_take_role
+from millrace.policies.roles import Flip, RoleInstance, RolesView, may_take_role
 from millrace.policies.stages.instance import InstanceModel
 
-from services.coordinator.config import RolePolicyConfig, role_parameters
+from services.coordinator.config import RolePolicyConfig, role_policy
 from services.coordinator.ladder import LadderView, acting, flips_held
 from services.coordinator.role_state import ModelRoles, OpenFlip, role_of
 from services.coordinator.role_windows import RoleWindows
@@ -67,8 +67,7 @@ class Roles:
             instance_model: Gives step costs; None where they are unknown.
         """
         self._config = config
-        self._parameters = role_parameters(config)
-        self._policy = ROLE_POLICIES[config.policy]
+        self._policy, self._parameters = role_policy(config)
         self._configured = configured
         self._instance_model = instance_model
         self._models: dict[str, ModelRoles] = {}

@@ -9,7 +9,7 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy, QueryParameters
-from millrace.policies.dispatch.loading import PolicyError, load_policy
+from millrace.policies.registry import PolicyError
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,7 +153,7 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Choice of instances, and submission to them.
 
     Attributes:
-        policy: A name of ``DISPATCH_POLICIES``, or the path of a file that ends in ``.py``. Where nobody predicts,
+        policy: A name of ``DISPATCH_POLICIES``, a file that ends in ``.py``, or an entry point. Where nobody predicts,
             ``forecast`` is as good as its fallback.
         parameters: The policy's parameters.
         policy_per_request: Whether a request may name its own policy (experiments); else one that does is refused.
@@ -248,7 +248,7 @@ def policy_of(config: DispatchConfig) -> DispatchPolicy:
         ConfigError: there is no such policy, or the file is none.
     """
     try:
-        return load_policy(config.policy)
+        return DISPATCH_POLICIES.load(config.policy)
     except PolicyError as error:
         raise ConfigError(f"dispatch.policy: {error}") from None
 
@@ -269,6 +269,6 @@ def policy_parameters(config: DispatchConfig, policy: DispatchPolicy) -> msgspec
 
 
 def _check_fallback(name: str, fallback: str) -> None:
-    heuristics = sorted(p.name for p in DISPATCH_POLICIES.values() if p.ask is None)
+    heuristics = [policy.name for policy in DISPATCH_POLICIES.shipped() if policy.ask is None]
     if fallback not in heuristics:
         raise ConfigError(f"dispatch.parameters of {name}: fallback {fallback!r} is none of {', '.join(heuristics)}")

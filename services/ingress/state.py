@@ -177,7 +177,7 @@ class IngressState:
         name = call.call.policy
         if not name or name == self.policy.name:
             return self.policy, self.parameters
-        own = DISPATCH_POLICIES[name]
+        own = DISPATCH_POLICIES.load(name)
         return own, own.parameters()
 
     def prompt_blocks(self, sequence: OpenSequence) -> PromptBlocks:

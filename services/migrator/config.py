@@ -10,6 +10,7 @@ from millrace.actor.errors import ConfigError
 from millrace.contracts.migration import MigrationMode
 from millrace.membership import MembershipConfig
 from millrace.policies.migration import TARGET_POLICIES, TargetPolicy
+from millrace.policies.registry import PolicyError
 
 
 class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,10 +137,7 @@ def target_policy(config: TargetConfig) -> tuple[TargetPolicy, msgspec.Struct]:
     Raises:
         ConfigError: there is no such policy, or a parameter is wrong.
     """
-    policy = TARGET_POLICIES.get(config.policy)
-    if policy is None:
-        raise ConfigError(f"target.policy: {config.policy!r} is none of {', '.join(sorted(TARGET_POLICIES))}")
     try:
-        return policy, msgspec.convert(config.parameters, policy.parameters)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"target.parameters of {policy.name}: {error}") from None
+        return TARGET_POLICIES.choose(config.policy, config.parameters)
+    except PolicyError as error:
+        raise ConfigError(f"target.{error}") from None

@@ -15,7 +15,7 @@ from millrace.contracts.status import SequenceStatus
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
-from millrace.policies.dispatch.loading import load_policy
+from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.links import LinkModel
 from millrace.sim.process import SimActor, SimProcess
@@ -110,7 +110,7 @@ class ScenarioCluster(SimulatedCluster):
         )
         self.samples: list[EngineSample] = []
         self._truth = truth
-        self._asks = load_policy(spec.dispatch.policy).ask is not None
+        self._asks = DISPATCH_POLICIES.load(spec.dispatch.policy).ask is not None
         prediction = spec.prediction
         self._head = HeadEstimates(prediction.head, spec.seed) if prediction.remaining == "head" else None
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from millrace.policies.dispatch.loading import policy_name
+from millrace.policies.registry import policy_name
 
 from simulator.scenarios.observer import EngineSample
 from simulator.scenarios.running import ScenarioOutcome

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from millrace.actor.errors import ConfigError
 
-from services.coordinator.config import ProvisioningConfig, strategy_parameters
+from services.coordinator.config import ProvisioningConfig, provisioning_policy
 
 
 class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.cold_start_s < 0 or self.drain_limit_s < 0:
             return "provisioning: cold_start_s and drain_limit_s must not be negative"
         try:
-            strategy_parameters(self.config())
+            provisioning_policy(self.config())
         except ConfigError as error:
             return str(error)
         return ""
@@ -55,4 +55,4 @@ class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Raises:
             ConfigError: no such strategy or parameters.
         """
-        return max(0, getattr(strategy_parameters(self.config()), "instances_max", running) - running)
+        return max(0, getattr(provisioning_policy(self.config())[1], "instances_max", running) - running)

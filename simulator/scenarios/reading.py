@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
-from millrace.policies.dispatch.loading import SUFFIX, PolicyError, load_policy
+from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.policies.registry import PolicyError, located
 from millrace.workloads.arrivals import FromTrace
 
 from simulator.scenarios.cluster_file import with_cluster_file
@@ -50,13 +51,17 @@ def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
     return scenario_of(_located(with_settings(table, others), path.parent), source=str(path))
 
 
+#: Tables whose ``policy`` (of provisioning ``strategy``) may be a file.
+_SLOTS = ("dispatch", "stages", "trading", "roles", "provisioning")
+
+
 def _located(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same with the path of a policy's file made absolute: runs may be made by other processes."""
-    dispatch: Any = table.get("dispatch")
-    policy = dispatch.get("policy") if isinstance(dispatch, dict) else None
-    if isinstance(policy, str) and policy.endswith(SUFFIX):
-        found = next((place for place in (Path(policy), folder / policy) if place.is_file()), Path(policy))
-        dispatch["policy"] = str(found.absolute())
+    """The same with the paths of policies' files made absolute: runs may be made by other processes."""
+    for slot in _SLOTS:
+        choice: Any = table.get(slot)
+        for key in ("policy", "strategy"):
+            if isinstance(choice, dict) and isinstance(choice.get(key), str):
+                choice[key] = located(choice[key], folder)
     return table
 
 
@@ -120,13 +125,9 @@ def _copied(value: Any) -> Any:
 def _complaint(spec: ScenarioSpec) -> str:
     """Return the first error that no single field's check can find; empty if there is none."""
     try:
-        policy = load_policy(spec.dispatch.policy)
+        DISPATCH_POLICIES.choose(spec.dispatch.policy, spec.dispatch.parameters)
     except PolicyError as error:
-        return f"dispatch.policy: {error}"
-    try:
-        msgspec.convert(spec.dispatch.parameters, policy.parameters)
-    except msgspec.ValidationError as error:
-        return f"dispatch.parameters of {policy.name}: {error}"
+        return f"dispatch.{error}"
     if complaint := spec.provisioning.complaint():
         return complaint
     names = [group.name for group in spec.cluster.groups]

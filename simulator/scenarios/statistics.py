@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from millrace.contracts.migration import MigrationOutcome, MigrationReason
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.dispatch.loading import policy_name
+from millrace.policies.registry import policy_name
 
 from simulator.scenarios.observer import EngineSample, FinishedRequest
 from simulator.scenarios.running import ScenarioOutcome

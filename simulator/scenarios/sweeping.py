@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 from millrace.enginemodel.step_time_models import StepTimeModel
-from millrace.policies.dispatch.loading import policy_name
+from millrace.policies.registry import policy_name
 
 from simulator.scenarios.reading import ScenarioError, read_scenario
 from simulator.scenarios.running import ScenarioOutcome, run_scenario

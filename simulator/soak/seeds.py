@@ -34,7 +34,7 @@ POLICY = SoakShape().policy
 
 def shape_for(policy: str, migration: MigrationShape | None = None) -> SoakShape:
     """The cluster of a soak with this dispatch policy."""
-    asks = DISPATCH_POLICIES[policy].ask is not None
+    asks = DISPATCH_POLICIES.load(policy).ask is not None
     return SoakShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
 
 
@@ -132,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
     add("--first", type=int, default=0, metavar="N", help="the first seed (default: 0)")
     add(
         "--policy",
-        choices=sorted(DISPATCH_POLICIES),
+        choices=DISPATCH_POLICIES.names,
         default=POLICY,
         metavar="NAME",
         help=f"dispatch policy (default: {POLICY}): %(choices)s",
@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
     add("--trading", action="store_true", help="let brokers trade; the plan changes every two seconds")
     add(
         "--trading-policy",
-        choices=sorted(TRADING_POLICIES),
+        choices=TRADING_POLICIES.names,
         default="",
         metavar="NAME",
         help="use this trading policy, not a random one: %(choices)s",

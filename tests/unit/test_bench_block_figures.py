@@ -86,7 +86,7 @@ def test_a_scenario_is_kept_under_its_own_key_whatever_its_name():
 @pytest.mark.parametrize("name", [*POLICIES, "forecast*", "forecast* d=2"])
 def test_every_policy_of_the_tables_is_a_scenario(name):
     spec = scenario_of(with_settings({}, policy_settings(name, 0.3)))
-    assert spec.dispatch.policy in DISPATCH_POLICIES
+    assert spec.dispatch.policy in DISPATCH_POLICIES.names
     assert (spec.prediction.kind == "noisy") == ("*" in name)
 
 

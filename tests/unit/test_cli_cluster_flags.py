@@ -145,7 +145,7 @@ def test_replicas_are_switched_on_at_workers_and_migrators_alike() -> None:
         (["--stages", "0"], "--stages 0: at least 1"),
         (["--stages", "900", "--instances", "900"], "--stages 900: 900 stages do not fit into a context of"),
         (["--policy", "best"], "policies.dispatch.name: 'best' is none of"),
-        (["--provision", "prempt"], "policies.provisioning.name: no such policy 'prempt'"),
+        (["--provision", "prempt"], "policies.provisioning.name: 'prempt' is none of"),
         (["--worker-set", 'worker-7={"seed": 1}'], "settings.workers: no such worker 'worker-7'"),
         (
             ["--engine", "modelled", "--instances", "2", "--processes", "3"],

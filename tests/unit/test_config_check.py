@@ -37,7 +37,7 @@ def test_what_the_layout_renders_by_itself_is_taken_by_every_service(tmp_path: P
         ('step_time = "none-such"', "worker-0: modelled: "),
         ("[settings.ingress]\nhttp = { nope = 1 }", "ingress-0: Object contains unknown field `nope` - at `$.http`"),
         ('[settings.ingress.dispatch]\npolicy = "best"', "ingress-0: dispatch.policy: 'best' is none of"),
-        ("[settings.coordinator.provisioning]\nstrategy = 'x'", "coordinator-0: provisioning.strategy 'x'"),
+        ("[settings.coordinator.provisioning]\nstrategy = 'x'", "coordinator-0: provisioning.strategy: 'x' is none of"),
         ("[settings.migrator.target]\npolicy = 'x'", "migrator-0: target.policy: 'x' is none of"),
         ("[settings.predictor]\nnope = 1", "predictor-0: Object contains unknown field `nope`"),
         ("[settings.tagger]\nnope = 1", "tagger-0: Object contains unknown field `nope`"),

@@ -346,7 +346,7 @@ def test_the_actor_listens_to_requests_once_where_the_policy_learns(kind: str) -
 @pytest.mark.parametrize(
     ("stages", "named"),
     [
-        ({"policy": "best"}, "stages.policy 'best': one of chain, exact, fixed, one_stage, two_phase"),
+        ({"policy": "best"}, "stages.policy: 'best' is none of chain, exact, fixed, one_stage, two_phase"),
         ({"policy": "exact", "parameters": {"marign": 1}}, "stages.parameters of exact: .*marign"),
         ({"policy": "exact", "parameters": {"margin": 2}}, "stages.parameters of exact: .*margin"),
         ({"step_times": {"x": "/nowhere/x.toml"}}, "stages.step_times: .*nowhere"),

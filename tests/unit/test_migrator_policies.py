@@ -79,7 +79,7 @@ def test_without_kv_only_room_matters() -> None:
 
 
 def choose(policy: str, *candidates: TargetView, handoff: bool = False, **parameters: Any) -> str | None:
-    known = TARGET_POLICIES[policy]
+    known = TARGET_POLICIES.load(policy)
     question = TargetQuestion(sequence="r.0", blocks=10, candidates=candidates, handoff=handoff)
     return known.decide(question, known.parameters(**parameters), 0, Random(1)).chosen
 
@@ -88,19 +88,19 @@ def view(name: str, free: int, **changes: Any) -> TargetView:
     return TargetView(name=name, blocks_free=free, blocks_total=100, **changes)
 
 
-@pytest.mark.parametrize("policy", sorted(TARGET_POLICIES))
+@pytest.mark.parametrize("policy", TARGET_POLICIES.names)
 def test_nobody_is_chosen_of_nobody(policy: str) -> None:
     assert choose(policy) is None
 
 
-@pytest.mark.parametrize("policy", sorted(TARGET_POLICIES))
+@pytest.mark.parametrize("policy", TARGET_POLICIES.names)
 def test_a_handoff_prefers_one_that_only_decodes(policy: str) -> None:
     decode = view("z", 20, role=InstanceRole.DECODE)
     assert choose(policy, view("b", 90), decode, handoff=True) == "z"
     assert choose(policy, view("b", 90), decode) == "b"
 
 
-@pytest.mark.parametrize("policy", sorted(TARGET_POLICIES))
+@pytest.mark.parametrize("policy", TARGET_POLICIES.names)
 def test_equal_ones_go_by_name(policy: str) -> None:
     assert choose(policy, view("b", 50), view("c", 50)) == "b"
 
@@ -120,7 +120,7 @@ def test_within_a_band_the_nearer_one_wins_then_the_shorter_queue() -> None:
 
 
 def test_a_decision_says_why_with_scores() -> None:
-    known = TARGET_POLICIES["most_idle"]
+    known = TARGET_POLICIES.load("most_idle")
     question = TargetQuestion(sequence="r.0", blocks=10, candidates=(view("b", 60), view("c", 30)))
     decision = known.decide(question, known.parameters(), 0, Random(1))
     assert decision.reason == "best of 2: 50 of 100 blocks idle with it, elsewhere"
@@ -177,7 +177,7 @@ def decoder(name: str, **changes: Any) -> TargetView:
 
 
 def paired(*candidates: TargetView, blocks: int = 100, rest: int | None = 100, **parameters: Any) -> str | None:
-    known = TARGET_POLICIES["least_delay"]
+    known = TARGET_POLICIES.load("least_delay")
     question = TargetQuestion(
         sequence="r.0",
         blocks=blocks + 4,

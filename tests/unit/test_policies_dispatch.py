@@ -11,7 +11,7 @@ from millrace.policies.dispatch.asking import UNPREDICTED, draw, rank
 from millrace.policies.dispatch.pick import SCORES_MAX
 
 SECOND = 1_000_000_000
-NAMES = sorted(DISPATCH_POLICIES)
+NAMES = DISPATCH_POLICIES.names
 MS = 1_000_000
 
 
@@ -44,7 +44,7 @@ def futures(**predictions: Prediction) -> DispatchView:
 
 
 def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed: int = 1, **parameters):
-    policy = DISPATCH_POLICIES[name]
+    policy = DISPATCH_POLICIES.load(name)
     given_parameters = msgspec.convert(parameters, policy.parameters)
     before = policy.initial_state if state is None else state
     return policy.decide(asked, given_parameters, before, now_ns, Random(seed))
@@ -159,7 +159,7 @@ def test_without_candidates_nothing_is_chosen_and_the_state_stays(policy):
     decision, state = decide(policy, view())
     assert decision.chosen is None
     assert decision.reason
-    assert state == DISPATCH_POLICIES[policy].initial_state
+    assert state == DISPATCH_POLICIES.load(policy).initial_state
 
 
 @pytest.mark.parametrize("policy", NAMES)
@@ -224,7 +224,7 @@ def test_the_weight_of_running_tokens_is_a_parameter():
 @pytest.mark.parametrize("policy", NAMES)
 def test_an_unknown_parameter_is_refused(policy):
     with pytest.raises(msgspec.ValidationError, match="no_such"):
-        msgspec.convert({"no_such": 1}, DISPATCH_POLICIES[policy].parameters)
+        msgspec.convert({"no_such": 1}, DISPATCH_POLICIES.load(policy).parameters)
 
 
 def test_scores_are_the_best_sixteen_of_many_from_one_downwards():
@@ -339,7 +339,7 @@ def test_a_rank_is_one_for_the_best_and_shared_by_equals():
 
 
 def test_a_policy_that_asks_has_the_parameters_of_asking():
-    for policy in DISPATCH_POLICIES.values():
+    for policy in DISPATCH_POLICIES.shipped():
         assert (policy.ask is not None) == issubclass(policy.parameters, QueryParameters)
 
 
@@ -368,7 +368,7 @@ def test_every_decision_names_a_candidate_with_scores_in_bounds_and_repeats(cand
     state = None
     for step in range(3):
         now_ns = (now_s + step) * SECOND
-        if DISPATCH_POLICIES[policy].ask is not None:
+        if DISPATCH_POLICIES.load(policy).ask is not None:
             said = {c.name: predicted(c.waiting, c.running + c.waiting + 1) for c in candidates[step:] or candidates}
             asked = msgspec.structs.replace(asked, predictions=said)
         frozen = msgspec.json.encode(asked)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 from millrace.actor.errors import ConfigError
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction
-from millrace.policies.dispatch.loading import PolicyError, load_policy, policy_name
+from millrace.policies.dispatch.round_robin.policy import decide
+from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.policies.registry import Nothing, PolicyError, Registry, policy_name
+from millrace.policies.roles import ROLE_POLICIES
+from millrace.policies.stages import STAGE_POLICIES, PlanningView
+from millrace.policies.trading import TRADING_POLICIES
 
 from services.ingress.config import DispatchConfig, policy_of, policy_parameters
 from simulator.scenarios.reading import ScenarioError, read_scenario
@@ -36,17 +42,17 @@ def view(**predictions: Prediction) -> DispatchView:
 
 
 def test_a_function_in_a_file_is_a_policy(tmp_path: Path) -> None:
-    policy = load_policy(written(tmp_path, FIRST))
+    policy = DISPATCH_POLICIES.load(written(tmp_path, FIRST))
     assert (policy.name, policy.ask, policy.needs_length) == ("first", None, False)
     decision, _ = policy.decide(view(), policy.parameters(), policy.initial_state, 0, Random(0))
     assert (decision.chosen, decision.reason) == ("a", "always the first")
 
 
 def test_a_name_is_looked_up_among_those_that_ship() -> None:
-    assert load_policy("llumnix") is DISPATCH_POLICIES["llumnix"]
+    assert (DISPATCH_POLICIES.load("round_robin").decide, "round_robin" in DISPATCH_POLICIES.names) == (decide, True)
 
 
-@pytest.mark.parametrize(("name", "called"), [("llumnix", "llumnix"), ("folder/first.py", "first")])
+@pytest.mark.parametrize(("name", "called"), [("random", "random"), ("folder/first.py", "first")])
 def test_a_file_is_called_by_its_stem(name: str, called: str) -> None:
     assert policy_name(name) == called
 
@@ -66,18 +72,80 @@ def test_a_file_is_called_by_its_stem(name: str, called: str) -> None:
 )
 def test_a_file_that_is_no_policy_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(PolicyError, match=complaint) as refused:
-        load_policy(written(tmp_path, text))
+        DISPATCH_POLICIES.load(written(tmp_path, text))
     assert "first.py" in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"absent\.py: no such file"):
-        load_policy(str(tmp_path / "absent.py"))
+        DISPATCH_POLICIES.load(str(tmp_path / "absent.py"))
 
 
 def test_a_file_may_not_take_the_name_of_one_that_ships(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="a policy random ships already"):
-        load_policy(written(tmp_path, FIRST, "random.py"))
+        DISPATCH_POLICIES.load(written(tmp_path, FIRST, "random.py"))
+
+
+@pytest.mark.parametrize(
+    ("registry", "functions", "default"),
+    [
+        (STAGE_POLICIES, "decide", ("learns", False)),
+        (ROLE_POLICIES, "decide", ("observes", True)),
+        (PROVISIONING_POLICIES, "decide", ("initial_state", Nothing())),
+        (TRADING_POLICIES, "trigger burden pick", ("needs_forecast", False)),
+    ],
+)
+def test_every_slot_takes_a_file(
+    registry: Registry[Any], functions: str, default: tuple[str, object], tmp_path: Path
+) -> None:
+    text = "\n".join(f"def {name}(*given): return given" for name in functions.split())
+    policy, parameters = registry.choose(written(tmp_path, text), {})
+    assert (policy.name, parameters) == ("first", Nothing())
+    assert getattr(policy, default[0]) == default[1]
+    assert getattr(policy, functions.split(maxsplit=1)[0])(1, 2) == (1, 2)
+    with pytest.raises(PolicyError, match=r"second\.py: it has no function"):
+        registry.load(written(tmp_path, "", "second.py"))
+
+
+def test_a_file_may_say_its_name_and_use_its_own_classes_in_annotations(tmp_path: Path) -> None:
+    text = """
+from __future__ import annotations
+import msgspec
+name = "mine"
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    x: int = 1
+class Parameters(msgspec.Struct):
+    inner: Inner = msgspec.field(default_factory=Inner)
+def decide(view, parameters): return parameters.inner.x
+"""
+    policy, parameters = STAGE_POLICIES.choose(written(tmp_path, text), {"inner": {"x": 7}})
+    assert (policy.name, policy.decide(cast(PlanningView, None), parameters)) == ("mine", 7)
+    with pytest.raises(PolicyError, match=r"parameters of mine: .*unknown field `y`"):
+        STAGE_POLICIES.choose(written(tmp_path, text), {"inner": {"y": 7}})
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with entry points of two policies, of which one is no module."""
+    (tmp_path / "somebodys_stages.py").write_text("def decide(view, parameters): return 7")
+    metadata = tmp_path / "somebodys-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys\nVersion: 1.0\n")
+    points = "half = somebodys_stages\nwrong = somebodys_stages:decide\nabsent = no_such_module_here\n"
+    (metadata / "entry_points.txt").write_text("[millrace.policies.stages]\n" + points)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_of_an_installed_package_is_a_policy() -> None:
+    policy = STAGE_POLICIES.load("half")
+    assert (policy.name, policy.decide(cast(PlanningView, None), None)) == ("half", 7)
+    with pytest.raises(PolicyError, match=r"no entry point of millrace\.policies\.roles"):
+        ROLE_POLICIES.load("half")
+    with pytest.raises(PolicyError, match="entry point wrong, somebodys_stages:decide: it must name a module"):
+        STAGE_POLICIES.load("wrong")
+    with pytest.raises(PolicyError, match=r"entry point absent, .*ModuleNotFoundError"):
+        STAGE_POLICIES.load("absent")
 
 
 def test_ingress_takes_a_file_and_its_parameters() -> None:
@@ -123,7 +191,7 @@ def test_the_example_keeps_its_promise_of_length() -> None:
 
 
 def test_the_example_spares_others_among_those_that_end_nearly_as_soon() -> None:
-    policy = load_policy(str(EXAMPLE))
+    policy = DISPATCH_POLICIES.load(str(EXAMPLE))
     predictions = {
         "a": Prediction(ttft_ns=10, e2e_ns=1000, others_delay_ns=900),
         "b": Prediction(ttft_ns=10, e2e_ns=1099, others_delay_ns=100),
@@ -134,7 +202,7 @@ def test_the_example_spares_others_among_those_that_end_nearly_as_soon() -> None
 
 
 def test_the_example_counts_what_was_placed_after_the_question() -> None:
-    policy = load_policy(str(EXAMPLE))
+    policy = DISPATCH_POLICIES.load(str(EXAMPLE))
     predictions = {
         "a": Prediction(ttft_ns=500, e2e_ns=1000, placed_since=1),
         "b": Prediction(ttft_ns=500, e2e_ns=1300, others_delay_ns=50),

@@ -16,7 +16,7 @@ from millrace.policies.trading import (
 
 MS = 1_000_000
 SECOND = 1_000 * MS
-NAMES = sorted(TRADING_POLICIES)
+NAMES = TRADING_POLICIES.names
 
 
 def load(name: str, tokens: int, **fields) -> LoadView:
@@ -32,11 +32,11 @@ def bid(name: str, **fields) -> BidView:
 
 
 def parameters(name: str, **fields) -> msgspec.Struct:
-    return msgspec.convert(fields, TRADING_POLICIES[name].parameters)
+    return msgspec.convert(fields, TRADING_POLICIES.load(name).parameters)
 
 
 def trigger(name: str, view: TriggerView, *, state=None, now_ns: int = 0, **fields):
-    policy = TRADING_POLICIES[name]
+    policy = TRADING_POLICIES.load(name)
     return policy.trigger(view, parameters(name, **fields), policy.initial_state if state is None else state, now_ns)
 
 
@@ -50,7 +50,7 @@ def pick(name: str, *bids: BidView, reason: MoveReason = MoveReason.BALANCE, **f
         stay_ns=fields.pop("stay_ns", 0),
         cost_ns=fields.pop("cost_ns", 0),
     )
-    return TRADING_POLICIES[name].pick(view, parameters(name, **fields)).chosen
+    return TRADING_POLICIES.load(name).pick(view, parameters(name, **fields)).chosen
 
 
 def unequal(own: int = 10_000, **fields) -> TriggerView:
@@ -159,9 +159,9 @@ def test_delay_bids_what_its_own_sequences_lose():
         reason=MoveReason.BALANCE,
         forecast=JoinView(others_delay_ns=7, rest_ns=99),
     )
-    assert TRADING_POLICIES["delay"].burden(view, parameters("delay")) == 7
+    assert TRADING_POLICIES.load("delay").burden(view, parameters("delay")) == 7
     blind = msgspec.structs.replace(view, forecast=None)
-    assert TRADING_POLICIES["delay"].burden(blind, parameters("delay")) == 100
+    assert TRADING_POLICIES.load("delay").burden(blind, parameters("delay")) == 100
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_delay_takes_the_least_sum_of_delays_then_the_earliest_start():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_name_every_bid(name):
-    policy = TRADING_POLICIES[name]
+    policy = TRADING_POLICIES.load(name)
     view = PickView(
         sequence=sequence("r.0", 10), reason=MoveReason.DRAIN, own=load("a", 10), bids=(bid("b"), bid("c"), bid("d"))
     )

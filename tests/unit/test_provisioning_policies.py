@@ -45,7 +45,7 @@ def decide(
     rules: Parameters = RULES,
     now_ns: int = NOW,
 ) -> tuple[ProvisioningDecision, State]:
-    decision, state = PROVISIONING_POLICIES[policy].decide(seen, rules, state, now_ns)
+    decision, state = PROVISIONING_POLICIES.load(policy).decide(seen, rules, state, now_ns)
     return decision, state
 
 
@@ -62,7 +62,7 @@ def decide(
     ],
 )
 def test_each_policy_hears_its_own_latency_only(policy: str, seen: ProvisioningView, start: int) -> None:
-    registered = PROVISIONING_POLICIES[policy]
+    registered = PROVISIONING_POLICIES.load(policy)
     rules = RULES if policy != "none" else registered.parameters()
     state = LONG_AGO if policy != "none" else registered.initial_state
     decision, _ = registered.decide(seen, rules, state, NOW)

@@ -136,7 +136,7 @@ def test_a_stage_keeps_who_prefills_and_who_decodes() -> None:
 
 def test_every_policy_stands_still_without_load_and_without_instances() -> None:
     idle = stage(instance("a", PREFILL), instance("b", DECODE), demand=Demand())
-    for policy in ROLE_POLICIES.values():
+    for policy in ROLE_POLICIES.shipped():
         for view in (idle, stage(), stage(instance("a", BOTH, heard=False, model=None))):
             decision, _ = policy.decide(view, policy.parameters(), policy.initial_state, 10 * S)
             assert decision.flips == ()

@@ -299,7 +299,7 @@ def view(rate: float, instances: int = 16, **shape: float) -> PlanningView:
 
 
 def decide(name: str, seen: PlanningView, **parameters: object) -> StageDecision:
-    policy = STAGE_POLICIES[name]
+    policy = STAGE_POLICIES.load(name)
     decision = policy.decide(seen, msgspec.convert(parameters, policy.parameters))
     assert decision.shapes[0].length_min == 0
     assert decision.shapes[-1].length_max is None
@@ -423,7 +423,7 @@ def test_instances_are_shared_in_proportion_and_each_stage_gets_one() -> None:
 )
 def test_fixed_ranges_that_do_not_tile_are_refused(ranges: list[dict[str, int]], named: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=named):
-        msgspec.convert({"ranges": ranges}, STAGE_POLICIES["fixed"].parameters)
+        msgspec.convert({"ranges": ranges}, STAGE_POLICIES.load("fixed").parameters)
 
 
 def test_fixed_ranges_are_the_plan() -> None:
@@ -435,7 +435,7 @@ def test_fixed_ranges_are_the_plan() -> None:
 def test_parameters_out_of_range_are_refused() -> None:
     for wrong in ({"margin": 1.0}, {"cuts_per_octave": 3}, {"instances_min": 0}, {"objective": "best"}, {"nope": 1}):
         with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(wrong, STAGE_POLICIES["exact"].parameters)
+            msgspec.convert(wrong, STAGE_POLICIES.load("exact").parameters)
 
 
 # step costs made linear
@@ -551,9 +551,9 @@ def test_where_no_layout_keeps_the_constraints_the_one_in_force_stays() -> None:
         StageShape(length_min=0, length_max=1024, instances=8),
         StageShape(length_min=1024, length_max=None, instances=8),
     )
-    decide = STAGE_POLICIES["exact"].decide
+    decide = STAGE_POLICIES.load("exact").decide
     view = PlanningView(instances=16, statistics=statistics(500.0), instance=H200, current=current)
-    parameters = STAGE_POLICIES["exact"].parameters()
+    parameters = STAGE_POLICIES.load("exact").parameters()
     assert decide(view, parameters).shapes == current
     unplanned = PlanningView(instances=16, statistics=statistics(500.0), instance=H200)
     assert len(decide(unplanned, parameters).shapes) == 1

@@ -34,7 +34,7 @@ from millrace.cluster import (
 from millrace.cluster.model_folders import context_length, is_repository, model_folder, with_model_folders
 from millrace.cluster.spec import EngineName
 from millrace.cluster.workers import instances_of
-from millrace.policies.dispatch.loading import SUFFIX
+from millrace.policies.registry import located
 from millrace.supervision.roles import roles_of
 
 #: vLLM on CPU pays one core per engine; more engines than this are for GPU nodes and compose.
@@ -202,9 +202,9 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         models=models,
         cascade=cascade_of(arguments, [model.name for model in models[: len(names)]]),
         policies=ClusterPolicies(
-            dispatch=PolicyChoice(name=_policy(arguments.policy or "")),
+            dispatch=_policy(arguments.policy),
             provisioning=PolicyChoice(name=_strategy(arguments)),
-            trading=PolicyChoice(name=arguments.trading or ""),
+            trading=_policy(arguments.trading),
         ),
         services=ServiceCounts(
             ingresses=_or(arguments.ingresses, 1),
@@ -290,9 +290,9 @@ def _check_roles(text: str, spec: ClusterSpec) -> None:
             raise CliError(f"--roles: no instance {pattern}; there are {shown}")
 
 
-def _policy(policy: str) -> str:
-    """A name as it is; a file by a path that holds wherever ingress runs."""
-    return str(Path(policy).absolute()) if policy.endswith(SUFFIX) else policy
+def _policy(policy: str | None) -> PolicyChoice:
+    """A file by a path that holds wherever a service runs."""
+    return PolicyChoice(name=located(policy or "", Path.cwd()))
 
 
 def _settings(arguments: argparse.Namespace) -> ServiceSettings:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from millrace.actor.errors import ConfigError
 from millrace.cluster.cascade_checks import check_cascade
@@ -16,9 +14,10 @@ from millrace.cluster.spec import ClusterSpec, EngineName, ExtraService, GroupSp
 from millrace.cluster.workers import instances_of, workers_of
 from millrace.contracts.channels import Role
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.policies.dispatch.loading import PolicyError, load_policy
+from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.migration import TARGET_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
+from millrace.policies.registry import PolicyError, Registry
 from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
 
@@ -221,37 +220,22 @@ def _check_devices(spec: ClusterSpec) -> None:
 
 def _check_policies(spec: ClusterSpec) -> None:
     policies = spec.policies
-    if policies.dispatch.name:
-        try:
-            parameters = load_policy(policies.dispatch.name).parameters
-        except PolicyError as error:
-            raise ConfigError(f"policies.dispatch.name: {error}") from None
-        _check_parameters("dispatch", policies.dispatch, parameters)
-    for kind, choice, registry in (
-        ("migration", policies.migration, TARGET_POLICIES),
-        ("stages", policies.stages, STAGE_POLICIES),
-        ("trading", policies.trading, TRADING_POLICIES),
-        ("provisioning", policies.provisioning, PROVISIONING_POLICIES),
-    ):
-        _check_choice(kind, choice, registry)
+    _check_choice("dispatch", policies.dispatch, DISPATCH_POLICIES)
+    _check_choice("migration", policies.migration, TARGET_POLICIES)
+    _check_choice("stages", policies.stages, STAGE_POLICIES)
+    _check_choice("trading", policies.trading, TRADING_POLICIES)
+    _check_choice("provisioning", policies.provisioning, PROVISIONING_POLICIES)
 
 
-def _check_choice(kind: str, choice: PolicyChoice, registry: Mapping[str, Any]) -> None:
+def _check_choice(kind: str, choice: PolicyChoice, registry: Registry[Any]) -> None:
     if not choice.name:
         if choice.parameters:
             raise ConfigError(f"policies.{kind}.parameters: given without policies.{kind}.name")
         return
-    if choice.name not in registry:
-        known = ", ".join(sorted(registry))
-        raise ConfigError(f"policies.{kind}.name: no such policy {choice.name!r}; there are {known}")
-    _check_parameters(kind, choice, registry[choice.name].parameters)
-
-
-def _check_parameters(kind: str, choice: PolicyChoice, parameters: type[msgspec.Struct]) -> None:
     try:
-        msgspec.convert(choice.parameters, parameters)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"policies.{kind}.parameters of {choice.name}: {error}") from None
+        registry.choose(choice.name, choice.parameters, key="name")
+    except PolicyError as error:
+        raise ConfigError(f"policies.{kind}.{error}") from None
 
 
 def _some(names: Iterable[str]) -> str:

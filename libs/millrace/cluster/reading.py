@@ -10,6 +10,7 @@ from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
 from millrace.cluster.checks import check_spec
 from millrace.cluster.spec import ClusterSpec, ModelSpec
+from millrace.policies.registry import is_file
 
 
 def parse_cluster(payload: str | bytes, folder: Path | None = None) -> ClusterSpec:
@@ -66,11 +67,14 @@ def _anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
     if cascade is not None:
         cascade = msgspec.structs.replace(cascade, sample=anchored(cascade.sample))
     keys = str((folder / spec.api.keys).resolve()) if spec.api.keys else ""
-    dispatch = msgspec.structs.replace(spec.policies.dispatch, name=anchored(spec.policies.dispatch.name))
+    policies = {
+        kind: msgspec.structs.replace(choice, name=anchored(choice.name) if is_file(choice.name) else choice.name)
+        for kind, choice in msgspec.structs.asdict(spec.policies).items()
+    }
     return msgspec.structs.replace(
         spec,
         models=[model(each) for each in spec.models],
         cascade=cascade,
         api=msgspec.structs.replace(spec.api, keys=keys),
-        policies=msgspec.structs.replace(spec.policies, dispatch=dispatch),
+        policies=msgspec.structs.replace(spec.policies, **policies),
     )

@@ -113,7 +113,7 @@ class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A policy by name, with its parameters.
 
     Attributes:
-        name: One of the kind's registry; for dispatch also a file that ends in ``.py``. Empty for the default.
+        name: One that ships, a file that ends in ``.py``, or an entry point. Empty for the default.
         parameters: Fields of the policy's ``Parameters``.
     """
 

@@ -22,7 +22,7 @@ def refusal_of(state: IngressState, call: Call) -> Refusal | None:
     """Reason for refusing a call; None after it was admitted and counted."""
     if state.stopping:
         return Refusal(RefusalKind.STOPPING, "This server is going down.")
-    if call.policy and not (state.config.dispatch.policy_per_request and call.policy in DISPATCH_POLICIES):
+    if call.policy and not (state.config.dispatch.policy_per_request and call.policy in DISPATCH_POLICIES.names):
         return Refusal(RefusalKind.INVALID, f"The dispatch policy {call.policy} cannot be chosen here.", "policy")
     model = call.model
     if call.members:

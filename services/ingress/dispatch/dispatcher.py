@@ -233,7 +233,7 @@ def _decide_by_fallback(
         why: Label of the metric.
         reason: Begins the decision's reason.
     """
-    policy = DISPATCH_POLICIES[fallback]
+    policy = DISPATCH_POLICIES.load(fallback)
     key = (policy.name, view.model)
     before = state.policy_states.get(key, policy.initial_state)
     decision, state.policy_states[key] = policy.decide(view, policy.parameters(), before, state.now_ns, state.rng)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -18,6 +17,7 @@ from millrace.policies.dispatch.llumnix import policy as llumnix
 from millrace.policies.dispatch.random import policy as random
 from millrace.policies.dispatch.round_robin import policy as round_robin
 from millrace.policies.dispatch.view import Decision, DispatchView, InstanceView, Prediction
+from millrace.policies.registry import Policy, PolicyError, Registry
 
 __all__ = [
     "DISPATCH_POLICIES",
@@ -34,60 +34,35 @@ Ask = Callable[[DispatchView, Any, Random], tuple[str, ...]]
 Decide = Callable[[DispatchView, Any, Any, int, Random], tuple[Decision, Any]]
 
 
-class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchPolicy(Policy, frozen=True, kw_only=True):
     """One policy of the registry.
 
     Attributes:
         decide: The pure function: (view, parameters, state, now_ns, rng) -> (Decision, next state).
-        parameters: Struct of its parameters; every field has a default. Extends ``QueryParameters`` where there is
-            ``ask``.
         initial_state: State before the first decision.
         ask: Names the candidates whose predictors are asked before ``decide`` is called; None where it needs none.
-            Where it names nobody, ``decide`` is called at once.
-        needs_length: Whether it looks at ``expected_output_tokens``; where it does not, the tagger may be skipped.
+            Where it names nobody, ``decide`` is called at once. Its parameters extend ``QueryParameters``.
+        needs_length: Whether it looks at ``expected_output_tokens``, as all do that ask; where it does not, the tagger
+            may be skipped.
     """
 
-    name: str
     decide: Decide
-    parameters: type[msgspec.Struct]
     initial_state: Any
     ask: Ask | None = None
     needs_length: bool = False
 
-
-class _Module(Protocol):
-    """Interface of a policy's module."""
-
-    @property
-    def decide(self) -> Decide: ...
-
-    @property
-    def Parameters(self) -> type[msgspec.Struct]: ...  # noqa: N802 a class
-
-    @property
-    def State(self) -> type[msgspec.Struct]: ...  # noqa: N802 a class
+    def __post_init__(self) -> None:
+        """Raises PolicyError where it asks with parameters that do not say how."""
+        if self.ask is None:
+            return
+        if not issubclass(self.parameters, QueryParameters):
+            raise PolicyError("it has ask, so its Parameters must extend millrace.policies.dispatch.QueryParameters")
+        msgspec.structs.force_setattr(self, "needs_length", True)
 
 
-def _policy(name: str, module: _Module, *, ask: Ask | None = None, needs_length: bool = False) -> DispatchPolicy:
-    return DispatchPolicy(
-        name=name,
-        decide=module.decide,
-        parameters=module.Parameters,
-        initial_state=module.State(),
-        ask=ask,
-        needs_length=needs_length,
-    )
-
-
-#: To add a policy: its import above and a line here.
-_ALL = (
-    _policy("random", random),
-    _policy("round_robin", round_robin),
-    _policy("fewest_requests_per_minute", fewest_requests_per_minute),
-    _policy("infaas", infaas),
-    _policy("llumnix", llumnix),
-    _policy("join_shortest_queue", join_shortest_queue),
-    _policy("forecast", forecast, ask=forecast.ask, needs_length=True),
+#: To add a policy: its folder, its import above and a word here.
+DISPATCH_POLICIES = Registry(
+    "dispatch",
+    DispatchPolicy,
+    (random, round_robin, fewest_requests_per_minute, infaas, llumnix, join_shortest_queue, forecast),
 )
-
-DISPATCH_POLICIES: Mapping[str, DispatchPolicy] = MappingProxyType({p.name: p for p in _ALL})

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from millrace.policies.registry import Policy, Registry
 from millrace.policies.stages.chain import policy as chain
 from millrace.policies.stages.exact import policy as exact
 from millrace.policies.stages.fixed import policy as fixed
@@ -33,27 +31,17 @@ __all__ = [
 ]
 
 
-class StagePolicy(msgspec.Struct, frozen=True, kw_only=True):
+class StagePolicy(Policy, frozen=True, kw_only=True):
     """One policy of the registry.
 
     Attributes:
         decide: The pure function: (view, parameters) -> StageDecision.
-        parameters: Struct of its parameters; every field has a default.
         learns: Whether it looks at the statistics of lengths.
     """
 
-    name: str
     decide: Callable[[PlanningView, Any], StageDecision]
-    parameters: type[msgspec.Struct]
-    learns: bool
+    learns: bool = False
 
 
-_ALL = (
-    StagePolicy(name="one_stage", decide=one_stage.decide, parameters=one_stage.Parameters, learns=False),
-    StagePolicy(name="fixed", decide=fixed.decide, parameters=fixed.Parameters, learns=False),
-    StagePolicy(name="chain", decide=chain.decide, parameters=chain.Parameters, learns=True),
-    StagePolicy(name="two_phase", decide=two_phase.decide, parameters=two_phase.Parameters, learns=True),
-    StagePolicy(name="exact", decide=exact.decide, parameters=exact.Parameters, learns=True),
-)
-
-STAGE_POLICIES: Mapping[str, StagePolicy] = MappingProxyType({p.name: p for p in _ALL})
+#: To add a policy: its folder, its import above and a word here.
+STAGE_POLICIES = Registry("stages", StagePolicy, (one_stage, fixed, chain, two_phase, exact))

@@ -14,6 +14,8 @@ from millrace.policies.migration.view import TargetDecision, TargetQuestion, Tar
 #: Share of its memory that must stay idle at an instance whose queue is let be.
 IDLE_MIN = 0.1
 
+weighs_pairs = True
+
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bandwidths, steps and rests that count until they are measured or predicted, and the cost of one more sequence.

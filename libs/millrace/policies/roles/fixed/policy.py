@@ -6,6 +6,8 @@ import msgspec
 
 from millrace.policies.roles.view import Flip, RoleDecision, RolesView, may_take_role
 
+observes = False
+
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None."""

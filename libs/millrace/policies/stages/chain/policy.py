@@ -7,6 +7,8 @@ from millrace.policies.stages.deciding import decide_by
 from millrace.policies.stages.objectives import UNCONSTRAINED, Constraints
 from millrace.policies.stages.view import ObjectiveName, PlanningParameters, PlanningView, StageDecision
 
+learns = True
+
 
 class Parameters(PlanningParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See PlanningParameters; a chain is taken whether it is better than one stage or not."""

@@ -6,6 +6,8 @@ from millrace.policies.stages import search
 from millrace.policies.stages.deciding import decide_by
 from millrace.policies.stages.view import PlanningParameters, PlanningView, StageDecision
 
+learns = True
+
 
 class Parameters(PlanningParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See PlanningParameters."""

@@ -7,6 +7,8 @@ from millrace.policies.stages.deciding import decide_by
 from millrace.policies.stages.objectives import UNCONSTRAINED, Constraints
 from millrace.policies.stages.view import ObjectiveName, PlanningParameters, PlanningView, StageDecision
 
+learns = True
+
 
 class Parameters(PlanningParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See PlanningParameters. Defaults as in the paper: its objective, tiers of an octave, no bound on slow stages."""

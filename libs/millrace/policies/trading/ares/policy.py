@@ -31,6 +31,8 @@ Curve = NDArray[np.float64]
 #: Points of the horizon where nobody has a curve: the present alone.
 _PRESENT = 1
 
+needs_forecast = True
+
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters that the paper names without giving their values.

@@ -15,6 +15,8 @@ from millrace.policies.trading.view import BidView, BurdenView, PickDecision, Pi
 
 _MS = 1_000_000
 
+needs_forecast = True
+
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Conditions for an offer, and the gain that a move needs.
