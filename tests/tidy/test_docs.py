@@ -107,3 +107,35 @@ def test_every_key_of_a_scenario_is_described() -> None:
     found = set(keys(ScenarioSpec))
     assert {"rate_per_s", "cold_start_s", "default_output_tokens"} <= found
     assert found - words == set()
+
+
+def test_the_tutorial_of_a_service_shows_its_code_whole() -> None:
+    shown = re.findall(r"^```python\n(.*?)^```", text_of(Path("docs/SERVICE.md")), re.MULTILINE | re.DOTALL)
+    source = text_of(Path("tests/census.py"))
+    code = re.sub(r"^# \w+\.py\n", "", source[source.index("from __future__") :], flags=re.MULTILINE)
+    assert stripped("".join(shown)) == stripped(code)
+
+
+def stripped(code: str) -> list[str]:
+    """Lines without their indentation: the formatter moves a method that stands alone to the left."""
+    return [line.strip() for line in code.splitlines() if line.strip()]
+
+
+#: Files in the first cell of a table, such as `actor.py` in a module's README.
+ROW = re.compile(r"^\| *(`[^|]+?) *\|", re.MULTILINE)
+FILE_NAME = re.compile(r"`([\w./-]+\.(?:py|md|json|toml|cpp|hpp|yaml))`")
+
+
+def test_every_file_that_a_table_of_a_readme_names_exists() -> None:
+    readmes = [path for path in DOCUMENTS if path.name == "README.md"]
+    named = [(path, name) for path in readmes for row in ROW.findall(text_of(path)) for name in FILE_NAME.findall(row)]
+    assert len(named) > 100
+    missing = [f"{path}: {name}" for path, name in named if not any((ROOT / path.parent).rglob(name.rsplit("/")[-1]))]
+    assert not missing, "\n".join(missing)
+
+
+def test_llms_txt_lists_every_guide() -> None:
+    listed = LINK.findall(text_of(Path("llms.txt")))
+    assert not [link for link in listed if not (ROOT / link).exists()]
+    guides = {str(path) for path in DOCUMENTS if path.parent == Path("docs")} - {"docs/README.md"}
+    assert guides <= set(listed)
