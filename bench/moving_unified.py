@@ -8,7 +8,7 @@ nothing moves. `Block`: dispatch by forecast. `CascadeInfer`: stages by its two-
 `ARES`: dispatch by present load, running requests move by future load. `split`: one or three instances prefill, as
 FlowKV's start. `all`: dispatch by forecast, stages where the planner finds them better, running requests move by delay;
 `all, one stage`: the same without stages; `all, summed`: as `all`, and dispatch always sums the delay of others
-(decision 0067).
+(decision 0009).
 Lengths are predicted with the noise of Block's tagger where a part looks at them, and by survival once outrun.
 """
 
