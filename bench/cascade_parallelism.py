@@ -15,13 +15,13 @@ from millrace.cascade.baselines import uniform_allocation, uniform_parallelism
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
 from millrace.cascade.replicas import NS, ReplicaShape, serve
 from millrace.enginemodel.forecast.question import ReplicaRequest
-from millrace.profiling.shapes import LLAMA_3_8B, LLAMA_3_70B, Shape
-from millrace.profiling.tables import H100
 from scipy.stats import kendalltau
 
 from bench.cascade_models import h100_pair, has_data, pipeline, tensor_parallel
 from bench.cascade_slo import Setting, planner_of, rate_of
 from bench.cascade_traces import NOTE, PAIR, TRACES, halves, trace
+from bench.published.shapes import LLAMA_3_8B, LLAMA_3_70B, Shape
+from bench.published.tables import H100
 
 #: (DP, TP, PP) and requests/s that the paper measured.
 TABLE_1 = {

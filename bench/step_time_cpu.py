@@ -22,10 +22,11 @@ from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan
 from millrace.profiling.fitting import Errors, Sample, judge
 from millrace.profiling.modelled import ModelledProfile
-from millrace.profiling.noise import Times, error, spread, sums, times
 from millrace.profiling.process import ProcessProfile
 from millrace.profiling.profile import least, passes, sample
 from millrace.profiling.records import Profiled, RoundRecord, sequence_records
+
+from bench.engine.noise import Times, error, spread, sums, times
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"nano": "cpu-500k", "micro": "cpu-2m", "mini": "cpu-8m"}

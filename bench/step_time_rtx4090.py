@@ -9,8 +9,8 @@ from pathlib import Path
 from millrace.enginemodel.coefficients import load_coefficients
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import StepTimeModel
-from millrace.profiling.published import published
 
+from bench.published.engines import published
 from bench.replaying_requests import Recorded, comparison, latencies, replay
 
 #: As vLLM 0.19 was configured in that run; it counts its null block among its 2,588.

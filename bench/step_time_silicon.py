@@ -21,8 +21,9 @@ from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.profiling.fitting import non_negative
-from millrace.profiling.published import published, published_names
-from millrace.profiling.shapes import LLAMA_3_8B
+
+from bench.published.engines import published, published_names
+from bench.published.shapes import LLAMA_3_8B
 
 FS_PER_MS = FS_PER_NS * 1e6
 ROWS_MIN = 12  # of a group: fewer leave nothing to judge by

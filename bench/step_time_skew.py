@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 from millrace.enginemodel.measured import Surface
 from millrace.enginemodel.step_time_models import not_split_from
-from millrace.profiling.tables_servingsim import Skew, attention, skews
+
+from bench.published.tables_servingsim import Skew, attention, skews
 
 SEED = 0
 PENALISED = 1.1  # batches that take a tenth longer than equal ones are looked at on their own

@@ -20,8 +20,9 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime, Provenance
 from millrace.profiling.fitting import Errors, Sample, fit, held_out, judge
-from millrace.profiling.published import published
 from millrace.profiling.writing import to_toml
+
+from bench.published.engines import published
 
 ROOT = Path(__file__).resolve().parents[2]
 COEFFICIENTS = ROOT / "libs" / "millrace" / "enginemodel" / "coefficients"

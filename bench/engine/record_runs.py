@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 from millrace.contracts.ingress import FinishReason
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.recording import RecordedRequest, RecordedRun, RecordedStep, prompt_tokens
 
 from bench.engine.in_process import open_engine, prepare
 from bench.engine.runs import PlannedRequest, PlannedRun, planned_runs
+from testbed.schedule_recording import RecordedRequest, RecordedRun, RecordedStep, prompt_tokens
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "tests" / "engine" / "recordings"
 STEPS_MAX = 5000

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from millrace.enginemodel.recording import Happening, table_checksum
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+
+from testbed.schedule_recording import Happening, table_checksum
 
 
 def plain_id(request_id: str) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from millrace.enginemodel.recording import RecordedRun, replay
 
 from testbed.programs import output_of
+from testbed.schedule_recording import RecordedRun, replay
 
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from millrace.enginemodel.recording import Happening, RecordedRun, replay
+
+from testbed.schedule_recording import Happening, RecordedRun, replay
 
 RECORDINGS = sorted((Path(__file__).resolve().parents[1] / "engine" / "recordings").glob("*.json"))
 

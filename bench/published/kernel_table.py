@@ -1,6 +1,6 @@
 """A step-time model from measured kernel tables: what each part of a layer takes, by the size that decides it.
 
-Pure: the tables are read by millrace.profiling.tables. All times in ns.
+Pure: the tables are read by bench.published.tables. All times in ns.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-
 from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters

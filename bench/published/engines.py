@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.kernel_table import KernelTableStepTime
 from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.step_time_models import Provenance, StepTimeModel
-from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
-from millrace.profiling.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, QWEN_2_7B, QWEN_3_32B, Shape
-from millrace.profiling.tables import A30, A100, H100, H200, RTX4090, Hardware
-from millrace.profiling.tables_aiconfigurator import Files, Heads
+
+from bench.published import tables, tables_aiconfigurator, tables_servingsim
+from bench.published.kernel_table import KernelTableStepTime
+from bench.published.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, QWEN_2_7B, QWEN_3_32B, Shape
+from bench.published.tables import A30, A100, H100, H200, RTX4090, Hardware
+from bench.published.tables_aiconfigurator import Files, Heads
 
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 CONTEXTS = (1, 64, 256, 1024, 4096)

@@ -13,7 +13,6 @@ from array import array
 from enum import StrEnum
 
 import msgspec
-
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.worker import Sampling

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from millrace.enginemodel.measured import MeasuredCurve, Surface
 from scipy.optimize import nnls
 
-from millrace.enginemodel.measured import MeasuredCurve, Surface
-from millrace.profiling.tables import US, profile, rows, surface
+from bench.published.tables import US, profile, rows, surface
 
 #: How often each dense layer runs within one transformer layer.
 DENSE = {

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.kernel_table import KernelTableStepTime
 from millrace.enginemodel.measured import MeasuredCurve, Surface
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.profiling import tables, tables_aiconfigurator, tables_servingsim
-from millrace.profiling.published import open_step_time, published, published_names
-from millrace.profiling.shapes import H100_BYTES, LLAMA_3_70B
+
+from bench.published import tables, tables_aiconfigurator, tables_servingsim
+from bench.published.engines import open_step_time, published, published_names
+from bench.published.kernel_table import KernelTableStepTime
+from bench.published.shapes import H100_BYTES, LLAMA_3_70B
 
 LAYERS = 3
 LINEAR = MeasuredCurve((1, 8, 64), (1000.0, 1200.0, 5000.0))

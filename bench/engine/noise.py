@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-
 from millrace.profiling.records import RoundRecord
 
 Times = npt.NDArray[np.float64]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from millrace.contracts.status import BatchComposition
-from millrace.profiling.noise import error, spread, sums, times
 from millrace.profiling.records import PlannedSequence, Round, RoundRecord, StepRecord
+
+from bench.engine.noise import error, spread, sums, times
 
 LOAD = Round(name="a", sequences=(PlannedSequence(prompt_tokens=1, output_tokens=2),))
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-
 from millrace.enginemodel.measured import MeasuredCurve, Surface
 
 #: Operators of one layer in Vidur's linear profiles; embedding is once per step and next to nothing.
