@@ -5,15 +5,21 @@
 MILLRACE_URL and MILLRACE_KEY name another address and a key, MILLRACE_CASCADE one of several cascades.
 """
 
+import argparse
 import os
 
 import openai
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 client = openai.OpenAI(
     base_url=os.environ.get("MILLRACE_URL", "http://127.0.0.1:8000") + "/v1",
     api_key=os.environ.get("MILLRACE_KEY", "unused"),
 )
-cascades = {model.id: model.cascade for model in client.models.list().data if "cascade" in (model.model_extra or {})}
+try:
+    models = client.models.list().data
+except openai.APIConnectionError:
+    raise SystemExit(f"no server at {client.base_url}; `./task up --cascade nano,micro,mini` starts one") from None
+cascades = {model.id: model.cascade for model in models if "cascade" in (model.model_extra or {})}
 if not cascades:
     raise SystemExit("this server has no cascade; its models answer by their own names")
 name = os.environ.get("MILLRACE_CASCADE") or next(iter(cascades))

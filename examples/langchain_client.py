@@ -7,10 +7,12 @@
 MILLRACE_URL and MILLRACE_KEY name another address and a key.
 """
 
+import argparse
 import os
 
 from langchain_openai import ChatOpenAI, OpenAI
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 where = {
     "base_url": os.environ.get("MILLRACE_URL", "http://127.0.0.1:8000") + "/v1",
     "api_key": os.environ.get("MILLRACE_KEY", "unused"),

@@ -6,16 +6,21 @@
 MILLRACE_URL and MILLRACE_KEY name another address and a key.
 """
 
+import argparse
 import json
 import os
 
 import openai
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 client = openai.OpenAI(
     base_url=os.environ.get("MILLRACE_URL", "http://127.0.0.1:8000") + "/v1",
     api_key=os.environ.get("MILLRACE_KEY", "unused"),
 )
-model = client.models.list().data[0].id
+try:
+    model = client.models.list().data[0].id
+except openai.APIConnectionError:
+    raise SystemExit(f"no server at {client.base_url}; `./task up` starts one") from None
 # The models that ship answer the tasks of their cards (models/*/README.md), and nothing else.
 question = [{"role": "user", "content": "Say the word cup 9 times."}]
 

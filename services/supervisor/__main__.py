@@ -137,7 +137,7 @@ class Cluster:
         text = banner(
             url=self._config.ingress_url,
             models=self._config.models,
-            directory=os.path.relpath(self._directory),
+            directory=self._directory,
             nats_url=self._config.bus.servers[0],
             took_s=display.elapsed_s,
             keys=bool(self._layout.spec.api.keys),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from millrace.supervision.cluster_folder import command, shown
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
@@ -82,7 +84,7 @@ class Display:
         return Group(head, table)
 
 
-def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s: float, keys: bool) -> str:
+def banner(*, url: str, models: list[str], directory: Path, nats_url: str, took_s: float, keys: bool) -> str:
     """Text that is printed once everything is ready.
 
     Args:
@@ -96,16 +98,17 @@ def banner(*, url: str, models: list[str], directory: str, nats_url: str, took_s
     key = ' -H "Authorization: Bearer $MILLRACE_API_KEY"' if keys else ""
     message = '{"role": "user", "content": "Say the word cup 9 times."}'
     body = f'{{"model": "{models[0]}", "stream": true, "messages": [{message}]}}'
+    folder = shown(directory)
     return "\n".join(
         [
             f"Millrace is up after {took_s:.1f} s.",
             "",
             f"  API      {url}/v1   ({'model' if len(models) == 1 else 'models'} {', '.join(models)})",
             f"  try      curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
-            "  watch    ./task status, ./task top, ./task tap 'decision.>', ./task trace, ./task explain REQUEST",
+            f"  watch    {command('status', directory)}; the same way top, tap 'decision.>', trace, explain REQUEST",
             f"  NATS     {nats_url}",
-            f"  logs     {directory}/logs",
-            f"  traces   {directory}/traces",
+            f"  logs     {folder}/logs",
+            f"  traces   {folder}/traces",
             "",
         ]
     )

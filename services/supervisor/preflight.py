@@ -18,6 +18,7 @@ from millrace.actor.errors import ConfigError
 from millrace.cluster import ClusterSpec, NatsSpec, check_spec
 from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.spec import EngineName
+from millrace.supervision.cluster_folder import command
 
 #: Ports for metrics that must be free in a row; a cluster of more processes takes those after them, free or not.
 METRICS_PORTS = 16
@@ -46,7 +47,7 @@ def claim(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(_running_text(run)) from None
+            raise AlreadyRunning(_running_text(directory)) from None
         yield
 
 
@@ -171,10 +172,11 @@ def _free(host: str, port: int) -> bool:
     return True
 
 
-def _running_text(run: Path) -> str:
+def _running_text(directory: Path) -> str:
     try:
-        known = msgspec.json.decode((run / "cluster.json").read_bytes(), type=dict[str, object])
+        known = msgspec.json.decode((directory / "run" / "cluster.json").read_bytes(), type=dict[str, object])
         where = f" at {known['ingress_url']} (supervisor pid {known['supervisor_pid']})"
     except (OSError, msgspec.DecodeError, KeyError):
         where = ""
-    return f"a cluster is already running here{where}; `./task status` shows it, `./task down` stops it"
+    show, stop = (command(verb, directory) for verb in ("status", "down"))
+    return f"a cluster is already running here{where}; `{show}` shows it, `{stop}` stops it"

@@ -13,7 +13,7 @@ from millrace.actor.effects import Effect
 from millrace.actor.runtime_nats import ActorHandle
 from millrace.contracts.message import Body
 from millrace.lengths.child import TrainingJob
-from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, read_models, write_model
+from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, model_token, read_models, write_model
 from millrace.lengths.samples import LengthSample
 from millrace.lengths.training import TrainingResult
 
@@ -41,7 +41,7 @@ def load(name: str, learning: LearningConfig) -> LengthsLoaded:
     outcomes: dict[str, list[LengthSample]] = {}
     for folder in sorted(root.iterdir()) if root is not None and root.is_dir() else ():
         try:
-            outcomes[folder.name] = load_warm(folder, name, SAMPLES_MAX)
+            outcomes[model_token(folder)] = load_warm(folder, name, SAMPLES_MAX)
         except OSError as error:
             problems[str(folder)] = error.strerror or str(error)
     kept = {model: samples for model, samples in outcomes.items() if samples}

@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 from millrace.cli.errors import CliError
@@ -20,6 +23,9 @@ from millrace.enginemodel.coefficients import load_step_time
 from rich.table import Table
 
 from simulator.commands.sim import folders_of, progress_bar, wide_console
+
+#: Pause between two looks whether a search has got further, seconds.
+LOOK_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +76,18 @@ def _search(arguments: argparse.Namespace) -> int:
     surroundings = RunInputs(step_times=load_step_time, folders=folders_of(arguments.scenario))
     work = [(variant, surroundings, target, search) for variant in wanted]
     console = wide_console()
-    found: list[capacity.FoundCapacity] = []
     with progress_bar(console) as bar:
-        task = bar.add_task(f"{len(work)} searches", total=len(work))
-        for one in _found(work, arguments.jobs):
-            found.append(one)
-            bar.advance(task)
+        tasks = {
+            (each.label, each.spec.seed): bar.add_task(f"{each.label}, seed {each.spec.seed}", total=None)
+            for each in wanted
+        }
+
+        def show(tried: capacity.Tried) -> None:
+            text = f"{tried.label}, seed {tried.seed}: {tried.low:.1f}/s, below {tried.high:.1f}/s"
+            task = tasks[tried.label, tried.seed]
+            bar.update(task, description=text, completed=tried.count, total=tried.count + tried.left)
+
+        found = _found(work, arguments.jobs, show)
     told = capacity.intervals(found)
     console.print(_table(told, found, arguments.slo))
     if arguments.output is not None:
@@ -84,14 +96,24 @@ def _search(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(work: list[Any], jobs: int) -> Iterator[Any]:
+def _found(work: list[Any], jobs: int, show: Callable[[Any], None]) -> list[Any]:
+    """Every search's result, in their order.
+
+    Args:
+        show: Called after each rate that any of them tried.
+    """
     from simulator.scenarios.capacity import find
 
     if jobs <= 1 or len(work) == 1:
-        yield from map(find, work)
-        return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(work))) as pool:
-        yield from pool.imap(find, work)
+        return [find(each, show) for each in work]
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(min(jobs, len(work))) as pool:
+        told = manager.Queue()
+        results = pool.map_async(partial(find, tell=told.put), work, chunksize=1)
+        while not results.ready() or not told.empty():
+            with suppress(Empty):
+                show(told.get(timeout=LOOK_S))
+        return results.get()
 
 
 def _table(told: list[Any], found: list[Any], slo: str) -> Table:

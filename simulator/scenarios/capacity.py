@@ -110,8 +110,31 @@ def at_rate(spec: ScenarioSpec, rate_per_s: float) -> ScenarioSpec:
     return msgspec.structs.replace(spec, workload=msgspec.structs.replace(spec.workload, arrivals=changed))
 
 
-def bisect(holds: Callable[[float], bool], search: Search) -> tuple[float, list[tuple[float, bool]]]:
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a search after one more rate.
+
+    Attributes:
+        count: Rates tried.
+        left: Rates still to try, if ``low`` and ``high`` bracket the capacity.
+        low: The highest rate that held; 0 for none.
+        high: The lowest that did not hold; before one is known, the next that would be tried.
+    """
+
+    label: str
+    seed: int
+    count: int
+    left: int
+    low: float
+    high: float
+
+
+def bisect(
+    holds: Callable[[float], bool], search: Search, tell: Callable[[int, float, float], None] = lambda *_: None
+) -> tuple[float, list[tuple[float, bool]]]:
     """The highest rate that holds, and what was tried. ``holds`` is taken to be true below some rate and false above.
+
+    Args:
+        tell: Called after each rate with the number tried, the highest that held and the lowest that did not.
 
     Returns 0 where not even ever lower rates hold.
     """
@@ -119,6 +142,8 @@ def bisect(holds: Callable[[float], bool], search: Search) -> tuple[float, list[
 
     def test(rate: float) -> bool:
         tried.append((rate, holds(rate)))
+        good = max((rate for rate, held in tried if held), default=0.0)
+        tell(len(tried), good, min((rate for rate, held in tried if not held), default=max(search.high, 2 * good)))
         return tried[-1][1]
 
     low, high = search.low, search.high
@@ -138,14 +163,20 @@ def bisect(holds: Callable[[float], bool], search: Search) -> tuple[float, list[
     return low, tried
 
 
-def find(work: tuple[Variant, RunInputs, SloTarget, Search]) -> FoundCapacity:
-    """Searches the capacity of one variant with its seed."""
+def find(
+    work: tuple[Variant, RunInputs, SloTarget, Search], tell: Callable[[Tried], None] = lambda _: None
+) -> FoundCapacity:
+    """Searches the capacity of one variant with its seed; tells after each rate how far it is."""
     variant, surroundings, target, search = work
 
     def holds(rate_per_s: float) -> bool:
         return target.holds(summarise(surroundings.run(at_rate(variant.spec, rate_per_s))))
 
-    rate_per_s, tried = bisect(holds, search)
+    def passed_on(count: int, low: float, high: float) -> None:
+        left = max(0, math.ceil(math.log2(max(high - low, search.tolerance) / search.tolerance)))
+        tell(Tried(label=variant.label, seed=variant.spec.seed, count=count, left=left, low=low, high=high))
+
+    rate_per_s, tried = bisect(holds, search, passed_on)
     return FoundCapacity(label=variant.label, seed=variant.spec.seed, rate_per_s=rate_per_s, tried=tried)
 
 

@@ -62,7 +62,7 @@ def sweep_table(summaries: Sequence[Summary]) -> Table:
 def _facts(outcome: ScenarioOutcome, summary: Summary) -> list[tuple[str, str]]:
     facts = [
         ("arrivals", f"{summary.rate_per_s:.2f}/s"),
-        ("served", f"{summary.served:,}" + (f", lost {summary.lost:,}" if summary.lost else "")),
+        ("served", _served(outcome, summary)),
         ("throughput", f"{summary.requests_per_s:.2f}/s"),
         ("output tokens", f"{summary.tokens_per_s:,.0f}/s"),
         ("within SLO", f"{summary.goodput:.1%} ({_bounds(outcome.spec.slo)})"),
@@ -88,6 +88,14 @@ def _facts(outcome: ScenarioOutcome, summary: Summary) -> list[tuple[str, str]]:
         ("simulated", f"{summary.virtual_s:,.0f} s in {summary.wall_s:.1f} s"),
         ("messages", f"{summary.messages:,}"),
     ]
+
+
+def _served(outcome: ScenarioOutcome, summary: Summary) -> str:
+    warm_up = outcome.spec.workload.warm_up
+    parts = [f"{summary.served:,}"]
+    parts += [f"lost {summary.lost:,}"] if summary.lost else []
+    parts += [f"{warm_up:,} more of the warm-up left out of all figures"] if warm_up else []
+    return ", ".join(parts)
 
 
 def _bounds(slo: SloSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,39 @@ def test_the_log_of_a_child_that_does_not_start_is_shown_and_the_rest_is_stopped
     assert "worker-0 did not start:\n  worker-0: exit status 1; " in done.stdout
     assert "no-such-folder" in done.stdout.partition("did not start")[2]
     assert "the cluster is down" in done.stdout
+
+
+def test_hints_of_a_cluster_in_another_folder_name_it_and_down_elsewhere_fails(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "here" / "cluster", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    started = up(folder.parent, "--instances", "1", "--detach")
+    stop = f"millrace down --dir {folder}"
+    try:
+        assert started.returncode == 0, started.stderr
+        assert stop.removeprefix("millrace ") in started.stdout
+        failed = millrace("down", cwd=elsewhere)
+        assert failed.returncode == 1
+        assert stop in failed.stderr
+    finally:
+        ended = millrace(*stop.split()[1:], cwd=elsewhere)
+    assert (ended.returncode, ended.stdout) == (0, "the cluster is down\n")
+
+
+def millrace(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "millrace.cli", *words]
+    environment = {name: value for name, value in os.environ.items() if name != "MILLRACE_DIR"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd, env=environment)
+
+
+def test_an_example_without_a_server_is_one_sentence() -> None:
+    pytest.importorskip("openai")
+    client = Path(__file__).parents[2] / "examples" / "cascade_client.py"
+    environment = os.environ | {"MILLRACE_URL": f"http://127.0.0.1:{free_port()}"}
+    command = [sys.executable, str(client)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("no server at http://127.0.0.1:")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_probe_that_fails_says_why() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 from typing import Any
 
 import msgspec
 from millrace.enginemodel.step_time_models import LinearStepTime
+from rich.console import Console
 
 from simulator.scenarios.plots import draw_run, draw_sweep
 from simulator.scenarios.reading import scenario_of, with_settings
@@ -14,6 +16,7 @@ from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import Summary, summarise
 from simulator.scenarios.sweeping import RunInputs, run_all, variants
+from simulator.scenarios.tables import run_tables
 
 SMALL: dict[str, Any] = {
     "seed": 3,
@@ -203,3 +206,10 @@ def test_a_sweep_runs_every_combination_with_every_seed(tmp_path) -> None:
         (name, seed) for name in ("random", "round_robin") for _rate in (5, 9) for seed in (0, 1)
     ]
     assert all(summary.served == 5 for summary in told)
+
+
+def test_the_table_says_how_many_requests_of_the_warm_up_are_left_out() -> None:
+    outcome = outcome_of("workload.warm_up=30")
+    printed = io.StringIO()
+    Console(width=120, file=printed).print(run_tables(outcome, summarise(outcome)))
+    assert "120, 30 more of the warm-up left out of all figures" in printed.getvalue()

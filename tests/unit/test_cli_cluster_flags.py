@@ -197,7 +197,7 @@ def test_cluster_show_without_a_file_is_the_running_cluster_s(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MILLRACE_DIR", raising=False)
     assert main(["cluster", "show"]) == 1
-    assert "no cluster is running here" in capsys.readouterr().err
+    assert "no cluster runs in this folder" in capsys.readouterr().err
     run = tmp_path / ".millrace" / "run"
     run.mkdir(parents=True)
     (run / "cluster.json").write_text(json.dumps({}))

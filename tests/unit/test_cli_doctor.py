@@ -106,6 +106,14 @@ def test_what_is_missing_or_could_be_better_is_found(facts: MachineFacts, subjec
     assert level(facts, subject) is expected
 
 
+def test_ports_in_use_are_named_with_what_to_do() -> None:
+    (found,) = (each for each in findings(with_(LAPTOP, ports_taken=[8000, 4222])) if each.subject == "ports")
+    assert found.text == (
+        "8000 (API) is in use: `millrace up --port N` takes another; "
+        "4222 in use: `millrace up` takes free ones by itself"
+    )
+
+
 def test_a_plain_laptop_and_a_gpu_node_lack_nothing_that_is_needed() -> None:
     for facts in (LAPTOP, NODE):
         assert Level.MISSING not in [finding.level for finding in findings(facts)]

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from millrace.cli.__main__ import main
-from millrace.cli.cluster import add_connection_options, find_folder, resolve_connection
+from millrace.cli.cluster import add_connection_options, resolve_connection
 from millrace.cli.cluster_flags import worker_settings
 from millrace.cli.errors import CliError
 from millrace.cli.verbs import VERBS, Verb
+from millrace.supervision.cluster_folder import command, find_folder
 
 from simulator import __main__ as simulator
 
@@ -124,8 +125,8 @@ def exit_code(words: list[str]) -> int:
 
 def test_task_runs_every_verb() -> None:
     text = (Path(__file__).resolve().parents[2] / "task").read_text()
-    patterns = re.findall(r"^ {4}([a-z |\\\n]+)\)$", text.partition('case "$verb" in')[2], re.MULTILINE)
-    assert set(re.findall(r"[a-z]+", " ".join(patterns))) == {verb.name for verb in VERBS} - {"up"}
+    patterns = re.findall(r"^ {4}([a-z |\\\n]+)\)", text.partition('case "$verb" in')[2], re.MULTILINE)
+    assert set(re.findall(r"[a-z]+", " ".join(patterns))) == {verb.name for verb in VERBS}
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -140,6 +141,7 @@ def test_help_imports_nothing_heavy() -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MILLRACE_DIR", raising=False)
+    monkeypatch.setattr("millrace.cli.cluster.running_folders", list)
     return tmp_path
 
 
@@ -256,3 +258,22 @@ def test_workers_are_configured_together_and_by_name() -> None:
 def test_settings_of_workers_that_are_no_object_are_refused(word: str) -> None:
     with pytest.raises(CliError, match="--worker-set"):
         worker_settings([word])
+
+
+def test_a_hint_names_the_folder_where_a_verb_would_not_find_it(elsewhere: Path) -> None:
+    assert command("down", elsewhere / "x") == "millrace down --dir x"
+    assert command("down", Path("/some where")) == "millrace down --dir '/some where'"
+    (elsewhere / ".millrace").mkdir()
+    (elsewhere / "task").touch()
+    assert command("down", elsewhere / ".millrace") == "./task down"
+    assert command("explain r", elsewhere / "x") == "./task explain r --dir x"
+
+
+def test_down_without_a_cluster_fails_and_names_those_that_run_elsewhere(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["down"]) == 1
+    assert "no cluster runs in this folder or a parent" in capsys.readouterr().err
+    monkeypatch.setattr("millrace.cli.cluster.running_folders", lambda: [Path("/far")])
+    assert main(["down"]) == 1
+    assert capsys.readouterr().err.endswith("running elsewhere on this machine:\n  millrace down --dir /far\n")

@@ -9,6 +9,7 @@ import lightgbm
 import msgspec
 import numpy as np
 import pytest
+from millrace.contracts.subjects import subject_token
 from millrace.lengths import files
 from millrace.lengths.baselines import ConstantMean, HistoryHistogram, HistoryModel, quantile
 from millrace.lengths.estimate import LengthEstimate
@@ -19,6 +20,9 @@ from millrace.lengths.samples import LengthRecord, LengthSample, matrix, pack, s
 from millrace.lengths.scoring import interval, pinball, score
 from millrace.lengths.training import judge, train, train_candidate
 from millrace.lengths.trees import FlatTrees, Forest, flatten
+
+from services.tagger.config import LearningConfig
+from services.tagger.shell import load
 
 RNG = np.random.default_rng(5)
 
@@ -310,6 +314,15 @@ def test_outcomes_survive_their_file_and_the_file_stays_bounded(
     kept = load_warm(tmp_path / "a_b", "tagger-0", 100)
     assert kept == samples[-len(kept) :]
     assert 10 <= len(kept) <= 20
+
+
+def test_files_of_a_model_that_is_served_under_a_path_stay_in_the_folder(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "lengths", tmp_path / "models" / "mini"
+    elsewhere.mkdir(parents=True)
+    OutcomeWriter(root, str(elsewhere), "tagger-0").append(_samples(1))
+    assert not list(elsewhere.iterdir())
+    loaded = load("tagger-0", LearningConfig(directory=str(root), pretrained=False))
+    assert list(loaded.outcomes) == [subject_token(str(elsewhere))]
 
 
 def test_a_file_cut_inside_a_frame_ends_before_it(tmp_path: Path) -> None:

@@ -221,6 +221,16 @@ def test_a_bisection_finds_the_capacity_from_any_bracket(capacity: float) -> Non
     assert len({rate for rate, _held in tried}) == len(tried)
 
 
+def test_a_search_tells_after_each_rate_how_far_it_is() -> None:
+    told: list[tuple[int, float, float]] = []
+    search = Search(low=2.0, high=8.0, tolerance=1.0)
+    rate, tried = bisect(lambda rate: rate <= 5.5, search, lambda *each: told.append(each))
+    assert [count for count, _, _ in told] == list(range(1, len(tried) + 1))
+    assert told[0] == (1, 2.0, 8.0)
+    assert told[-1][1] == rate
+    assert told[-1][2] - told[-1][1] <= search.tolerance
+
+
 def test_what_never_holds_has_no_capacity() -> None:
     assert bisect(lambda rate: False, Search(low=2.0, high=8.0, tolerance=0.1))[0] == 0.0
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from millrace.cli.errors import CliError
+from millrace.supervision.cluster_folder import command, find_folder
 
-FOLDER = ".millrace"
 CLUSTER_FILE = Path("run") / "cluster.json"
+
+#: What `millrace up` runs: ``python -m MODULE --options JSON``.
+SUPERVISOR_MODULE = "deployment.local_supervisor"
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +38,10 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     operator_user: str = ""
     operator_password: str = ""
     ingress_url: str = ""
+
+
+class _Options(msgspec.Struct):
+    directory: str
 
 
 class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +83,8 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
     folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
     file = folder / CLUSTER_FILE if folder else None
     known = read_cluster_file(file) if file and file.is_file() else None
-    if known is None and arguments.dir and not arguments.nats:
-        raise CliError(f"no cluster runs in {arguments.dir}; start one with `./task up --dir {arguments.dir}`")
     if known is None and not arguments.nats:
-        raise CliError("no cluster runs in this folder or a parent; start one with `./task up`, or give --nats URL")
+        raise no_cluster("status", arguments.dir, "or give --nats URL")
     known = known or ClusterFile()
     # Somebody else's server gets this cluster's password only if it is asked for by name.
     own = arguments.nats in (None, known.nats_url)
@@ -95,12 +100,33 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
     )
 
 
-def find_folder(start: Path, environment: Mapping[str, str]) -> Path | None:
-    """The ``.millrace`` folder: ``MILLRACE_DIR`` where it is set, else the first one from ``start`` upwards."""
-    if given := environment.get("MILLRACE_DIR"):
-        return Path(given)
-    candidates = (place / FOLDER for place in (start, *start.parents))
-    return next((folder for folder in candidates if folder.is_dir()), None)
+def no_cluster(verb: str, directory: str | None, *further: str) -> CliError:
+    """The error of a verb that finds no cluster: how to start one, and the commands for clusters that run elsewhere.
+
+    Args:
+        verb: What to type for one of those.
+        directory: As given by --dir; none for the folder of this place.
+        further: Other ways out.
+    """
+    up = f"./task up --dir {directory}" if directory else "./task up"
+    start = f"no cluster runs in {directory or 'this folder or a parent'}; start one with `{up}`"
+    lines = [", ".join([start, *further])]
+    if others := running_folders():
+        lines += ["running elsewhere on this machine:", *(f"  {command(verb, folder)}" for folder in others)]
+    return CliError("\n".join(lines))
+
+
+def running_folders() -> list[Path]:
+    """Folders of the clusters that run on this machine, as far as this user may see them."""
+    import psutil  # a tenth of a second, which only an error costs
+
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if SUPERVISOR_MODULE in words:
+            with suppress(msgspec.DecodeError):
+                found.add(msgspec.json.decode(words[-1], type=_Options).directory)
+    return sorted(map(Path, found))
 
 
 def read_cluster_file(file: Path) -> ClusterFile:

@@ -14,8 +14,9 @@ import os
 from pathlib import Path
 
 from millrace.actor.errors import ConfigError
-from millrace.cli.cluster import find_folder
+from millrace.cli.cluster import no_cluster
 from millrace.cli.errors import CliError
+from millrace.supervision.cluster_folder import find_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,5 +45,5 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_the_running(arguments: argparse.Namespace) -> Path:
     folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
     if folder is None or not (folder / "run" / "cluster.json").is_file():
-        raise CliError("no cluster is running here; give a FILE, or start one with `./task up`")
+        raise no_cluster("cluster show", arguments.dir, "or give a FILE")
     return folder / "run" / "cluster.toml"

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from millrace.cli.cluster import CLUSTER_FILE, find_folder
+from millrace.cli.cluster import CLUSTER_FILE, no_cluster
 from millrace.cli.errors import CliError
+from millrace.supervision.cluster_folder import find_folder
 
 #: The supervisor gives its children at most about 40 s in all; this leaves it time to end itself.
 WAIT_S = 60.0
@@ -31,12 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks the supervisor to stop; says so too where nothing runs."""
+    """Asks the supervisor to stop."""
     folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
     process = running_supervisor(folder) if folder else None
     if process is None:
-        print("no cluster is running here")
-        return 0
+        raise no_cluster("down", arguments.dir)
     process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + WAIT_S
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -22,6 +22,10 @@ DISK_BYTES_MIN = GIB
 
 #: Of vLLM on a CPU: one core per engine, no more than this by default.
 CPU_ENGINES_MAX = 4
+
+
+#: Of the API, by default.
+API_PORT = 8000
 
 
 class Level(StrEnum):
@@ -163,6 +167,14 @@ def _surroundings(facts: MachineFacts) -> Iterator[Finding]:
     unlimited = "unlimited" if locked < 0 else f"{locked / 1024**2:.0f} MiB"
     short = bool(facts.gpus or facts.rdma_devices) and 0 <= locked < GIB
     yield _noted(not short, "locked memory", unlimited + ("; GPUs and RDMA want it unlimited" if short else ""))
-    taken = ", ".join(map(str, facts.ports_taken))
-    busy = f"{taken} in use: of these `up` asks for another --port only for the API's, the rest move by themselves"
-    yield _noted(not taken, "ports", busy if taken else "the default ones are free")
+    yield _noted(not facts.ports_taken, "ports", _ports(facts.ports_taken))
+
+
+def _ports(taken: Sequence[int]) -> str:
+    """Only the API's port is asked for by number; `up` takes free ones for the others."""
+    if not taken:
+        return "the default ones are free"
+    others = [port for port in taken if port != API_PORT]
+    told = [f"{API_PORT} (API) is in use: `millrace up --port N` takes another"] if API_PORT in taken else []
+    told += [f"{', '.join(map(str, others))} in use: `millrace up` takes free ones by itself"] if others else []
+    return "; ".join(told)

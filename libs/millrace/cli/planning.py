@@ -24,6 +24,7 @@ from millrace.cascade.jobs import (
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.errors import CliError
+from millrace.cli.progress import working
 from millrace.cluster import CascadeSpec, ClusterSpec, GroupSpec, ModelSpec, instances_of, read_cluster
 from millrace.cluster.model_folders import context_length, judge_files, with_model_folders
 from millrace.contracts.cascade import CascadeMove, CascadePlan, CascadeTier
@@ -54,7 +55,8 @@ def plan_cascade(arguments: argparse.Namespace) -> int:
         spec = with_model_folders(read_cluster(arguments.cascade))
         job = job_of_file(spec, arguments)
         files = {tier.step_time: tier.step_time for tier in job.members if tier.step_time.endswith(".toml")}
-        result = plan_job(job, load_step_times(files)[0], front=True)
+        with working(f"simulating thresholds of {len(job.tiers)} tiers"):
+            result = plan_job(job, load_step_times(files)[0], front=True)
     except (ConfigError, ValueError, OSError) as error:
         raise CliError(str(error)) from None
     assert spec.cascade is not None, "job_of_file refuses others"

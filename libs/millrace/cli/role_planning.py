@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.actor.errors import ConfigError
 from millrace.cli.errors import CliError
+from millrace.cli.progress import working
 from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec, read_cluster
 from millrace.cluster.engine_limits import engine_parameters
 from millrace.cluster.model_folders import with_model_folders
@@ -54,7 +55,9 @@ def plan_roles(arguments: argparse.Namespace) -> int:
         ]
         limit = min(shape.parameters.max_model_len for shape in shapes)
         targets = AssignmentTargets(ttft_s=arguments.ttft, tpot_s=arguments.tpot)
-        rated = assign(load(arguments.lengths, arguments.rate, limit, arguments.seed), shapes, devices(model), targets)
+        requests = load(arguments.lengths, arguments.rate, limit, arguments.seed)
+        with working(f"simulating assignments, {len(requests)} requests each"):
+            rated = assign(requests, shapes, devices(model), targets)
     except (ConfigError, WorkloadError, ValueError, OSError) as error:
         raise CliError(str(error)) from None
     print(report(rated))

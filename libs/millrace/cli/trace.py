@@ -46,8 +46,8 @@ def trace_folder(given: Path | None) -> Path:
     """
     import os
 
-    from millrace.cli.cluster import find_folder
     from millrace.cli.errors import CliError
+    from millrace.supervision.cluster_folder import find_folder
 
     if given is not None:
         return given / "traces" if (given / "traces").is_dir() else given

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from millrace.cli import train_entry, train_judge
 from millrace.cli.errors import CliError
+from millrace.cli.progress import working
 from millrace.lengths.files import OutcomesUnreadable, read_models, read_outcomes, read_requests, write_model
 from millrace.lengths.head import HEAD_FILE, HeadUnreadable, RemainingHead, read_head, write_head
 from millrace.lengths.samples import LengthSample, samples_of
@@ -68,7 +69,8 @@ def _add_remaining(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains, shows the figures, and puts the model in force where it is better; returns 3 where it is not."""
     runs = {"remaining": _run_remaining, "judge": train_judge.run, "entry": train_entry.run, "tagger": _run_tagger}
-    return runs[arguments.kind](arguments)
+    with working(f"training: {arguments.kind}"):
+        return runs[arguments.kind](arguments)
 
 
 def _run_remaining(arguments: argparse.Namespace) -> int:

@@ -19,8 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.cli.cluster import SUPERVISOR_MODULE
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
+from millrace.supervision.cluster_folder import command
 from millrace.telemetry.private_files import open_private
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
@@ -41,13 +43,13 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not
     directory = Path(arguments.dir).absolute()
     spec = cluster_of(arguments, len(os.sched_getaffinity(0)))
     options = {"directory": str(directory), "spec": msgspec.to_builtins(spec)}
-    command = [sys.executable, "-m", "deployment.local_supervisor", "--options", json.dumps(options)]
+    words = [sys.executable, "-m", SUPERVISOR_MODULE, "--options", json.dumps(options)]
     if arguments.detach:
-        return _detach(command, directory)
-    os.execv(command[0], command)
+        return _detach(words, directory)
+    os.execv(words[0], words)
 
 
-def _detach(command: list[str], directory: Path) -> int:
+def _detach(words: list[str], directory: Path) -> int:
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     banner = directory / "run" / "banner.txt"
     log = directory / "logs" / "up.log"
@@ -56,13 +58,14 @@ def _detach(command: list[str], directory: Path) -> int:
     with open_private(log, "ab") as output:
         before = output.tell()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     while time.time() - began < DETACHED_WAIT_S:
         if process.poll() is not None:
             raise CliError(f"it did not start:\n{_since(log, before)}")
         if banner.is_file() and banner.stat().st_mtime >= began:
-            print(banner.read_text() + "It runs in the background; `./task down` stops it.")
+            stop = command("down", directory)
+            print(f"{banner.read_text()}It runs in the background; `{stop}` stops it.")
             return 0
         time.sleep(0.05)
     raise CliError(f"not ready after {DETACHED_WAIT_S:.0f} s; see {log}")

@@ -26,6 +26,8 @@ OUTCOMES = ".outcomes"
 OUTCOMES_MAX = 10_000
 #: A longer frame is a damaged file, bytes.
 FRAME_BYTES_MAX = 1 << 20
+#: In place of a slash in the name of a model's folder: no subject token has it.
+SLASH = "%2F"
 #: Models that ship with the package, named as the served model.
 PRETRAINED = Path(__file__).parent / "pretrained"
 
@@ -40,8 +42,13 @@ class OutcomesUnreadable(ValueError):
 
 
 def model_folder(root: Path, model: str) -> Path:
-    """Return the folder of a served model's files."""
-    return root / subject_token(model)
+    """Return the folder of a served model's files. A served name may be a path; its folder lies below ``root``."""
+    return root / subject_token(model).replace("/", SLASH)
+
+
+def model_token(folder: Path) -> str:
+    """Return the subject token of the model whose files lie in ``folder``."""
+    return folder.name.replace(SLASH, "/")
 
 
 def write_model(root: Path, model: str, payload: bytes) -> Path:
@@ -161,11 +168,6 @@ def load_warm(folder: Path, writer: str, limit: int) -> list[LengthSample]:
         except OutcomesUnreadable:
             continue  # of another version: it is begun anew with the next outcome
     return samples[-limit:]
-
-
-def pretrained_path(model: str) -> Path:
-    """Return the path of the shipped model for ``model``; the file need not exist."""
-    return PRETRAINED / f"{subject_token(model)}.lengths"
 
 
 def _begins_well(path: Path) -> bool:
