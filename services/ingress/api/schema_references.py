@@ -19,13 +19,14 @@ def reference_fault(schema: dict[str, Any]) -> str:
     A reference must be a JSON pointer into the schema itself (``#`` or ``#/...``), must resolve, and must not lead back
     to itself without consuming any JSON.
     """
+    ends: set[int] = set()
     for node in subschemas(schema):
         if "$ref" not in node:
             continue
-        target = _resolve(schema, node["$ref"])
+        target = resolve(schema, node["$ref"])
         if isinstance(target, str):
             return target
-        if _endless(schema, node, []):
+        if _endless(schema, node, ends):
             return f"its `$ref` {_shown(node['$ref'])} refers to itself without end."
     return ""
 
@@ -36,19 +37,24 @@ def _shown(reference: Any) -> str:
 
 def subschemas(root: Any) -> Iterator[dict[str, Any]]:
     """Every schema object in a schema, itself included; not the values that it lists."""
-    stack: list[tuple[Any, bool]] = [(root, False)]
+    return (node for _, node in located(root))
+
+
+def located(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same, each with its place, such as ``$.properties.name``."""
+    stack: list[tuple[str, Any, bool]] = [("$", root, False)]
     while stack:
-        node, named = stack.pop()
+        place, node, named = stack.pop()
         if isinstance(node, list):
-            stack.extend((item, False) for item in node)
+            stack.extend((f"{place}[{index}]", item, False) for index, item in enumerate(node))
         elif isinstance(node, dict) and named:
-            stack.extend((item, False) for item in node.values())
+            stack.extend((f"{place}.{key}", item, False) for key, item in node.items())
         elif isinstance(node, dict):
-            yield node
-            stack.extend((item, key in _NAMED) for key, item in node.items() if key not in _DATA)
+            yield place, node
+            stack.extend((f"{place}.{key}", item, key in _NAMED) for key, item in node.items() if key not in _DATA)
 
 
-def _resolve(root: dict[str, Any], reference: Any) -> Any:
+def resolve(root: dict[str, Any], reference: Any) -> Any:
     """The schema that a reference points to, or the fault as a sentence."""
     if not isinstance(reference, str):
         return f"its `$ref` {_shown(reference)} is no string."
@@ -67,14 +73,29 @@ def _resolve(root: dict[str, Any], reference: Any) -> Any:
     return node
 
 
-def _endless(root: dict[str, Any], node: Any, path: list[int]) -> bool:
-    """Whether a schema is reached from itself through references and combinations of the same value alone."""
-    if not isinstance(node, dict):
-        return False
-    if id(node) in path:
-        return True
-    within = [*path, id(node)]
+def _endless(root: dict[str, Any], start: dict[str, Any], ends: set[int]) -> bool:
+    """Whether a schema is reached from itself through references and combinations of the same value alone.
+
+    Args:
+        ends: Schemas of which that is known not to be true; filled here, or shared ones would be followed once for each
+            way to them.
+    """
+    path = {id(start): iter(_same_value(root, start))}
+    while path:
+        at = next(reversed(path))
+        item = next(path[at], None)
+        if item is None:
+            del path[at]
+            ends.add(at)
+        elif id(item) in path:
+            return True
+        elif id(item) not in ends:
+            path[id(item)] = iter(_same_value(root, item))
+    return False
+
+
+def _same_value(root: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
     same = [item for key in _SAME_VALUE if isinstance(node.get(key), list) for item in node[key]]
     if "$ref" in node:
-        same.append(_resolve(root, node["$ref"]))
-    return any(_endless(root, item, within) for item in same)
+        same.append(resolve(root, node["$ref"]))
+    return [item for item in same if isinstance(item, dict)]

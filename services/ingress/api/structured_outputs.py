@@ -10,8 +10,10 @@ import msgspec
 from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.errors import bad_value
+from services.ingress.api.patterns import pattern_fault
 from services.ingress.api.requests import ResponseFormat, Shared, StructuredOutputs
 from services.ingress.api.schema_references import reference_fault
+from services.ingress.api.unenforced import unenforced
 
 #: Longest schema, bytes of JSON. Checking one this long takes a few ms, once: checked schemas are remembered.
 SCHEMA_BYTES_MAX = 32_768
@@ -46,6 +48,19 @@ def structured_output(request: Shared) -> StructuredOutput | None:
     return _from_structured(own)
 
 
+def enforced_schema(schema: Any, param: str) -> str:
+    """JSON text of a schema that a grammar enforces whole.
+
+    Raises:
+        ApiError: 400 saying what is wrong with it, or not enforced.
+    """
+    text = checked_schema(schema, param)
+    fault = _unenforced(text)
+    if fault:
+        raise bad_value(param, f"`{param}` cannot be enforced: {fault}", "invalid_json_schema")
+    return text
+
+
 def checked_schema(schema: Any, param: str) -> str:
     """JSON text of a schema that is one.
 
@@ -76,13 +91,15 @@ def _from_format(form: ResponseFormat) -> StructuredOutput | None:
         raise bad_value(param, f"`{param}` is missing.", "missing_parameter")
     if form.json_schema.schema is None:
         raise bad_value(f"{param}.schema", f"`{param}.schema` is missing.", "missing_parameter")
-    return StructuredOutput(json_schema=checked_schema(form.json_schema.schema, f"{param}.schema"))
+    return StructuredOutput(json_schema=enforced_schema(form.json_schema.schema, f"{param}.schema"))
 
 
 def _from_structured(own: StructuredOutputs) -> StructuredOutput:
     given = [name for name in own.__struct_fields__ if getattr(own, name) not in (None, False)]
     if len(given) != 1:
         raise bad_value("structured_outputs", f"Give exactly one constraint, not {len(given)}.")
+    if own.regex is not None and (fault := pattern_fault(own.regex)):
+        raise bad_value("structured_outputs.regex", f"`structured_outputs.regex` cannot be enforced: {fault}.")
     if own.json is None:
         return StructuredOutput(
             json_object=bool(own.json_object), regex=own.regex, choice=own.choice, grammar=own.grammar
@@ -94,7 +111,12 @@ def _from_structured(own: StructuredOutputs) -> StructuredOutput:
             schema = msgspec.json.decode(schema)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_value(param, f"`{param}` is no valid JSON: {error}") from None
-    return StructuredOutput(json_schema=checked_schema(schema, param))
+    return StructuredOutput(json_schema=enforced_schema(schema, param))
+
+
+@lru_cache(maxsize=256)
+def _unenforced(text: str) -> str:
+    return unenforced(msgspec.json.decode(text))
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.errors import bad_value, unsupported
 from services.ingress.api.requests import ChatRequest, NamedTool, Tool
-from services.ingress.api.structured_outputs import checked_schema
+from services.ingress.api.structured_outputs import checked_schema, enforced_schema
 from services.ingress.api.tokenizer import TemplateTraits
 
 _encode = msgspec.json.Encoder().encode
@@ -71,9 +71,12 @@ def plan_tools(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
         return NO_TOOLS
     if not traits.tools:
         raise unsupported("tools", "`tools` is not supported: this model's chat template does not know them.")
+    called = choice.function.name if isinstance(choice, NamedTool) else ""
     for i, tool in enumerate(request.tools):
         if tool.function.parameters is not None:
-            checked_schema(tool.function.parameters, f"tools[{i}].function.parameters")
+            # What is only written into the prompt, or read from free text, needs no grammar.
+            check = enforced_schema if choice == "required" or tool.function.name == called else checked_schema
+            check(tool.function.parameters, f"tools[{i}].function.parameters")
     if choice == "none":
         return NO_TOOLS
     if choice in (None, "auto"):

@@ -1,0 +1,143 @@
+"""Constraints that no grammar enforces, or that none can be bounded for, are refused with what is at fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.ingress.api.patterns import pattern_fault
+from services.ingress.api.schema_references import reference_fault
+from services.ingress.api.unenforced import unenforced
+
+STRING, NULL = {"type": "string"}, {"type": "null"}
+
+
+def kind(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": {"const": name}, **more}, "required": ["kind"]}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault"),
+    [
+        ("(a{1,9999}){1,9999}", "repetition `{1,9999}` nested in `{1,9999}` stands for 99980001 repetitions"),
+        ("((a{1,99}){1,99}){1,99}", "stands for 970299 repetitions"),
+        ("(x|a{2000}b){6}", "stands for 12000 repetitions"),
+        ("^(?=a)b$", "lookahead `(?=a` is not enforced"),
+        ("a(?!b)c", "lookahead"),
+        ("(?<=a)b", "lookbehind"),
+        ("(?<!a)b", "lookbehind"),
+        (r"(a)\1", r"backreference `\1`"),
+        (r"(?<x>a)\k<x>", "backreference"),
+        (r"\ba", r"word boundary `\b`"),
+        (r"[\b]", "word boundary"),
+        (r"\p{L}+", "Unicode class"),
+        (r"\Aa\Z", r"escape `\A`"),
+        (r"\0", r"escape `\0`"),
+        ("(?i)a", "group modifier `(?i)`"),
+        ("[[:alpha:]]+", "class `[:alpha:]`"),
+        ("a^b", "anchor `^` in the middle"),
+        ("a$b", "anchor `$` in the middle"),
+        ("(a$)b", "anchor `$` in the middle"),
+        ("(a$)*", "anchor `$` in the middle"),
+        ("(" * 60 + "a" + ")" * 60, "nested more than 50 deep"),
+    ],
+)
+def test_a_construct_of_a_pattern_that_is_dropped_is_named(pattern: str, fault: str) -> None:
+    assert fault in pattern_fault(pattern)
+    told = unenforced({"type": "object", "properties": {"x": {"type": "string", "pattern": pattern}}})
+    assert told.startswith("pattern of $.properties.x: ")
+    assert fault in told
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(a|b)$", "^a$|^b$", "(^a|b$)", "((a$)|c)$", "[^\\]]+", "[]", "[", "a\\", "(a{100}){100}", "a{20000}",
+        "(?:a)b", "(?<name>a)b", r"^\d{4}-\d{2}(\.\w+)?\s*$", r"[\w.-]+@[\w-]+\.[a-z]{2,9}",
+        r"\u0041\x41\cA\/\$", "a+?b*?",
+    ],
+)  # fmt: skip
+def test_a_pattern_without_such_is_taken(pattern: str) -> None:
+    assert not pattern_fault(pattern)
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"type": "string", "not": {"const": "a"}}, "`not` is not enforced"),
+        ({"type": "object", "if": {}, "then": {}}, "`if` is not enforced"),
+        ({"type": "object", "properties": {}, "dependentRequired": {"a": ["b"]}}, "`dependentRequired`"),
+        ({"type": "array", "uniqueItems": True}, "`uniqueItems`"),
+        ({"type": "array", "contains": NULL}, "`contains`"),
+        ({"type": ["integer", "null"], "multipleOf": 3}, "`multipleOf`"),
+        ({"minimum": 3}, "`minimum` is not enforced without `type`"),
+        ({"required": ["a"]}, "`required` is not enforced without `type`"),
+        ({"anyOf": [STRING], "properties": {"a": NULL}}, "`properties` is not enforced beside `anyOf`"),
+        ({"const": "a", "minLength": 5}, "`minLength` is not enforced beside `const`"),
+        ({"enum": ["a", 1], "type": "string"}, "`type` is not enforced beside `enum`"),
+        ({"$ref": "#/$defs/a", "maxLength": 3, "$defs": {"a": STRING}}, "`maxLength` is not enforced beside `$ref`"),
+        ({"anyOf": [STRING, NULL], "type": "string"}, "`type` is not enforced beside `anyOf`"),
+        ({"allOf": [STRING, {"maxLength": 3}]}, "`allOf` of more than one schema"),
+        ({"oneOf": [STRING, {"type": "string", "maxLength": 3}]}, "`oneOf` whose schemas may hold at once"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "`oneOf`"),
+        ({"oneOf": [kind("a"), {"type": "object"}]}, "`oneOf`"),
+        ({"type": "string", "format": "color"}, "`format` `color`"),
+        ({"type": "string", "pattern": "a*", "maxLength": 3}, "`pattern` and `maxLength`"),
+        ({"type": "object", "properties": {"a": NULL}, "required": ["b"]}, "`required` names `b`"),
+        ({"type": "object", "patternProperties": {"a": NULL}, "properties": {"b": NULL}}, "`patternProperties` and"),
+        ({"type": "object", "patternProperties": {"(?=a)": NULL}}, "lookahead"),
+        ({"enum": list(range(1001))}, "more than 1000 values"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_keyword_that_would_be_ignored_is_named_with_its_place(schema: dict[str, Any], fault: str) -> None:
+    assert fault in unenforced(schema)
+    assert fault in unenforced({"type": "array", "items": {"anyOf": [schema, NULL]}, "$defs": schema.get("$defs", {})})
+    if " (at $)" in unenforced(schema):
+        assert "(at $.items.anyOf[0])" in unenforced({"type": "array", "items": {"anyOf": [schema]}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"title": "T", "description": "d", "default": None, "examples": [1], "x-mine": 1, "nullable": True},
+        {"type": "string", "minimum": 3, "uniqueItems": True},
+        {"type": "array", "items": STRING, "uniqueItems": False, "minItems": 1, "maxItems": 9},
+        {"type": "string", "enum": ["a", "b"], "default": "a"},
+        {"type": "number", "enum": [1, 2.5]},
+        {"type": ["string", "null"], "maxLength": 9},
+        {"type": "object", "anyOf": [kind("a"), kind("b")]},
+        {"oneOf": [STRING, NULL, {"type": "array"}]},
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": kind("a"), "b": kind("b", c=NULL)}},
+        {"allOf": [{"$ref": "#/$defs/a"}], "title": "T", "$defs": {"a": STRING}},
+        {"type": "object", "propertyNames": {"pattern": "^a+$"}, "additionalProperties": {"type": "integer"}},
+        {"properties": {"not": STRING, "if": {"format": "date", "type": "string"}}, "required": ["not"]},
+        {"type": "string", "format": "uuid"},
+    ],
+    ids=str,
+)
+def test_a_schema_that_is_enforced_whole_is_taken(schema: dict[str, Any]) -> None:
+    assert not unenforced(schema)
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    schema: dict[str, Any] = STRING
+    for _ in range(63):
+        schema = {"type": "array", "items": schema}
+    assert not unenforced(schema)
+    assert "nested more than 64 deep" in unenforced({"type": "array", "items": schema})
+
+
+def test_shared_references_are_followed_once_each() -> None:
+    """Else a schema of a few hundred bytes would hold ingress for hours."""
+    shared = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(60)}
+    assert not reference_fault({"$ref": "#/$defs/d0", "$defs": {**shared, "d60": STRING}})
+    looped = {**shared, "d60": {"anyOf": [STRING, {"$ref": "#/$defs/d30"}]}}
+    assert "refers to itself" in reference_fault({"$ref": "#/$defs/d0", "$defs": looped})
+
+
+def test_a_long_chain_of_references_is_followed() -> None:
+    chain = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(1200)}
+    assert not reference_fault({"$ref": "#/$defs/d0", "$defs": {**chain, "d1200": STRING}})
