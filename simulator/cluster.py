@@ -33,7 +33,7 @@ from simulator.services import SimService
 #: Name of every simulated cluster.
 CLUSTER = "sim"
 
-#: What each actor is told of its bus.
+#: Bus configuration of each actor.
 BUS = BusConfig(cluster=CLUSTER)
 
 
@@ -117,7 +117,7 @@ class SimulatedCluster:
 
         Args:
             after_ns: From noticing it to the start; asked each time.
-            but: Roles that somebody else restarts.
+            but: Roles restarted elsewhere.
         """
         self.restarter = ProcessRestarter(self.simulation, self.subjects, restart_after_ns=after_ns)
         self.simulation.after(WATCH_NS, self._watch, self.restarter, frozenset(but))

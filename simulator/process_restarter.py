@@ -22,7 +22,7 @@ class ProcessRestarter:
     """
 
     def __init__(self, simulation: Simulation, subjects: Subjects, *, restart_after_ns: Callable[[], int]) -> None:
-        """Knows of nobody who is down.
+        """Knows of no process that is down.
 
         Args:
             restart_after_ns: From seeing that a process ended to starting it again; asked each time.

@@ -66,7 +66,7 @@ class SimInstance(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Of the instance.
-        host: Machine that it says it runs on; empty where nobody shall know.
+        host: Machine that it says it runs on; empty if unknown.
         engine: Limits of its scheduler.
         step_time: Name of its step-time model.
         token_bytes: KV bytes of one token.

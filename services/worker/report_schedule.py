@@ -130,7 +130,10 @@ class Reporter:
 
     def _status(self, now_ns: int) -> Publish:
         self._status_ns, self._status_stale = now_ns, False
-        running, waiting = self.remaining.told(self.snapshot.running), self.remaining.told(self.snapshot.waiting)
+        running, waiting = (
+            self.remaining.reported(self.snapshot.running),
+            self.remaining.reported(self.snapshot.waiting),
+        )
         body = status_messages.status(self.identity, self.snapshot, running=running, waiting=waiting)
         return Publish(subject=self._status_subject, body=body)
 
@@ -158,7 +161,7 @@ class Reporter:
     def expected(self, sequence: str) -> int | None:
         """Length now expected of a running sequence's whole output, tokens; None where nothing is known."""
         entries = [entry for entry in self.snapshot.running if entry.sequence == sequence]
-        return self.remaining.told(entries)[0].expected_output_tokens if entries else None
+        return self.remaining.reported(entries)[0].expected_output_tokens if entries else None
 
     def judge_estimates(self, held: Iterable[Held]) -> list[Effect]:
         """One line where the engine's estimates stop being believed, or are again. Call once a second."""

@@ -88,10 +88,10 @@ def _search(arguments: argparse.Namespace) -> int:
             bar.update(task, description=text, completed=tried.count, total=tried.count + tried.left)
 
         found = _found(work, arguments.jobs, show)
-    told = capacity.intervals(found)
-    console.print(_table(told, found, arguments.slo))
+    intervals = capacity.intervals(found)
+    console.print(_table(intervals, found, arguments.slo))
     if arguments.output is not None:
-        document = {"slo": arguments.slo, "capacity": told, "searches": found}
+        document = {"slo": arguments.slo, "capacity": intervals, "searches": found}
         arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     return 0
 
@@ -108,19 +108,19 @@ def _found(work: list[Any], jobs: int, show: Callable[[Any], None]) -> list[Any]
         return [find(each, show) for each in work]
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, context.Pool(min(jobs, len(work))) as pool:
-        told = manager.Queue()
-        results = pool.map_async(partial(find, tell=told.put), work, chunksize=1)
-        while not results.ready() or not told.empty():
+        progress = manager.Queue()
+        results = pool.map_async(partial(find, tell=progress.put), work, chunksize=1)
+        while not results.ready() or not progress.empty():
             with suppress(Empty):
-                show(told.get(timeout=LOOK_S))
+                show(progress.get(timeout=LOOK_S))
         return results.get()
 
 
-def _table(told: list[Any], found: list[Any], slo: str) -> Table:
+def _table(intervals: list[Any], found: list[Any], slo: str) -> Table:
     table = Table(title=f"capacity under {slo}", title_justify="left")
     for index, column in enumerate(("scenario", "requests/s", "95 %", "by seed", "runs")):
         table.add_column(column, justify="left" if index == 0 else "right")
-    for interval in told:
+    for interval in intervals:
         own = [one for one in found if one.label == interval.label]
         table.add_row(
             interval.label,

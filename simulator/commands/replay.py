@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-#: Differences that are printed; their number is told in any case.
+#: Differences that are printed; their number is printed in any case.
 SHOWN_MAX = 50
 
 

@@ -29,7 +29,7 @@ from simulator.soak import seeds as soak
 #: Characters of a line where no terminal says how many there are.
 COLUMNS = 140
 
-#: Seeds of random load and faults where nobody says how many.
+#: Seeds of random load and faults by default.
 SEEDS = 20
 
 #: Options of one kind of run only; of random ones with what says the same in a scenario.

@@ -302,7 +302,7 @@ class ScenarioCluster(SimulatedCluster):
         return self._truth(sequence.rpartition(".")[0], model)
 
     def _estimated(self, head: HeadEstimates, model: str, status: SequenceStatus) -> SequenceStatus:
-        return head.told(status, self._output_length(model, status.sequence))
+        return head.reported(status, self._output_length(model, status.sequence))
 
     def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
         prediction = self.spec.prediction

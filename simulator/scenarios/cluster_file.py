@@ -49,11 +49,11 @@ def with_cluster_file(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     own = {key: value for key, value in cluster.items() if key != "file"}
     chosen = spec.policies.dispatch
     dispatch = {"policy": chosen.name, "parameters": chosen.parameters} if chosen.name else {}
-    told = table.get("dispatch", {})
+    named = table.get("dispatch", {})
     return {
         **table,
         "cluster": {**counts, **own, "groups": _groups(spec)},
-        "dispatch": told if "policy" in told else {**dispatch, **told},
+        "dispatch": named if "policy" in named else {**dispatch, **named},
     }
 
 

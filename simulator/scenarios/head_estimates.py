@@ -58,7 +58,7 @@ class HeadEstimates:
         self._seed = seed
         self._errors: dict[str, list[float]] = {}
 
-    def told(self, status: SequenceStatus, length: int) -> SequenceStatus:
+    def reported(self, status: SequenceStatus, length: int) -> SequenceStatus:
         """The status with an estimate of the rest; as it is before the first token.
 
         Args:

@@ -45,7 +45,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MigrationRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One migration that ended, as its migrator told it (see MigrationFinished). Times in ns.
+    """One migration that ended, as its migrator reported it (see MigrationFinished). Times in ns.
 
     Attributes:
         at_ns: When it was heard, from the beginning of the workload.

@@ -15,7 +15,7 @@ from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.statistics import Floats, Summary, tpot_ns
 
 _NS = 1e9
-#: Columns of the heat map; more than that cannot be told apart.
+#: Columns of the heat map; more than that cannot be distinguished.
 _COLUMNS = 160
 #: Columns that a rate is averaged over: samples and columns do not fall together.
 _SMOOTHING = 5

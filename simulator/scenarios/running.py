@@ -28,7 +28,7 @@ LOOK_NS = SECOND
 #: Outcomes on their way to the observer arrive within this time.
 TAIL_NS = 100 * MILLISECOND
 
-#: Told now and then: calls that ended, and virtual seconds since the first possible arrival.
+#: Progress: calls that ended, and virtual seconds since the first possible arrival.
 Progress = Callable[[int, float], None]
 
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | TimerFired(order/N) | | SetRole or SetInstances |
 | Replied | the answer is kept | |
-| RequestFailed | nobody answered: kept as such | |
+| RequestFailed | no answer: kept as such | |
 
 Overload: it sends as many messages as the scenario has orders.
 """

@@ -189,7 +189,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         count: Requests.
         warm_up: The first ones are served and left out of the statistics.
         output_limit: ``max_tokens`` of each request; 0 for what the model takes. The engine ends a request at the
-            length that the workload says, which nobody knows before.
+            length that the workload says, which is unknown beforehand.
         residents: The first so many arrive at once, as sequences that have run for a while: the cluster begins near
             its steady state, which one that begins empty takes the life of its longest sequences to reach.
         stated: Each request states its length instead (``ignore_eos`` with ``max_tokens``); no tagger is asked.
@@ -272,7 +272,7 @@ class IntervalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         status_ms: Least time between two snapshots of an instance.
         summary_ms: Least time between two summaries.
-        token_ms: Tokens between the first and the last of a request are told at most so often; 0 for each step.
+        token_ms: Tokens between the first and the last of a request are reported at most so often; 0 for each step.
         run_ms: Longest run of decode steps that is computed at once; 0 for step by step. Changes no step's time.
         sample_ms: How often the timeline is sampled.
     """

@@ -191,7 +191,7 @@ class CascadeSoakRun(SoakRun):
         call, rng = super()._draw_call(), self._rng
         members = [_member(call, model) for model in MODELS]
         if rng.random() < 0.15:
-            # A tier that a move has emptied answers nobody by its own name.
+            # A tier that a move has emptied answers no request by its own name.
             present = self.cluster.models()
             member = rng.choice([member for member in members if member.model in present] or members)
             return msgspec.structs.replace(call, model=member.model, prompts=member.prompts)

@@ -43,7 +43,7 @@ class SoakCluster(SimulatedCluster):
 
     Attributes:
         clients: Submit calls here; they check what comes.
-        restarted_elsewhere: Roles whose actors are started again by somebody else.
+        restarted_elsewhere: Roles whose actors are restarted elsewhere.
     """
 
     restarted_elsewhere: ClassVar[frozenset[Role]] = frozenset()

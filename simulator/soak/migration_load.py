@@ -1,4 +1,4 @@
-"""Migrations for the soak: sequences that somebody wants moved all the time, and what must hold when they do.
+"""Migrations for the soak: sequences are ordered to move all the time, and what must hold when they do.
 
 A seed draws whether checksums travel and which roles the workers have; then sequences move at random: one, several at
 once, all of an instance; to a named target or to wherever there is room; now and then one that is not there. Together

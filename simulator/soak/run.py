@@ -51,7 +51,7 @@ SERVE_NS = 15 * SECOND
 #: Long calls to the healed cluster must complete within this time.
 GROW_NS = 50 * SECOND
 
-#: Workers cancel what nobody wants within this time.
+#: Workers cancel abandoned sequences within this time.
 EMPTY_NS = 45 * SECOND
 
 
@@ -60,11 +60,11 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         virtual_s: Virtual time that passed.
-        replicas: Of KV: told of, named in submissions, used by continuations; empty without.
+        replicas: Of KV: announced, named in submissions, used by continuations; empty without.
         migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
         deals: Reason and outcome, or refusal -> how many deals ended so; empty without brokers.
         estimates_ignored: Estimates of rests that no sequence can have, by the workers that run in the end.
-        roles: Changes of roles in plans, and what became of orders; empty where nobody flips.
+        roles: Changes of roles in plans, and what became of orders; empty without roles.
     """
 
     seed: int
@@ -147,7 +147,7 @@ class SoakRun:
         sim.run_for(WARM_NS)
         self._load_ends_ns = sim.now_ns + LOAD_NS
         self._arrive()
-        if self.trading is None:  # else brokers move sequences, and nobody interferes
+        if self.trading is None:  # else brokers move sequences, and nothing else moves them
             self.migrations.begin(self._load_ends_ns)
         if self._with_faults:
             self._plan.schedule(SECOND // 2, FAULTS_NS)

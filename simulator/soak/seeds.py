@@ -28,7 +28,7 @@ from simulator.soak.trading import trading_shape
 #: Predictors of a cluster whose policy asks them: two, so that one can die while the other answers.
 PREDICTORS = 2
 
-#: Dispatch policy where nobody names one.
+#: Default dispatch policy.
 POLICY = SoakShape().policy
 
 

@@ -31,7 +31,7 @@ class MigrationShape(msgspec.Struct, frozen=True, kw_only=True):
         bytes_per_s: Of each worker's link, in each direction.
         latency_ns: Before the first byte of each read.
         replicas: Whether sequences have KV replicas elsewhere.
-        asks_per_s: Somebody wants something moved so often, on average.
+        asks_per_s: Average rate of orders to move a sequence.
     """
 
     verify: bool = True

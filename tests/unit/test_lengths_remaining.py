@@ -39,7 +39,7 @@ def taught() -> RemainingLengths:
 
 
 def told(known: RemainingLengths, status: SequenceStatus) -> SequenceStatus:
-    return known.told([status])[0]
+    return known.reported([status])[0]
 
 
 def test_without_outcomes_what_was_submitted_stands() -> None:
@@ -94,7 +94,7 @@ def test_estimates_that_no_sequence_can_have_are_counted_and_ignored(
 def _live(known: RemainingLengths, count: int, *, length: int, p90: int) -> None:
     for index in range(count):
         name = f"s{index}.{length}"
-        known.told([of_engine(10, at=10, p50=5, p90=p90, name=name)])
+        known.reported([of_engine(10, at=10, p50=5, p90=p90, name=name)])
         known.left(name, length, entered=0, ended=True)
 
 
@@ -164,15 +164,15 @@ def test_a_corrected_p90_stays_within_max_tokens(taught: RemainingLengths) -> No
 
 def test_each_doubling_of_a_sequence_is_judged_once_and_one_that_moves_is_not(taught: RemainingLengths) -> None:
     for generated in range(1, 65):
-        taught.told([of_engine(generated, at=generated, p50=5, p90=9, name="s.0")])
-        taught.told([of_engine(generated, at=generated, p50=5, p90=9, name="gone.0")])
+        taught.reported([of_engine(generated, at=generated, p50=5, p90=9, name="s.0")])
+        taught.reported([of_engine(generated, at=generated, p50=5, p90=9, name="gone.0")])
     taught.left("s.0", 64, entered=0, ended=True)
     taught.left("gone.0", 64, entered=0, ended=False)
     assert taught.coverage.judged == 7
 
 
 def test_estimates_of_sequences_that_are_no_longer_held_are_forgotten(taught: RemainingLengths) -> None:
-    taught.told([of_engine(5, at=5, p50=5, p90=9, name=name) for name in ("a.0", "b.0")])
+    taught.reported([of_engine(5, at=5, p50=5, p90=9, name=name) for name in ("a.0", "b.0")])
     taught.keep(["b.0"])
     taught.left("a.0", 10, entered=0, ended=True)
     assert taught.coverage.judged == 0

@@ -40,7 +40,7 @@ class ModelledReservation:
         self.good.difference_update(range(from_block, from_block + count))
 
     def filled(self, from_block: int, count: int) -> None:
-        """A read into these positions ended well, as far as anybody saw."""
+        """A read into these positions ended without a reported error."""
         self.good.update(range(from_block, from_block + count))
 
     def known_tokens(self, computed: int, block_size: int) -> int:

@@ -17,7 +17,7 @@ class BlockTables:
     """The block pool of one engine, and who holds what of it.
 
     Attributes:
-        contents: What is in the blocks; None where nobody looks.
+        contents: What is in the blocks; None without prefix caching or checksums.
         replicas: Blocks of KV replicas by name, oldest first. They are in no batch; the newest is given up where
             anything else lacks blocks.
     """

@@ -30,7 +30,7 @@ class KvContent(NamedTuple):
     words: bytes
 
 
-#: A block that nobody wrote, or that is being written: whatever was there.
+#: A block that was never written, or that is being written: whatever was there.
 NOTHING = KvContent(-1, b"")
 
 
@@ -52,7 +52,7 @@ class KvContents:
 
     Attributes:
         poisoned: Sequences that found something else than their own KV, for checkers: always none, unless a read went
-            wrong and nobody noticed.
+            wrong unnoticed.
     """
 
     def __init__(self, block_size: int) -> None:

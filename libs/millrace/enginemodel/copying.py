@@ -57,7 +57,7 @@ class CopyJob:
 
     Attributes:
         done: Called once when they are, unless the job was dropped before.
-        urgent: Somebody stands still until then: done in one go.
+        urgent: A sequence is frozen until then: done in one go.
     """
 
     __slots__ = ("byte_ns", "done", "left_bytes", "urgent")
@@ -84,7 +84,7 @@ class CopyWork:
         self._jobs.append(job)
 
     def drop(self, job: CopyJob) -> None:
-        """Nobody wants it any more. Idempotent."""
+        """Cancels the transfer. Idempotent."""
         if job in self._jobs:
             self._jobs.remove(job)
 

@@ -81,7 +81,7 @@ class ModelledEngine:
         #: Writes the engine's own estimate of its length into a running sequence's status; None where it makes none.
         self.estimated: Callable[[SequenceStatus], SequenceStatus] | None = None
         self._tell_interval_ns = tell_interval_ns
-        self._told_ns = 0
+        self._reported_ns = 0
 
     @property
     def steps(self) -> int:
@@ -119,12 +119,12 @@ class ModelledEngine:
         """A sequence by its name; None where it is not here."""
         return self._sequences.get(name)
 
-    def untold(self, name: str) -> list[StepOutput]:
+    def unreported(self, name: str) -> list[StepOutput]:
         """Return the output of a sequence that is not reported yet; empty where tokens are reported with each step."""
         known = self._sequences.get(name)
-        if self._tell_interval_ns is None or known is None or known.told == known.total:
+        if self._tell_interval_ns is None or known is None or known.reported == known.total:
             return []
-        return [known.untold_now()]
+        return [known.unreported_now()]
 
     def _progress(self, sequence: ScheduledSequence) -> tuple[int, bool]:
         """Tokens whose KV is there, and whether a step under way computes more."""
@@ -251,11 +251,15 @@ class ModelledEngine:
     def _tell_if_due(self, now_ns: int) -> list[StepOutput]:
         """Return the output that is not reported yet; empty where the last report is too recent."""
         assert self._tell_interval_ns is not None
-        if now_ns - self._told_ns < self._tell_interval_ns:
+        if now_ns - self._reported_ns < self._tell_interval_ns:
             return []
-        self._told_ns = now_ns
+        self._reported_ns = now_ns
         known = (*self.scheduler.running, *self.scheduler.waiting)
-        return [s.untold_now() for s in known if isinstance(s, ModelledSequence) and s.announced and s.told < s.total]
+        return [
+            s.unreported_now()
+            for s in known
+            if isinstance(s, ModelledSequence) and s.announced and s.reported < s.total
+        ]
 
     def schedule(self, now_ns: int) -> Batch:
         """Schedules one step behind those under way. ``begin_step`` does so as often as the engine would."""
@@ -311,7 +315,7 @@ class ModelledEngine:
         return [self._advance(sequence) for sequence in batch.sampling if sequence.state is running]  # type: ignore[arg-type]
 
     def _sample_quietly(self, batch: Batch) -> list[StepOutput]:
-        """The same where only a first and a last token are told at once."""
+        """The same where only the first and the last token are reported at once."""
         outputs = []
         running = SequenceState.RUNNING
         sampling: list[ModelledSequence] = batch.sampling  # type: ignore[assignment]
@@ -362,7 +366,7 @@ class ModelledEngine:
             del self._sequences[sequence.sequence]
             self.scheduler.remove(sequence)
         first, sequence.announced = not sequence.announced, True
-        token_ids = [token] if self._tell_interval_ns is None else sequence.untold()
+        token_ids = [token] if self._tell_interval_ns is None else sequence.unreported()
         return StepOutput(
             sequence=sequence.sequence,
             token_ids=token_ids,

@@ -55,7 +55,7 @@ class PacedEngine:
             speed: How much faster than modelled time passes; 0 for steps without duration.
             snapshot_interval_ns: Least time between two snapshots while it runs; 0 for one with every step.
             run_ns_max: Longest run of decode steps that is computed at once, up to the next snapshot; 0 for step by
-                step. Only at speed 1. Changes when tokens are told, and no step.
+                step. Only at speed 1. Changes when tokens are reported, and no step.
         """
         assert speed == 1.0 or not run_ns_max, "runs are for modelled time as it is"
         self._run_ns_max = run_ns_max
@@ -260,7 +260,7 @@ class PacedEngine:
     def _stepped(self, at_ns: int) -> EngineStepped:
         stepped = self.engine.complete_step(at_ns, with_snapshot=at_ns - self._observed_ns >= self._interval_ns)
         if stepped.snapshot is None and not self.engine.scheduler.has_work():
-            # The last word before a rest: nobody would tell later that all blocks are free.
+            # The last word before a rest: no later output would report that all blocks are free.
             stepped = msgspec.structs.replace(stepped, snapshot=self.engine.snapshot(at_ns))
         if stepped.snapshot is not None:
             self._observed_ns = at_ns

@@ -1,6 +1,6 @@
 """Runs of equal decode steps, computed at once: what step by step gives, in one go.
 
-While every running sequence decodes, none ends, nobody can be admitted and blocks last, a step differs from the one
+While every running sequence decodes, none ends, none can be admitted and blocks last, a step differs from the one
 before only in that each context is one token longer. A run covers such steps up to and including the first in which a
 sequence ends. Times are exact: step costs are integers (step_cost.py), and their sum has a closed form where the cost
 is linear in the context.

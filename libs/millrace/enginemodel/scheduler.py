@@ -2,7 +2,7 @@
 
 Running sequences come first, in the order of their admission; each gets what it still has to compute, within the
 token budget. One that needs a block when none is free preempts the newest (or the lowest in priority), which loses
-all its blocks and waits again. Where nobody was preempted, waiting sequences are admitted while budget, blocks and
+all its blocks and waits again. Where none was preempted, waiting sequences are admitted while budget, blocks and
 places last, after a look into the prefix cache. README.md tells the rules in full, and how they are checked against
 vLLM itself.
 
@@ -141,7 +141,7 @@ class Scheduler(BlockTables):
     # Runs of decode steps (runs.py)
 
     def only_decodes(self) -> bool:
-        """Whether the next steps admit nobody, as long as every running sequence just decodes and none ends.
+        """Whether the next steps admit none, as long as every running sequence just decodes and none ends.
 
         With prefix caching a block that a running sequence fills may be the one that the first in the queue lacks, so
         that only a full batch keeps it out for certain.
@@ -234,7 +234,7 @@ class Scheduler(BlockTables):
         return min(count, budget, limit - sequence.computed - 1)
 
     def _chunk_limit(self) -> int:
-        """Longest prompt chunk in this step, 0 for no bound: a sequence alone has nobody to hold up."""
+        """Longest prompt chunk in this step, 0 for no bound: a sequence alone delays no other."""
         arrived = len(self.arrived)
         alone = len(self.running) + len(self.waiting) + arrived <= 1
         threshold = 0 if alone else self.parameters.long_prefill_token_threshold

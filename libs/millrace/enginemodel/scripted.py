@@ -22,7 +22,7 @@ OutputLength = Callable[[str], int]
 
 
 class ScriptedSequence(ModelledSequence):
-    """Says TOKEN until its length is reached. Its list of tokens stays the prompt where nobody looks for prefixes."""
+    """Says TOKEN until its length is reached. Its list of tokens stays the prompt without prefix caching."""
 
     __slots__ = ("_ends_at", "_keeps")
 
@@ -47,7 +47,7 @@ class ScriptedSequence(ModelledSequence):
         self.logprobs = None
         self.scheduled_ns = 0
         self.announced = False
-        self.told = self.total
+        self.reported = self.total
         self.counts_only = not self._keeps
         self._ends_at = self.prompt_tokens + output_tokens
         self.check_at = min(self._ends_at, self.prompt_tokens + sampling.max_tokens, parameters.max_model_len)
@@ -62,9 +62,9 @@ class ScriptedSequence(ModelledSequence):
             self.token_ids.append(token_id)
         self.total += 1
 
-    def untold(self) -> list[int]:
-        token_ids = [TOKEN] * (self.total - self.told)
-        self.told = self.total
+    def unreported(self) -> list[int]:
+        token_ids = [TOKEN] * (self.total - self.reported)
+        self.reported = self.total
         return token_ids
 
     def output_token_ids(self) -> list[int]:

@@ -30,8 +30,8 @@ class ModelledSequence(ScheduledSequence):
         borders: Digests at the ends of its full blocks; may lag behind until they are needed.
         check_at: ``total`` from which on the end must be checked after each token; until then no token can end it.
         scheduled_ns: When it first entered a batch; 0 before.
-        announced: Whether an output told ``scheduled_ns`` and the cached tokens.
-        told: ``total`` as far as outputs told its tokens, where they are not told with each step.
+        announced: Whether an output reported ``scheduled_ns`` and the cached tokens.
+        reported: ``total`` as far as outputs reported its tokens, where not every step reports them.
         counts_only: Whether tokens between first and last are only counted: ``extend`` does nothing else.
     """
 
@@ -54,8 +54,8 @@ class ModelledSequence(ScheduledSequence):
         "found",
         "found_digest",
         "logprobs",
+        "reported",
         "scheduled_ns",
-        "told",
     )
 
     def __init__(
@@ -82,7 +82,7 @@ class ModelledSequence(ScheduledSequence):
         self.logprobs = sampling.logprobs
         self.scheduled_ns = 0
         self.announced = False
-        self.told = self.total
+        self.reported = self.total
         self.counts_only = False
         self._table = table
         self._key = stream_key(source.prompt_token_ids, sampling.seed)
@@ -129,15 +129,15 @@ class ModelledSequence(ScheduledSequence):
             self._digested = self.total
         return self._digest
 
-    def untold(self) -> list[int]:
-        """Tokens that no output told; from now on they count as told."""
-        token_ids = self.token_ids[self.told :]
-        self.told = self.total
+    def unreported(self) -> list[int]:
+        """Tokens that no output has reported; from now on they count as reported."""
+        token_ids = self.token_ids[self.reported :]
+        self.reported = self.total
         return token_ids
 
-    def untold_now(self) -> StepOutput:
+    def unreported_now(self) -> StepOutput:
         """The same as an output."""
-        return StepOutput(sequence=self.sequence, token_ids=self.untold(), preemptions=self.preemptions)
+        return StepOutput(sequence=self.sequence, token_ids=self.unreported(), preemptions=self.preemptions)
 
     def next_token(self) -> int:
         """The token at the current position. Does not append it."""

@@ -93,7 +93,7 @@ class Transfers:
                 return self._summed([engine.moves.leases.lease(command, engine.find(sequence))])
             case FreezeInEngine():
                 answer = engine.moves.leases.freeze(command, self._clock.now_ns())
-                return [] if answer is None else self._summed(self.with_untold(answer))
+                return [] if answer is None else self._summed(self.with_unreported(answer))
             case EndLeaseInEngine(migration=migration, moved=moved):
                 engine.end_lease(migration, moved=moved)
             case ReserveInEngine():
@@ -110,7 +110,7 @@ class Transfers:
     def settled(self, now_ns: int) -> list[EngineEvent]:
         """After a step: answers to freezes that waited for it."""
         answers = self._engine.moves.leases.settled(now_ns)
-        return self._summed([event for answer in answers for event in self.with_untold(answer)])
+        return self._summed([event for answer in answers for event in self.with_unreported(answer)])
 
     def _summed(self, events: list[EngineEvent]) -> list[EngineEvent]:
         """Those that may be said at once; an answer with checksums comes when they are made."""
@@ -127,12 +127,12 @@ class Transfers:
                 at_once.append(event)
         return at_once
 
-    def with_untold(self, answer: SequenceStopped | KvDenied) -> list[EngineEvent]:
+    def with_unreported(self, answer: SequenceStopped | KvDenied) -> list[EngineEvent]:
         """An answer after every output of its sequence."""
-        untold = self._engine.untold(answer.sequence) if isinstance(answer, SequenceStopped) else []
-        if not untold:
+        unreported = self._engine.unreported(answer.sequence) if isinstance(answer, SequenceStopped) else []
+        if not unreported:
             return [answer]
-        return [EngineStepped(step=self._engine.steps, at_ns=self._clock.now_ns(), outputs=untold), answer]
+        return [EngineStepped(step=self._engine.steps, at_ns=self._clock.now_ns(), outputs=unreported), answer]
 
     # Pulls
 

@@ -1,6 +1,6 @@
 """The block pool of one engine: which KV blocks are free, in which order they are reused, who shares them.
 
-It follows the rules of vLLM's V1 pool: full blocks can be found by hash as long as nobody reused them; freed blocks
+It follows the rules of vLLM's V1 pool: full blocks can be found by hash until they are reused; freed blocks
 without a hash are reused first, last freed first; freed blocks with a hash are reused last, least recently freed
 first. Block 0 is the null block and never handed out.
 
@@ -45,7 +45,7 @@ class BlockPool:
         self._unnamed: list[int] = []
         self._named: OrderedDict[int, None] = OrderedDict()
         self._index: dict[int, int | dict[int, None]] = {}
-        self._generations: dict[int, int] = {}  # of blocks that somebody asked for
+        self._generations: dict[int, int] = {}  # of blocks whose generation was asked for
 
     def take(self, count: int, *, after: int = -1) -> list[int]:
         """Hands out ``count`` blocks, forgetting what was cached in them. The caller has checked ``free``.

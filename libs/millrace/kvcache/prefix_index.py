@@ -1,6 +1,6 @@
 """Mirror of an engine's prefix cache, kept outside the engine: hashes of the blocks that its pool is believed to hold.
 
-An engine keeps a computed block until its memory is needed for another. Blocks that nobody uses are overwritten in the
+An engine keeps a computed block until its memory is needed for another. Unused blocks are overwritten in the
 order in which they were left; of one sequence, the last block goes first. The mirror follows from what a router knows
 without asking: which prompts were sent there, how far they are computed, when they ended, and how many blocks are free.
 Where the mirror is wrong, it claims too much, because blocks of unknown content lie between. Whoever learns what was
@@ -38,7 +38,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._held: dict[int, int] = {}  # computed, and in use by so many sequences
         self._coming: dict[int, int] = {}  # to be computed, or found, by so many sequences
-        self._left: OrderedDict[int, int] = OrderedDict()  # computed and in use by nobody, with when it was left
+        self._left: OrderedDict[int, int] = OrderedDict()  # computed and unused, with when it was left
         self._stamp = 0
 
     def __len__(self) -> int:
@@ -91,14 +91,14 @@ class PrefixIndex:
         holding.hashes = ()
 
     def leave(self, hashes: Sequence[int]) -> None:
-        """Blocks were filled and are used by nobody."""
+        """Blocks were filled and are unused."""
         for block in reversed(hashes):
             if block not in self._held:
                 self._left.pop(block, None)
                 self._put(block)
 
     def shrink(self, blocks_free: int) -> None:
-        """So many blocks are in use by nobody: no more than these can hold what was left."""
+        """Number of unused blocks: no more than these can hold what was left."""
         while len(self._left) > blocks_free:
             self._left.popitem(last=False)
 

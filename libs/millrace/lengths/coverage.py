@@ -41,7 +41,7 @@ class TokenWeights:
 
 
 class Coverage:
-    """Share of recent tokens whose sequence stayed within the p90 that was told for them.
+    """Share of recent tokens whose sequence stayed within the p90 reported for them.
 
     Attributes:
         judged: Estimates judged so far.

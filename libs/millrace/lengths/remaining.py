@@ -26,11 +26,11 @@ WATCHED_MAX = 20
 
 
 class _Watched(NamedTuple):
-    """An estimate that will be judged, as the engine made it and as it was told."""
+    """An estimate that will be judged, as the engine made it and as it was reported."""
 
     at: int
     p90: int
-    told: int
+    reported: int
 
 
 class RemainingLengths:
@@ -50,7 +50,7 @@ class RemainingLengths:
         self.ignored = 0
         self._watched: dict[str, list[_Watched]] = {}
 
-    def told(self, entries: Iterable[SequenceStatus]) -> list[SequenceStatus]:
+    def reported(self, entries: Iterable[SequenceStatus]) -> list[SequenceStatus]:
         """The same sequences with what is expected of them now."""
         believed = not self.coverage.refusal
         return [self._told(entry, believed=believed) for entry in entries]
@@ -79,13 +79,13 @@ class RemainingLengths:
         assert at is not None
         return max(expected, min(max(p90, entry.max_tokens), at + self.correction.moved(expected - at, p90 - at)))
 
-    def _watch(self, entry: SequenceStatus, told: int) -> None:
+    def _watch(self, entry: SequenceStatus, reported: int) -> None:
         assert entry.expected_at is not None
         assert entry.expected_p90 is not None
         watched = self._watched.setdefault(entry.sequence, [])
         due = not watched or entry.expected_at >= max(1, 2 * watched[-1].at)
         if due and len(watched) < WATCHED_MAX:
-            watched.append(_Watched(entry.expected_at, entry.expected_p90, told))
+            watched.append(_Watched(entry.expected_at, entry.expected_p90, reported))
 
     def _by_survival(self, entry: SequenceStatus, *, submitted: int | None) -> SequenceStatus:
         """The submitted length until it is reached, then the median of those that came so far.
@@ -119,7 +119,7 @@ class RemainingLengths:
             until = watched[index + 1].at if index + 1 < len(watched) else length
             self.coverage.judge(until - each.at, within=length <= each.p90)
             if believed:
-                self.correction.judge(until - each.at, within=length <= each.told)
+                self.correction.judge(until - each.at, within=length <= each.reported)
 
     def keep(self, sequences: Iterable[str]) -> None:
         """Forgets estimates of all other sequences: a bound where an end was missed."""

@@ -50,7 +50,7 @@ def _edges() -> NDArray[np.int64]:
 
 EDGES = _edges()
 BINS = len(EDGES) - 1
-#: Lengths after which the survival of a curve is told: the last length of the bin before.
+#: Lengths after which the survival of a curve is reported: the last length of the bin before.
 _POINTS = (EDGES - 1).astype(np.float64)
 _PRIOR_HAZARD = 1.0 - EDGES[:-1] / EDGES[1:]
 _PRIOR_HAZARD[0] = 0.0

@@ -97,7 +97,7 @@ class Member:
 
     Attributes:
         token: Its name as one subject token: the key under which it is registered.
-        name: Its name; the token while neither record nor summary has told it.
+        name: Its name; the token until a record or summary names it.
         incarnation: Newest one that showed itself, unix ns; 0 before.
         record: Last registration; None where there is none, or it was deleted.
         summary: Last one of this incarnation; None before the first.

@@ -31,7 +31,7 @@ class MembershipChange(NamedTuple):
     """Effect of one input.
 
     Attributes:
-        member: Whom it concerns; None where nobody is known by that name.
+        member: The member concerned; None if the name is unknown.
         accepted: Whether it counted; late, replayed, forged and surplus inputs do not.
         before: State before it; UNKNOWN where there was no member.
         restarted: Whether an earlier incarnation, and all that it held, is lost by it.
@@ -86,7 +86,7 @@ class Membership:
         return len(self._members)
 
     def find(self, name: str) -> Member | None:
-        """The member of that name or token; None where nobody is known by it."""
+        """The member of that name or token; None if unknown."""
         return self._members.get(subject_token(name)) if name else None
 
     def registered(self) -> Iterator[tuple[Member, InstanceRecord]]:

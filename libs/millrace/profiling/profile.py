@@ -71,7 +71,7 @@ def run(engine: ProfilePort, planned: list[Round], options: Options, progress: C
     """Measures and fits.
 
     Args:
-        progress: Told rounds done and rounds in all, repeats counted.
+        progress: Called with rounds done and rounds in all, repeats counted.
 
     Raises:
         ValueError: too few steps to fit.

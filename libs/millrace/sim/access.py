@@ -12,7 +12,7 @@ KNOWN_MAX = 100_000
 
 
 class Access:
-    """One role on one cluster. A refusal ends the run: live, the server would drop the message and tell nobody else.
+    """One role on one cluster. A refusal ends the run: live, the server would drop the message and log it.
 
     Attributes:
         role: Whose permissions these are.
@@ -28,7 +28,7 @@ class Access:
         self._known: set[str] = set()
 
     def check_publish(self, name: str, subject: str) -> None:
-        """A message of the actor ``name``, or an answer to somebody's inbox."""
+        """A message of the actor ``name``, or an answer to an inbox."""
         if subject in self._known:
             return
         asked = subject.startswith(INBOX)

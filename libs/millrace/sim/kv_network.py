@@ -5,7 +5,7 @@
 
 Each host sends and receives at ``bytes_per_s`` in each direction; a transfer gets the lesser of its equal shares at
 both ends, and transfers within a host share ``local_bytes_per_s``. At the end of a read the network looks into the
-source: blocks whose content is not what it was when they were leased fail their checksums; where none were told, such a
+source: blocks whose content is not what it was when they were leased fail their checksums; where none were sent, such a
 read is accepted, and noted in ``violations``. What is in the blocks then is what the target gets, right or wrong, and
 decodes from (enginemodel/contents.py).
 """
@@ -98,7 +98,7 @@ class SimKvNetwork:
         copy_cost: What engines that are attached from now on spend on copying.
         faults: What goes wrong from now on.
         accepted_reads: The last reads that targets took for good.
-        violations: Sentences: reads of changed blocks that nobody noticed.
+        violations: Sentences: unnoticed reads of changed blocks.
         counts: How reads ended: ``read``, ``stall``, ``failed``, ``caught`` (by checksum), ``cancelled``.
     """
 
@@ -252,8 +252,8 @@ class SimKvNetwork:
         if transfer.torn is not None:
             return True
         leases = transfer.source.engine.moves.leases
-        told = transfer.read.checksums[0]
-        return [leases.checksum(block) for block in transfer.read.blocks] != told
+        sent = transfer.read.checksums[0]
+        return [leases.checksum(block) for block in transfer.read.blocks] != sent
 
     def _accept(self, transfer: _Transfer, stale: list[int]) -> None:
         read = transfer.read

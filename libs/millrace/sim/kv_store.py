@@ -20,7 +20,7 @@ class Entry:
         self.revision = revision
 
 
-#: Told of each change: (bucket, key, entry).
+#: Called with each change: (bucket, key, entry).
 OnChange = Callable[[str, str, Entry], None]
 
 #: Calls back after a delay: (delay_ns, callback, *args).

@@ -19,7 +19,7 @@ from millrace.contracts.message import Body, Message
 
 
 class NoResponders:
-    """In place of a body: the server's word that nobody listens."""
+    """In place of a body: the server's answer that there are no responders."""
 
 
 class WriteResult:

@@ -90,7 +90,7 @@ class SimActor:
 
 
 class SimWatch:
-    """One WatchKeys effect: what its actor was told."""
+    """One WatchKeys effect: what its actor was given."""
 
     __slots__ = ("bucket", "generation", "known", "pattern", "process")
 
@@ -113,13 +113,13 @@ class SimWatch:
 
     def news_of_all(self, entries: dict[str, Entry]) -> list[Body]:
         """Return the notifications for a watch that (re)starts: every key, keys that are gone, then BucketReady."""
-        told: list[Body] = []
+        messages: list[Body] = []
         for key, entry in entries.items():
-            told += self.news(key, entry)
+            messages += self.news(key, entry)
         for key in [key for key in self.known if key not in entries]:
             revision = self.known.pop(key)
-            told.append(KeyChanged(bucket=self.bucket, key=key, value=None, revision=revision))
-        return [*told, BucketReady(bucket=self.bucket)]
+            messages.append(KeyChanged(bucket=self.bucket, key=key, value=None, revision=revision))
+        return [*messages, BucketReady(bucket=self.bucket)]
 
 
 class SimProcess:

@@ -81,6 +81,6 @@ class Outbox(Generic[T]):
             try:
                 self._deliver(batch)
             except OSError:
-                # A full disk or a lost collector: counted, told by the metric; telemetry never stops a service.
+                # A full disk or a lost collector: counted in the metric; telemetry never stops a service.
                 self.dropped += len(batch)
             self._settled += len(batch)

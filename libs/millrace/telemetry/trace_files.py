@@ -16,7 +16,7 @@ FILE_BYTES_MAX = 8 * 1024 * 1024
 #: All files in the folder, of every service. A few hundred thousand spans: a day of trying things out.
 FOLDER_BYTES_MAX = 256 * 1024 * 1024
 
-#: A live file of another process is written to; one that nobody touched for this long is a leftover.
+#: A live file of another process is written to; one untouched for this long is a leftover.
 LEFTOVER_S = 3600.0
 
 

@@ -168,7 +168,7 @@ class Forecaster:
         return answer if with_delay else msgspec.structs.replace(answer, others_delay_ns=0)
 
     def curve(self, horizon_ns: int, points: int = 16) -> LoadForecast:
-        """Says how loaded the instance will be if nobody else comes. Needs a snapshot.
+        """Says how loaded the instance will be if no other request comes. Needs a snapshot.
 
         Args:
             horizon_ns: From now to the last moment.

@@ -77,7 +77,7 @@ class Future:
     def bring(self, sequence: FutureSequence) -> None:
         """Lets one come with its KV at its ``arrives_fs``, or later: as soon as there are blocks and a place for it.
 
-        Its blocks are taken from the free ones, nobody is preempted for it, and then it is admitted before all that
+        Its blocks are taken from the free ones, none is preempted for it, and then it is admitted before all that
         wait, as whoever comes by migration.
         """
         self._comer = sequence

@@ -20,7 +20,7 @@ class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         default_output_tokens: Where nothing was predicted.
         leave_at_tokens: Prompt and output at which a sequence leaves the instance, as at the end of its stage's range;
-            0 for never. One that is as long already stays: so far nobody has taken it.
+            0 for never. One that is as long already stays: no target has accepted it so far.
     """
 
     rule: LengthRule

@@ -124,7 +124,7 @@ class LeaveForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Effect on the other sequences if one leaves at the end of the step under way. Times in ns.
 
     Attributes:
-        relieved_ns: Sum over the others of how much sooner each ends; negative where it holds somebody up.
+        relieved_ns: Sum over the others of how much sooner each ends; negative where it delays others.
         preemptions_avoided: Preemptions at the instance until all have ended, with it less without it; may be negative.
         others: Sequences that are there, placements on their way included, without it.
         rest_ns: From now until it would end here, or leave at its stage's boundary.

@@ -14,7 +14,7 @@ class SingleOwnership(Checker):
     """An instance becomes an owner by saying SequenceAccepted.
 
     A restarted instance may be asked again in the same epoch (a repeated submission); the incarnation before is dead
-    then, so owners are told apart by name.
+    then, so owners are distinguished by name.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Roles in plans: every stage can prefill and decode, nobody is flipped to and fro, and all is quiet in the end."""
+"""Roles in plans: every stage can prefill and decode, no instance flips back and forth, and all is quiet in the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CapableRoles(Checker):
         """Args:
         gap_ns: An instance that has left a role for BOTH and has come to another one does not leave it sooner.
         quiet_ns: No role changes within so long of the end; 0 for any.
-        fixed: Roles are configured and nobody repairs them: until an order changes one, a stage may lack a role
+        fixed: Roles are configured and not repaired: until an order changes one, a stage may lack a role
             when the instances that had it are gone.
         """
         self.flips: list[tuple[int, str, InstanceRole, InstanceRole]] = []
@@ -51,8 +51,8 @@ class CapableRoles(Checker):
     def _check_capable(self, stage: str, roles: dict[str, InstanceRole]) -> None:
         if not roles:
             return
-        assert any(r is not InstanceRole.DECODE for r in roles.values()), f"{stage}: nobody prefills: {roles}"
-        assert any(r is not InstanceRole.PREFILL for r in roles.values()), f"{stage}: nobody decodes: {roles}"
+        assert any(r is not InstanceRole.DECODE for r in roles.values()), f"{stage}: no instance prefills: {roles}"
+        assert any(r is not InstanceRole.PREFILL for r in roles.values()), f"{stage}: no instance decodes: {roles}"
 
     def _on_flip(self, name: str, before: InstanceRole, role: InstanceRole, now_ns: int) -> None:
         both = InstanceRole.BOTH

@@ -46,11 +46,11 @@ def read(path: Path) -> list[Arrival]:
 def spread(arrivals: list[Arrival]) -> list[Arrival]:
     """Requests with equal times, evenly apart up to the next time."""
     groups = [(at_ns, list(group)) for at_ns, group in groupby(arrivals, key=lambda arrival: arrival.at_ns)]
-    told: list[Arrival] = []
+    evened: list[Arrival] = []
     for index, (at_ns, group) in enumerate(groups):
         until_ns = groups[index + 1][0] if index + 1 < len(groups) else at_ns + _STEP_NS
-        told += [Arrival(at_ns + (until_ns - at_ns) * i // len(group), a.shape) for i, a in enumerate(group)]
-    return told
+        evened += [Arrival(at_ns + (until_ns - at_ns) * i // len(group), a.shape) for i, a in enumerate(group)]
+    return evened
 
 
 def _object(text: bytes, path: Path, line: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Client:
 
     def arrivals(self, rng: Random, begin_s: float, end_s: float, speed: float) -> list[Arrival]:
         """Its requests between two times of the day, at ``speed`` times its rate."""
-        told: list[Arrival] = []
+        arrivals: list[Arrival] = []
         for start_s, rate, cv in self.windows:
             low_s, high_s = max(begin_s, start_s), min(end_s, start_s + WINDOW_S)
             if rate <= 0 or low_s >= high_s:
@@ -60,9 +60,9 @@ class Client:
             shape = 1 / max(cv, 0.05) ** 2
             at_s = low_s + rng.gammavariate(shape, 1 / (rate * speed * shape)) * rng.random()
             while at_s < high_s:
-                told.append(Arrival(int((at_s - begin_s) * 1e9), self._shape(rng, at_s)))
+                arrivals.append(Arrival(int((at_s - begin_s) * 1e9), self._shape(rng, at_s)))
                 at_s += rng.gammavariate(shape, 1 / (rate * speed * shape))
-        return told
+        return arrivals
 
     def _shape(self, rng: Random, at_s: float) -> RequestShape:
         starts = [start for start, _inputs, _outputs in self._lengths]
@@ -81,17 +81,17 @@ def read(folder: Path, rng: Random, *, begin_s: float, count: int, speed: float 
         raise WorkloadError("holds no chunk-N-trace.csv", path=folder)
     clients = [Client(trace) for trace in traces]
     last_s = max(start_s for client in clients for start_s, _rate, _cv in client.windows) + WINDOW_S
-    told: list[Arrival] = []
+    arrivals: list[Arrival] = []
     low_s = begin_s
-    while len(told) < count and low_s < last_s:
+    while len(arrivals) < count and low_s < last_s:
         high_s = low_s + WINDOW_S
         offset_ns = int((low_s - begin_s) * 1e9)
         fresh = [arrival for client in clients for arrival in client.arrivals(rng, low_s, high_s, speed)]
-        told += [Arrival(a.at_ns + offset_ns, a.shape) for a in sorted(fresh, key=lambda a: a.at_ns)]
+        arrivals += [Arrival(a.at_ns + offset_ns, a.shape) for a in sorted(fresh, key=lambda a: a.at_ns)]
         low_s = high_s
-    if not told:
+    if not arrivals:
         raise WorkloadError(f"no client sends anything from {begin_s:g} s on", path=folder)
-    return told[:count]
+    return arrivals[:count]
 
 
 def _windows(path: Path) -> list[tuple[float, float, float]]:
@@ -124,17 +124,17 @@ def _lengths(path: Path) -> list[tuple[float, Distribution, Distribution]]:
         document = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, str]])
     except (OSError, msgspec.DecodeError) as error:
         raise WorkloadError(f"cannot be read: {error}", path=path) from None
-    told: list[tuple[float, Distribution, Distribution]] = []
+    windows: list[tuple[float, Distribution, Distribution]] = []
     for start, tables in document.items():
         missing = [kind for kind in _KINDS if kind not in tables]
         if missing:
             raise WorkloadError(f"window {start} lacks {', '.join(missing)}", path=path)
         parts = [_table(tables[kind], path) for kind in _KINDS]
         if all(parts):
-            told.append((float(start), Distribution(parts[0], path=path), Distribution(parts[1], path=path)))
-    if not told:
+            windows.append((float(start), Distribution(parts[0], path=path), Distribution(parts[1], path=path)))
+    if not windows:
         raise WorkloadError("no window has lengths", path=path)
-    return sorted(told, key=lambda entry: entry[0])
+    return sorted(windows, key=lambda entry: entry[0])
 
 
 def _table(text: str, path: Path) -> dict[Any, Any]:
