@@ -14,7 +14,8 @@ import time
 from statistics import median
 
 import numpy as np
-from millrace.policies.rescheduling.ares.policy import DecodeInstance, Parameters, decide
+
+from papers.ares.rescheduling import DecodeInstance, Parameters, decide
 
 REQUESTS = 64
 POINTS = 17

@@ -78,7 +78,7 @@ def _preempted(label: str, seed: int, arguments: argparse.Namespace) -> list[Pre
         *(f"cluster.groups.{group}.engine.blocks_total={round(BLOCKS * SCALE)}" for group in (0, 1)),
         *VARIANTS[label],
     ]
-    spec = scenario("rescheduling", settings)
+    spec = scenario("papers/ares/testbed", settings)
     outcome = run_scenario(spec, step_times=load_step_time, folders=(data_folder(),))
     return list(preempted(outcome.samples))
 

@@ -148,5 +148,5 @@ def _jobs(chosen: Options, count: int, share: float, seconds: int) -> list[Job]:
     return [
         job
         for name in NAMES
-        for job in chosen.variations(name, rate, scenario("rescheduling", [*size, *VARIANTS[name]]))
+        for job in chosen.variations(name, rate, scenario("papers/ares/testbed", [*size, *VARIANTS[name]]))
     ]

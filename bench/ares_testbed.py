@@ -4,7 +4,7 @@
     python -m bench ares_testbed --rows FILE --rates 0.26 --variants none reactive "ares, oracle"
     python -m bench ares_testbed --rows FILE --rates 0.56 --scale 0.25 --requests 300
 
-`examples/scenarios/rescheduling.toml`: step times by two anchors of the paper, lengths by its table 2, 25 Gb/s.
+`papers/ares/testbed.toml`: step times by two anchors of the paper, lengths by its table 2, 25 Gb/s.
 Rests are known exactly (oracle), with the error of a trained head as `bench remaining` measured it on millrace-mini
 (head), or as the median of those that ended before (survival). SLO: TTFT within 4 s, mean TPOT within 30 ms.
 ``--scale 0.25`` plays outputs of a quarter of the length four times as often, on a quarter of the memory: more of them
@@ -57,5 +57,5 @@ def _jobs(chosen: Options, rate: float, name: str, scale: float) -> list[Job]:
     if scale != 1:
         size.append(f"workload.models={{modelled={{share=1.0, output_scale={scale}}}}}")
         size += [f"cluster.groups.{group}.engine.blocks_total={round(BLOCKS * scale)}" for group in (0, 1)]
-    spec = scenario("rescheduling", [*size, f"workload.arrivals.rate_per_s={rate / scale}", *VARIANTS[name]])
+    spec = scenario("papers/ares/testbed", [*size, f"workload.arrivals.rate_per_s={rate / scale}", *VARIANTS[name]])
     return chosen.variations(name, rate, spec)

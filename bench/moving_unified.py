@@ -24,6 +24,7 @@ from bench.block.runs import Job, Options, add_options, options, run_all
 from bench.block.scenarios import scenario, stand_in
 from bench.block.tables import figure, table
 from bench.block_beyond import TRACES, Trace, played
+from papers import PAPERS
 
 #: A trace by its name in the tables, and the instances of it that prefill where the two are split.
 CASES: dict[str, tuple[Trace, int]] = {
@@ -53,9 +54,9 @@ PARTS: dict[str, tuple[str, ...]] = {
         *MOVES,
         "dispatch.policy=join_shortest_queue",
         "stages.policy=two_phase",
-        "trading.policy=cascade",
+        f"trading.policy={PAPERS}/cascadeinfer/trading.py",
     ),
-    "ARES": (*MOVES, *KNOWN, "dispatch.policy=llumnix", "trading.policy=ares"),
+    "ARES": (*MOVES, *KNOWN, "dispatch.policy=llumnix", f"trading.policy={PAPERS}/ares/trading.py"),
     "split": (*MOVES, "dispatch.policy=join_shortest_queue", "trading.policy=none"),
     "all": ALL,
     "all, one stage": tuple(setting for setting in ALL if not setting.startswith("stages.")),

@@ -19,6 +19,7 @@ from bench.stages.runs import add_options, options, run_all
 from bench.stages.setups import Setup, fixed, merged
 from bench.stages.tables import COLUMNS, against, comparison
 from bench.stages.variants import Layer, dispatch, trading
+from papers import PAPERS
 
 #: Cuts at quarters of what is resident, about: output tokens by length.
 CUTS = {"R1": (1_000, 2_500, 5_000), "Mooncake": (2_896, 6_889, 13_777)}
@@ -42,9 +43,9 @@ def main() -> int:
     layers: dict[str, Layer] = {
         "round robin": dispatch("round_robin"),
         "one stage, delay": merged(dispatch("round_robin"), trading("delay")),
-        "one stage, cascade": merged(dispatch("round_robin"), trading("cascade")),
+        "one stage, cascade": merged(dispatch("round_robin"), trading(f"{PAPERS}/cascadeinfer/trading.py")),
         "hand-over alone": merged(stages, trading("none", reasons=STANDING, refinement={})),
-        "4 x 4, cascade": merged(stages, trading("cascade", refinement={})),
+        "4 x 4, cascade": merged(stages, trading(f"{PAPERS}/cascadeinfer/trading.py", refinement={})),
         "4 x 4, delay": merged(stages, trading("delay", refinement={})),
     }
     rows = run_all(chosen.jobs({label: setup.spec(layer) for label, layer in layers.items()}), chosen)

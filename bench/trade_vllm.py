@@ -40,6 +40,7 @@ from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import DecisionMade
 from nats.aio.msg import Msg
 
+from papers import PAPERS
 from testbed.migration_operator import Operator
 from testbed.timed_streams import TimedStream, client, play, prompt_ids
 from testbed.up_cluster import UpRig
@@ -77,7 +78,7 @@ name = "s1"
 length_min = {cut}
 
 [policies.trading]
-name = "cascade"
+name = "{papers}/cascadeinfer/trading.py"
 
 [services]
 brokers = true
@@ -281,7 +282,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             model = build(Path(folder) / "model", max_model_len=8_192)
             processes = "processes = 2" if options.engine == "modelled" else ""
-            text = CLUSTER.format(model=model, engine=options.engine, processes=processes, cut=options.cut)
+            text = CLUSTER.format(
+                model=model, engine=options.engine, processes=processes, cut=options.cut, papers=PAPERS
+            )
             (Path(folder) / "cluster.toml").write_text(text)
             words = ["--cluster", str(Path(folder) / "cluster.toml")]
             rig = UpRig.of_words(Path(folder) / "cluster", words, "m")

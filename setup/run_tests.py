@@ -23,8 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Folders without sockets, clocks or sleeps; tests/conftest.py holds them to it (tidy only reads files).
-PURE = ("tests/tidy", "tests/unit", "tests/sim")
+#: Folders without sockets, clocks or sleeps; conftest.py holds them to it (tidy only reads files).
+PURE = ("tests/tidy", "tests/unit", "tests/sim", "papers")
 #: Folders whose tests start processes.
 PROCESSES = ("tests/contract", "tests/live", "tests/engine")
 #: Their groups, each for one run of pytest, in the order in which lanes take them: the longest first. Tests that share

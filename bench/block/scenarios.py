@@ -11,7 +11,8 @@ import msgspec
 from simulator.scenarios.reading import read_scenario
 from simulator.scenarios.spec import ScenarioSpec, TraceRows
 
-SCENARIOS = Path(__file__).parent.parent.parent / "examples" / "scenarios"
+ROOT = Path(__file__).parents[2]
+SCENARIOS = ROOT / "examples" / "scenarios"
 
 #: Lengths that ship, for those traces that are not there.
 SHIPPED = {
@@ -77,8 +78,12 @@ def policy_settings(name: str, sigma: float) -> tuple[str, ...]:
 
 
 def scenario(file: str, settings: Sequence[str]) -> ScenarioSpec:
-    """A scenario by the name of its file, with settings; lengths that ship stand in for a trace that is not there."""
-    spec = read_scenario(SCENARIOS / f"{file}.toml", settings)
+    """A scenario with settings; lengths that ship stand in for a trace that is not there.
+
+    Args:
+        file: Name of an example, or the path below the root of one of a paper.
+    """
+    spec = read_scenario((ROOT if "/" in file else SCENARIOS) / f"{file}.toml", settings)
     source = spec.workload.lengths
     if not isinstance(source, TraceRows) or (data_folder() / source.path).exists():
         return spec

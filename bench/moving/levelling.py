@@ -2,7 +2,7 @@
 
 The state of each instance is its sequences' lengths. In a tick each decodes as many tokens as its instance's steps
 allow by the step-time set, sequences end at their known lengths, new ones come, and the policy of central ARES
-(`policies/rescheduling/ares`) moves some. Nothing is preempted and no load is stale: it shows what a rule makes of
+(`papers/ares/rescheduling.py`) moves some. Nothing is preempted and no load is stale: it shows what a rule makes of
 loads at hundreds of instances; whole clusters show the rest.
 """
 
@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
-from millrace.policies.rescheduling.ares.policy import DecodeInstance, Parameters, decide
 from millrace.workloads.lengths import Lengths
 from numpy.typing import NDArray
+
+from papers.ares.rescheduling import DecodeInstance, Parameters, decide
 
 Numbers = NDArray[np.float64]
 

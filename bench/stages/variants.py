@@ -8,6 +8,7 @@ from typing import Any
 from millrace.policies.stages.membership import StageShape
 
 from bench.stages.setups import fixed, merged
+from papers import PAPERS
 
 Layer = Mapping[str, Any]
 
@@ -27,6 +28,11 @@ def trading(policy: str, *, reasons: Sequence[str] = (), refinement: Layer = FRO
     """Brokers that trade by a policy; for all reasons where none are named."""
     trades = {"on": True, "policy": policy, "parameters": parameters, "refinement": refinement}
     return {"migration": {"on": True}, "trading": trades | ({"reasons": list(reasons)} if reasons else {})}
+
+
+def llumnix(**parameters: Any) -> Layer:
+    """Llumnix's migration."""
+    return trading(f"{PAPERS}/cascadeinfer/llumnix.py", reasons=["memory", "balance"], **parameters)
 
 
 def arrival_only(shapes: Sequence[StageShape], sigma: float = 0.0) -> Layer:
@@ -61,8 +67,8 @@ BASELINES: Mapping[str, Layer] = {
     "round robin": dispatch("round_robin"),
     "shortest queue": dispatch("join_shortest_queue"),
     "Llumnix, no moves": dispatch("llumnix"),
-    "Llumnix": merged(dispatch("llumnix"), trading("llumnix", reasons=["memory", "balance"])),
-    "Llumnix, early": merged(dispatch("llumnix"), trading("llumnix", reasons=["memory", "balance"], freeness=1_000.0)),
+    "Llumnix": merged(dispatch("llumnix"), llumnix()),
+    "Llumnix, early": merged(dispatch("llumnix"), llumnix(freeness=1_000.0)),
     "forecast": dispatch("forecast"),
 }
 

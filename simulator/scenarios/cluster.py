@@ -16,6 +16,7 @@ from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.policies.rescheduling import RESCHEDULING_POLICIES, ReschedulingView
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.links import LinkModel
 from millrace.sim.process import SimActor, SimProcess
@@ -39,8 +40,7 @@ from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.host import HostShape, SimulatedHost
 from simulator.policy_faults import PolicyFaultSink
-from simulator.scenarios import central_ares, lengths_known, observer, scenario_operator
-from simulator.scenarios.central_ares import CentralAres
+from simulator.scenarios import lengths_known, observer, scenario_operator
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.head_estimates import HeadEstimates
 from simulator.scenarios.lengths_known import KnowingTagger
@@ -157,8 +157,8 @@ class ScenarioCluster(SimulatedCluster):
         self._add_movers()
         for index in range(cluster.ingresses):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
-        if self.spec.trading.central.on:
-            self._add_central()
+        if self.spec.rescheduling.policy:
+            self._add_rescheduler()
         self.operator = self._add_operator() if self.spec.orders else None
 
     def _add_operator(self) -> ScenarioOperator:
@@ -168,14 +168,14 @@ class ScenarioCluster(SimulatedCluster):
         self.simulation.add(lambda _start: made, node=made.name, accepts=scenario_operator.ACCEPTS, role=Role.OPERATOR)
         return made
 
-    def _add_central(self) -> None:
-        """ARES's scheduler, with the rights of an operator."""
-        central = CentralAres(
-            self.spec.trading.central,
-            cluster=CLUSTER,
-            block_size={name: group.engine.block_size for name, group in self._groups.items()},
+    def _add_rescheduler(self) -> None:
+        """The actor that moves sequences from one place, with the rights of an operator."""
+        policy, parameters = RESCHEDULING_POLICIES.choose(
+            self.spec.rescheduling.policy, self.spec.rescheduling.parameters
         )
-        self.simulation.add(lambda _start: central, node=central.name, accepts=central_ares.ACCEPTS, role=Role.OPERATOR)
+        sizes = {name: group.engine.block_size for name, group in self._groups.items()}
+        made = policy.build(ReschedulingView(cluster=CLUSTER, block_sizes=sizes), parameters)
+        self.simulation.add(lambda _start: made, node="rescheduler", accepts=policy.accepts, role=Role.OPERATOR)
 
     def _add_instance(self, name: str, group: Group) -> SimActor:
         self._groups[name] = group

@@ -12,6 +12,7 @@ from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.registry import PolicyError, located
+from millrace.policies.rescheduling import RESCHEDULING_POLICIES
 from millrace.workloads.arrivals import FromTrace
 
 from simulator.scenarios.cluster_file import with_cluster_file
@@ -52,7 +53,7 @@ def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
 
 
 #: Tables whose ``policy`` (of provisioning ``strategy``) may be a file.
-_SLOTS = ("dispatch", "stages", "trading", "roles", "provisioning")
+_SLOTS = ("dispatch", "stages", "trading", "roles", "provisioning", "rescheduling")
 
 
 def _located(table: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -128,6 +129,11 @@ def _complaint(spec: ScenarioSpec) -> str:
         DISPATCH_POLICIES.choose(spec.dispatch.policy, spec.dispatch.parameters)
     except PolicyError as error:
         return f"dispatch.{error}"
+    try:
+        if spec.rescheduling.policy:
+            RESCHEDULING_POLICIES.choose(spec.rescheduling.policy, spec.rescheduling.parameters)
+    except PolicyError as error:
+        return f"rescheduling.{error}"
     if complaint := spec.provisioning.complaint():
         return complaint
     names = [group.name for group in spec.cluster.groups]
@@ -161,4 +167,4 @@ def _complaint(spec: ScenarioSpec) -> str:
         ),
     }
     complaint = next((complaint for complaint, holds in bounds.items() if not holds), "")
-    return complaint or spec.migration.complaint(spec.instances()) or spec.trading.complaint()
+    return complaint or spec.migration.complaint(spec.instances())

@@ -296,6 +296,18 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     plots: bool = True
 
 
+class ReschedulingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rescheduler of the whole cluster. Needs ``migration.on``.
+
+    Attributes:
+        policy: A file or an entry point; empty for none.
+        parameters: The policy's parameters.
+    """
+
+    policy: str = ""
+    parameters: dict[str, Any] = {}
+
+
 class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole scenario.
 
@@ -316,6 +328,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     migration: MigrationSpec = MigrationSpec()
     roles: RolePolicyConfig = RolePolicyConfig()
     trading: TradingSpec = TradingSpec()
+    rescheduling: ReschedulingSpec = ReschedulingSpec()
     workload: WorkloadSpec = WorkloadSpec()
     prediction: PredictionSpec = PredictionSpec()
     network: NetworkSpec = NetworkSpec()

@@ -11,7 +11,6 @@ from millrace.contracts.broker import MoveReason
 from millrace.policies.stages.refinement import RefinementParameters
 
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, MemoryConfig, TradingConfig, trading_policy
-from simulator.scenarios.central_spec import CentralSpec
 
 #: A broker is called so, with the first of its instances behind it.
 BROKER_PREFIX = "broker-"
@@ -29,7 +28,6 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         limits: Of each broker.
         memory: When sequences leave, or are not taken, because memory may run short.
         refinement: How boundaries follow the traffic.
-        central: ARES's scheduler in one place, in the stead of balance between brokers, which then must be ``none``.
     """
 
     on: bool = False
@@ -40,13 +38,6 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limits: BrokerLimits = BrokerLimits()
     memory: MemoryConfig = MemoryConfig()
     refinement: RefinementParameters = RefinementParameters()
-    central: CentralSpec = CentralSpec()
-
-    def complaint(self) -> str:
-        """Return the first error, with the field's name; empty if there is none."""
-        if self.central.on and self.policy != "none":
-            return f"trading.central: excludes balance between brokers; trading.policy is {self.policy!r}, not 'none'"
-        return ""
 
     def broker(self, instances: Sequence[str], bus: BusConfig) -> BrokerConfig:
         """The broker of these instances. Raises ConfigError where the policy or a parameter is wrong."""

@@ -163,7 +163,11 @@ class SoakCluster(SimulatedCluster):
             name=f"broker-{instance}",
             instances=[instance],
             bus=BUS,
-            trading=TradingConfig(policy=self.shape.trading.policy, reasons=self.shape.trading.reasons),
+            trading=TradingConfig(
+                policy=self.shape.trading.policy,
+                parameters=self.shape.trading.parameters,
+                reasons=self.shape.trading.reasons,
+            ),
             fences=FenceConfig(payback_factor=1, decoded_min=8, plan_pause_ms=500),
         )
 

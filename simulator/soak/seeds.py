@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 import msgspec
 from millrace.policies.dispatch import DISPATCH_POLICIES
-from millrace.policies.trading import TRADING_POLICIES
 from millrace.sim.failure import SimulationFailed
 
 from simulator.soak.cascading import CascadeSoakRun, JudgedSoakRun
@@ -141,10 +140,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
     add("--trading", action="store_true", help="let brokers trade; the plan changes every two seconds")
     add(
         "--trading-policy",
-        choices=TRADING_POLICIES.names,
         default="",
         metavar="NAME",
-        help="use this trading policy, not a random one: %(choices)s",
+        help="use this trading policy (a name, a file, or eager), not a random one",
     )
     add("--wrong-estimates", action="store_true", help="let engines report wrong remaining lengths, or none")
     add("--cascades", action="store_true", help="run a cascade whose plan changes all the time")

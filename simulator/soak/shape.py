@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.plan import InstanceRole
@@ -47,6 +49,7 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: Trading policy.
+        parameters: Of the policy.
         reasons: For which sequences move.
         cuts: Lengths at which stages may end, tokens.
         plan_ns: Between two plans; 0 for one plan that stays.
@@ -55,7 +58,8 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
         growing: Long calls that the cluster gets when all harm is healed: they pass the boundaries.
     """
 
-    policy: str = "cascade"
+    policy: str = "delay"
+    parameters: dict[str, Any] = {}
     reasons: tuple[MoveReason, ...] = tuple(MoveReason)
     cuts: tuple[int, ...] = (40, 90, 180)
     plan_ns: int = 2_000 * MILLISECOND

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
 from millrace.enginemodel.step_time_models import LinearStepTime
@@ -12,8 +13,9 @@ from millrace.sim.runtime_sim import SECOND
 from simulator.soak.migration_load import migration_for
 from simulator.soak.shape import SoakShape, TradingShape
 
-#: Trading policies that a seed may draw. One that forecasts costs several times the time of one that does not.
-POLICIES = ("cascade", "cascade", "delay", "none")
+#: Trading policies that a seed may draw, with their parameters; ``eager`` moves at once and for any gain.
+EAGER = ("delay", {"persistence_ms": 0, "margin_ms": 0, "margin_share": 0.0})
+POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (EAGER, EAGER, ("delay", {}), ("none", {}))
 
 #: Between two plans.
 PLAN_NS = 2 * SECOND
@@ -46,7 +48,7 @@ def trading_shape(
     """The cluster of a seed: four workers in up to three stages, and a new plan every two seconds.
 
     Args:
-        policy: Trading policy; empty for one that the seed draws.
+        policy: Trading policy, or ``eager``; empty for one that the seed draws.
         plan_ns: Between two plans; 0 for one that stays, None for two seconds (of a slow seed sometimes longer).
         slow: Engines are slow and sequences long; None for what the seed draws.
         wrong_estimates: See TradingShape.
@@ -54,8 +56,10 @@ def trading_shape(
     rng, pace = Random(f"{seed}/trading shape"), Random(f"{seed}/trading pace")
     drawn, slow_plan_ns = pace.random() < 0.5, pace.choice(SLOW_PLANS_NS)
     slow = drawn if slow is None else slow
+    chosen, parameters = rng.choice(POLICIES) if not policy else EAGER if policy == "eager" else (policy, {})
     trading = TradingShape(
-        policy=policy or rng.choice(POLICIES),
+        policy=chosen,
+        parameters=parameters,
         wrong_estimates=wrong_estimates,
         plan_ns=plan_ns if plan_ns is not None else slow_plan_ns if slow else PLAN_NS,
         growing=GROWING if slow else 0,

@@ -31,7 +31,16 @@ BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
-    options = ["--stages", "2", "--trading", "cascade", "--trace-sample", "0", "--broker-set", json.dumps(BROKER)]
+    options = [
+        "--stages",
+        "2",
+        "--trading",
+        "papers/cascadeinfer/trading.py",
+        "--trace-sample",
+        "0",
+        "--broker-set",
+        json.dumps(BROKER),
+    ]
     model: Path = build(folder / "model", layers=2)
     cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)
     cluster.start()

@@ -43,7 +43,7 @@ def test_a_seed_that_fails_says_how_to_run_it_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_replay_command_names_every_choice_and_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"trading": True, "choice": TradingChoice(policy="ares", wrong_estimates=True)}
+    kinds = {"trading": True, "choice": TradingChoice(policy="delay", wrong_estimates=True)}
     command = replay_command(23, "round_robin", **kinds)
     ran: list[object] = []
     monkeypatch.setattr(soak, "run_seed", lambda *args, **kind: ran.append((args, kind)) or "failed")

@@ -88,7 +88,7 @@ def test_the_same_seed_trades_the_same():
     assert SoakRun(3, shape=trading_shape(3)).run() == report_of(3)
 
 
-@pytest.mark.parametrize("policy", ["cascade", "delay"])
+@pytest.mark.parametrize("policy", ["eager", "delay"])
 def test_under_a_plan_that_stays_sequences_flow_up_its_stages_and_nobody_starves(policy):
     report = undisturbed(5, policy=policy, plan_ns=0).run()
     assert report.deals["boundary moved"] > 10
@@ -104,7 +104,7 @@ def test_policy_none_moves_at_boundaries_and_never_for_balance():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_worker_that_drains_is_emptied_by_its_broker(seed):
-    run = undisturbed(seed, policy="cascade", plan_ns=0)
+    run = undisturbed(seed, policy="eager", plan_ns=0)
     seen = Evacuations()
     simulation, subjects = run.cluster.simulation, run.cluster.subjects
     simulation.check_with(seen)
@@ -141,6 +141,6 @@ def test_moves_for_memory_avoid_preemptions():
 
 @pytest.mark.parametrize("seed", SEEDS[:6])
 def test_estimates_that_are_wrong_or_no_numbers_are_ignored_and_break_no_promise(seed: int):
-    report = passed(seed, trading=True, choice=TradingChoice(policy="ares", wrong_estimates=True))
+    report = passed(seed, trading=True, choice=TradingChoice(policy="delay", wrong_estimates=True))
     assert report.outcomes
     assert report.estimates_ignored > 0

@@ -26,7 +26,7 @@ from simulator.soak.trading_watch import TradingWatch
 
 def slow_shape(seed: int, *, reasons: tuple[MoveReason, ...] = tuple(MoveReason)) -> SoakShape:
     """Long sequences under a plan that stays."""
-    shape = trading_shape(seed, policy="cascade", plan_ns=0, slow=True)
+    shape = trading_shape(seed, policy="eager", plan_ns=0, slow=True)
     return msgspec.structs.replace(shape, trading=msgspec.structs.replace(shape.trading, reasons=reasons))
 
 
@@ -46,7 +46,7 @@ class Hasty(SoakCluster):
 
 
 def test_brokers_without_a_cool_down_move_to_and_fro_and_are_found_to():
-    shape = trading_shape(0, policy="cascade", slow=True, plan_ns=SECOND // 2)
+    shape = trading_shape(0, policy="eager", slow=True, plan_ns=SECOND // 2)
     with pytest.raises(SimulationFailed, match="moved again after"):
         SoakRun(0, shape=shape, faults=False, cluster=Hasty).run()
 

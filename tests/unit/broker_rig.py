@@ -46,6 +46,7 @@ from millrace.contracts.status import (
 )
 from millrace.enginemodel.step_time_models import LinearStepTime
 
+from papers import PAPERS
 from services.broker.actor import BrokerActor
 from services.broker.build import BrokerDeps, build
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, MemoryConfig, TradingConfig
@@ -60,6 +61,9 @@ BLOCK = 16
 
 #: 10 ms per step, and 1 us per token of context: 10,000 tokens double the step.
 STEP_TIME = LinearStepTime(fixed=10e6, per_prefill_token=1_000.0, per_context_token=1_000.0)
+
+#: Moves by present tokens, at once: what a test of brokers sees without forecasts.
+EAGER = f"{PAPERS}/cascadeinfer/trading.py"
 
 #: What happens to a message: delays at which it arrives; none loses it, two double it.
 Tamper = Callable[[str, Body], list[int]]
@@ -213,7 +217,7 @@ class BrokerWorld:
     """
 
     def __init__(
-        self, *instances: FakeInstance, policy: str = "cascade", seed: int = 1, settle: bool = True, **config: Any
+        self, *instances: FakeInstance, policy: str = EAGER, seed: int = 1, settle: bool = True, **config: Any
     ) -> None:
         self.now_ns = START_NS
         self.seed = seed

@@ -25,7 +25,7 @@ from millrace.contracts.status import SequenceState
 from millrace.contracts.worker import ReturnSequences
 
 from services.broker.config import TradingConfig
-from tests.unit.broker_rig import MS, SECOND, START_NS, BrokerWorld, FakeInstance, FakeSequence, filled, plan
+from tests.unit.broker_rig import EAGER, MS, SECOND, START_NS, BrokerWorld, FakeInstance, FakeSequence, filled, plan
 
 STANDING = [MoveReason.DRAIN, MoveReason.HANDOFF, MoveReason.BOUNDARY]
 
@@ -42,7 +42,7 @@ def test_an_overloaded_instance_gives_away_until_it_is_level():
     assert world.quiet()
 
 
-@pytest.mark.parametrize("policy", ["cascade", "delay"])
+@pytest.mark.parametrize("policy", [EAGER, "delay"])
 def test_level_instances_leave_each_other_alone(policy):
     world = BrokerWorld(filled("a", 3, 1_000), filled("b", 3, 1_000), policy=policy)
     world.run(5_000)
@@ -185,7 +185,7 @@ def crowded(blocks: int, **fields: int) -> FakeInstance:
     return instance
 
 
-@pytest.mark.parametrize("policy", ["cascade", "none"])
+@pytest.mark.parametrize("policy", [EAGER, "none"])
 def test_a_risk_of_running_short_sends_somebody_away_whatever_the_policy_forecasts(policy):
     world = BrokerWorld(crowded(150, token_ns=10 * MS), FakeInstance("b"), policy=policy, reasons=MEMORY)
     world.run(500)

@@ -90,7 +90,7 @@ def test_brokers_start_with_stages_or_a_trading_policy_and_not_by_default() -> N
     assert not cluster().services.brokers
     assert not cluster("--stages", "1").services.brokers
     assert cluster("--stages", "2").services.brokers
-    assert cluster("--trading", "cascade").services.brokers
+    assert cluster("--trading", "delay").services.brokers
 
 
 def test_spares_are_for_provisioning() -> None:

@@ -149,7 +149,7 @@ def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> Non
 
 
 def test_no_reservation_of_memory_is_below_what_docker_takes(tmp_path: Path) -> None:
-    services = _resolved(_prepare(tmp_path, "--gpus", "2", "--trading", "cascade"), "gpu", "cascade")["services"]
+    services = _resolved(_prepare(tmp_path, "--gpus", "2", "--trading", "delay"), "gpu", "cascade")["services"]
     reserved = {
         name: service["deploy"]["resources"]["reservations"].get("memory") for name, service in services.items()
     }
@@ -159,7 +159,7 @@ def test_no_reservation_of_memory_is_below_what_docker_takes(tmp_path: Path) -> 
 
 def test_a_service_that_still_loads_hears_the_order_to_stop(tmp_path: Path) -> None:
     """The kernel drops a SIGTERM for process 1 of a pid namespace that has no handler for it."""
-    for options, profile in ((["--cpus", "1", "--trading", "cascade"], "cpu"), (["--gpus", "2"], "gpu")):
+    for options, profile in ((["--cpus", "1", "--trading", "delay"], "cpu"), (["--gpus", "2"], "gpu")):
         services = _resolved(_prepare(tmp_path / profile, *options), profile)["services"]
         ours = {name: service for name, service in services.items() if "build" in service}
         assert len(ours) > 8
@@ -320,13 +320,13 @@ def test_each_worker_has_a_migrator_that_outlives_its_draining_and_all_share_a_f
 
 
 def test_brokers_trade_for_all_workers_where_they_are_asked_for(tmp_path: Path) -> None:
-    folder = _prepare(tmp_path, "--cpus", "2", "--trading", "cascade")
+    folder = _prepare(tmp_path, "--cpus", "2", "--trading", "delay")
     services = _resolved(folder, "cpu")["services"]
     assert {name for name in services if name.startswith("broker-")} == {"broker-0"}
     assert services["broker-0"]["command"] == ["services.broker", "--config", "/run/secrets/broker-0.json"]
     config = load_config(BrokerConfig, folder / "broker-0.json")
     assert (config.instances, config.bus.user) == (["worker-0", "worker-1"], "broker")
-    assert config.trading.policy == "cascade"
+    assert config.trading.policy == "delay"
     assert _broker_template()["stop_grace_period"] == _migrator_template()["stop_grace_period"]
     assert "broker-0:9100" in (folder / "targets" / "broker.json").read_text()
 

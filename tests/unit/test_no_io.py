@@ -1,4 +1,4 @@
-"""The fixture that keeps this folder pure (tests/conftest.py) really refuses."""
+"""The fixture that keeps this folder pure (conftest.py) really refuses."""
 
 import asyncio
 import socket

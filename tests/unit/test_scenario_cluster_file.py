@@ -77,7 +77,7 @@ def test_a_setting_puts_the_file_in_place_of_a_scenarios_groups(tmp_path: Path) 
     ("cluster", "more", "complaint"),
     [
         (CLUSTER, '[[cluster.groups]]\nname = "a"\n', "cluster.groups: not together with cluster.file"),
-        (CLUSTER.replace("dispatch", "trading").replace("llumnix", "cascade"), "", r"policies.trading is not read"),
+        (CLUSTER.replace("dispatch", "trading").replace("llumnix", "delay"), "", r"policies.trading is not read"),
         (CLUSTER.replace("spares = 2", 'role = "prefill"'), "", r"role is not read"),
         (f"{CLUSTER}\n[kv_replicas]\nenabled = true\n", "", r"kv_replicas is not read"),
         (CLUSTER.replace("kv_blocks = 900", "kv_blocks = 2"), "", "group worker of model small: blocks_total"),

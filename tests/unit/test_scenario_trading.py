@@ -11,7 +11,7 @@ from simulator.scenarios.trading_spec import TradingSpec
 
 
 def test_a_broker_is_configured_as_the_scenario_says():
-    told = {"policy": "cascade", "parameters": {"excess": 0.5}, "reasons": ["balance"], "fences": {"hysteresis": 2.0}}
+    told = {"policy": "delay", "parameters": {"excess": 0.5}, "reasons": ["balance"], "fences": {"hysteresis": 2.0}}
     config = msgspec.convert(told, TradingSpec).broker(["i-3"], BusConfig(cluster="sim"))
     assert config.instances == ["i-3"]
     assert config.name == "broker-i-3"

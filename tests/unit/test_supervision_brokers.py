@@ -27,7 +27,7 @@ def test_there_are_none_where_nothing_can_move():
     assert broker_shares(spec(services={"brokers": True, "migrators": False})) == []
 
 
-@pytest.mark.parametrize("policy", ["delay", "cascade", "none"])
+@pytest.mark.parametrize("policy", ["delay", "none"])
 def test_the_policy_of_the_specification_is_the_brokers(policy):
     chosen = spec(services={"brokers": True}, policies={"trading": {"name": policy}})
     config = msgspec.convert(broker_fields(chosen, ["a", "b"]), BrokerConfig)

@@ -128,7 +128,7 @@ def _add_scheduling_options(group: _Group) -> None:
         metavar="N",
         help="stages by sequence length, at most one per engine; starts brokers, which hand sequences on (default: 1)",
     )
-    add("--trading", metavar="POLICY", help="start brokers; they trade by delay, cascade, ares, llumnix or none")
+    add("--trading", metavar="POLICY", help="start brokers; they trade by delay, none or a .py file")
     add("--provision", metavar="POLICY", help="start and stop engines by load: preempt or relief (default: none)")
 
 

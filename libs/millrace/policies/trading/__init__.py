@@ -10,12 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.policies.registry import Policy, Registry
-from millrace.policies.trading.ares import policy as ares
-from millrace.policies.trading.cascade import policy as cascade
 from millrace.policies.trading.delay import policy as delay
-from millrace.policies.trading.llumnix import policy as llumnix
 from millrace.policies.trading.none import policy as none
-from millrace.policies.trading.reactive import policy as reactive
 from millrace.policies.trading.view import (
     BidView,
     BurdenView,
@@ -63,4 +59,4 @@ class TradingPolicy(Policy, frozen=True, kw_only=True):
 
 
 #: To add a policy: its folder, its import above and a word here.
-TRADING_POLICIES = Registry("trading", TradingPolicy, (none, cascade, delay, ares, llumnix, reactive))
+TRADING_POLICIES = Registry("trading", TradingPolicy, (none, delay))

@@ -7,7 +7,8 @@ from statistics import pvariance
 import msgspec
 import numpy as np
 import pytest
-from millrace.policies.rescheduling.ares.policy import DecodeInstance, Parameters, decide, weights
+
+from papers.ares.rescheduling import DecodeInstance, Parameters, decide, weights
 
 CASES = 1_000
 

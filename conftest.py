@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent
+TESTS = ROOT / "tests"
 #: In the order in which they run: what is quick to fail comes first.
-FOLDERS = ("tidy", "unit", "sim", "contract", "live", "engine", "gpu", "compose", "clients")
+FOLDERS = ("tidy", "unit", "sim", "papers", "contract", "live", "engine", "gpu", "compose", "clients")
 
 #: Folders whose tests touch no socket, no clock and never sleep.
-PURE_FOLDERS = ("unit", "sim")
+PURE_FOLDERS = ("unit", "sim", "papers")
 
 #: What code of this repository may not call there. Third-party code may (asyncio's loop reads the clock, for one).
 CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep")
-OURS = ("millrace", "services", "simulator", "tests", "test_")
+OURS = ("millrace", "services", "simulator", "papers", "tests", "test_")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -79,7 +80,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _folder_of(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).parts[0]
+    inside = item.path.relative_to(ROOT).parts
+    return inside[1] if inside[0] == "tests" else inside[0]
 
 
 def _why_no_engine() -> str | None:
@@ -90,7 +92,7 @@ def _why_no_engine() -> str | None:
 
 @pytest.fixture(autouse=True)
 def _no_io_in_pure_folders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In unit/ and sim/: a socket that leaves the process, the wall clock or a sleep fails the test that reached it.
+    """In pure folders a socket that leaves the process, the wall clock or a sleep fails the test that reached it.
 
     A socketpair stays allowed: an asyncio event loop cannot be made without one, and it reaches nobody.
     """

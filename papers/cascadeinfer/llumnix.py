@@ -12,7 +12,6 @@ no global scheduler.
 from __future__ import annotations
 
 import msgspec
-
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.observers import CandidateScore
 from millrace.policies.trading.view import (

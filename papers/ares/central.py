@@ -8,15 +8,16 @@
 | Replied, RequestFailed | no longer under way; what a move lasts | |
 
 Brokers hand prefilled sequences over meanwhile and balance nothing. Overload: at most ``moves_max`` moves a tick; a
-sequence under way is not chosen again. The policy is ``policies/rescheduling/ares``, the algorithm to the letter.
+sequence under way is not chosen again. ``rescheduling.py`` decides, the algorithm to the letter.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from millrace.actor.effects import Effect, Request, StartTimer, Subscribe, WatchKeys
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, TimerFired
@@ -26,11 +27,13 @@ from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.subjects import Subjects
-from millrace.policies.rescheduling.ares.policy import DecodeInstance, RescheduledMove, decide
+from millrace.policies.rescheduling import ReschedulingView
 
-from simulator.scenarios.central_spec import CentralSpec
+from papers.ares import rescheduling
+from papers.ares.rescheduling import DecodeInstance, RescheduledMove, decide
 
-ACCEPTS = (StatusSnapshot,)
+name = "ares"
+accepts = (StatusSnapshot,)
 
 _MS = 1_000_000
 #: How long a move may take.
@@ -41,6 +44,26 @@ AGE_NS = 1_500 * _MS
 MOVE_SHARE = 0.2
 
 
+class Parameters(rescheduling.Parameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Beside those of the algorithm.
+
+    Attributes:
+        interval_ms: Between two decisions; the paper's example is a second.
+        horizon_ms, points: Of the forecast loads.
+        move_ms: What a move is taken to last before the first one.
+    """
+
+    interval_ms: Annotated[int, msgspec.Meta(ge=1)] = 1_000
+    horizon_ms: Annotated[int, msgspec.Meta(ge=1)] = 30_000
+    points: Annotated[int, msgspec.Meta(ge=1)] = 16
+    move_ms: Annotated[int, msgspec.Meta(ge=1)] = 100
+
+
+def build(view: ReschedulingView, parameters: Parameters) -> CentralAres:
+    """The actor of a cluster."""
+    return CentralAres(parameters, cluster=view.cluster, block_size=view.block_sizes)
+
+
 class CentralAres:
     """Owns the last snapshots and what is under way.
 
@@ -49,7 +72,7 @@ class CentralAres:
         results: Moves by how they ended.
     """
 
-    def __init__(self, spec: CentralSpec, *, cluster: str, block_size: Mapping[str, int]) -> None:
+    def __init__(self, spec: Parameters, *, cluster: str, block_size: Mapping[str, int]) -> None:
         """Args: block_size: Tokens per block, by instance."""
         self.name = "central-ares"
         self.results: Counter[str] = Counter()
@@ -97,7 +120,7 @@ class CentralAres:
             for name, snapshot in sorted(self._snapshots.items())
             if name not in self._prefilling and now_ns - snapshot.at_ns < AGE_NS
         ]
-        chosen = decide(tuple(known), self._spec.parameters)
+        chosen = decide(tuple(known), self._spec)
         return [self._order(move, chosen.reason) for move in chosen.moves]
 
     def _order(self, move: RescheduledMove, reason: str) -> Request:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from millrace.contracts.broker import LoadCurve, MoveReason
 from millrace.policies.trading import BidView, BurdenView, LoadView, MovableSequence, PickView, TriggerView
-from millrace.policies.trading.ares.policy import Parameters, State, burden, pick, tokens_over_horizon, trigger
+
+from papers.ares.trading import Parameters, State, burden, pick, tokens_over_horizon, trigger
 
 SECOND = 1_000_000_000
 POINTS = 5

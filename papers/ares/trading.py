@@ -2,7 +2,7 @@
 
 The source weighs its forecast tokens over a horizon against its peers', and offers the sequence whose move would lower
 the weighted variance most; each bidder says what it will carry while the sequence is there; the source moves where the
-variance falls. Central ARES, with every instance's curve in one place, is ``policies/rescheduling/ares``.
+variance falls. ``rescheduling.py`` decides in one place, with every instance's curve.
 
 Source: ARES, section 5.2 and algorithm 1; README.md says where it differs.
 """
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
-
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.observers import CandidateScore
 from millrace.policies.trading.view import (
@@ -25,12 +23,14 @@ from millrace.policies.trading.view import (
     Trigger,
     TriggerView,
 )
+from numpy.typing import NDArray
 
 Curve = NDArray[np.float64]
 
 #: Points of the horizon where nobody has a curve: the present alone.
 _PRESENT = 1
 
+name = "ares"
 needs_forecast = True
 
 

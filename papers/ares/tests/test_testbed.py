@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from millrace.enginemodel.coefficients import load_step_time
 
+from papers import PAPERS
 from simulator.scenarios.reading import read_scenario
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.statistics import summarise
 
 
-@pytest.mark.parametrize("setting", ["trading.policy=reactive", "trading.central.on=true"])
+@pytest.mark.parametrize(
+    "setting", ["trading.policy=reactive.py", "trading.policy=trading.py", "rescheduling.policy=central.py"]
+)
 def test_running_requests_move_between_decode_instances_and_none_is_lost(setting):
-    path = Path(__file__).parents[2] / "examples" / "scenarios" / "rescheduling.toml"
+    path = PAPERS / "ares" / "testbed.toml"
     size = ["workload.count=24", "workload.warm_up=0", "workload.arrivals.rate_per_s=0.3", "workload.output_limit=4000"]
     spec = read_scenario(path, ["trading.policy=none", setting, "prediction.remaining=head", *size])
     outcome = run_scenario(spec, step_times=load_step_time)

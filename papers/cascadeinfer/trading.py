@@ -7,10 +7,11 @@ do not exceed what it carries above the mean.
 from __future__ import annotations
 
 import msgspec
-
 from millrace.contracts.observers import CandidateScore
 from millrace.policies.trading.loads import fitting, mean_demand
 from millrace.policies.trading.view import BidView, BurdenView, PickDecision, PickView, Trigger, TriggerView
+
+name = "cascade"
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,6 @@ state. Threshold and memory rule are ours.
 from __future__ import annotations
 
 import msgspec
-
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.observers import CandidateScore
 from millrace.policies.trading.loads import maximum_falls, mean_demand

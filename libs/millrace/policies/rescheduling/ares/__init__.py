@@ -1,1 +1,0 @@
-"""ARES's algorithm 1 to the letter."""

@@ -1,1 +1,0 @@
-"""ARES's rescheduling by future load, as a policy of brokers."""

@@ -1,1 +1,0 @@
-"""CascadeInfer's bid-ask rule, as published."""

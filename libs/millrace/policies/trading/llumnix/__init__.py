@@ -1,1 +1,0 @@
-"""Llumnix's migration by freeness, as a policy of brokers."""

@@ -1,1 +1,0 @@
-"""Balance by present loads alone, for comparison."""

@@ -1,0 +1,1 @@
+"""ARES: decoding sequences are rescheduled by the load to come."""

@@ -1,0 +1,1 @@
+"""Block: dispatch by simulated latencies, with its baselines."""

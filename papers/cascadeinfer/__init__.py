@@ -1,0 +1,1 @@
+"""CascadeInfer: stages by sequence length, and balance within them."""
