@@ -43,7 +43,7 @@ from services.ingress.config import CascadeConfig, HttpConfig, IngressConfig, Mo
 from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
-from services.ingress.http.open_calls import OpenCalls, Tracer
+from services.ingress.http.open_calls import LOOK_S, OpenCalls, Tracer
 from services.ingress.http.questions import QuestionTokenizer
 from services.ingress.tokens.detokenizer import TextModel
 
@@ -96,6 +96,7 @@ class IngressProcess:
             ),
             now_s=time.time,
             on_bug=self._report_bug,
+            keep_alive_s=config.http.keep_alive_s,
         )
 
     async def run(self) -> None:
@@ -120,7 +121,8 @@ class IngressProcess:
         server = self.server()
         port = await server.start(config.http.host, config.http.port, reuse_port=config.http.reuse_port)
         self._telemetry.logger.info("listening", host=config.http.host, port=port)
-        watch = asyncio.get_running_loop().create_task(self._watch_keys())
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._watch_keys()), loop.create_task(self._keep_alive())]
 
         parent = os.getppid()
 
@@ -130,12 +132,13 @@ class IngressProcess:
             runtime.request_stop(orphaned=os.getppid() != parent)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, leave)
+            loop.add_signal_handler(number, leave)
         try:
             reason = await runtime.run(signals=False)
             self._telemetry.logger.info("stopped", reason=reason)
         finally:
-            watch.cancel()
+            for task in tasks:
+                task.cancel()
             await server.stop(LAST_WORDS_S)
             for companion in self._companions:
                 companion.leave()
@@ -203,6 +206,11 @@ class IngressProcess:
 
     def _origin(self) -> Origin:
         return Origin(config=msgspec.json.encode(masked(self._config)).decode(), seed=self._incarnation)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._calls.keep_alive(asyncio.get_running_loop().time())
 
     async def _watch_keys(self) -> None:
         while self._keys is not None:

@@ -76,7 +76,6 @@ from services.ingress.calls.completion import (
 from services.ingress.calls.deadlines import end_late_calls
 from services.ingress.calls.finding import answer_find
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, QuestionTokenized, RefusalKind
-from services.ingress.cascade.ending import keep_alive
 from services.ingress.cascade.questions import take_question
 from services.ingress.cascade.reactions import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.cascade.shadow import look_at_shadows
@@ -345,7 +344,6 @@ class IngressActor:
             leave_hung_engines(state, out)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state, out)
-        keep_alive(state, out)
         look_at_shadows(state, out)
         state.metrics.sequences_waiting = len(state.waiting)
 

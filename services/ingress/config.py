@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
@@ -28,6 +28,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         connections_max: Open connections; further ones are closed at once.
         read_s: Time that a client has to send a whole request.
         idle_s: Time that a connection may be open without a request.
+        keep_alive_s: Longest time without a byte in a stream: then it gets a comment, which clients skip.
         keys_file: File of API keys (hashed); empty for no keys.
     """
 
@@ -43,6 +44,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     connections_max: int = 20_000
     read_s: float = 30.0
     idle_s: float = 75.0
+    keep_alive_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     keys_file: str = ""
 
     @property
@@ -104,7 +106,6 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             thresholds are lowered until the share holds. 1 for no limit.
         escalation_window_s: See there.
         tier_wait_s: How long an attempt waits for an instance of its model while another tier could answer.
-        keep_alive_s: Interval of comments in a stream that has nothing to show yet.
         shadow_share: Share of answered calls that run on all tiers, for planners (``cascade/shadow.py``); 0 for none.
         shadow_wait_s: A shadow run is given up after so long without an idle instance of its next tier.
         shadow_timeout_s: Time limit of each of its attempts.
@@ -126,7 +127,6 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     escalation_share_max: float = 1.0
     escalation_window_s: float = 60.0
     tier_wait_s: float = 2.0
-    keep_alive_s: float = 10.0
     shadow_share: float = 0.0
     shadow_wait_s: float = 10.0
     shadow_timeout_s: float = 60.0

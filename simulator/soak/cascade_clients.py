@@ -9,7 +9,6 @@ import msgspec
 from services.ingress.calls.messages import (
     AcceptCall,
     CompleteCall,
-    KeepAlive,
     QuestionTokenized,
     TokenizeQuestion,
 )
@@ -32,10 +31,7 @@ class CascadeClients(Clients):
             told = [] if effect.correlation.endswith("7") else prompts  # now and then a question cannot be asked
             process.deliver(QuestionTokenized(correlation=effect.correlation, model=effect.model, prompts=told))
 
-        return {**super().handlers(process), KeepAlive: self._on_keep_alive, TokenizeQuestion: tokenize}
-
-    def _on_keep_alive(self, effect: KeepAlive) -> None:
-        assert not self._open(effect.request).accepted, f"{effect.request} got a comment between its text"
+        return {**super().handlers(process), TokenizeQuestion: tokenize}
 
     def _on_accept(self, effect: AcceptCall) -> None:
         super()._on_accept(effect)

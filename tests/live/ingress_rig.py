@@ -71,6 +71,7 @@ class FakeCore:
     Attributes:
         pace_s: Time between deliveries.
         refuse: Refuses every call so.
+        waits: Takes no call.
         fail_after: Fails a call after so many tokens.
         words: What token i says.
     """
@@ -79,6 +80,7 @@ class FakeCore:
         self.calls: list[Call] = []
         self.abandoned: list[CallAbandoned] = []
         self.pace_s = 0.0
+        self.waits = False
         self.refuse: tuple[RefusalKind, str, float] | None = None
         self.fail_after: int | None = None
         self.words: Callable[[Call, int], str] = lambda call, i: f"w{i} "
@@ -91,6 +93,8 @@ class FakeCore:
             self._running.pop(body.request).cancel()
             return
         self.calls.append(body.call)
+        if self.waits:
+            return
         if self.refuse is not None:
             kind, detail, retry = self.refuse
             self._do(RefuseCall(request=body.call.request, kind=kind, detail=detail, retry_after_s=retry))
@@ -173,6 +177,7 @@ async def served(
         tracer=Tracer(random.Random(7), 0.0),
         now_s=time.time,
         on_bug=lambda error, path: bugs.append(error),
+        keep_alive_s=5.0,
     )
     core.handlers = dict(calls.handlers())
     rig.models, rig.calls = registry_of_models, calls

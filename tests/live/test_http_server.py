@@ -1,6 +1,7 @@
 """The HTTP library by itself: any service can serve a page with it."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,7 @@ from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.http.server import HttpServer
 
 LIMITS = ConnectionLimits(body_bytes_max=1000, buffer_bytes_max=1 << 20, slow_reader_s=5, read_s=0.2, idle_s=5)
+GONE = asyncio.Event()
 PAGE = b"<!doctype html><title>Census</title><p>2 instances</p>"
 
 
@@ -19,6 +21,16 @@ def _page(exchange: Exchange) -> None:
     elif exchange.request.path == "/events":
         exchange.start_stream([(b"x-page", b"census")], b"data: 1\n\n")
         exchange.end(b"data: 2\n\n")
+    elif exchange.request.path == "/echo":
+        exchange.respond(200, exchange.request.body, b"text/plain")
+    elif exchange.request.path == "/slow":
+        asyncio.get_running_loop().call_later(0.1, exchange.respond, 200, b"late")
+    elif exchange.request.path == "/slow-events":
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.1, exchange.start_stream, [], b"data: 1\n\n")
+        loop.call_later(0.3, exchange.end, b"data: 2\n\n")
+    elif exchange.request.path == "/never":
+        exchange.on_gone = lambda _: GONE.set()
     else:
         exchange.respond(404, b"no such page", b"text/plain")
 
@@ -48,6 +60,48 @@ async def test_a_page_and_a_stream_are_served():
         assert stream.text == "data: 1\n\ndata: 2\n\n"
         assert stream.headers["x-page"] == "census"
         assert (await client.get("/other")).status_code == 404
+
+
+async def test_a_gzip_body_is_unpacked_up_to_the_bound_of_bodies():
+    async with _served() as url, httpx.AsyncClient(base_url=url) as client:
+
+        async def packed(content: bytes, encoding: str = "gzip") -> httpx.Response:
+            return await client.post("/echo", content=content, headers={"content-encoding": encoding})
+
+        whole = b"some words " * 90
+        assert (await packed(gzip.compress(whole))).content == whole
+        assert (await packed(gzip.compress(b"a") + gzip.compress(b"b"), "x-gzip")).content == b"ab"
+        assert (await packed(whole, "identity")).content == whole
+        bomb = await packed(gzip.compress(b"x" * 100_000))
+        assert len(gzip.compress(b"x" * 100_000)) < LIMITS.body_bytes_max
+        assert (bomb.status_code, bomb.text) == (413, "body_too_large: The body is larger than 1000 bytes.")
+        for broken in (b"no gzip", gzip.compress(whole)[:-9]):
+            answer = await packed(broken)
+            assert (answer.status_code, answer.text[:13]) == (400, "invalid_gzip:")
+        other = await packed(whole, "br")
+        assert (other.status_code, other.text[:21]) == (415, "unsupported_encoding:")
+
+
+async def test_a_client_that_sends_no_more_gets_its_answer():
+    async with _served() as url:
+        for path, end in ((b"/slow", b"late"), (b"/slow-events", b"data: 2\n\n\r\n0\r\n\r\n")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path)
+            writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 10)
+            assert answer.endswith(end), answer
+            assert b"HTTP/1.1 200 OK" in answer
+            writer.close()
+
+
+async def test_a_client_that_left_before_its_answer_is_noticed():
+    async with _served() as url:
+        GONE.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /never HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.wait_for(GONE.wait(), 10)
 
 
 async def test_what_is_no_request_is_answered_in_the_services_words():

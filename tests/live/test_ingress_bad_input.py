@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
         CHAT, b'{"model":"tiny","messages":[{"role":"user","content":"\xff\xfe"}]}', 400, None, "invalid_utf8",
     ),
     "half a surrogate pair": (
-        CHAT, b'{"model":"tiny","messages":[{"role":"user","content":"\\ud800 "}]}', 400, None, "invalid_json",
+        CHAT, b'{"model":"tiny","messages":[{"role":"user","content":"\\ud800 "}]}', 400, None, "invalid_unicode",
     ),
     "a very deep body": (
         CHAT, b'{"model":"tiny","messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema",'
@@ -102,7 +102,8 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
     "too many top_logprobs": (CHAT, chat(logprobs=True, top_logprobs=100), 400, "top_logprobs", None),
     "stream_options without stream": (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options", None),
     "a bias for no token": (CHAT, chat(logit_bias={"999999": 1}), 400, "logit_bias", None),
-    "a bias for a word": (CHAT, chat(logit_bias={"word": 1}), 400, None, None),
+    "a bias for a word": (CHAT, chat(logit_bias={"word": 1}), 400, "logit_bias", "invalid_value"),
+    "a bias that is no number": (CHAT, chat(logit_bias={"1": 1, "2": "x"}), 400, "logit_bias", "invalid_value"),
     "too many biases": (CHAT, chat(logit_bias={str(i): 1 for i in range(2000)}), 400, "logit_bias", None),
     "a seed that overflows with its choices": (CHAT, chat(seed=2**63 - 1, n=2), 400, "seed", None),
     "a stop token that is none": (CHAT, chat(stop_token_ids=[99999]), 400, "stop_token_ids", None),
@@ -170,6 +171,33 @@ async def test_bad_bodies_get_an_error_that_names_the_field_and_reach_nobody(rig
     assert rig.core.calls == []
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (chat(logit_bias={"7": 1, "word": 1}), "key `word`"),
+        (chat(logit_bias={"7": 1, "8": 1000}), "key `8`"),
+        (chat(metadata={"a": 1}), "key `a`"),
+        (chat(service_tier="flex"), "'flex' is none of 'auto', 'default'"),
+        (chat(messages=[{"role": "king", "content": "a"}]), "'king' is none of 'assistant', 'developer', 'system'"),
+        (chat(tool_choice="any"), "'any' is none of 'auto', 'none', 'required'"),
+        (chat(response_format={"type": "xml"}), "'xml' is none of 'json_object', 'json_schema', 'text'"),
+        (chat(cascade={"stream": "x"}), "'x' is none of 'buffer', 'early_commit'"),
+        (chat(store=True), "True is none of False"),
+        (chat(messages=[{"role": "user", "content": "half \ud83d"}]), "lone surrogate `\\ud83d`"),
+        (b'{"model":"tiny","messages":[{"role":"user","content":"\\\\ud83d', "truncated"),
+    ],
+)
+async def test_what_is_wrong_with_a_value_is_said(rig: Rig, body: bytes, words: str):
+    async with httpx.AsyncClient(base_url=rig.url) as client:
+        answer = await client.post(CHAT, content=body)
+    assert words in answer.json()["error"]["message"], answer.text
+
+
+async def test_the_list_of_models_may_have_a_slash_behind_it(rig: Rig):
+    async with httpx.AsyncClient(base_url=rig.url) as client:
+        assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
+
+
 async def test_a_body_past_the_limit_is_refused_whether_or_not_it_says_its_length(rig: Rig):
     async def pieces():
         for _ in range(100):
@@ -197,7 +225,7 @@ async def test_a_wrong_method_is_told_the_right_one(rig: Rig, method: str, path:
 
 async def test_an_unknown_path_and_an_unknown_model_card_are_404(rig: Rig):
     async with httpx.AsyncClient(base_url=rig.url) as client:
-        for path in ("/", "/v1", "/v1/embeddings", "/v1/models/nobody", "/v1/models/"):
+        for path in ("/", "/v1", "/v1/embeddings", "/v1/models/nobody"):
             answer = await client.get(path)
             assert answer.status_code == 404, path
             assert answer.json()["error"]["message"]

@@ -17,6 +17,7 @@ from millrace.http.exchange import Exchange, HttpRequest
 
 from services.ingress.api.parsed_requests import Bounds, parse_completion_request
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
+from services.ingress.calls.messages import RefusalKind, RefuseCall
 from services.ingress.http.keys import ANYBODY, ApiKeyStore
 from tests.live.ingress_rig import LIMITS, Rig, served
 
@@ -94,6 +95,36 @@ async def test_a_stream_says_the_same_as_one_whole_response(rig: Rig):
             whole = (await client.post(path, json=body | {"stream": False})).json()
         key = "message" if path == CHAT else "text"
         assert texts == {c["index"]: c[key]["content"] if path == CHAT else c[key] for c in whole["choices"]}
+
+
+async def test_a_stream_whose_tokens_say_nothing_gets_a_comment_each_five_seconds(rig: Rig):
+    said: list[int] = []
+    rig.core.words = lambda call, i: said.append(i) or ("" if i < 12 else "w ")
+    rig.core.pace_s = 0.01
+    async with (
+        httpx.AsyncClient(base_url=rig.url) as client,
+        client.stream("POST", CHAT, json=chat(max_tokens=14)) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert "assistant" in await anext(lines)
+        for looks, now_s in enumerate((0.0, 0.5, 4.0, 4.5, 5.0, 9.0, 9.5)):
+            await until(lambda looks=looks: len(said) > looks)
+            rig.calls.keep_alive(now_s)
+        text = "\n".join([line async for line in lines])
+    assert text.count(": keep-alive") == 2  # at 4.5 and 9.5 s
+    assert text.rstrip().endswith("data: [DONE]")
+
+
+async def test_a_call_that_no_instance_has_taken_is_not_opened(rig: Rig):
+    rig.core.waits = True
+    async with httpx.AsyncClient(base_url=rig.url) as client:
+        asking = asyncio.create_task(client.post(CHAT, json=chat()))
+        await until(lambda: rig.core.calls)
+        for now_s in (0.0, 60.0):
+            rig.calls.keep_alive(now_s)
+        refused = RefuseCall(request=rig.core.calls[0].request, kind=RefusalKind.NO_INSTANCE, detail="none")
+        rig.core.handlers[RefuseCall](refused)
+        assert (await asking).status_code == 503
 
 
 async def test_a_failure_in_the_middle_is_an_error_event_and_the_end_without_done(rig: Rig):

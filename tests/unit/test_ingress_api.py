@@ -12,6 +12,7 @@ from millrace.contracts.worker import Sampling, StructuredOutput
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from services.ingress.api.errors import REFUSALS, ApiError, refusal
+from services.ingress.api.logprobs import CompletionLogprobs
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.openapi import openapi_document
 from services.ingress.api.parsed_requests import (
@@ -26,9 +27,10 @@ from services.ingress.api.responses import ChatResponse
 from services.ingress.api.streams import ChatStream, CompletionStream, ResponseHead
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.api.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
+from services.ingress.api.tool_events import ToolChatStream
 from services.ingress.api.tools import NO_TOOLS
 from services.ingress.api.unsupported import NOT_SUPPORTED
-from services.ingress.calls.messages import Call, ChoiceDelta, RefusalKind, Usage
+from services.ingress.calls.messages import Call, ChoiceDelta, DeltaLogprob, RefusalKind, Usage
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -310,6 +312,27 @@ def test_text_is_escaped_in_streams_as_json_wants_it():
 def test_held_back_text_gives_no_event():
     stream = ChatStream(ResponseHead("c-1", 1, "m", 1), include_usage=False, continuous=False)
     assert stream.deltas([ChoiceDelta(0, "", 1)], Usage(1, 1)) == b""
+
+
+def test_completions_always_give_the_chosen_tokens_logprob_besides_the_likeliest():
+    entry = DeltaLogprob("b", -2.0, b"b", [("a", -0.1, b"a")])
+    unknown = DeltaLogprob("", -9999.0, b"", [])
+    for entries, top in (
+        ([entry], [{"b": -2.0, "a": -0.1}]),
+        ([DeltaLogprob("b", -2.0, b"b", []), unknown], [{"b": -2.0}, None]),
+    ):
+        assert CompletionLogprobs().take(entries)["top_logprobs"] == top
+
+
+def test_continuous_usage_begins_with_the_prompts_tokens():
+    head = ResponseHead("c-1", 1, "m", 1, 7)
+    for stream in (
+        ChatStream(head, include_usage=True, continuous=True),
+        ToolChatStream(head, NO_TOOLS, include_usage=True, continuous=True),
+        CompletionStream(head, include_usage=True, continuous=True, echo=["a"]),
+    ):
+        usage = json.loads(stream.opening()[6:])["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 0, 7)
 
 
 def test_a_stop_string_is_told_with_the_end():

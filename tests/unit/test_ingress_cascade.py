@@ -24,7 +24,6 @@ from services.ingress.calls.messages import (
     CompleteCall,
     DeliverDeltas,
     FailCall,
-    KeepAlive,
     KeyLimits,
     MemberCall,
     RefusalKind,
@@ -402,17 +401,6 @@ def test_the_last_usable_tier_streams_as_it_is_generated():
     bench.answer("z$", logprob(60), first_index=2)
     assert bench.text() == "xyz"
     assert bench.made(DeliverDeltas)[-1].report == bench.report()
-
-
-def test_a_stream_with_nothing_to_show_gets_comments():
-    bench = CascadeBench(70.0, 0.0, keep_alive_s=5.0)
-    bench.ask(stream=True)
-    bench.accept()
-    bench.pass_time(11.0)
-    assert bench.made(KeepAlive) == [KeepAlive(request="r")] * 2
-    bench.ask("whole")
-    bench.pass_time(6.0)
-    assert {e.request for e in bench.made(KeepAlive)} == {"r"}
 
 
 # Failures.

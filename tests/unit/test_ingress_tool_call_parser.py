@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingress.api.tool_call_parser import ArgumentsPiece, CallBegun, TextPiece, ToolCallParser
-from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
+from services.ingress.api.tool_call_parser import ArgumentsPiece, CallBegun, TextPiece, ToolCallParser, parse_calls
+from services.ingress.api.tools import ToolMode, ToolPlan
 
 TAGGED, REQUIRED = ToolPlan(ToolMode.TAGGED), ToolPlan(ToolMode.REQUIRED)
-SINGLE = ToolPlan(ToolMode.TAGGED, single=True)
+SINGLE, NAMED = ToolPlan(ToolMode.TAGGED, single=True), ToolPlan(ToolMode.NAMED, "f")
 ROME = '<tool_call>{"name": "weather", "arguments": {"city": "Rome {\\"}", "days": [1, {}]}}</tool_call>'
 OSLO = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 
@@ -81,10 +81,33 @@ def test_text_before_a_tag_comes_at_once() -> None:
     assert reader.push("box") == [TextPiece("<toolbox")]
 
 
-@pytest.mark.parametrize("plan", [TAGGED, REQUIRED], ids=["tagged", "required"])
-def test_an_output_that_is_cut_off_before_a_name_is_text(plan: ToolPlan) -> None:
-    output = '<tool_call>{"name": "f' if plan is TAGGED else '[{"name": "f'
-    assert read(plan, [output]) == (output, [])
+def test_an_output_that_is_cut_off_before_a_name_is_text() -> None:
+    output = '<tool_call>{"name": "f'
+    assert read(TAGGED, [output]) == (output, [])
+
+
+@pytest.mark.parametrize(
+    ("plan", "output", "calls"),
+    [
+        (NAMED, "", []),
+        (NAMED, '{"', [("f", '{"')]),
+        (REQUIRED, "[{", []),
+        (REQUIRED, '[{"name": "f"', []),
+        (REQUIRED, '[{"name": "f", "parameters": {"', [("f", '{"')]),
+        (REQUIRED, '[{"name": "f", "parameters": {}}, {"na', [("f", "{}")]),
+        (
+            REQUIRED,
+            '[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {"a": 1',
+            [("f", "{}"), ("g", '{"a": 1')],
+        ),
+    ],
+)
+def test_a_forced_call_that_is_cut_off_is_what_was_written_of_it_and_never_text(
+    plan: ToolPlan, output: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read(plan, [output]) == ("", calls)
+    text, told = parse_calls(plan, output)
+    assert (text, [(call.name, call.arguments) for call in told]) == ("", calls)
 
 
 def test_a_call_that_is_cut_off_keeps_the_arguments_so_far() -> None:
@@ -92,12 +115,10 @@ def test_a_call_that_is_cut_off_keeps_the_arguments_so_far() -> None:
 
 
 def test_a_named_functions_output_is_its_arguments() -> None:
-    assert read(ToolPlan(ToolMode.NAMED, "f"), ["", '{"a"', ": 1}"]) == ("", [("f", '{"a": 1}')])
+    assert read(NAMED, ["", '{"a"', ": 1}"]) == ("", [("f", '{"a": 1}')])
 
 
 @given(st.text(alphabet='<tool_cal>/{}":, nmergus[]\\', max_size=60), st.integers(1, 7))
 def test_no_text_is_lost_where_there_is_no_call(output: str, size: int) -> None:
-    if whole(TAGGED, output)[1]:
-        return
     text, calls = read(TAGGED, [output[i : i + size] for i in range(0, len(output), size)])
     assert calls or text == output

@@ -15,6 +15,7 @@ import httptools
 import msgspec
 
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal, HttpRequest
+from millrace.http.unpacking import TooLargeError, UnpackingError, gunzip
 
 #: Request line and headers together, bytes. Browsers and proxies send under 16 KiB.
 HEAD_BYTES_MAX = 65_536
@@ -25,12 +26,19 @@ PIPELINED_MAX = 16
 LINGER_S = 2.0
 LINGER_BYTES_MAX = 64_000_000
 
+#: A client that sends no more may have left, or may wait for its answer. It gets this, which a waiting one skips: where
+#: nobody is left, a further write fails. Written at once, after PROBE_S, and with each sweep until the answer begins.
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PROBE_S = 0.1
+_PLAIN = (b"", b"identity")
+_GZIP = (b"gzip", b"x-gzip")
+
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one connection.
 
     Attributes:
-        body_bytes_max: Largest request body.
+        body_bytes_max: Largest request body, also when it is unpacked.
         buffer_bytes_max: Bytes that may wait for a slow reader.
         slow_reader_s: How long more than a quarter of that may wait.
         read_s: Time to send a whole request.
@@ -83,6 +91,7 @@ class HttpConnection(asyncio.Protocol):
         self._current: Exchange | None = None
         self._last_activity_s = host.now_s()
         self._behind_since_s = 0.0
+        self._half_closed = False  # the client sends no more
         self._linger_bytes = -1  # what may still be thrown away; -1 while the connection is in use
         self._reset()
 
@@ -124,6 +133,23 @@ class HttpConnection(asyncio.Protocol):
                 self.data_received(rest)
         except httptools.HttpParserError as error:
             self._refuse(400, f"This is no valid HTTP request: {error}.", code="invalid_http")
+
+    def eof_received(self) -> bool:
+        """The client sends no more: it gets its answer if that has not begun. One that leaves a stream has left."""
+        last = self._waiting[-1] if self._waiting else self._current
+        if self._linger_bytes >= 0 or self._in_request or self._current is None or last is None:
+            return False
+        if self._current.streaming or not self._current.request.chunked:  # HTTP/1.0 cannot be probed
+            return False
+        last.request.keep_alive = False
+        self._half_closed = True
+        self._probe()
+        asyncio.get_running_loop().call_later(PROBE_S, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        if self._current is not None and not self._current.streaming and not self.transport.is_closing():
+            self.transport.write(_PROBE)
 
     def pause_writing(self) -> None:
         self._behind_since_s = self._host.now_s()
@@ -168,7 +194,10 @@ class HttpConnection(asyncio.Protocol):
         if self._linger_bytes >= 0:
             return
         self._in_request = False
-        exchange = Exchange(self._request(), self)
+        body = self._whole_body()
+        if body is None:
+            return
+        exchange = Exchange(self._request(body), self)
         if self._current is not None:
             self._waiting.append(exchange)
             if len(self._waiting) >= PIPELINED_MAX:
@@ -209,6 +238,8 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now_s: float) -> None:
         """End the connection where it oversteps a time; called about once a second."""
         limits = self._host.limits
+        if self._half_closed:
+            self._probe()
         if self._linger_bytes >= 0:
             if now_s - self._last_activity_s > LINGER_S:
                 self.transport.close()
@@ -242,7 +273,25 @@ class HttpConnection(asyncio.Protocol):
         """Whether a request is being answered."""
         return self._current is not None
 
-    def _request(self) -> HttpRequest:
+    def _whole_body(self) -> bytes | None:
+        """The request's body, unpacked; None where it was refused."""
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        encoding = self._headers.get(b"content-encoding", b"").lower()
+        if encoding in _PLAIN:
+            return body
+        if encoding not in _GZIP:
+            shown = encoding.decode("latin-1")[:40]
+            self._refuse(415, f"Content-Encoding `{shown}` is not supported: use gzip.", code="unsupported_encoding")
+            return None
+        try:
+            return gunzip(body, self._host.limits.body_bytes_max)
+        except TooLargeError:
+            self._refuse_body()
+        except UnpackingError as error:
+            self._refuse(400, f"The body is not valid gzip: {error}.", code="invalid_gzip")
+        return None
+
+    def _request(self, body: bytes) -> HttpRequest:
         url = self._url
         if not url.startswith(b"/") and url.lower().startswith(b"http"):  # as a proxy writes it
             url = httptools.parse_url(url).path or b"/"
@@ -251,7 +300,7 @@ class HttpConnection(asyncio.Protocol):
             method=self._parser.get_method().decode("ascii"),
             path=unquote(path) if "%" in path else path,
             headers=self._headers,
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            body=body,
             keep_alive=self._keep_alive,
             chunked=self._chunked,
         )

@@ -6,14 +6,22 @@ import re
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from services.ingress.api.errors import ApiError
+from services.ingress.api.requests import LogitBias
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
-_PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+_ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
+_STEP = re.compile(r"(?P<name>[^.\[\]]+)|\[(?P<index>[0-9.]*)\]")
+#: Escapes that matter for half pairs of UTF-16: an escaped backslash, a whole pair, a lone half.
+_SURROGATES = re.compile(rb"\\\\|\\ud[89ab]..\\ud[c-f]..|(?P<lone>\\ud[89a-f]..)", re.IGNORECASE)
+#: Objects whose keys are the client's: what one entry has to be.
+_MAPS: dict[str, Any] = {"logit_bias": LogitBias, "metadata": dict[str, str]}
 _MEDIA_NAMES = {
     "image_url": "Images",
     "input_image": "Images",
@@ -62,32 +70,84 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     try:
         return cast("T", decoder.decode(body))
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), body, kind) from None
     except msgspec.DecodeError as error:
-        reason = "The body is empty" if not body else f"The body is not valid JSON: {error}"
-        raise ApiError(400, f"{reason}.", code="invalid_json") from None
+        raise _no_json(str(error), body) from None
     except UnicodeDecodeError as error:
         raise ApiError(400, f"The body is not valid UTF-8: {error.reason}.", code="invalid_utf8") from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
 
 
-def _invalid(text: str) -> ApiError:
+def _no_json(text: str, body: bytes) -> ApiError:
+    halves = [found["lone"] for found in _SURROGATES.finditer(body) if found["lone"]]
+    if halves and ("surrogate" in text or "truncated" in text):
+        escape = halves[0].decode("ascii", "replace")
+        message = f"The body has a lone surrogate `{escape}`: half of a UTF-16 pair is no character."
+        return ApiError(400, message, code="invalid_unicode")
+    reason = "The body is empty" if not body else f"The body is not valid JSON: {text}"
+    return ApiError(400, f"{reason}.", code="invalid_json")
+
+
+def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
     at = _PATH.search(text)
-    path = at.group("path").lstrip(".") if at else ""
+    path = at["path"].lstrip(".") if at else ""
     sentence = text[: at.start()] if at else text
     media = _MEDIA.match(sentence)
     if media and ".content[" in path:
-        message = f"{_MEDIA_NAMES[media.group('name')]} are not supported: a content part must be of type `text`."
+        message = f"{_MEDIA_NAMES[media['name']]} are not supported: a content part must be of type `text`."
         return ApiError(400, message, param=path, code="unsupported_parameter")
     for pattern, word, code in ((_UNKNOWN, "Unknown", "unknown_parameter"), (_MISSING, "Missing", "missing_parameter")):
         named = pattern.match(sentence)
         if named:
-            param = f"{path}.{named.group('name')}" if path else named.group("name")
+            param = f"{path}.{named['name']}" if path else named["name"]
             if word == "Unknown" and param in _OF_VLLM:
                 message = f"`{param}` is not supported: {_OF_VLLM[param]}."
                 return ApiError(400, message, param=param, code="unsupported_parameter")
             return ApiError(400, f"{word} parameter: `{param}`.", param=param, code=code)
     if not path:
         return ApiError(400, f"The body is wrong: {sentence}.", code="invalid_type")
+    field = path.removesuffix("[...]")
+    if field in _MAPS:
+        path, sentence = field, f"key `{_wrong_key(body, field)}`: {sentence}"
+    elif enum := _ENUM.match(sentence):
+        sentence = f"{enum['value'][:100]} is none of {', '.join(sorted(map(repr, _allowed(kind, path))))}"
     return ApiError(400, f"Invalid value for `{path}`: {sentence}.", param=path, code="invalid_value")
+
+
+def _wrong_key(body: bytes, field: str) -> str:
+    """The first key of one of ``_MAPS`` whose entry is refused."""
+    for key, value in msgspec.json.decode(body)[field].items():
+        try:
+            msgspec.convert({key: value}, _MAPS[field])
+        except msgspec.ValidationError:
+            return str(key)[:100]
+    return ""  # the last of several equal keys counts, and is right
+
+
+def _allowed(kind: type[Any], path: str) -> set[Any]:
+    """Values of the literals that may stand at a path of a body."""
+    types = [inspect.type_info(kind)]
+    for step in _STEP.finditer(path):
+        types = [inner for each in _flat(types) for inner in _inside(each, step["name"])]
+    return {value for each in _flat(types) if isinstance(each, inspect.LiteralType) for value in each.values}
+
+
+def _flat(types: list[inspect.Type]) -> list[inspect.Type]:
+    """The types without annotations, and members in place of unions."""
+    flat: list[inspect.Type] = []
+    for each in types:
+        if isinstance(each, inspect.Metadata):
+            flat += _flat([each.type])
+        elif isinstance(each, inspect.UnionType):
+            flat += _flat(list(each.types))
+        else:
+            flat.append(each)
+    return flat
+
+
+def _inside(kind: inspect.Type, name: str | None) -> list[inspect.Type]:
+    """Types of a named field, or of the items of an array."""
+    if isinstance(kind, inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == name]
+    return [kind.item_type] if isinstance(kind, inspect.ListType) and name is None else []

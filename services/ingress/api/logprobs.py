@@ -41,5 +41,12 @@ class CompletionLogprobs:
             "text_offset": offsets,
             "token_logprobs": [e.logprob for e in entries],
             "tokens": [e.token for e in entries],
-            "top_logprobs": [{t: p for t, p, _ in e.top} or None for e in entries],
+            "top_logprobs": [_top(e) for e in entries],
         }
+
+
+def _top(entry: DeltaLogprob) -> dict[str, float] | None:
+    """The likeliest tokens and the chosen one, as OpenAI and vLLM give them; None where nothing is known."""
+    if not entry.token_bytes and not entry.top:
+        return None
+    return {entry.token: entry.logprob} | {token: logprob for token, logprob, _ in entry.top}

@@ -9,7 +9,8 @@ import msgspec
 from services.ingress.api.cascade_reports import cascade_object, usage_object
 from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
 from services.ingress.api.streams import ResponseHead
-from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
+from services.ingress.api.tool_call_parser import parse_calls
+from services.ingress.api.tools import ToolMode, ToolPlan
 from services.ingress.calls.messages import CascadeReport, ChoiceDelta, DeltaLogprob, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -97,9 +98,10 @@ class ChatResponse(_Collected):
 
     def _read_calls(self, index: int, message: dict[str, Any], reason: str) -> str:
         text, calls = parse_calls(self._tools, message["content"])
+        silent = calls or self._tools.mode is not ToolMode.TAGGED
+        message["content"] = (text or None) if silent else text
         if not calls:
             return reason
-        message["content"] = text or None
         message["tool_calls"] = [
             {"id": call_id(self._head.id, index, i), "type": "function", "function": msgspec.to_builtins(call)}
             for i, call in enumerate(calls)

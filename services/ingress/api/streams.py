@@ -29,12 +29,14 @@ class ResponseHead(msgspec.Struct, frozen=True):
         id: ``chatcmpl-...`` or ``cmpl-...``.
         created: Unix seconds.
         choices: Number of choices over all prompts.
+        prompt_tokens: Of all prompts, for ``continuous_usage_stats``.
     """
 
     id: str
     created: int
     model: str
     choices: int
+    prompt_tokens: int = 0
 
 
 class EventStream(Protocol):
@@ -69,12 +71,13 @@ class StreamParts:
         head: Start of every event, up to the list of choices.
     """
 
-    __slots__ = ("_choices", "_continuous", "_extra", "_plain", "_report", "_wanted", "head")
+    __slots__ = ("_choices", "_continuous", "_extra", "_plain", "_prompt_tokens", "_report", "_wanted", "head")
 
     def __init__(self, head: ResponseHead, kind: str, *, include_usage: bool, continuous: bool) -> None:
         fields = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
         self.head = b"data: " + _encode(fields)[:-1] + b',"choices":['
         self._choices = head.choices
+        self._prompt_tokens = head.prompt_tokens
         self._wanted = include_usage
         self._continuous = continuous
         self._extra = b""
@@ -87,6 +90,10 @@ class StreamParts:
             return self._extra + self._plain
         return self._extra + b',"usage":' + _encode(usage_object(usage)) + b"}\n\n"
 
+    def first_tail(self) -> bytes:
+        """The same before any token."""
+        return self.tail(Usage(self._prompt_tokens, 0))
+
     def tell(self, report: CascadeReport) -> None:
         """Have all further events say what the cascade did."""
         self._report = report
@@ -94,7 +101,7 @@ class StreamParts:
 
     def roles(self) -> bytes:
         """A chat's first events: the role, once per choice."""
-        tail = self.tail(Usage(0, 0))
+        tail = self.first_tail()
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return b"".join([self.head + role % i + tail for i in range(self._choices)])
 
@@ -162,8 +169,7 @@ class CompletionStream:
     def opening(self) -> bytes:
         if not self._echo:
             return b""
-        tail = self._parts.tail(Usage(0, 0))
-        rest = b',"logprobs":null,"finish_reason":null}]' + tail
+        rest = b',"logprobs":null,"finish_reason":null}]' + self._parts.first_tail()
         return b"".join(
             [start + _encode(self._echo[i // self._per_prompt]) + rest for i, start in enumerate(self._starts)]
         )

@@ -1,7 +1,8 @@
-"""Incremental parser of streamed output that may hold tool calls.
+"""Parser of output that may hold tool calls, whole or as it comes.
 
 A call is told as soon as its name is complete and its arguments begin; the arguments follow as they come, up to the
 brace that closes them, as vLLM streams them. What is between tags and not such a call is text, once that is certain.
+An output that ends early leaves its last call with the arguments so far. A forced call is never text.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ class ToolCallParser:
         held, self._held = self._held, ""
         if self._state is _State.ARGUMENTS or self._state is _State.TAIL or (self._begun and not held.strip()):
             return []
-        if self._state is _State.HEAD and self._plan.mode is ToolMode.REQUIRED and self._begun:
-            return []  # the list's end
-        opening = OPEN_TAG if self._state is _State.HEAD and self._plan.mode is ToolMode.TAGGED else ""
+        if self._plan.mode is not ToolMode.TAGGED:
+            return []  # the list's end, or a call without a whole name
+        opening = OPEN_TAG if self._state is _State.HEAD else ""
         return [TextPiece(opening + held)] if opening + held else []
 
     def _named(self, text: str) -> list[Piece]:
@@ -183,6 +184,23 @@ class ToolCallParser:
     def _tell(self, pieces: list[Piece], piece: CallBegun | ArgumentsPiece) -> None:
         if not (self._plan.single and piece.index > 0):
             pieces.append(piece)
+
+
+def parse_calls(plan: ToolPlan, output: str) -> tuple[str, list[ParsedCall]]:
+    """Split a whole output into its text and its calls, as its stream would."""
+    parser = ToolCallParser(plan)
+    text, names, arguments = "", list[str](), list[str]()
+    for piece in [*parser.push(output), *parser.close()]:
+        match piece:
+            case TextPiece(part):
+                text += part
+            case CallBegun(_, name):
+                names.append(name)
+                arguments.append("")
+            case ArgumentsPiece(index, part):
+                arguments[index] += part
+    calls = [ParsedCall(name, text) for name, text in zip(names, arguments, strict=True)]
+    return text.strip() if calls else text, calls
 
 
 def _tag_begun(text: str) -> int:

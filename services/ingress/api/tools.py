@@ -91,18 +91,6 @@ def plan_tools(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
     return ToolPlan(ToolMode.REQUIRED, "", _constraint(_calls_schema(request)))
 
 
-def parse_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
-    """Split a whole output into its text and its calls. What does not parse stays text."""
-    if plan.mode is ToolMode.NAMED:
-        return "", [ParsedCall(plan.function, text)]
-    if plan.mode is ToolMode.REQUIRED:
-        return _parse_array(text)
-    if plan.mode is ToolMode.TAGGED:
-        rest, calls = _parse_tagged(text)
-        return rest, calls[:1] if plan.single else calls
-    return text, []
-
-
 def _auto(request: ChatRequest, traits: TemplateTraits) -> ToolPlan:
     if not traits.hermes_calls:
         raise unsupported(
@@ -147,32 +135,6 @@ def _constraint(schema: dict[str, Any]) -> StructuredOutput:
     if len(text) > CONSTRAINT_BYTES_MAX:
         raise bad_value("tools", f"The functions' schemas are longer than {CONSTRAINT_BYTES_MAX} bytes together.")
     return StructuredOutput(json_schema=text)
-
-
-def _parse_array(text: str) -> tuple[str, list[ParsedCall]]:
-    try:
-        calls = msgspec.json.decode(text.encode(), type=list[dict[str, Any]])
-        return "", [ParsedCall(str(c["name"]), _encode(c["parameters"]).decode()) for c in calls]
-    except (msgspec.DecodeError, KeyError):  # cut off by max_tokens
-        return text, []
-
-
-def _parse_tagged(text: str) -> tuple[str, list[ParsedCall]]:
-    calls: list[ParsedCall] = []
-    rest: list[str] = []
-    at = 0
-    while True:
-        begin = text.find(OPEN_TAG, at)
-        end = text.find(CLOSE_TAG, begin) if begin >= 0 else -1
-        if end < 0:
-            rest.append(text[at:])
-            return "".join(rest).strip() if calls else text, calls
-        rest.append(text[at:begin])
-        call = tagged_call(text[begin + len(OPEN_TAG) : end])
-        if call is None:
-            return text, []
-        calls.append(call)
-        at = end + len(CLOSE_TAG)
 
 
 def tagged_call(text: str) -> ParsedCall | None:

@@ -237,12 +237,6 @@ class AcceptCall(Effect, frozen=True, kw_only=True):
     answering: AnsweringTier | None = None
 
 
-class KeepAlive(Effect, frozen=True, kw_only=True):
-    """A streamed call has nothing to show yet: the adapter sends a comment, after the head where that was not sent."""
-
-    request: str
-
-
 class DeliverDeltas(Effect, frozen=True, kw_only=True):
     """New text for one call: one effect per call and bus message, all its choices together.
 

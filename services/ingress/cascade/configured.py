@@ -30,7 +30,7 @@ def check_cascade(config: CascadeConfig, models: Set[str]) -> None:
         raise ConfigError(f"{where}: escalation_share_max {config.escalation_share_max} is not within 0 to 1")
     if not 0.0 <= config.shadow_share <= 1.0:
         raise ConfigError(f"{where}: shadow_share {config.shadow_share} is not within 0 to 1")
-    durations = ("judge_timeout_s", "tier_wait_s", "keep_alive_s", "escalation_window_s")
+    durations = ("judge_timeout_s", "tier_wait_s", "escalation_window_s")
     if min(getattr(config, name) for name in (*durations, "shadow_wait_s", "shadow_timeout_s")) <= 0:
         raise ConfigError(f"{where}: durations must be positive")
     if config.tiers:

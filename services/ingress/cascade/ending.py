@@ -9,23 +9,12 @@ from millrace.actor.effects import Effect, Log, Publish, RecordSpan
 from millrace.contracts.observers import RequestFinished
 
 from services.ingress.calls.listener import failure
-from services.ingress.calls.messages import AcceptCall, AnsweringTier, CompleteCall, DeliverDeltas, KeepAlive, Usage
-from services.ingress.cascade.lifecycle import CascadePhase
+from services.ingress.calls.messages import AcceptCall, AnsweringTier, CompleteCall, DeliverDeltas, Usage
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.cascade.questions import withdraw_question
 from services.ingress.state import IngressState
-from services.ingress.times import SECOND_NS
 
 _encode = msgspec.json.Encoder().encode
-
-
-def keep_alive(state: IngressState, out: list[Effect]) -> None:
-    """Send a comment in each stream that has been quiet for too long."""
-    for parent in state.parents.values():
-        waits = parent.call.stream and parent.phase in (CascadePhase.ATTEMPTING, CascadePhase.JUDGING)
-        if waits and state.now_ns - parent.quiet_ns >= parent.served.config.keep_alive_s * SECOND_NS:
-            parent.quiet_ns = state.now_ns
-            out.append(KeepAlive(request=parent.request))
 
 
 def accept(state: IngressState, parent: OpenCascade, answering: Attempt, out: list[Effect]) -> None:

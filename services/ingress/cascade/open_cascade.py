@@ -159,7 +159,6 @@ class OpenCascade:
         last: Highest tier that is asked for a better answer, by the entry policy; None for the plan's last.
         accepted: An instance has accepted an attempt: the call has an outcome.
         refusal: Of the latest attempt that failed.
-        quiet_ns: When the client last got anything.
         first_ns: When the first text was delivered; 0 before.
     """
 
@@ -178,7 +177,6 @@ class OpenCascade:
         "last",
         "members",
         "progressed",
-        "quiet_ns",
         "refusal",
         "request",
         "served",
@@ -190,7 +188,7 @@ class OpenCascade:
         self.request = call.request
         self.served = served
         self.members = {member.model: member for member in call.members}
-        self.arrival_ns = self.quiet_ns = now_ns
+        self.arrival_ns = now_ns
         self.deadline_ns = now_ns + timeout_ns
         self._phase = CascadePhase.ATTEMPTING
         self.attempts: list[Attempt] = []

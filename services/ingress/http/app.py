@@ -10,7 +10,7 @@ from millrace.telemetry.opening import package_version
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from services.ingress.api.errors import SERVER, ApiError, unknown_model
+from services.ingress.api.errors import SERVER, ApiError
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import Bounds, parse_chat_request, parse_completion_request
@@ -128,7 +128,8 @@ class App:
     def _show_model(self, exchange: Exchange, holder: KeyHolder) -> None:
         name = exchange.request.path[len(_MODELS) :]
         if not name:
-            raise unknown_model(name)
+            self._list_models(exchange, holder)
+            return
         self._answer(exchange, _encode(self._models.card_of(name)))
 
     def _tokenize(self, exchange: Exchange, holder: KeyHolder) -> None:

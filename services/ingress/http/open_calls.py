@@ -43,11 +43,13 @@ from services.ingress.calls.messages import (
     CompleteCall,
     DeliverDeltas,
     FailCall,
-    KeepAlive,
     RefuseCall,
 )
 from services.ingress.http.keys import KeyHolder
 from services.ingress.http.metrics import HttpMetrics
+
+#: Interval of ``OpenCalls.keep_alive``, seconds.
+LOOK_S = 0.5
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _BEARER = re.compile(rb"(?i:bearer) +(\S+)")
@@ -58,11 +60,26 @@ class ResponseView:
 
     Attributes:
         shape: Of a cascade's call until it is known which model answers: sets one of the two for that model.
+        opens_early: Whether its stream may begin with comments: a cascade's, which may be undecided for long.
+        written: Whether anything was written since the last look of ``keep_alive``.
+        quiet_s: Time of the first look after the last write.
     """
 
-    __slots__ = ("collected", "dirty", "exchange", "headers", "path", "pending", "shape", "stream")
+    __slots__ = (
+        "collected",
+        "dirty",
+        "exchange",
+        "headers",
+        "opens_early",
+        "path",
+        "pending",
+        "quiet_s",
+        "shape",
+        "stream",
+        "written",
+    )
 
-    def __init__(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]], *, opens_early: bool) -> None:
         self.exchange = exchange
         self.path = path
         self.headers = headers
@@ -71,6 +88,9 @@ class ResponseView:
         self.shape: Callable[[str], None] | None = None
         self.pending: list[bytes] = []
         self.dirty = False
+        self.opens_early = opens_early
+        self.written = True
+        self.quiet_s = 0.0
 
 
 class Tracer:
@@ -111,11 +131,13 @@ class OpenCalls:
         tracer: Tracer,
         now_s: Callable[[], float],
         on_bug: Callable[[BaseException, str], None],
+        keep_alive_s: float,
     ) -> None:
         """Args:
         deliver: Gives the core a body with a trace context.
         now_s: Unix time, for ``created``.
         on_bug: Told of an exception that should not have been, with the path.
+        keep_alive_s: Longest time without a byte in a stream.
         """
         self._deliver = deliver
         self._models = models
@@ -123,6 +145,7 @@ class OpenCalls:
         self._tracer = tracer
         self._now_s = now_s
         self._on_bug = on_bug
+        self._keep_alive_s = keep_alive_s
         self._prefix = f"{tracer.rng.getrandbits(40):010x}-"
         self._count = 0
         self._views: dict[str, ResponseView] = {}
@@ -136,7 +159,6 @@ class OpenCalls:
         """Handlers by which the runtime carries out the core's own effects."""
         return {
             AcceptCall: self._accept,
-            KeepAlive: self._keep_alive,
             DeliverDeltas: self._deltas,
             CompleteCall: self._complete,
             RefuseCall: self._refuse,
@@ -202,7 +224,8 @@ class OpenCalls:
             client_id=client_id(exchange).decode(),
         )
         call = build_any_call(parsed, prompts, caller, self._models.limit)
-        view = ResponseView(exchange, path, [(b"x-request-id", client_id(exchange) or request.encode())])
+        headers = [(b"x-request-id", client_id(exchange) or request.encode())]
+        view = ResponseView(exchange, path, headers, opens_early=bool(parsed.members) and call.stream)
         if parsed.members:
             view.shape = lambda model: self._shape_member(view, parsed, call, model)
         else:
@@ -223,7 +246,8 @@ class OpenCalls:
         chat = parsed.kind is CallKind.CHAT
         choices = len(call.prompts) * call.n
         prefix = "chatcmpl-" if chat else "cmpl-"
-        head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices)
+        prompt_tokens = sum(map(len, call.prompts))
+        head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices, prompt_tokens)
         echo = self._echo(parsed, call)
         if not call.stream:
             view.collected = ChatResponse(head, parsed.tools) if chat else CompletionResponse(head, echo)
@@ -267,16 +291,12 @@ class OpenCalls:
 
     def _open_stream(self, view: ResponseView, events: bytes) -> None:
         """Send the first events, after the head where comments have not opened the stream before."""
+        view.written = True
         if view.exchange.streaming:
             view.exchange.write(events)
             return
         self._metrics.responses.add(view.path, "200")
         view.exchange.start_stream(view.headers, events)
-
-    def _keep_alive(self, effect: KeepAlive) -> None:
-        view = self._views.get(effect.request)
-        if view is not None:
-            self._open_stream(view, COMMENT)
 
     def _deltas(self, effect: DeliverDeltas) -> None:
         view = self._views.get(effect.request)
@@ -301,6 +321,7 @@ class OpenCalls:
         dirty, self._dirty = self._dirty, []
         for view in dirty:
             view.dirty = False
+            view.written = True
             if view.pending:
                 events = view.pending[0] if len(view.pending) == 1 else b"".join(view.pending)
                 view.pending.clear()
@@ -336,6 +357,17 @@ class OpenCalls:
             view.pending.clear()
         else:
             self.answer_error(view.exchange, view.path, error, view.headers)
+
+    def keep_alive(self, now_s: float) -> None:
+        """Send a comment in each stream that would else have nothing for ``keep_alive_s``. Called every LOOK_S.
+
+        A call that no instance has taken yet is not opened: it waits for a bounded time, and its refusal has a status.
+        """
+        for view in self._views.values():
+            if view.written:
+                view.written, view.quiet_s = False, now_s
+            elif now_s - view.quiet_s >= self._keep_alive_s - LOOK_S and (view.exchange.streaming or view.opens_early):
+                self._open_stream(view, COMMENT)
 
     def _abandon(self, request: str, reason: DisconnectReason) -> None:
         if self._views.pop(request, None) is None:
