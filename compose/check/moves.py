@@ -30,9 +30,7 @@ CONVERSATION = (
     "LeaseKv",
     "AllotEpoch",
     "PrepareMigration",
-    "ReserveKv",
     "FreezeSequence",
-    "CommitMigration",
     "SequenceMoved",
     "EndLease",
     "MigrationFinished",
@@ -184,10 +182,9 @@ def what_is_wrong(spans: Sequence[SpanLine]) -> str:
     if len(roots) != 1:
         return f"{len(roots)} roots: {[root.span.name for root in roots]}"
     moved = [span for span in spans if span.name == "migration" and attribute(span, "outcome") == "moved"]
-    targets = {span.parent for span in spans if span.name == "migration.target"}
     ways = [(attribute(span, "source"), attribute(span, "target")) for span in moved]
-    if len(ways) < 2 or ways[0] != ways[-1][::-1] or not targets >= {span.span for span in moved}:
-        return f"migrations {ways}, of which {len(targets)} were recorded by their targets"
+    if len(ways) < 2 or ways[0] != ways[-1][::-1]:
+        return f"migrations {ways}"
     if not all(span.events for span in moved):
         return "a migration without events of its rounds"
     return ""

@@ -96,7 +96,8 @@ class RoleWindows:
 
     def on_migrator(self, body: ServicePresence, now_ns: int) -> None:
         """Take the number of sequences that leave and arrive at each instance."""
-        told = {each.instance: each.leaving + each.arriving for each in body.moving}
+        told = Counter({each.instance: each.leaving for each in body.moving})
+        told.update(each.target for each in body.migrations if each.target)
         known = [name for teller, name in self._moves if teller == body.name]
         for name in known:
             if name not in told:

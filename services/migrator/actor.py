@@ -1,32 +1,27 @@
-"""The migrator: moves running sequences away from its instances, and takes those that come.
+"""The migrator: moves running sequences away from its instances.
 
-Owns every migration from and to its instances, on its side: the source's migrator drives, the target's answers. It
-owns no sequence and no block: a worker does, before and after, and ingress judges whose tokens count; so nothing is
-lost where a migrator dies, and each deadline that matters is kept by a worker as well.
+Owns every migration from its instances and drives it: it asks the workers of both sides. It owns no sequence and no
+block: a worker does, before and after, and ingress judges whose tokens count; so nothing is lost where a migrator dies,
+and each deadline that matters is kept by a worker as well.
 
 | message in | change | messages out |
 |---|---|---|
 | MigrateSequence | a migration is queued, or joined | LeaseKv; in the end MigrationFinished |
 | EvacuateInstance | everything that runs there shall leave | EvacuationAnnounced; in the end InstanceEvacuated |
-| Replied, RequestFailed (out/...) | the next step, see outgoing.py | AllotEpoch, PrepareMigration, PullBlocks,
-LeaseKv, FreezeSequence, CommitMigration, EndLease, AbortMigration, MigrationFinished |
-| PrepareMigration, PullBlocks, CommitMigration | see incoming.py | ReserveKv, PullKv, SubmitSequence |
-| Replied, RequestFailed (into/...) | the worker's answer | MigrationPrepared, BlocksPulled, MigrationCommitted,
-MigrationRefused, UnreserveKv |
-| AbortMigration | over, unless it is being committed | UnreserveKv |
+| Replied, RequestFailed (out/...) | the next step, see outgoing.py | AllotEpoch, PrepareMigration, PullKv, LeaseKv,
+FreezeSequence, SubmitSequence, EndLease, UnreserveKv, MigrationFinished |
 | StatusSnapshot | what may leave: evacuations, prefill instances; KV replicas | LeaseKv |
-| Replied, RequestFailed (replica/...) | a replica's next step, see replicas.py | ReserveKv, PullKv, LeaseKv, EndLease,
-KvReplicated |
+| Replied, RequestFailed (replica/...) | a replica's next step, see replicas.py | PrepareMigration, PullKv, LeaseKv,
+EndLease, KvReplicated |
 | InstanceSummary, KeyChanged, ServicePresence(worker) | who could take a sequence | |
 | ServicePresence(broker) | its instances' initiator is quiet until the broker is silent | |
 | TimerFired | rests, reservations without news, heartbeat | ServicePresence, next timer |
-| StopRequested | everything is given up; nobody waits in vain | AbortMigration, EndLease, ServicePresence, Stop |
+| StopRequested | everything is given up; nobody waits in vain | UnreserveKv, EndLease, ServicePresence, Stop |
 
-Invariants: an instance has at most ``out_max`` migrations away and ``in_max`` to it under way; a sequence moves once
+Invariants: an instance has at most ``out_max`` migrations under way; a sequence moves once
 at a time; what waits holds no lease; every MigrateSequence and EvacuateInstance is answered once.
 
-Overload: beyond ``queued_max`` migrations are refused TOO_MANY, as are those to an instance beyond ``in_max``. Each
-has a deadline at every step.
+Overload: beyond ``queued_max`` migrations are refused TOO_MANY. Each has a deadline at every step.
 """
 
 from __future__ import annotations
@@ -47,12 +42,8 @@ from millrace.contracts.local import (
 )
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.migration import (
-    AbortMigration,
-    CommitMigration,
     EvacuateInstance,
     MigrateSequence,
-    PrepareMigration,
-    PullBlocks,
 )
 from millrace.contracts.status import (
     InstanceMigrations,
@@ -66,10 +57,9 @@ from millrace.membership import Heartbeat
 
 from services.migrator.cluster_view import MigrationTargets
 from services.migrator.config import MigratorConfig, target_policy
-from services.migrator.context import INTO, MS, OUT, REPLICA, MigratorContext
+from services.migrator.context import MS, OUT, REPLICA, MigratorContext
 from services.migrator.delegation import BROKER, Delegation
 from services.migrator.evacuation import EVACUATION, FallbackInitiator
-from services.migrator.incoming import IncomingMigrations
 from services.migrator.initiator import Initiator
 from services.migrator.metrics import MigratorMetrics
 from services.migrator.outgoing import OutgoingMigrations
@@ -84,13 +74,9 @@ TOLD_MAX = 32
 
 #: Wire types that a migrator takes.
 ACCEPTS: tuple[type[Body], ...] = (
-    AbortMigration,
-    CommitMigration,
     EvacuateInstance,
     InstanceSummary,
     MigrateSequence,
-    PrepareMigration,
-    PullBlocks,
     ServicePresence,
     StatusSnapshot,
 )
@@ -123,7 +109,6 @@ class MigratorActor:
         )
         self._context = context
         self._outgoing = OutgoingMigrations(context)
-        self._incoming = IncomingMigrations(context)
         self._replicas = Replicas(context, self._outgoing)
         self._initiator: Initiator = FallbackInitiator(context, self._outgoing)
         self._managed = {subject_token(name): ManagedInstance(instance=name) for name in config.instances}
@@ -212,14 +197,6 @@ class MigratorActor:
                 return self._outgoing.ask_for(managed.instance, body, message.reply_to, now_ns)
             case EvacuateInstance() as body:
                 return self._initiator.evacuate(managed, body, message.reply_to, now_ns)
-            case PrepareMigration() as body:
-                return self._incoming.on_prepare(managed.instance, body, message, now_ns)
-            case PullBlocks() as body:
-                return self._incoming.on_pull(body, message, now_ns)
-            case CommitMigration() as body:
-                return self._incoming.on_commit(body, message, now_ns)
-            case AbortMigration() as body:
-                return self._incoming.on_abort(body, now_ns)
             case _:
                 return _unexpected(message, f"a migrator does not take {type(message.body).__name__}")
 
@@ -227,9 +204,7 @@ class MigratorActor:
         half, migration, number = correlation.split("/")
         if half == OUT:
             return self._outgoing.on_answer(migration, int(number), body, traceparent, now_ns)
-        if half == REPLICA:
-            return self._replicas.on_answer(migration, int(number), body, now_ns)
-        return self._incoming.on_answer(migration, int(number), body, now_ns)
+        return self._replicas.on_answer(migration, int(number), body, now_ns)
 
     def _after_finished(self, now_ns: int) -> list[Effect]:
         """Tells of it, and begins what leaves by itself."""
@@ -251,8 +226,6 @@ class MigratorActor:
                 return self._on_tick(now_ns)
             case _ if kind == OUT:
                 return self._outgoing.on_timer(about, now_ns)
-            case _ if kind == INTO:
-                return self._incoming.on_timer(about, now_ns)
             case _ if kind == REPLICA:
                 return self._replicas.on_timer(about, now_ns)
             case _ if kind == EVACUATION:
@@ -261,7 +234,6 @@ class MigratorActor:
                 return []
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
-        self._incoming.tick(now_ns)
         timer = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
         listening = [*self._listen(now_ns), *self._cluster_view.tick(now_ns)]
         return [self._presence(now_ns), timer, *listening]
@@ -271,7 +243,7 @@ class MigratorActor:
         return [e for managed in self._managed.values() for part in parts for e in part.subscriptions(managed, now_ns)]
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
-        effects = [*self._replicas.abandon(now_ns), *self._outgoing.abandon(now_ns), *self._incoming.abandon(now_ns)]
+        effects = [*self._replicas.abandon(now_ns), *self._outgoing.abandon(now_ns)]
         self._outgoing.finished.clear()
         for managed in self._managed.values():
             effects += self._initiator.abandon(managed, now_ns)
@@ -288,10 +260,10 @@ class MigratorActor:
     # for people and checkers
 
     def _moving(self, managed: ManagedInstance, now_ns: int) -> InstanceMigrations | None:
-        """Migrations from and to one instance; None where there are none."""
+        """Migrations from one instance; None where there are none."""
         name, leaving = managed.instance, self._outgoing.busy(managed.instance)
         waiting = len(self._outgoing.of(name)) - leaving + managed.backoff.resting(now_ns)
-        counts = (leaving, self._incoming.busy(name), waiting, self._replicas.held(name))
+        counts = (leaving, waiting, self._replicas.held(name))
         return InstanceMigrations(name, *counts) if any(counts) else None
 
     def _replicated(self) -> list[tuple[str, int]]:
@@ -302,7 +274,6 @@ class MigratorActor:
         for managed in self._managed.values():
             out = self._outgoing.busy(managed.instance)
             rows.append((managed.instance, "out", out))
-            rows.append((managed.instance, "in", self._incoming.busy(managed.instance)))
             rows.append((managed.instance, "queued", len(self._outgoing.of(managed.instance)) - out))
         return rows
 
@@ -324,7 +295,6 @@ class MigratorActor:
                 out.migration: [out.sequence, out.source, out.target or out.wanted, str(out.step), out.target_epoch]
                 for out in self._outgoing
             },
-            "in": {into.migration: [into.sequence, into.instance, str(into.stage)] for into in self._incoming},
             "replicas": {each.name: [each.sequence, each.holder, str(each.step), each.told] for each in self._replicas},
             "evacuations": [managed.instance for managed in self._managed.values() if managed.evacuation is not None],
             **self._cluster_view.plain(),
@@ -333,7 +303,6 @@ class MigratorActor:
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself."""
         self._outgoing.check()
-        self._incoming.check()
         self._replicas.check()
 
 

@@ -54,7 +54,6 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         out_max: Migrations away from an instance at a time; asked ones beyond it wait.
-        in_max: Migrations to an instance at a time; beyond it they are refused TOO_MANY.
         queued_max: Asked ones that wait; beyond it they are refused TOO_MANY.
         targets_max: Targets tried for one migration, where the asker names none.
         rounds_max: Rounds of copying while the source decodes; then it freezes, whatever is left.
@@ -76,7 +75,6 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     out_max: int = 3
-    in_max: int = 3
     queued_max: int = 256
     targets_max: int = 3
     rounds_max: int = 8

@@ -1,4 +1,4 @@
-"""Context that both halves of a migrator work with, and the small effects that they share."""
+"""Context that the parts of a migrator work with, and the small effects that they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.migration import EpochRefused, MigrationRefused
+from millrace.contracts.migration import EpochRefused
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import SequenceRefused
@@ -25,8 +25,8 @@ from services.migrator.pairs import PairFigures
 
 MS = 1_000_000
 
-#: First part of the correlations of each half, and of replicas.
-OUT, INTO, REPLICA = "out", "into", "replica"
+#: First part of the correlations of migrations and of replicas.
+OUT, REPLICA = "out", "replica"
 
 
 @dataclass
@@ -86,7 +86,7 @@ def answer_all(waiters: list[str], body: Body, sequence: str) -> list[Effect]:
 def refusal_of(body: Body | RequestFailure, step: str) -> tuple[KvRefusal, str]:
     """Reason and detail of a refusal. A missing answer counts as UNANSWERED, an answer of a wrong kind as INVALID."""
     match body:
-        case KvRefused(reason=reason, detail=detail) | MigrationRefused(reason=reason, detail=detail):
+        case KvRefused(reason=reason, detail=detail):
             return reason, detail
         case EpochRefused(detail=detail):
             return KvRefusal.EPOCH_REFUSED, detail

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import msgspec
 from millrace.actor.effects import Log
-from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv
-from millrace.contracts.message import Body
+from millrace.contracts.kv import KvHandover
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv
 from millrace.contracts.migration import (
     AllotEpoch,
-    CommitMigration,
     MigrationFinished,
     MigrationMode,
     MigrationOutcome,
-    PrepareMigration,
-    PullBlocks,
 )
+from millrace.contracts.worker import SubmitSequence
 from millrace.kvcache.chain import extend_chain, pack_hashes
 
 from services.migrator.config import MigratorLimits
 from services.migrator.state import OutgoingMigration
+
+#: A round that brought no more full blocks than this is not worth another one: the next would bring as many.
+NEW_BLOCKS_MAX = 1
 
 
 def lease_of(out: OutgoingMigration, limits: MigratorLimits) -> LeaseKv:
@@ -52,18 +53,25 @@ def blocks_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
     return -(-tokens // out.endpoint.block_tokens) + limits.growth_blocks
 
 
-def prepare_of(out: OutgoingMigration, limits: MigratorLimits) -> PrepareMigration:
-    """The sequence in its new epoch, and where its KV is."""
+def prepare_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) -> PrepareMigration:
+    """Room for the whole sequence, and the first blocks of the first round."""
     assert out.submission is not None
     assert out.endpoint is not None
+    assert out.leased is not None
+    count = 0
+    if out.mode is MigrationMode.LIVE and limits.rounds_max > 0 and len(out.leased.blocks) > NEW_BLOCKS_MAX:
+        count = max(1, min(limits.pull_bytes_first, limits.pull_bytes_max) // max(1, out.endpoint.block_bytes))
     return PrepareMigration(
         migration=out.migration,
-        source=out.source,
-        submission=msgspec.structs.replace(out.submission, epoch=out.target_epoch, handover=None),
+        sequence=out.sequence,
+        epoch=out.target_epoch,
         endpoint=out.endpoint,
+        token_ids=[*out.submission.prompt_token_ids, *out.submission.output_token_ids],
         blocks=blocks_of(out, limits),
         reserve_ms=limits.reserve_ms,
-        traceparent=out.target_span,
+        pull=out.leased.blocks[:count],
+        checksums=[rank[:count] for rank in out.leased.checksums],
+        read_ms=read_ms,
     )
 
 
@@ -83,22 +91,21 @@ def until_of(out: OutgoingMigration, deadline_ns: int) -> int:
     return 0 if out.ahead_ns is None else deadline_ns + out.ahead_ns
 
 
-def pull_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int, until_ns: int) -> PullBlocks:
-    """The next round, or as much of it as one pull may copy."""
+def pull_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) -> PullKv:
+    """The present round, or as much of it as one pull may copy."""
     assert out.leased is not None
     assert out.endpoint is not None
     first = out.from_block - out.leased.from_block
     bytes_max = min(out.pull_bytes or limits.pull_bytes_first, limits.pull_bytes_max)
     last = first + max(1, bytes_max // max(1, out.endpoint.block_bytes))
     last = min(last, out.round_to - out.leased.from_block)
-    return PullBlocks(
+    return PullKv(
         migration=out.migration,
-        round=out.pulls,
         from_block=out.from_block,
         blocks=out.leased.blocks[first:last],
         read_ms=read_ms,
         checksums=[rank[first:last] for rank in out.leased.checksums],
-        until_ns=until_ns,
+        round=out.rounds,
     )
 
 
@@ -113,40 +120,45 @@ def freeze_ms_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
 
 
 def freeze_of(out: OutgoingMigration, limits: MigratorLimits) -> FreezeSequence:
-    """Stops the source."""
+    """Stops the source, unless another round pays."""
+    last = out.mode is not MigrationMode.LIVE or out.rounds >= limits.rounds_max
+    # What has outgrown the reservation travels with the tail, for which the target takes what room it has then.
+    last = last or out.from_block >= out.reserved_blocks
     return FreezeSequence(
         migration=out.migration,
         sequence=out.sequence,
         epoch=out.epoch,
         from_block=out.from_block,
         freeze_ms=freeze_ms_of(out, limits),
+        new_blocks_max=None if last else NEW_BLOCKS_MAX,
+        lease_ms=limits.lease_ms,
     )
 
 
-def commit_of(out: OutgoingMigration, *, read_ms: int, until_ns: int) -> Body:
-    """Everything that the target still needs; for its worker itself where no KV travels."""
+def commit_of(out: OutgoingMigration, *, read_ms: int, until_ns: int) -> SubmitSequence:
+    """The sequence as the target's worker gets it: with every token, and where the rest of its KV is."""
+    assert out.submission is not None
+    assert out.endpoint is not None
     assert out.frozen is not None
-    frozen = out.frozen
-    if out.mode is MigrationMode.RECOMPUTE:
-        assert out.submission is not None
-        return msgspec.structs.replace(
-            out.submission,
-            epoch=out.target_epoch,
-            output_token_ids=frozen.output_token_ids,
-            output_logprobs=frozen.logprobs,
-            handover=None,
+    frozen, handover = out.frozen, None
+    if out.mode is not MigrationMode.RECOMPUTE:
+        handover = KvHandover(
             migration=out.migration,
+            endpoint=out.endpoint,
+            from_block=frozen.from_block,
+            blocks=frozen.blocks,
+            computed_tokens=frozen.computed_tokens,
+            read_ms=read_ms,
+            checksums=frozen.checksums,
+            until_ns=until_ns,
         )
-    return CommitMigration(
-        migration=out.migration,
+    return msgspec.structs.replace(
+        out.submission,
+        epoch=out.target_epoch,
         output_token_ids=frozen.output_token_ids,
-        from_block=frozen.from_block,
-        blocks=frozen.blocks,
-        computed_tokens=frozen.computed_tokens,
-        read_ms=read_ms,
-        checksums=frozen.checksums,
-        logprobs=frozen.logprobs,
-        until_ns=until_ns,
+        output_logprobs=frozen.logprobs,
+        handover=handover,
+        migration=out.migration if handover is None else "",
     )
 
 

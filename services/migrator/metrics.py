@@ -23,7 +23,6 @@ class MigratorMetrics(Collector):
 
     Attributes:
         finished: Migrations away, by (outcome, reason, refusal).
-        arrived: Migrations to an instance of ours, by how they ended: ``committed`` or the refusal.
         rounds: Before the freeze, of migrations that moved.
         bytes, descriptors: Copied in rounds, by copier.
         evacuated: Sequences of evacuations, by ``moved`` and ``failed``.
@@ -39,7 +38,6 @@ class MigratorMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.finished: Counter[tuple[str, str, str]] = Counter()
-        self.arrived: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.descriptors: Counter[str] = Counter()
         self.evacuated: Counter[str] = Counter()
@@ -132,7 +130,6 @@ class MigratorMetrics(Collector):
             finished.add_metric(list(labels), count)
         yield finished
         for name, text, label, counts in (
-            ("arrivals", "Migrations to here that ended: committed, or why not.", "result", self.arrived),
             ("bytes", "Bytes copied in rounds, by copier.", "copier", self.bytes),
             ("descriptors", "Pieces copied in rounds, by copier.", "copier", self.descriptors),
             ("replica_refusals", "Rounds of KV replicas that ended early.", "refusal", self.replica_refusals),

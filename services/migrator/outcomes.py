@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import LeaseEnded
-from millrace.contracts.local import RequestFailure
-from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationMode, MigrationOutcome
 from millrace.contracts.status import InstanceRecord
 from millrace.policies.migration import compatible
@@ -42,21 +39,3 @@ def failed(step: OutgoingStep, reason: KvRefusal) -> MigrationOutcome:
     """Outcome of a failure at a step: a refused freeze has frozen nothing; an unanswered one may have."""
     frozen = step is OutgoingStep.COMMITTING or (step is OutgoingStep.FREEZING and reason is KvRefusal.UNANSWERED)
     return MigrationOutcome.ABORTED if frozen else MigrationOutcome.REFUSED
-
-
-def ended(out: OutgoingMigration, body: Body | RequestFailure, now_ns: int) -> tuple[MigrationOutcome, Refusal | None]:
-    """The outcome, with what the source says in the end, and why where that changes it.
-
-    A source that answers after its freeze was over has gone on by itself, if it has the sequence; and one that has
-    committed may then have been judged by ingress either way.
-    """
-    assert out.outcome is not None
-    answered = isinstance(body, LeaseEnded)
-    held = isinstance(body, LeaseEnded) and body.held
-    may_have_thawed = not held and now_ns >= out.freeze_until_ns
-    if out.outcome is MigrationOutcome.MOVED and may_have_thawed:
-        detail = "committed, but the source may have gone on before it heard of it"
-        return MigrationOutcome.LOST, (KvRefusal.LEASE_LOST, detail)
-    if out.outcome is MigrationOutcome.ABORTED and not held and not (answered and may_have_thawed):
-        return MigrationOutcome.LOST, None
-    return out.outcome, None

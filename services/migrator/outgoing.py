@@ -186,11 +186,10 @@ class OutgoingMigrations:
             refused = (KvRefusal.CANCELLED, "the migrator stops")
             if out.outcome is None:
                 out.outcome, (out.refusal, out.detail) = MigrationOutcome.ABORTED, refused
-                effects += self._driver.abort_target(out, refused)
+                effects += self._driver.abort_target(out)
             # While a target may be reading, its source stays as it is; it goes on by its own deadline.
-            if not out.released and out.step is not OutgoingStep.COMMITTING:
-                subject = self._context.subjects.engine(out.source, "end")
-                effects.append(say(subject, messages.end_of(out), out.sequence, out.span))
+            if out.step is not OutgoingStep.COMMITTING:
+                effects += self._driver.release(out)
             del self._open[out.migration]
             effects += self._tell(out, now_ns)
         return effects
@@ -203,4 +202,3 @@ class OutgoingMigrations:
             assert len(self.moving(source)) == len(self.of(source)), "a sequence moves once at a time"
         for out in self:
             assert out.busy or out.released, f"{out.migration} waits with a lease"
-            assert out.step is not OutgoingStep.ENDING or out.outcome is not None

@@ -1,10 +1,11 @@
 """The steps of an outgoing migration: what each one asks, and which step each answer leads to.
 
-    LEASING → ALLOTTING → PREPARING → (PULLING → RENEWING)* → FREEZING → COMMITTING → ENDING
+    LEASING → ALLOTTING → PREPARING → (PULLING* → FREEZING)* → COMMITTING
 
-Each waits for one answer and ends at its deadline at the latest. What fails before the freeze is REFUSED, what fails
-after it is ABORTED; in both cases the target is told, the lease is ended, and the source decodes on. With
-``recompute`` nothing is prepared and the sequence is submitted to the target's worker itself.
+PREPARING reads the first blocks as well; FREEZING is answered with the new full blocks instead where another round
+pays. RENEWING comes before a read for which too little of the lease is left. Each step waits for one answer and ends at
+its deadline at the latest. What fails before the freeze is REFUSED, what fails after it is ABORTED; in both cases the
+target is told, the lease is ended, and the source decodes on. With ``recompute`` nothing is prepared.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ from typing import Protocol
 import msgspec
 from millrace.actor.effects import Effect
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import KvLeased, KvRefused, SequenceFrozen
+from millrace.contracts.leases import (
+    KvLeased,
+    KvPulled,
+    KvRefused,
+    MigrationPrepared,
+    SequenceFrozen,
+    UnreserveKv,
+)
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body
-from millrace.contracts.migration import (
-    AbortMigration,
-    BlocksPulled,
-    EpochAllotted,
-    MigrationCommitted,
-    MigrationMode,
-    MigrationOutcome,
-    MigrationPrepared,
-    MigrationReason,
-)
+from millrace.contracts.migration import EpochAllotted, MigrationMode, MigrationOutcome, MigrationReason
 from millrace.contracts.worker import SequenceAccepted
-from millrace.policies.migration import TargetQuestion, Wish, freeze_now
+from millrace.policies.migration import TargetQuestion, Wish
 
 from services.migrator import messages, outcomes, spans
 from services.migrator.context import MS, OUT, Ask, MigratorContext, ask, refusal_of, say
@@ -52,9 +51,6 @@ LATER = frozenset({KvRefusal.NOT_RUNNING, KvRefusal.TOO_MANY})
 
 #: A pull shall take this part of a lease.
 LEASE_SHARE = 4
-
-#: How often the source is told that its lease is over.
-ENDS_MAX = 2
 
 
 class Owner(Protocol):
@@ -91,8 +87,8 @@ class OutgoingDriver:
     ) -> list[Effect]:
         out.step = step
         out.number += 1
-        submits = step is OutgoingStep.COMMITTING and out.mode is MigrationMode.RECOMPUTE
-        about = (out.sequence, out.target_span if submits else out.span)
+        submits = step is OutgoingStep.COMMITTING
+        about = (out.sequence, (out.target_span if submits else "") or out.span)
         question = Ask(subject=subject, body=body, timeout_ns=timeout_ns, about=about)
         return [ask(OUT, out.migration, out.number, question)]
 
@@ -109,14 +105,15 @@ class OutgoingDriver:
                 return self._on_allotted(out, body, now_ns)
             case OutgoingStep.PREPARING, MigrationPrepared():
                 return self._on_prepared(out, body, now_ns)
-            case OutgoingStep.PULLING, BlocksPulled():
+            case OutgoingStep.PULLING, KvPulled():
                 return self._on_pulled(out, body, now_ns)
+            case OutgoingStep.FREEZING, KvLeased():
+                out.lease_until_ns = out.freeze_asked_ns + self._context.limits.lease_ms * MS
+                return self._on_renewed(out, body, now_ns)
             case OutgoingStep.FREEZING, SequenceFrozen():
                 return self._on_frozen(out, body, now_ns)
-            case OutgoingStep.COMMITTING, MigrationCommitted() | SequenceAccepted():
+            case OutgoingStep.COMMITTING, SequenceAccepted():
                 return self._on_committed(out, now_ns)
-            case OutgoingStep.ENDING, _:
-                return self._on_ended(out, body, now_ns)
             case _:
                 return self._on_no(out, body, now_ns)
 
@@ -129,9 +126,6 @@ class OutgoingDriver:
                 return self._owner.rest(out, refused, now_ns)
         if out.step is OutgoingStep.PREPARING and refused[0] in ELSEWHERE:
             return self._try_elsewhere(out, refused, now_ns)
-        if out.step is OutgoingStep.COMMITTING and refused[0] is KvRefusal.INVALID:
-            # A target's migrator that has restarted does not know whether its worker reads: the freeze ends by itself.
-            out.released = True
         return self.fail(out, refused, now_ns)
 
     # lease
@@ -200,7 +194,7 @@ class OutgoingDriver:
 
     def _try_elsewhere(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
         out.excluded.add(out.target)
-        effects = self.abort_target(out, refused)
+        effects = self.abort_target(out)
         out.events.append(("target refused", now_ns, {"target": out.target, "why": str(refused[0])}))
         others = None if out.wanted else self._question(out, now_ns)
         # Where nobody else could take it the source is not leased once more to find that out.
@@ -224,57 +218,63 @@ class OutgoingDriver:
         if not out.span:
             out.traceparent, out.span = body.traceparent, spans.below(body.traceparent, self._context.rng)
         out.events.append(("epoch allotted", now_ns, {"epoch": body.epoch}))
-        if out.mode is MigrationMode.RECOMPUTE:
-            return self._freeze(out, now_ns)
+        return self._freeze(out, now_ns) if out.mode is MigrationMode.RECOMPUTE else self._prepare(out, now_ns)
+
+    def _prepare(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
+        limits, left_ns = self._context.limits, out.lease_until_ns - now_ns
+        if out.step is not OutgoingStep.RENEWING and left_ns < limits.lease_ms * MS // 2:
+            return self._lease(out, OutgoingStep.RENEWING, now_ns)  # slow answers took the rest of it
+        read_ms = (left_ns - limits.margin_ms * MS) // MS
+        if read_ms <= 0:
+            return self.fail(out, (KvRefusal.LEASE_LOST, "the lease was over before the round began"), now_ns)
         out.asked_target, out.target_asked_ns = True, now_ns
-        limits, subject = self._context.limits, self._context.subjects.migrate(out.target, "prepare")
-        return self._ask(out, OutgoingStep.PREPARING, subject, messages.prepare_of(out, limits), limits.answer_ms * MS)
+        body, subject = messages.prepare_of(out, limits, read_ms=read_ms), self._engine(out.target, "prepare")
+        return self._ask(out, OutgoingStep.PREPARING, subject, body, max(left_ns, limits.answer_ms * MS))
 
     def _on_prepared(self, out: OutgoingMigration, body: MigrationPrepared, now_ns: int) -> list[Effect]:
-        out.matched_blocks, out.copier = body.matched_blocks, body.copier
+        assert out.leased is not None
+        out.matched_blocks = out.from_block = body.matched_blocks
         out.reserved_blocks = messages.blocks_of(out, self._context.limits)
-        out.from_block = body.matched_blocks
+        out.round_to = min(len(out.leased.blocks), out.reserved_blocks)
         out.ahead_ns = None  # another target's clock would say nothing
-        messages.note_clock(out, body.at_ns, now_ns)
-        out.slow_ns = max(out.slow_ns, now_ns - out.target_asked_ns)
-        out.events.append(("prepared", now_ns, {"matched_blocks": body.matched_blocks, "copier": body.copier}))
-        return self._next_round(out, now_ns)
+        fields = {"matched_blocks": body.matched_blocks, "copier": str(body.copier)}
+        out.events.append(("prepared", now_ns, fields))
+        out.rounds = int(body.blocks > 0)
+        out.slow_ns = max(out.slow_ns, now_ns - out.target_asked_ns - body.duration_ns)
+        if not body.blocks:
+            out.copier = str(body.copier)
+            messages.note_clock(out, body.at_ns, now_ns)
+            return self._freeze(out, now_ns)
+        self._note_read(out, body, now_ns)
+        return self._next(out, now_ns)
 
     # rounds
 
-    def _next_round(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
-        assert out.leased is not None
-        # What has outgrown the reservation travels with the tail, for which the target takes what room it has then.
-        known_to = min(out.leased.from_block + len(out.leased.blocks), out.reserved_blocks)
-        if out.from_block < out.round_to:
-            return self._pull(out, now_ns)  # the rest of this round
-        out.rounds += out.pulls > 0
-        out.round_to = known_to
-        rounds_max = self._context.limits.rounds_max if out.mode is MigrationMode.LIVE else 0
-        new_blocks = max(0, known_to - out.from_block)
-        if freeze_now(new_blocks=new_blocks, rounds=out.rounds, rounds_max=rounds_max):
-            return self._freeze(out, now_ns)
-        return self._pull(out, now_ns)
+    def _next(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
+        """The rest of this round, or its end."""
+        return self._pull(out, now_ns) if out.from_block < out.round_to else self._freeze(out, now_ns)
 
     def _pull(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         limits = self._context.limits
         left_ns = out.lease_until_ns - now_ns
         if out.step is not OutgoingStep.RENEWING and left_ns < limits.lease_ms * MS // 2:
             return self._lease(out, OutgoingStep.RENEWING, now_ns)  # slow answers took the rest of it
-        ends_ns = out.lease_until_ns - limits.margin_ms * MS
-        read_ms = (ends_ns - now_ns) // MS
+        read_ms = (left_ns - limits.margin_ms * MS) // MS
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.LEASE_LOST, "the lease was over before the round began"), now_ns)
-        out.pulls += 1
         out.target_asked_ns = now_ns
-        body = messages.pull_of(out, limits, read_ms=read_ms, until_ns=messages.until_of(out, ends_ns))
-        return self._ask(out, OutgoingStep.PULLING, self._context.subjects.migrate(out.target, "pull"), body, left_ns)
+        body = messages.pull_of(out, limits, read_ms=read_ms)
+        return self._ask(out, OutgoingStep.PULLING, self._engine(out.target, "pull"), body, left_ns)
 
-    def _on_pulled(self, out: OutgoingMigration, body: BlocksPulled, now_ns: int) -> list[Effect]:
+    def _on_pulled(self, out: OutgoingMigration, body: KvPulled, now_ns: int) -> list[Effect]:
+        self._note_read(out, body, now_ns)
+        return self._next(out, now_ns)
+
+    def _note_read(self, out: OutgoingMigration, body: MigrationPrepared | KvPulled, now_ns: int) -> None:
         out.from_block += body.blocks
         out.bytes += body.bytes
         out.descriptors += body.descriptors
-        out.copier = body.copier or out.copier
+        out.copier = str(body.copier) or out.copier
         messages.note_clock(out, body.at_ns, now_ns)
         # As much as takes a quarter of a lease, at the speed of this one, messages included.
         lease_ns, took_ns = self._context.limits.lease_ms * MS, max(1, now_ns - out.target_asked_ns)
@@ -283,14 +283,19 @@ class OutgoingDriver:
         source, target = view.record(out.source), view.record(out.target)
         if source is not None and target is not None:
             self._context.pairs.pulled(source, target, body.bytes, took_ns)
-        fields = {"round": body.round, "blocks": body.blocks, "bytes": body.bytes, "descriptors": body.descriptors}
+        fields = {"round": out.rounds, "blocks": body.blocks, "bytes": body.bytes, "descriptors": body.descriptors}
         out.events.append(("pulled", now_ns, fields | {"took_ms": body.duration_ns / 1e6}))
-        return self._lease(out, OutgoingStep.RENEWING, now_ns)
 
     def _on_renewed(self, out: OutgoingMigration, body: KvLeased, now_ns: int) -> list[Effect]:
+        """The lease goes on; asked for a freeze, the source had more to read first."""
+        renewed = out.step is OutgoingStep.RENEWING
         out.leased = body
-        self._note_lease(out, now_ns)
-        return self._next_round(out, now_ns)
+        if renewed:
+            self._note_lease(out, now_ns)
+            return self._prepare(out, now_ns) if not out.asked_target else self._pull(out, now_ns)
+        out.rounds += 1
+        out.round_to = min(body.from_block + len(body.blocks), out.reserved_blocks)
+        return self._next(out, now_ns)
 
     # freeze and commit
 
@@ -310,42 +315,36 @@ class OutgoingDriver:
         read_ms = (ends_ns - now_ns) // MS
         if read_ms <= 0:
             return self.fail(out, (KvRefusal.UNANSWERED, "the source stood still too late"), now_ns)
-        recompute, subjects = out.mode is MigrationMode.RECOMPUTE, self._context.subjects
-        subject = subjects.engine(out.target, "submit") if recompute else subjects.migrate(out.target, "commit")
         commit = messages.commit_of(out, read_ms=read_ms, until_ns=messages.until_of(out, ends_ns))
-        return self._ask(out, OutgoingStep.COMMITTING, subject, commit, left_ns)
+        return self._ask(out, OutgoingStep.COMMITTING, self._engine(out.target, "submit"), commit, left_ns)
 
     def _on_committed(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         out.committed_ns, out.outcome = now_ns, MigrationOutcome.MOVED
         out.events.append(("committed", now_ns, {"frozen_ms": out.frozen_ns / 1e6}))
-        return self._end(out)
+        return [*self.release(out), *self._owner.finish(out, now_ns)]
 
     # the end
 
     def fail(self, out: OutgoingMigration, refused: Refusal, now_ns: int) -> list[Effect]:
-        """Gives up: the target is told, the lease is ended, and its answer says what became of the sequence."""
+        """Gives up: the target is told, and the lease is ended."""
         out.outcome = outcomes.failed(out.step, refused[0])
         out.refusal, out.detail = refused
-        effects = self.abort_target(out, refused)
-        return effects + (self._owner.finish(out, now_ns) if out.released else self._end(out))
+        return [*self.abort_target(out), *self.release(out), *self._owner.finish(out, now_ns)]
 
-    def abort_target(self, out: OutgoingMigration, refused: Refusal) -> list[Effect]:
-        """Tells the target, where it was asked for anything."""
+    def abort_target(self, out: OutgoingMigration) -> list[Effect]:
+        """Frees what the target has reserved, where it was asked for anything."""
         if not out.asked_target:
             return []
         out.asked_target = False
-        abort = AbortMigration(migration=out.migration, reason=refused[0], detail=refused[1])
-        return [say(self._context.subjects.migrate(out.target, "abort"), abort, out.sequence, out.span)]
+        over = UnreserveKv(migration=out.migration)
+        return [say(self._engine(out.target, "unreserve"), over, out.sequence, out.span)]
 
-    def _end(self, out: OutgoingMigration) -> list[Effect]:
-        out.ends_tried += 1
-        subject, limits = self._context.subjects.engine(out.source, "end"), self._context.limits
-        return self._ask(out, OutgoingStep.ENDING, subject, messages.end_of(out), limits.answer_ms * MS)
-
-    def _on_ended(self, out: OutgoingMigration, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
-        if body is RequestFailure.TIMEOUT and out.ends_tried < ENDS_MAX:
-            return self._end(out)
-        out.outcome, why = outcomes.ended(out, body, now_ns)
-        out.refusal, out.detail = why or (out.refusal, out.detail)
+    def release(self, out: OutgoingMigration) -> list[Effect]:
+        """Lets the source's sequence go, or go on."""
+        if out.released:
+            return []
         out.released = True
-        return self._owner.finish(out, now_ns)
+        return [say(self._engine(out.source, "end"), messages.end_of(out), out.sequence, out.span)]
+
+    def _engine(self, instance: str, verb: str) -> str:
+        return self._context.subjects.engine(instance, verb)

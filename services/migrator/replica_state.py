@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from millrace.contracts.kv import KvEndpoint
-from millrace.contracts.leases import EndLease, KvLeased, LeaseKv, PullKv, ReserveKv
+from millrace.contracts.leases import EndLease, KvLeased, LeaseKv, PrepareMigration, PullKv
 from millrace.contracts.migration import KvReplicated
 
 from services.migrator.config import MigratorLimits
@@ -43,7 +43,6 @@ class KvReplica:
         proven: Positions below this are right at the holder.
         told: Proven positions that the holder and ingress know of.
         lease_until_ns: By our clock from the moment of asking, so never later than the source's.
-        ahead_ns: By how much the clock of the holder's worker is ahead of ours, at least; None where it does not say.
         due_ns: No round begins before.
         kept_ns: When the holder last answered.
         silences: Questions in a row that the holder did not answer.
@@ -69,7 +68,6 @@ class KvReplica:
     told: int = 0
     lease_until_ns: int = 0
     asked_ns: int = 0
-    ahead_ns: int | None = None
     due_ns: int = 0
     kept_ns: int = 0
     silences: int = 0
@@ -116,10 +114,10 @@ class KvReplica:
             del sums[:blocks]
         self.from_block += blocks
 
-    def reserve(self, token_ids: list[int], limits: MigratorLimits) -> ReserveKv:
+    def reserve(self, token_ids: list[int], limits: MigratorLimits) -> PrepareMigration:
         """Asks the holder for the room of the blocks that are full now."""
         assert self.endpoint is not None
-        return ReserveKv(
+        return PrepareMigration(
             migration=self.name,
             sequence=self.sequence,
             epoch=self.epoch,
@@ -144,19 +142,12 @@ class KvReplica:
             blocks=self.known[: self.pulling],
             read_ms=read_ms,
             checksums=[sums[: self.pulling] for sums in self.checksums],
-            until_ns=0 if self.ahead_ns is None else ends_ns + self.ahead_ns,
             proven=self.proven,
         )
 
     def keep(self) -> PullKv:
         """Tells the holder what is proven, and has it hold the replica for longer."""
         return PullKv(migration=self.name, from_block=self.proven, blocks=[], read_ms=0, proven=self.proven)
-
-    def note_clock(self, at_ns: int, now_ns: int) -> None:
-        """The holder's clock showed ``at_ns`` when it answered: see ``messages.note_clock``."""
-        if at_ns:
-            least_ns = at_ns - now_ns
-            self.ahead_ns = least_ns if self.ahead_ns is None else max(self.ahead_ns, least_ns)
 
     def end_lease(self) -> EndLease:
         """Ends the round's lease; the sequence goes on where it is."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from millrace.actor.effects import Effect, StartTimer
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import KvLeased, KvPulled, KvReserved, UnreserveKv
+from millrace.contracts.leases import KvLeased, KvPulled, MigrationPrepared, UnreserveKv
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
@@ -169,7 +169,7 @@ class Replicas:
         match replica.step, body:
             case ReplicaStep.LEASING, KvLeased():
                 return self._on_leased(replica, body, now_ns)
-            case ReplicaStep.RESERVING, KvReserved():
+            case ReplicaStep.RESERVING, MigrationPrepared():
                 return self._on_reserved(replica, body, now_ns)
             case ReplicaStep.PULLING, KvPulled():
                 return self._on_pulled(replica, body, now_ns)
@@ -204,12 +204,11 @@ class Replicas:
         replica.holder, replica.incarnation = record.instance, record.incarnation
         view.promise(replica.name, replica.holder, blocks)
         replica.asked_ns = now_ns
-        body, subject = replica.reserve(token_ids, context.limits), context.subjects.engine(replica.holder, "reserve")
+        body, subject = replica.reserve(token_ids, context.limits), context.subjects.engine(replica.holder, "prepare")
         return self._ask(replica, ReplicaStep.RESERVING, subject, body, context.limits.answer_ms * MS)
 
-    def _on_reserved(self, replica: KvReplica, body: KvReserved, now_ns: int) -> list[Effect]:
+    def _on_reserved(self, replica: KvReplica, body: MigrationPrepared, now_ns: int) -> list[Effect]:
         replica.reserved, replica.kept_ns = True, now_ns
-        replica.note_clock(body.at_ns, now_ns)
         replica.skip(body.matched_blocks)
         replica.proven = replica.from_block
         return self._pull(replica, now_ns) if replica.known else self._keep(replica, now_ns)
@@ -227,7 +226,6 @@ class Replicas:
         return self._ask(replica, ReplicaStep.PULLING, subject, body, replica.lease_until_ns - now_ns)
 
     def _on_pulled(self, replica: KvReplica, body: KvPulled, now_ns: int) -> list[Effect]:
-        replica.note_clock(body.at_ns, now_ns)
         replica.kept_ns, replica.silences = now_ns, 0
         self._context.metrics.replicated(body.bytes)
         replica.skip(replica.pulling)

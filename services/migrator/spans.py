@@ -1,8 +1,8 @@
-"""Spans of a migration: one at the source, with its rounds as events, and one below it at the target.
+"""The span of a migration, with its rounds as events.
 
-The source's is a child of the span that placed the sequence; its context travels with each of its messages, and the
-target's is below it. What the target's worker does with the sequence afterwards is below a span of ingress, whose
-context came with the epoch. So the request's trace stays one tree.
+It is a child of the span that placed the sequence; its context travels with each of its messages. What the target's
+worker does with the sequence afterwards is below a span of ingress, whose context came with the epoch. So the request's
+trace stays one tree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 from millrace.actor.effects import Effect, RecordSpan
 from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
-from services.migrator.state import IncomingMigration, OutgoingMigration
+from services.migrator.state import OutgoingMigration
 
 
 def below(traceparent: str, rng: Random) -> str:
@@ -44,43 +44,18 @@ def source_span(out: OutgoingMigration, end_ns: int) -> list[Effect]:
         "millrace.tokens": out.tokens,
         "millrace.frozen_ms": out.frozen_ns / 1e6,
     }
-    times = (out.started_ns or out.asked_ns, end_ns)
-    return _span("migration", (out.span, out.traceparent), times, attributes, out.events, error)
-
-
-def target_span(into: IncomingMigration, end_ns: int, *, error: str) -> list[Effect]:
-    """The target's part."""
-    attributes = {
-        "millrace.migration": into.migration,
-        "millrace.sequence": into.sequence,
-        "millrace.source": into.prepare.source,
-        "millrace.target": into.instance,
-        "millrace.blocks": into.prepare.blocks,
-    }
-    contexts = (into.span, into.parent_span)
-    return _span("migration.target", contexts, (into.began_ns, end_ns), attributes, into.events, error)
-
-
-def _span(
-    name: str,
-    contexts: tuple[str, str],
-    times: tuple[int, int],
-    attributes: dict[str, object],
-    events: list[tuple[str, int, dict[str, object]]],
-    error: str,
-) -> list[Effect]:
-    own, parent = parse_traceparent(contexts[0]), parse_traceparent(contexts[1])
+    own, parent = parse_traceparent(out.span), parse_traceparent(out.traceparent)
     if own is None or parent is None or not own.sampled:
         return []
     return [
         RecordSpan(
-            name=name,
-            traceparent=contexts[0],
+            name="migration",
+            traceparent=out.span,
             parent_span_id=parent.span_id,
-            start_ns=times[0],
-            end_ns=max(times),
+            start_ns=(began_ns := out.started_ns or out.asked_ns),
+            end_ns=max(began_ns, end_ns),
             attributes=attributes,
-            events=list(events),
+            events=list(out.events),
             error=error,
         )
     ]

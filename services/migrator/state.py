@@ -8,14 +8,12 @@ from typing import Any
 
 from millrace.contracts.kv import KvEndpoint, KvRefusal
 from millrace.contracts.leases import KvLeased, SequenceFrozen
-from millrace.contracts.message import Body
 from millrace.contracts.migration import (
     EvacuateInstance,
     MigrateSequence,
     MigrationMode,
     MigrationOutcome,
     MigrationReason,
-    PrepareMigration,
 )
 from millrace.contracts.status import MigrationStatus, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
@@ -34,7 +32,6 @@ class OutgoingStep(StrEnum):
     RENEWING = "renewing"
     FREEZING = "freezing"
     COMMITTING = "committing"
-    ENDING = "ending"
 
 
 #: Steps that take none of the instance's slots.
@@ -52,6 +49,7 @@ class OutgoingMigration:
 
     Attributes:
         wanted: Target that the asker named; empty for any.
+        rounds: Of copying, begun.
         begin_until_ns: A sequence that cannot move yet may take until then.
         waiters: Reply subjects of those who wait for its end.
         orders: Names that they gave it.
@@ -70,7 +68,7 @@ class OutgoingMigration:
         pull_bytes: As much as the next pull may copy; 0 before the first.
         round_to: Where the present round ends: what was full when it began, whatever is decoded meanwhile.
         released: The source's lease is over, or was never given.
-        asked_target: The target's migrator was asked to prepare: it must hear of an abort.
+        asked_target: The target's worker was asked to prepare: it must hear of an abort.
         committed_ns: When the target had it; 0 before.
         note: Why its asker wants it, for the span.
     """
@@ -105,7 +103,6 @@ class OutgoingMigration:
     matched_blocks: int = 0
     reserved_blocks: int = 0
     copier: str = ""
-    pulls: int = 0
     target_asked_ns: int = 0
     ahead_ns: int | None = None
     slow_ns: int = 0
@@ -120,7 +117,6 @@ class OutgoingMigration:
     frozen: SequenceFrozen | None = None
     committed_ns: int = 0
     note: str = ""
-    ends_tried: int = 0
     outcome: MigrationOutcome | None = None
     refusal: KvRefusal | None = None
     detail: str = ""
@@ -194,59 +190,6 @@ def asked_for(
         begin_until_ns=now_ns + max(0, body.within_ms) * 1_000_000,
         note=body.note,
     )
-
-
-class IncomingStage(StrEnum):
-    """Stage of a migration to an instance of ours."""
-
-    RESERVING = "reserving"
-    READY = "ready"  # for a round, or the commit
-    PULLING = "pulling"
-    COMMITTING = "committing"
-    COMMITTED = "committed"
-    OVER = "over"  # refused, aborted or expired; kept for a while to answer what is repeated
-
-
-#: Stages that take one of the instance's slots.
-OPEN_STAGES = (IncomingStage.RESERVING, IncomingStage.READY, IncomingStage.PULLING, IncomingStage.COMMITTING)
-
-
-@dataclass
-class IncomingMigration:
-    """One migration to an instance of ours.
-
-    Attributes:
-        prepare: As it was asked for.
-        waiters: Reply subjects that wait for the answer to the present step.
-        answer: The last one given, for whoever repeats the question.
-        pull: Number of the last pull asked for.
-        news_ns: When the source was last heard.
-        span: Context of this side's span, child of the source's; else what the source sent.
-    """
-
-    instance: str
-    prepare: PrepareMigration
-    waiters: list[str]
-    began_ns: int
-    news_ns: int
-    stage: IncomingStage = IncomingStage.RESERVING
-    number: int = 0
-    answer: Body | None = None
-    prepared: Body | None = None
-    pull: int = 0
-    span: str = ""
-    parent_span: str = ""
-    events: list[Event] = field(default_factory=list)
-
-    @property
-    def migration(self) -> str:
-        """Its name."""
-        return self.prepare.migration
-
-    @property
-    def sequence(self) -> str:
-        """Sequence that moves."""
-        return self.prepare.submission.sequence
 
 
 @dataclass

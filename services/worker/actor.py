@@ -16,10 +16,10 @@
     BusReconnected        marks used                               what may have been lost, again
     TimerFired            unacknowledged ends repeated, deadlines,  TokensGenerated, status, summary, presence, record
                             orphans, forgetting
-    LeaseKv, Freeze-      leased, stopped, let go or let go on     KvLeased, SequenceFrozen, LeaseEnded | KvRefused
+    LeaseKv, Freeze-      leased, stopped, let go or let go on     KvLeased, SequenceFrozen | KvRefused
       Sequence, EndLease    (leasing.py)
-    ReserveKv, PullKv,    room kept, filled, freed                 KvReserved, KvPulled | KvRefused
-      UnreserveKv           (reserving.py)
+    PrepareMigration,     room kept, filled, freed                 MigrationPrepared, KvPulled | KvRefused
+      PullKv, UnreserveKv   (reserving.py)
     DrainWorker,          no new work; what can move moves; at     EvacuateInstance to the migrator;
       StopRequested         the limit the rest is taken out          SequencesReturned DRAINING, then Stop
     EngineFailed          everything live is lost here             SequencesReturned ENGINE_DIED, then Stop
@@ -60,7 +60,7 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.catalog import Role
 from millrace.contracts.ingress import FinishReason, ReturnReason
-from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv, ReserveKv, UnreserveKv
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
@@ -114,7 +114,7 @@ ACCEPTS = (
     LeaseKv,
     FreezeSequence,
     EndLease,
-    ReserveKv,
+    PrepareMigration,
     PullKv,
     UnreserveKv,
 )
@@ -225,7 +225,7 @@ class WorkerActor:
                 return []
             case BusReconnected():
                 return self._on_reconnected(now_ns)
-            case LeaseKv() | FreezeSequence() | EndLease() | ReserveKv() | PullKv() | UnreserveKv() as body:
+            case LeaseKv() | FreezeSequence() | EndLease() | PrepareMigration() | PullKv() | UnreserveKv() as body:
                 return self._moving.ask(body, message, now_ns)
             case KvLeaseTaken() | SequenceStopped() | KvRoomReserved() | KvBlocksRead() | KvDenied() as body:
                 return self._moving.hear(body, now_ns)

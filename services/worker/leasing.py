@@ -2,7 +2,8 @@
 
     question          change                                  to the engine
     LeaseKv           leased, or renewed                      LeaseInEngine
-    FreezeSequence    will stand still until its deadline     FreezeInEngine
+    FreezeSequence    will stand still until its deadline,    FreezeInEngine; LeaseInEngine before it
+                      or leased on, where much of it is new
     EndLease          over; gone where it moved               EndLeaseInEngine
     (deadline)        over; a frozen sequence decodes on      EndLeaseInEngine
     (sequence ends)   over, lost                              EndLeaseInEngine
@@ -34,7 +35,6 @@ from millrace.contracts.leases import (
     FreezeSequence,
     KvLeased,
     KvRefused,
-    LeaseEnded,
     LeaseKv,
     SequenceFrozen,
 )
@@ -135,7 +135,9 @@ class Leasing:
         return None
 
     def freeze(self, body: FreezeSequence, reply_to: str, now_ns: int) -> list[Effect]:
-        """Stops a leased sequence. The deadline runs from the first asking on."""
+        """Stops a leased sequence, or renews its lease where too much of it is new. The deadline runs from the first
+        asking on.
+        """
         lease = self._leases.get(body.migration)
         if lease is None or not lease.granted:
             no = refused(body.migration, KvRefusal.LEASE_LOST, "there is no such lease")
@@ -144,29 +146,28 @@ class Leasing:
             return self._refuse(body.sequence, reply_to, refused(body.migration, KvRefusal.UNKNOWN_SEQUENCE))
         if lease.frozen is not None and lease.frozen.from_block == body.from_block:
             return answer(reply_to, body.sequence, lease.frozen)
-        if lease.frozen_until_ns is None:
-            lease.frozen_until_ns = now_ns + min(max(0, body.freeze_ms), self._config.freeze_ms_max) * _MS
+        if lease.frozen_until_ns is None and body.new_blocks_max is not None:  # first it is asked what is full
+            until_ns = now_ns + min(max(0, body.lease_ms), self._config.lease_ms_max) * _MS
+            lease.until_ns = max(lease.until_ns, until_ns)
+        elif lease.frozen_until_ns is None:
+            self._limit_freeze(lease, body, now_ns)
         return [self._timer(lease), *self._ask(lease, body, reply_to, now_ns)]
 
-    def end(self, body: EndLease, reply_to: str, now_ns: int) -> list[Effect]:
+    def _limit_freeze(self, lease: SequenceLease, body: FreezeSequence, asked_ns: int) -> None:
+        lease.frozen_until_ns = asked_ns + min(max(0, body.freeze_ms), self._config.freeze_ms_max) * _MS
+
+    def end(self, body: EndLease, now_ns: int) -> list[Effect]:
         """Ends a lease, as often as it is asked to."""
         lease = self._leases.get(body.migration)
         if lease is None:
-            return self._told_ended(body, reply_to)
+            self._ended.put(body.migration)  # a lease that comes after its end was overtaken by it
+            return []
         if lease.held.sequence != body.sequence or lease.held.epoch != body.epoch:
-            return answer(reply_to, body.sequence, LeaseEnded(migration=body.migration, held=False))
+            return []
         moved = body.moved and lease.frozen is not None
         # One that never stood still, or went on since, cannot have moved: whoever says so is behind.
-        effects = self._close(lease, now_ns, KvRefusal.CANCELLED, held=moved or not body.moved, moved=moved)
-        if moved:
-            effects += self._ctx.moved(lease.held, now_ns)
-        return effects + self._told_ended(body, reply_to)
-
-    def _told_ended(self, body: EndLease, reply_to: str) -> list[Effect]:
-        held = self._ended.held(body.migration)
-        if body.migration not in self._ended:
-            self._ended.put(body.migration, held=False)  # a lease that comes after its end was overtaken by it
-        return answer(reply_to, body.sequence, LeaseEnded(migration=body.migration, held=held))
+        effects = self._close(lease, now_ns, KvRefusal.CANCELLED, moved=moved)
+        return effects + (self._ctx.moved(lease.held, now_ns) if moved else [])
 
     def _ask(self, lease: SequenceLease, body: LeaseKv | FreezeSequence, reply_to: str, now_ns: int) -> list[Effect]:
         return self._next(lease) if lease.questions.put(body, reply_to, now_ns) else []
@@ -176,6 +177,8 @@ class Leasing:
         first = lease.questions.first
         match first:
             case PendingQuestion(body=LeaseKv() as body):
+                return [LeaseInEngine(migration=body.migration, sequence=body.sequence, from_block=body.from_block)]
+            case PendingQuestion(body=FreezeSequence() as body) if lease.frozen_until_ns is None:
                 return [LeaseInEngine(migration=body.migration, sequence=body.sequence, from_block=body.from_block)]
             case PendingQuestion(body=FreezeSequence() as body):
                 return [FreezeInEngine(migration=body.migration, sequence=body.sequence, from_block=body.from_block)]
@@ -188,11 +191,19 @@ class Leasing:
 
     # The engine's answers
 
-    def taken(self, body: KvLeaseTaken) -> list[Effect]:
-        """Blocks are pinned: whoever asked learns which."""
+    def taken(self, body: KvLeaseTaken, now_ns: int) -> list[Effect]:
+        """Blocks are pinned: whoever asked learns which, or the sequence is stopped as few enough are new."""
         lease = self._leases.get(body.migration)
-        if lease is None or not _asks(lease, LeaseKv):
+        asked = lease.questions.first if lease is not None else None
+        if lease is None or asked is None:
             return []  # ended meanwhile
+        question = asked.body
+        if isinstance(question, FreezeSequence) and lease.frozen_until_ns is None:
+            if question.new_blocks_max is None or len(body.blocks) <= question.new_blocks_max:
+                self._limit_freeze(lease, question, asked.at_ns)
+                return [self._timer(lease), *self._next(lease)]
+        elif not isinstance(question, LeaseKv):
+            return []
         self._ctx.figures.leases += not lease.granted
         lease.granted = True
         begins = body.from_block == 0
@@ -305,12 +316,10 @@ class Leasing:
     def _gone(self, lease: SequenceLease) -> bool:
         return not lease.held.live or self._ctx.ledger.get(lease.held.sequence) is not lease.held
 
-    def _close(
-        self, lease: SequenceLease, now_ns: int, reason: KvRefusal, *, held: bool = False, moved: bool = False
-    ) -> list[Effect]:
+    def _close(self, lease: SequenceLease, now_ns: int, reason: KvRefusal, *, moved: bool = False) -> list[Effect]:
         """Ends a lease here and in the engine; what still waits for an answer is refused."""
         del self._leases[lease.migration]
-        self._ended.put(lease.migration, held=held)
+        self._ended.put(lease.migration)
         if lease.frozen is not None:
             self._ctx.figures.frozen.observe(max(0, now_ns - lease.stopped_ns) / 1e9)
         return [

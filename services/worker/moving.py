@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.actor.effects import Effect
 from millrace.actor.engine import EngineInfo, KvBlocksRead, KvDenied, KvLeaseTaken, KvRoomReserved, SequenceStopped
-from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv, ReserveKv, UnreserveKv
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.message import Message
 
 from services.worker import leasing, reserving
@@ -18,7 +18,7 @@ from services.worker.leasing import Leasing
 from services.worker.reserving import Reserving
 
 #: What a migrator asks.
-Asking = LeaseKv | FreezeSequence | EndLease | ReserveKv | PullKv | UnreserveKv
+Asking = LeaseKv | FreezeSequence | EndLease | PrepareMigration | PullKv | UnreserveKv
 #: What the engine answers.
 Answer = KvLeaseTaken | SequenceStopped | KvRoomReserved | KvBlocksRead | KvDenied
 
@@ -43,9 +43,9 @@ class Moving:
             case FreezeSequence():
                 return self._leasing.freeze(body, reply_to, now_ns)
             case EndLease():
-                return self._leasing.end(body, reply_to, now_ns)
-            case ReserveKv():
-                return self.reserving.reserve(body, reply_to, now_ns)
+                return self._leasing.end(body, now_ns)
+            case PrepareMigration():
+                return self.reserving.prepare(body, reply_to, now_ns)
             case PullKv():
                 return self.reserving.pull(body, reply_to, now_ns)
             case UnreserveKv():
@@ -55,7 +55,7 @@ class Moving:
         """The engine's answer; one that nobody waits for any more changes nothing."""
         match body:
             case KvLeaseTaken():
-                return self._leasing.taken(body)
+                return self._leasing.taken(body, now_ns)
             case SequenceStopped():
                 return self._leasing.stopped(body, now_ns)
             case KvRoomReserved():

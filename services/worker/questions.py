@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from millrace.actor.effects import Effect
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import FreezeSequence, KvRefused, LeaseKv, PullKv, ReserveKv
+from millrace.contracts.leases import FreezeSequence, KvRefused, LeaseKv, PrepareMigration, PullKv
 from millrace.contracts.message import Body
 
 from services.worker.context import answer
 from services.worker.state import WAITERS_MAX
 
-Question = LeaseKv | FreezeSequence | ReserveKv | PullKv
+Question = LeaseKv | FreezeSequence | PrepareMigration | PullKv
 
 #: Different questions of one migration that may wait: its migrator asks one after the other.
 WAITING_MAX = 4
@@ -71,7 +71,7 @@ def is_repeat(earlier: Question, later: Question) -> bool:
     """Whether a question asks for the same step of its migration again."""
     if isinstance(earlier, PullKv) and isinstance(later, PullKv):
         return (earlier.from_block, earlier.blocks) == (later.from_block, later.blocks)
-    if isinstance(earlier, ReserveKv) or isinstance(later, ReserveKv):
+    if isinstance(earlier, PrepareMigration) or isinstance(later, PrepareMigration):
         return type(earlier) is type(later)
     return type(earlier) is type(later) and earlier.from_block == later.from_block
 
@@ -80,20 +80,16 @@ class Ended:
     """Migrations that are over here, so that nothing late brings one back to life; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[str, bool] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, migration: str) -> bool:
-        return migration in self._held
+        return migration in self._ended
 
-    def put(self, migration: str, *, held: bool) -> None:
-        """Notes an end. ``held``: the lease had held until then."""
-        self._held[migration] = held
-        if len(self._held) > ENDED_MAX:
-            self._held.popitem(last=False)
-
-    def held(self, migration: str) -> bool:
-        """Whether the lease had held until the migration ended; False for an unknown one."""
-        return self._held.get(migration, False)
+    def put(self, migration: str) -> None:
+        """Notes an end."""
+        self._ended[migration] = None
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
 
 
 def refused(migration: str, reason: KvRefusal, detail: str = "") -> KvRefused:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from millrace.actor.engine import KvBlocksRead, KvRoomReserved
 from millrace.contracts.kv import KvHandover
-from millrace.contracts.leases import KvPulled, KvReserved, PullKv, ReserveKv
+from millrace.contracts.leases import KvPulled, MigrationPrepared, PrepareMigration, PullKv
 from millrace.contracts.worker import SubmitSequence
 
 from services.worker.questions import Questions
@@ -20,16 +21,18 @@ class SequenceReservation:
         until_ns: When it ends without news.
         blocks: Positions that it has room for; those of a replica grow.
         proven: As in PullKv.
-        granted: The answer, once the engine gave it.
+        room: What the engine reserved; None before.
+        granted: The answer to the preparation.
         last: The last pull that was answered well, with the answer.
     """
 
-    asked: ReserveKv
+    asked: PrepareMigration
     reserve_ns: int
     until_ns: int
     blocks: int
     proven: int = 0
-    granted: KvReserved | None = None
+    room: KvRoomReserved | None = None
+    granted: MigrationPrepared | None = None
     last: tuple[PullKv, KvPulled] | None = None
     questions: Questions = field(default_factory=Questions)
 
@@ -75,7 +78,7 @@ def handover_of(reservation: SequenceReservation, body: SubmitSequence, block_si
     )
 
 
-def nothing_pulled(body: PullKv, granted: KvReserved, now_ns: int) -> KvPulled:
+def nothing_pulled(body: PullKv, granted: MigrationPrepared, now_ns: int) -> KvPulled:
     """The answer to a pull of no block, which only renews."""
     return KvPulled(
         migration=body.migration,
@@ -85,5 +88,33 @@ def nothing_pulled(body: PullKv, granted: KvReserved, now_ns: int) -> KvPulled:
         descriptors=0,
         duration_ns=0,
         copier=granted.copier,
+        at_ns=now_ns,
+    )
+
+
+def first_blocks(body: PrepareMigration, room: KvRoomReserved) -> PullKv | None:
+    """The read that a preparation asks for, less what the prefix cache has; None where nothing is left of it."""
+    matched = room.matched_blocks
+    if matched >= len(body.pull):
+        return None
+    return PullKv(
+        migration=body.migration,
+        from_block=matched,
+        blocks=body.pull[matched:],
+        checksums=[rank[matched:] for rank in body.checksums],
+        read_ms=body.read_ms,
+    )
+
+
+def prepared(room: KvRoomReserved, read: KvBlocksRead | None, now_ns: int) -> MigrationPrepared:
+    """The answer to a preparation: the room, and what was read into it."""
+    return MigrationPrepared(
+        migration=room.migration,
+        matched_blocks=room.matched_blocks,
+        copier=room.copier,
+        blocks=read.blocks if read is not None else 0,
+        bytes=read.bytes if read is not None else 0,
+        descriptors=read.descriptors if read is not None else 0,
+        duration_ns=read.duration_ns if read is not None else 0,
         at_ns=now_ns,
     )

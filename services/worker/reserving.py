@@ -1,7 +1,7 @@
 """The worker's half of a reservation: room for a sequence to come, and what is read into it.
 
 question          change                             to the engine
-ReserveKv         reserved for a time                ReserveInEngine
+PrepareMigration  reserved for a time                ReserveInEngine, then PullIntoEngine for the first blocks
 PullKv            renewed; blocks are read           PullIntoEngine
 UnreserveKv       over                               UnreserveInEngine
 SubmitSequence    over: the sequence has it          AddToEngine (intake.py)
@@ -27,14 +27,14 @@ from millrace.actor.engine import (
     ReserveInEngine,
     UnreserveInEngine,
 )
-from millrace.contracts.kv import KvHandover, KvRefusal, read_until_ns
-from millrace.contracts.leases import KvPulled, KvRefused, KvReserved, PullKv, ReserveKv, UnreserveKv
+from millrace.contracts.kv import KvHandover, KvRefusal
+from millrace.contracts.leases import KvPulled, KvRefused, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
 from services.worker.context import WorkerContext, answer
 from services.worker.questions import Ended, PendingQuestion, is_repeat, refused
-from services.worker.reservation import SequenceReservation, handover_of, nothing_pulled
+from services.worker.reservation import SequenceReservation, first_blocks, handover_of, nothing_pulled, prepared
 
 _MS = 1_000_000
 TIMER = "reserve/"
@@ -64,8 +64,8 @@ class Reserving:
 
     # Questions
 
-    def reserve(self, body: ReserveKv, reply_to: str, now_ns: int) -> list[Effect]:
-        """Asks the engine for room; asked again, the same answer."""
+    def prepare(self, body: PrepareMigration, reply_to: str, now_ns: int) -> list[Effect]:
+        """Asks the engine for room, then to read the first blocks; asked again, the same answer."""
         reservation = self._reservations.get(body.migration)
         if reservation is None:
             no = self._refusal(body)
@@ -83,7 +83,7 @@ class Reserving:
             return [self._renew(reservation, now_ns), *answer(reply_to, body.sequence, reservation.granted)]
         return [self._renew(reservation, now_ns), *self._ask(reservation, body, reply_to, now_ns)]
 
-    def _refusal(self, body: ReserveKv) -> KvRefused | None:
+    def _refusal(self, body: PrepareMigration) -> KvRefused | None:
         """Reason to refuse a reservation without asking the engine."""
         migration, ledger = body.migration, self._ctx.ledger
         fence = ledger.fenced(body.sequence)
@@ -105,9 +105,11 @@ class Reserving:
             return refused(migration, KvRefusal.INVALID, f"{len(body.token_ids)} tokens")
         if body.blocks * self._info.block_size < len(body.token_ids):
             return refused(migration, KvRefusal.INVALID, f"{body.blocks} blocks for {len(body.token_ids)} tokens")
+        if any(len(rank) != len(body.pull) for rank in body.checksums):
+            return refused(migration, KvRefusal.INVALID, "blocks and checksums do not fit together")
         return None
 
-    def _replica_refusal(self, body: ReserveKv) -> KvRefused | None:
+    def _replica_refusal(self, body: PrepareMigration) -> KvRefused | None:
         bounds, held = self._config.replicas, self.replicas
         if not bounds.memory_share:
             return refused(body.migration, KvRefusal.UNABLE, "this instance holds no replicas")
@@ -149,7 +151,7 @@ class Reserving:
         """Frees a reservation, and what comes late for this migration finds it over."""
         reservation = self._reservations.get(body.migration)
         if reservation is None:
-            self._ended.put(body.migration, held=False)
+            self._ended.put(body.migration)
             return []
         return self._close(reservation, KvRefusal.CANCELLED)
 
@@ -179,7 +181,6 @@ class Reserving:
 
     def _claimed(self, reservation: SequenceReservation) -> list[Effect]:
         self._forget(reservation)
-        self._ended.put(reservation.migration, held=True)
         timer = CancelTimer(name=TIMER + reservation.migration)
         return [timer, *self._refuse_rest(reservation, KvRefusal.CANCELLED)]
 
@@ -189,32 +190,33 @@ class Reserving:
         return [effect for each in group for effect in self._close(each, KvRefusal.CANCELLED)]
 
     def _ask(
-        self, reservation: SequenceReservation, body: ReserveKv | PullKv, reply_to: str, now_ns: int
+        self, reservation: SequenceReservation, body: PrepareMigration | PullKv, reply_to: str, now_ns: int
     ) -> list[Effect]:
         return self._next(reservation) if reservation.questions.put(body, reply_to, now_ns) else []
 
     def _next(self, reservation: SequenceReservation) -> list[Effect]:
         match reservation.questions.first:
-            case PendingQuestion(body=ReserveKv() as body):
+            case PendingQuestion(body=PrepareMigration() as body):
                 fields = {name: getattr(body, name) for name in ReserveInEngine.__struct_fields__}
                 return [ReserveInEngine(**fields)]
             case PendingQuestion(body=PullKv() as body) as asked:
-                return [
-                    PullIntoEngine(
-                        migration=body.migration,
-                        from_block=body.from_block,
-                        blocks=body.blocks,
-                        checksums=body.checksums,
-                        until_ns=self._read_until_ns(body, asked),
-                        lease=body.lease,
-                    )
-                ]
+                return [self._pull(body, asked)]
             case _:
                 return []
 
-    def _read_until_ns(self, body: PullKv, asked: PendingQuestion) -> int:
-        read_ms = min(body.read_ms, self._config.lease_ms_max)
-        return read_until_ns(asked.at_ns, read_ms=read_ms, until_ns=body.until_ns)
+    def _pull(self, body: PullKv, asked: PendingQuestion) -> Effect:
+        return PullIntoEngine(
+            migration=body.migration,
+            from_block=body.from_block,
+            blocks=body.blocks,
+            checksums=body.checksums,
+            until_ns=self._read_until_ns(asked),
+            lease=body.lease,
+        )
+
+    def _read_until_ns(self, asked: PendingQuestion) -> int:
+        assert isinstance(asked.body, PrepareMigration | PullKv)
+        return asked.at_ns + min(max(0, asked.body.read_ms), self._config.lease_ms_max) * _MS
 
     def _refuse(self, sequence: str, reply_to: str, body: KvRefused) -> list[Effect]:
         self._ctx.figures.kv_refused[body.reason] += 1
@@ -223,31 +225,37 @@ class Reserving:
     # The engine's answers
 
     def reserved(self, body: KvRoomReserved, now_ns: int) -> list[Effect]:
-        """There is room."""
+        """There is room: the first blocks are read, if there are any."""
         reservation = self._reservations.get(body.migration)
-        if reservation is None or not _asks(reservation, ReserveKv):
+        if reservation is None or not _asks(reservation, PrepareMigration) or reservation.room is not None:
             return []
         if reservation.replica:
             self._ctx.figures.replicas += 1
         else:
             self._ctx.figures.reservations += 1
-        reservation.proven = body.matched_blocks
-        reservation.granted = KvReserved(
-            migration=body.migration, matched_blocks=body.matched_blocks, copier=body.copier, at_ns=now_ns
-        )
+        reservation.room, reservation.proven = body, body.matched_blocks
+        first, asked = first_blocks(reservation.asked, body), reservation.questions.first
+        assert asked is not None
+        return [self._pull(first, asked)] if first is not None else self._grant(reservation, None, now_ns)
+
+    def _grant(self, reservation: SequenceReservation, read: KvBlocksRead | None, now_ns: int) -> list[Effect]:
+        assert reservation.room is not None
+        reservation.granted = prepared(reservation.room, read, now_ns)
         told = reservation.questions.answer(reservation.sequence, reservation.granted)
-        return told + self._next(reservation)
+        return [self._renew(reservation, now_ns), *told, *self._next(reservation)]
 
     def read(self, body: KvBlocksRead, now_ns: int) -> list[Effect]:
         """Blocks are here."""
         reservation = self._reservations.get(body.migration)
-        if reservation is None or not _asks(reservation, PullKv):
+        first = reservation.questions.first if reservation is not None else None
+        if reservation is None or first is None or not isinstance(first.body, PrepareMigration | PullKv):
             return []
-        first = reservation.questions.first
-        assert first is not None
-        assert isinstance(first.body, PullKv)
+        if isinstance(first.body, PrepareMigration) and reservation.room is None:
+            return []
         self._ctx.figures.pulls += 1
         self._ctx.figures.pulled_bytes += body.bytes
+        if isinstance(first.body, PrepareMigration):
+            return self._grant(reservation, body, now_ns)
         pulled = KvPulled(**{name: getattr(body, name) for name in KvBlocksRead.__struct_fields__}, at_ns=now_ns)
         reservation.last = (first.body, pulled)
         told = reservation.questions.answer(reservation.sequence, pulled)
@@ -270,6 +278,8 @@ class Reserving:
             reservation.blocks = min(reservation.blocks, asked.body.from_block)
         if reservation.granted is not None:
             return told + self._next(reservation)
+        if reservation.room is not None:  # the first read failed
+            return told + self._close(reservation, body.reason)
         del self._reservations[body.migration]
         return [*told, CancelTimer(name=TIMER + body.migration), *self._refuse_rest(reservation, body.reason)]
 
@@ -283,7 +293,7 @@ class Reserving:
         if now_ns < reservation.until_ns:
             return [StartTimer(name=TIMER + migration, at_ns=reservation.until_ns)]
         first = reservation.questions.first
-        if first is not None and isinstance(first.body, PullKv) and now_ns < self._read_until_ns(first.body, first):
+        if first is not None and now_ns < self._read_until_ns(first):
             return [self._renew(reservation, now_ns)]
         if reservation.replica:
             self._ctx.figures.replicas_expired += 1
@@ -303,7 +313,7 @@ class Reserving:
 
     def _forget(self, reservation: SequenceReservation) -> None:
         del self._reservations[reservation.migration]
-        self._ended.put(reservation.migration, held=False)
+        self._ended.put(reservation.migration)
 
     def _refuse_rest(self, reservation: SequenceReservation, reason: KvRefusal) -> list[Effect]:
         return reservation.questions.refuse_all(reservation.sequence, refused(reservation.migration, reason))

@@ -112,7 +112,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         bounds, limits = MigrationConfig(), self.limits
         return MigrationConfig(
             leases_max=max(bounds.leases_max, limits.out_max),
-            reservations_max=max(bounds.reservations_max, limits.in_max),
             lease_ms_max=max(bounds.lease_ms_max, limits.lease_ms),
             freeze_ms_max=max(bounds.freeze_ms_max, limits.freeze_ms, limits.copy_freeze_ms),
             reserve_ms_max=max(bounds.reserve_ms_max, limits.reserve_ms),

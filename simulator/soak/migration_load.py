@@ -77,7 +77,7 @@ def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     step_ns = shape.step_time.duration_ns(fullest)
     freeze_ns = MigrationConfig().freeze_ms_max * MILLISECOND
     beside = (REPLICAS_OUT_MAX, REPLICAS_IN_MAX) if shape.migration.replicas else (0, 0)
-    reads_max = max(limits.out_max + beside[0], limits.in_max + beside[1])
+    reads_max = max(limits.out_max + beside[0], MigrationConfig().reservations_max + beside[1])
     elsewhere_ns = silence_ns + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
     return PauseBounds(
         message=2 * (link.delay_ns + JITTERS * link.jitter_ns),
@@ -182,7 +182,7 @@ class MigrationLoad(Checker):
         if self._cluster.network is None:
             return True
         migrators = self._cluster.migrators
-        return all(m.process is not None and not any(m.actor.snapshot()[k] for k in ("out", "in")) for m in migrators)
+        return all(m.process is not None and not m.actor.snapshot()["out"] for m in migrators)
 
 
 def _of_replica(effect: Effect) -> str:

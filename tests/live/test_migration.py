@@ -63,7 +63,7 @@ async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRi
         said = await asyncio.to_thread(rig.cli, "migrate", client_id or f"cmpl-{request}", "--to", to)
         assert f"{place} → {to}  moved in epoch 1" in said
         expect_identical([(3, await reading)], expected)
-        trace = await _traced(rig, client_id or request, "migration.target")
+        trace = await _traced(rig, client_id or request, "migration")
     assert f"source={place} target={to}" in trace
     await expect_empty(rig)
 

@@ -17,11 +17,10 @@ from millrace.contracts.leases import (
     KvLeased,
     KvPulled,
     KvRefused,
-    KvReserved,
-    LeaseEnded,
     LeaseKv,
+    MigrationPrepared,
+    PrepareMigration,
     PullKv,
-    ReserveKv,
     SequenceFrozen,
     UnreserveKv,
 )
@@ -126,6 +125,7 @@ class FakeWorker:
         self.slow_ns = 0  # an answer waits for the end of a step
         self.clock_ns: int | None = 0  # by how much its clock is ahead; None: it does not say
         self.matched = 0
+        self.reservations_max = 3
         self.freeze_ms_max = 0  # 0: it neither tells nor keeps one
 
     def answer(self, body: Body, now_ns: int) -> Body | None:
@@ -141,12 +141,9 @@ class FakeWorker:
             case FreezeSequence():
                 return self._freeze(body, now_ns)
             case EndLease():
-                return self._end(body, now_ns)
-            case ReserveKv():
-                self.reserved[body.migration] = body.blocks
-                copier = CopierKind.MODELLED
-                at_ns = self._shown(now_ns)
-                return KvReserved(migration=body.migration, matched_blocks=self.matched, copier=copier, at_ns=at_ns)
+                self._end(body, now_ns)
+            case PrepareMigration():
+                return self._prepare(body, now_ns)
             case PullKv():
                 self.read.append((body.from_block, body.from_block + len(body.blocks)))
                 return _pulled(body, self.pull_ns, self._shown(now_ns))
@@ -184,10 +181,36 @@ class FakeWorker:
             endpoint=endpoint(freeze_ms_max=self.freeze_ms_max) if first else None,
         )
 
+    def _prepare(self, body: PrepareMigration, now_ns: int) -> Body:
+        if len(self.reserved) >= self.reservations_max:
+            return KvRefused(migration=body.migration, reason=KvRefusal.TOO_MANY)
+        self.reserved[body.migration] = body.blocks
+        count = max(0, len(body.pull) - self.matched)
+        if count and PullKv in self.refuse:
+            del self.reserved[body.migration]
+            return KvRefused(migration=body.migration, reason=self.refuse[PullKv])
+        self.read += [(self.matched, self.matched + count)] if count else []
+        return MigrationPrepared(
+            migration=body.migration,
+            matched_blocks=self.matched,
+            copier=CopierKind.MODELLED,
+            blocks=count,
+            bytes=1_000 * count,
+            descriptors=int(count > 0),
+            duration_ns=self.pull_ns if count else 0,
+            at_ns=self._shown(now_ns),
+        )
+
     def _freeze(self, body: FreezeSequence, now_ns: int) -> Body:
         held = self.sequences.get(body.sequence)
         if held is None or body.migration not in self.leases:
             return KvRefused(migration=body.migration, reason=KvRefusal.LEASE_LOST)
+        full = (len(held.submission.prompt_token_ids) + len(held.outputs(now_ns)) - 1) // BLOCK_TOKENS
+        if body.new_blocks_max is not None and full - body.from_block > body.new_blocks_max:
+            fields = {
+                name: getattr(body, name) for name in ("migration", "sequence", "epoch", "from_block", "lease_ms")
+            }
+            return self._lease(LeaseKv(**fields), now_ns)
         held.frozen = held.outputs(now_ns)
         held.thaws_ns = now_ns + min(body.freeze_ms, self.freeze_ms_max or body.freeze_ms) * MS
         tokens = len(held.submission.prompt_token_ids) + len(held.frozen)
@@ -202,14 +225,13 @@ class FakeWorker:
             frozen_ns=now_ns,
         )
 
-    def _end(self, body: EndLease, now_ns: int) -> Body:
+    def _end(self, body: EndLease, now_ns: int) -> None:
         held, leased = self.sequences.get(body.sequence), body.migration in self.leases
         self.leases.discard(body.migration)
         if held is not None and body.moved and (leased or not self.freeze_ms_max):
             del self.sequences[body.sequence]
         elif held is not None and held.frozen is not None:
             self._go_on(body.sequence, held, now_ns)
-        return LeaseEnded(migration=body.migration, held=leased and held is not None)
 
     def _thaw(self, now_ns: int) -> None:
         """Whoever has stood still for as long as it may goes on, and its lease is over."""
@@ -475,7 +497,8 @@ class Rig:
 
     def _ask_worker(self, worker: FakeWorker, message: Message) -> None:
         answer = worker.answer(message.body, self.now_ns)
-        took_ns = worker.pull_ns if isinstance(message.body, PullKv) else HOP_NS + worker.slow_ns
+        reads = isinstance(message.body, PullKv) or (isinstance(answer, MigrationPrepared) and answer.blocks > 0)
+        took_ns = worker.pull_ns + worker.slow_ns if reads else HOP_NS + worker.slow_ns
         if answer is not None:
             self._reply_later(message, answer, took_ns)
 

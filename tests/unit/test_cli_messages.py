@@ -14,19 +14,23 @@ from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
-from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv
+from millrace.contracts.leases import (
+    EndLease,
+    FreezeSequence,
+    KvRefused,
+    LeaseKv,
+    MigrationPrepared,
+    PrepareMigration,
+    PullKv,
+)
 from millrace.contracts.message import Body
 from millrace.contracts.migration import (
-    AbortMigration,
     AllotEpoch,
-    CommitMigration,
     EpochAllotted,
     MigrateSequence,
     MigrationFinished,
     MigrationOutcome,
     MigrationReason,
-    PrepareMigration,
-    PullBlocks,
     SequenceMoved,
 )
 from millrace.contracts.observers import CandidateScore, DecisionMade, ProvisioningDecided
@@ -162,7 +166,7 @@ def test_a_line_is_cut_at_the_width_whether_it_is_painted_or_not() -> None:
 def test_every_wire_type_has_a_line_from_plain_types() -> None:
     # The untyped reader must manage whatever the typed one does, for tools without these contracts.
     for kind in WIRE_TYPES:
-        payload = msgpack.packb({"type": kind.type_name().replace("/1", "/99"), "sequence": "r1.0"})
+        payload = msgpack.packb({"type": kind.type_name().rpartition("/")[0] + "/99", "sequence": "r1.0"})
         assert "unknown" in line(payload)
 
 
@@ -213,17 +217,34 @@ CONVERSATION: tuple[tuple[Body, str], ...] = (
     ),
     (EpochAllotted(migration=M, sequence="r.0", epoch=2), "~0ab672 epoch=2"),
     (
-        PrepareMigration(migration=M, source="w0", submission=SUBMIT, endpoint=KV, blocks=9, reserve_ms=5),
-        "~0ab672 from w0: 9 blocks for prompt=5000 output=2 in epoch 2",
-    ),
-    (PullBlocks(migration=M, round=1, from_block=3, blocks=[7, 8], read_ms=5), "round 1: blocks=[3,5) within 5ms"),
-    (PullKv(migration=M, from_block=3, blocks=[7, 8], read_ms=5), "~0ab672 blocks=[3,5) within 5ms"),
-    (FreezeSequence(migration=M, sequence="r.0", epoch=1, from_block=5, freeze_ms=250), "from block 5 for 250ms"),
-    (
-        CommitMigration(
-            migration=M, output_token_ids=[1, 2, 3], from_block=5, blocks=[9], computed_tokens=83, read_ms=230
+        PrepareMigration(
+            migration=M,
+            sequence="r.0",
+            epoch=2,
+            endpoint=KV,
+            token_ids=[1] * 50,
+            blocks=9,
+            reserve_ms=5,
+            pull=[7, 8, 9],
         ),
-        "~0ab672 output=3 tail=[5,6) computed=83 within 230ms",
+        "~0ab672 9 blocks for 50 tokens in epoch 2, round 1: read [0,3)",
+    ),
+    (
+        MigrationPrepared(
+            migration=M,
+            matched_blocks=1,
+            copier=CopierKind.NIXL,
+            blocks=2,
+            bytes=2**21,
+            descriptors=1,
+            duration_ns=9_000_000,
+        ),
+        "~0ab672 matched=1 read=2 by nixl, 2.00MiB in 1 pieces, 9ms",
+    ),
+    (PullKv(migration=M, from_block=3, blocks=[7, 8], read_ms=5, round=2), "round 2: read [3,5) within 5ms"),
+    (
+        FreezeSequence(migration=M, sequence="r.0", epoch=1, from_block=5, freeze_ms=250, new_blocks_max=1),
+        "from block 5 for 250ms, unless more than 1 are full",
     ),
     (
         SequenceMoved(migration=M, sequence="r.0", epoch=2, instance="w1", incarnation=3, first_index=3),
@@ -231,7 +252,7 @@ CONVERSATION: tuple[tuple[Body, str], ...] = (
     ),
     (EndLease(migration=M, sequence="r.0", epoch=1, moved=True), "~0ab672 it moved"),
     (EndLease(migration=M, sequence="r.0", epoch=1, moved=False), "~0ab672 go on"),
-    (AbortMigration(migration=M, reason=KvRefusal.CANCELLED, detail="x"), "~0ab672 cancelled x"),
+    (KvRefused(migration=M, reason=KvRefusal.CANCELLED, detail="x"), "~0ab672 cancelled x"),
     (
         MigrationFinished(
             migration=M,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv, ReserveKv, UnreserveKv
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv, PrepareMigration, UnreserveKv
 from millrace.contracts.migration import KvReplicated, MigrateSequence, MigrationOutcome
 
 from services.migrator.config import ReplicaConfig
@@ -30,7 +30,7 @@ def test_nobody_gets_a_replica_unless_it_is_switched_on() -> None:
     bench = Rig("a", "b")
     bench.decode("a")
     bench.run(3_000)
-    assert not bench.published(ReserveKv)
+    assert not bench.published(PrepareMigration)
     assert not bench.published(LeaseKv)
 
 
@@ -38,7 +38,7 @@ def test_full_blocks_are_copied_proven_and_told() -> None:
     bench = rig()
     bench.decode("a", prompt=PROMPT)
     bench.run(3_000)
-    (reserve,) = bench.published(ReserveKv)
+    (reserve,) = bench.published(PrepareMigration)
     assert reserve.replica
     assert reserve.epoch == 3
     assert len(reserve.token_ids) == reserve.blocks * BLOCK_TOKENS
@@ -56,9 +56,9 @@ def test_ingress_hears_of_blocks_only_after_the_lease_was_proven_and_the_holder_
     bench = rig()
     bench.decode("a")
     bench.run(3_000)
-    asked = (LeaseKv, ReserveKv, PullKv, KvReplicated)
+    asked = (LeaseKv, PrepareMigration, PullKv, KvReplicated)
     words = [type(body).__name__ for _, body in bench.said if isinstance(body, asked)]
-    assert words[: words.index("KvReplicated")] == ["LeaseKv", "ReserveKv", "PullKv", "LeaseKv", "PullKv"]
+    assert words[: words.index("KvReplicated")] == ["LeaseKv", "PrepareMigration", "PullKv", "LeaseKv", "PullKv"]
     pulls = bench.published(PullKv)
     assert pulls[0].proven == 0
     assert pulls[0].blocks

@@ -8,7 +8,7 @@ import pytest
 from millrace.actor.effects import Effect
 from millrace.actor.engine import AddToEngine, PullIntoEngine, ReserveInEngine, SequenceAdded, UnreserveInEngine
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import KvPulled, KvRefused, KvReserved, PullKv, ReserveKv
+from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PullKv, PrepareMigration
 from millrace.contracts.local import TimerFired
 from millrace.contracts.worker import CancelSequence, SequenceAccepted
 
@@ -25,7 +25,7 @@ def holder(**options: Any) -> Bench:
     return bench(**{"migration": HOLDS, **options})
 
 
-def replica(**fields: Any) -> ReserveKv:
+def replica(**fields: Any) -> PrepareMigration:
     """Two full blocks of the sequence."""
     tokens = 2 * INFO.block_size
     return reserve(**{"replica": True, "blocks": 2, "token_ids": list(range(tokens)), **fields})
@@ -59,7 +59,7 @@ def test_a_replica_is_reserved_as_such_and_takes_no_slot_of_migrations() -> None
     made = holder()
     (asked,) = only(made.say(replica(), reply_to="t"), ReserveInEngine)
     assert asked.replica
-    assert bodies(made.say(room()), KvReserved)
+    assert bodies(made.say(room()), MigrationPrepared)
     for number in range(HOLDS.reservations_max):
         assert only(made.say(reserve(migration=f"x{number}", sequence=f"s{number}.0"), reply_to="t"), ReserveInEngine)
     assert made.actor.snapshot()["figures"]["replicas"] == 1

@@ -12,7 +12,7 @@ from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Reply, Subscribe
 from millrace.actor.engine import EngineInfo
 from millrace.contracts.ingress import TokensGenerated
-from millrace.contracts.leases import KvPulled, KvReserved, SequenceFrozen
+from millrace.contracts.leases import KvPulled, MigrationPrepared, SequenceFrozen
 from millrace.contracts.local import Replied
 from millrace.contracts.message import Message
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, MigrateSequence, SequenceMoved
@@ -51,7 +51,7 @@ class WithoutClock(WorkerActor):
         effects = super().handle(message, now_ns)
         return [
             msgspec.structs.replace(effect, body=msgspec.structs.replace(effect.body, at_ns=0))
-            if isinstance(effect, Reply) and isinstance(effect.body, KvReserved | KvPulled)
+            if isinstance(effect, Reply) and isinstance(effect.body, MigrationPrepared | KvPulled)
             else effect
             for effect in effects
         ]
@@ -99,14 +99,14 @@ class Ingress:
 class Delay(Checker):
     """Delay of the commit once the source stands still, and loss of what the source says from then on."""
 
-    def __init__(self, source: SimActor, target_migrator: SimActor) -> None:
-        self._source, self._target_migrator = source, target_migrator
+    def __init__(self, source: SimActor, target: SimActor) -> None:
+        self._source, self._target = source, target
         self.frozen: SequenceFrozen | None = None
 
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
         if isinstance(message.body, Replied) and isinstance(message.body.body, SequenceFrozen):
             self.frozen = message.body.body
-            self._target_migrator.node.down.change(LinkModel(delay_ns=700 * MILLISECOND))
+            self._target.node.down.change(LinkModel(delay_ns=700 * MILLISECOND))
             self._source.node.up.change(LinkModel(loss=1.0))
 
 
@@ -119,9 +119,9 @@ class World:
         self.engines: dict[str, SimulatedEngine] = {}
         self.ingress = Ingress()
         self.simulation.add(lambda _: self.ingress, node="i0", accepts=(AllotEpoch, SequenceMoved, TokensGenerated))
-        a, _ = self._worker("a", WorkerActor), self._worker("b", target)
-        _, to = self._migrator("a"), self._migrator("b")
-        self.delay = Delay(a, to)
+        a, b = self._worker("a", WorkerActor), self._worker("b", target)
+        self._migrator("a")
+        self.delay = Delay(a, b)
         self.simulation.check_with(self.delay)
 
     def _worker(self, name: str, kind: type[WorkerActor]) -> SimActor:

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from millrace.actor.effects import Log
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import LeaseKv, ReserveKv
+from millrace.contracts.leases import LeaseKv, PrepareMigration
 from millrace.contracts.message import Message
-from millrace.contracts.migration import EvacuateInstance, MigrationFinished, MigrationOutcome, PrepareMigration
+from millrace.contracts.migration import EvacuateInstance, MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 from millrace.policies.migration.backoff import (
     JITTER,
@@ -141,7 +141,7 @@ class Prefill(Rig):
         super().__init__("a", "b")
         self.workers["b"].blocks_free = blocks_free
         if refusal is not None:
-            self.workers["b"].refuse[ReserveKv] = refusal
+            self.workers["b"].refuse[PrepareMigration] = refusal
         self.plan(a=InstanceRole.PREFILL, b=InstanceRole.DECODE)
         self.run(400)  # so that summaries are listened to
         for index in range(sequences):

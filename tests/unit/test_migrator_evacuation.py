@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import LeaseKv, ReserveKv
+from millrace.contracts.leases import LeaseKv, PrepareMigration
 from millrace.contracts.migration import (
     EvacuateInstance,
     InstanceEvacuated,
@@ -18,10 +18,7 @@ from millrace.contracts.migration import (
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
 
-from services.migrator.config import MigratorLimits
 from tests.unit.migrator_rig import FakeWorker, Rig
-
-ROOM = MigratorLimits(in_max=8)
 
 
 def evacuate(rig: Rig, run_ms: int = 4_000, limit_ms: int = 10_000) -> InstanceEvacuated | None:
@@ -47,7 +44,7 @@ def changed(worker: FakeWorker, sequence: str, **changes: Any) -> None:
 
 
 def test_everything_moves_to_where_there_is_room_three_at_a_time() -> None:
-    rig = Rig("a", "b", "c", limits=ROOM)
+    rig = Rig("a", "b", "c")
     for name in "bc":
         rig.workers[name].blocks_free = 1_000
     for index in range(8):
@@ -109,7 +106,7 @@ def test_a_target_without_room_is_tried_again_until_the_limit() -> None:
 def test_the_limit_holds_whatever_is_left() -> None:
     rig = Rig("a", "b")
     rig.decode("a")
-    rig.workers["b"].refuse[ReserveKv] = KvRefusal.NO_BLOCKS
+    rig.workers["b"].refuse[PrepareMigration] = KvRefusal.NO_BLOCKS
     answer = evacuate(rig, run_ms=700, limit_ms=600)
     assert answer is not None
     assert answer.left == 1

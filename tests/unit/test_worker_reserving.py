@@ -22,7 +22,7 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokenLogprobs, TokensResent
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
-from millrace.contracts.leases import KvPulled, KvRefused, KvReserved, PullKv, ReserveKv, UnreserveKv
+from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PullKv, PrepareMigration, UnreserveKv
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
@@ -57,7 +57,7 @@ def bench(**options: Any) -> Bench:
     return Bench(**{"info": MOVING, **options})
 
 
-def reserve(**fields: Any) -> ReserveKv:
+def reserve(**fields: Any) -> PrepareMigration:
     defaults: dict[str, Any] = {
         "migration": "m1",
         "sequence": "r1.0",
@@ -67,7 +67,7 @@ def reserve(**fields: Any) -> ReserveKv:
         "blocks": 4,
         "reserve_ms": 2000,
     }
-    return ReserveKv(**{**defaults, **fields})
+    return PrepareMigration(**{**defaults, **fields})
 
 
 def pull(from_block: int = 0, **fields: Any) -> PullKv:
@@ -147,7 +147,7 @@ def test_a_reservation_is_asked_of_the_engine_and_answered_when_it_is_made() -> 
     assert only(asked, StartTimer) == [StartTimer(name="reserve/m1", at_ns=made.now + 2000 * MS)]
     assert not only(asked, Reply)
     (reply,) = only(made.say(room()), Reply)
-    assert reply.body == KvReserved(migration="m1", matched_blocks=1, copier=CopierKind.MODELLED, at_ns=made.now)
+    assert reply.body == MigrationPrepared(migration="m1", matched_blocks=1, copier=CopierKind.MODELLED, at_ns=made.now)
     assert (reply.to, made.actor.figures.reservations) == ("t", 1)
 
 
@@ -269,17 +269,35 @@ def test_a_pull_reads_until_its_deadline_and_renews_the_reservation() -> None:
     assert not only(due(made, 1999), UnreserveInEngine)
 
 
-@pytest.mark.parametrize(("until_ms", "reads_ms"), [(100, 100), (-1, -1), (900, 500)])
-def test_a_pull_reads_no_longer_than_to_the_time_told_by_its_own_clock(until_ms: int, reads_ms: int) -> None:
-    made = reserved()
-    effects = made.say(pull(until_ns=made.now + until_ms * MS), reply_to="t")
-    assert only(effects, PullIntoEngine)[0].until_ns == made.now + reads_ms * MS
+def test_a_preparation_reads_its_first_blocks_but_for_those_that_the_cache_has() -> None:
+    made = bench()
+    body = reserve(pull=[7, 8, 9], checksums=[[70, 80, 90]], read_ms=500)
+    assert not only(made.say(body, reply_to="t"), PullIntoEngine)
+    effects = made.say(room(), after_ms=7)
+    until_ns = made.now + 493 * MS
+    assert only(effects, PullIntoEngine) == [
+        PullIntoEngine(migration="m1", from_block=1, blocks=[8, 9], checksums=[[80, 90]], until_ns=until_ns)
+    ]
+    assert not only(effects, Reply)
+    (answer,) = bodies(made.say(read(1), after_ms=20), MigrationPrepared)
+    assert (answer.matched_blocks, answer.blocks, answer.bytes, answer.at_ns) == (1, 2, 2048, made.now)
+    assert bodies(made.say(body, reply_to="t"), MigrationPrepared) == [answer], "a repeat reads nothing"
+
+
+def test_a_preparation_whose_first_read_fails_keeps_no_room() -> None:
+    made = bench()
+    made.say(reserve(pull=[7, 8], read_ms=500), reply_to="t")
+    made.say(room())
+    effects = made.say(denied(KvRefusal.COPY_FAILED))
+    assert refusal(effects) is KvRefusal.COPY_FAILED
+    assert only(effects, UnreserveInEngine)
+    assert made.actor.snapshot()["reservations"] == {}
 
 
 def test_answers_of_the_target_show_its_clock() -> None:
     made = bench()
     made.say(reserve(), reply_to="t")
-    assert bodies(made.say(room(), after_ms=7), KvReserved)[0].at_ns == made.now
+    assert bodies(made.say(room(), after_ms=7), MigrationPrepared)[0].at_ns == made.now
     made.say(pull(), reply_to="t", after_ms=3)
     shown = bodies(made.say(read(), after_ms=20), KvPulled)[0].at_ns
     assert shown == made.now

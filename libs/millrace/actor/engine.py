@@ -141,7 +141,7 @@ class EndLeaseInEngine(Effect, frozen=True, kw_only=True):
 
 class ReserveInEngine(Effect, frozen=True, kw_only=True):
     """Takes idle blocks for a sequence to come, those of its prefix in the cache among them: KvRoomReserved or KvDenied
-    follows. Fields as in ReserveKv. Blocks are taken from free ones only; nothing is preempted for it.
+    follows. Fields as in PrepareMigration. Blocks are taken from free ones only; nothing is preempted for it.
 
     With ``replica`` it takes no place in the batch, and the engine gives it up by itself, without a word, as soon as a
     sequence or another reservation lacks blocks; it is then as unknown as one that was never made. The newest goes
@@ -207,7 +207,7 @@ class SequenceStopped(Body, frozen=True, kw_only=True, tag="local.SequenceStoppe
 
 
 class KvRoomReserved(Body, frozen=True, kw_only=True, tag="local.KvRoomReserved/1"):
-    """Blocks are reserved. Fields as in KvReserved."""
+    """Blocks are reserved. Fields as in MigrationPrepared."""
 
     migration: str
     matched_blocks: int

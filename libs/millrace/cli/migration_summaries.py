@@ -15,30 +15,21 @@ from millrace.contracts.leases import (
     KvLeased,
     KvPulled,
     KvRefused,
-    KvReserved,
-    LeaseEnded,
     LeaseKv,
+    MigrationPrepared,
+    PrepareMigration,
     PullKv,
-    ReserveKv,
     SequenceFrozen,
     UnreserveKv,
 )
 from millrace.contracts.message import Body
 from millrace.contracts.migration import (
-    AbortMigration,
     AllotEpoch,
-    BlocksPulled,
-    CommitMigration,
     EpochAllotted,
     EpochRefused,
     KvReplicated,
     MigrateSequence,
-    MigrationCommitted,
     MigrationFinished,
-    MigrationPrepared,
-    MigrationRefused,
-    PrepareMigration,
-    PullBlocks,
     SequenceMoved,
 )
 
@@ -89,57 +80,35 @@ def _no_epoch(body: EpochRefused) -> str:
 
 
 def _prepare(body: PrepareMigration) -> str:
-    submission = body.submission
-    lengths = f"prompt={len(submission.prompt_token_ids)} output={len(submission.output_token_ids)}"
-    room = f"{body.blocks} blocks for {lengths}"
-    return f"{_name(body.migration)} from {body.source}: {room} in epoch {submission.epoch}"
-
-
-def _reserve(body: ReserveKv) -> str:
     what = "replica of " if body.replica else ""
-    return (
-        f"{_name(body.migration)} {what}{body.blocks} blocks for {len(body.token_ids)} tokens, for {body.reserve_ms}ms"
-    )
+    room = f"{what}{body.blocks} blocks for {len(body.token_ids)} tokens in epoch {body.epoch}"
+    return f"{_name(body.migration)} {room}" + (f", round 1: read {_span(0, len(body.pull))}" if body.pull else "")
 
 
-def _room(body: KvReserved | MigrationPrepared) -> str:
-    return f"{_name(body.migration)} matched={body.matched_blocks} by {body.copier}"
-
-
-def _pull_round(body: PullBlocks) -> str:
-    blocks = _span(body.from_block, len(body.blocks))
-    return f"{_name(body.migration)} round {body.round}: blocks={blocks} within {body.read_ms}ms"
+def _prepared(body: MigrationPrepared) -> str:
+    read = f", {_size(body.bytes)} in {body.descriptors} pieces, {duration(body.duration_ns)}" if body.blocks else ""
+    return f"{_name(body.migration)} matched={body.matched_blocks} read={body.blocks} by {body.copier}{read}"
 
 
 def _pull(body: PullKv) -> str:
     proven = f" proven={body.proven}" if body.proven else ""
-    return f"{_name(body.migration)} blocks={_span(body.from_block, len(body.blocks))} within {body.read_ms}ms{proven}"
+    blocks = _span(body.from_block, len(body.blocks))
+    return f"{_name(body.migration)} round {body.round}: read {blocks} within {body.read_ms}ms{proven}"
 
 
-def _pulled(body: BlocksPulled | KvPulled) -> str:
+def _pulled(body: KvPulled) -> str:
     pieces = f"{_size(body.bytes)} in {body.descriptors} pieces by {body.copier}"
     return f"{_name(body.migration)} blocks={body.blocks} {pieces}, {duration(body.duration_ns)}"
 
 
 def _freeze(body: FreezeSequence) -> str:
-    return f"{_name(body.migration)} from block {body.from_block} for {body.freeze_ms}ms"
+    unless = "" if body.new_blocks_max is None else f", unless more than {body.new_blocks_max} are full"
+    return f"{_name(body.migration)} from block {body.from_block} for {body.freeze_ms}ms{unless}"
 
 
 def _frozen(body: SequenceFrozen) -> str:
     blocks = _span(body.from_block, len(body.blocks))
     return f"{_name(body.migration)} blocks={blocks} output={len(body.output_token_ids)}"
-
-
-def _commit(body: CommitMigration) -> str:
-    blocks = _span(body.from_block, len(body.blocks))
-    return (
-        f"{_name(body.migration)} output={len(body.output_token_ids)} tail={blocks} computed={body.computed_tokens} "
-        f"within {body.read_ms}ms"
-    )
-
-
-def _committed(body: MigrationCommitted) -> str:
-    return f"{_name(body.migration)} epoch={body.epoch}"
 
 
 def _moved(body: SequenceMoved) -> str:
@@ -150,15 +119,11 @@ def _end(body: EndLease) -> str:
     return f"{_name(body.migration)} {'it moved' if body.moved else 'go on'}"
 
 
-def _ended(body: LeaseEnded) -> str:
-    return f"{_name(body.migration)} {'held' if body.held else 'was over'}"
-
-
 def _bare(body: UnreserveKv) -> str:
     return _name(body.migration)
 
 
-def _refused(body: KvRefused | MigrationRefused | AbortMigration) -> str:
+def _refused(body: KvRefused) -> str:
     return f"{_name(body.migration)} {body.reason} {body.detail}".rstrip()
 
 
@@ -197,25 +162,16 @@ MIGRATION_SUMMARIES: Mapping[type[Body], Callable[[Body], str]] = dict(
         _entry(EpochAllotted, _allotted),
         _entry(EpochRefused, _no_epoch),
         _entry(PrepareMigration, _prepare),
-        _entry(ReserveKv, _reserve),
-        _entry(KvReserved, _room),
-        _entry(MigrationPrepared, _room),
-        _entry(PullBlocks, _pull_round),
+        _entry(MigrationPrepared, _prepared),
         _entry(PullKv, _pull),
-        _entry(BlocksPulled, _pulled),
         _entry(KvPulled, _pulled),
         _entry(FreezeSequence, _freeze),
         _entry(SequenceFrozen, _frozen),
-        _entry(CommitMigration, _commit),
-        _entry(MigrationCommitted, _committed),
         _entry(SequenceMoved, _moved),
         _entry(KvReplicated, _replicated),
         _entry(EndLease, _end),
-        _entry(LeaseEnded, _ended),
         _entry(UnreserveKv, _bare),
         _entry(KvRefused, _refused),
-        _entry(MigrationRefused, _refused),
-        _entry(AbortMigration, _refused),
         _entry(MigrationFinished, _finished),
     ]
 )

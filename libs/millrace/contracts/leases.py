@@ -1,8 +1,8 @@
-"""Requests about KV from a migrator to its worker, with their answers: leases and freezes at the source, reservations
-and pulls at the target.
+"""Requests about KV from a source's migrator to two workers, with their answers: leases and freezes at the source,
+room and pulls at the target.
 
 Each request may be repeated. A repeated lease is renewed, a repeated freeze is answered with the same tokens, and a
-repeated reservation or pull is answered with its earlier result. Positions and block ids are as in kv.py.
+repeated preparation or pull is answered with its earlier result. Positions and block ids are as in kv.py.
 """
 
 from __future__ import annotations
@@ -58,9 +58,14 @@ class KvLeased(Body, frozen=True, kw_only=True, tag="KvLeased/1"):
     endpoint: KvEndpoint | None = None
 
 
-class FreezeSequence(Body, frozen=True, kw_only=True, tag="FreezeSequence/1"):
+class FreezeSequence(Body, frozen=True, kw_only=True, tag="FreezeSequence/2"):
     """Asks the source's worker to stop decoding a leased sequence, keeping it whole. Answered by SequenceFrozen or
-    KvRefused. Without EndLease within ``freeze_ms`` it decodes on by itself (thaw).
+    KvRefused; by KvLeased where more than ``new_blocks_max`` blocks are full from ``from_block`` on: then the lease is
+    renewed and another round of copying comes first. A frozen one decodes on by itself (thaw) after ``freeze_ms``.
+
+    Attributes:
+        new_blocks_max: None freezes it whatever is full.
+        lease_ms: As in LeaseKv.
     """
 
     migration: str
@@ -68,6 +73,8 @@ class FreezeSequence(Body, frozen=True, kw_only=True, tag="FreezeSequence/1"):
     epoch: int
     from_block: int
     freeze_ms: int
+    new_blocks_max: int | None = None
+    lease_ms: int = 0
 
 
 class SequenceFrozen(Body, frozen=True, kw_only=True, tag="SequenceFrozen/1"):
@@ -93,8 +100,8 @@ class SequenceFrozen(Body, frozen=True, kw_only=True, tag="SequenceFrozen/1"):
     logprobs: list[TokenLogprobs] | None = None
 
 
-class EndLease(Body, frozen=True, kw_only=True, tag="EndLease/1"):
-    """Ends a lease at the source. Answered by LeaseEnded, also where it had ended already.
+class EndLease(Body, frozen=True, kw_only=True, tag="EndLease/2"):
+    """Ends a lease at the source. No answer: where it is lost, the lease ends at its deadline.
 
     Attributes:
         moved: The target decodes it: the sequence is let go and its blocks are freed. Otherwise a frozen sequence
@@ -107,26 +114,20 @@ class EndLease(Body, frozen=True, kw_only=True, tag="EndLease/1"):
     moved: bool
 
 
-class LeaseEnded(Body, frozen=True, kw_only=True, tag="LeaseEnded/1"):
-    """The lease is over.
-
-    Attributes:
-        held: The lease had held until now: whatever was read under it is good.
-    """
-
-    migration: str
-    held: bool
-
-
-class ReserveKv(Body, frozen=True, kw_only=True, tag="ReserveKv/1"):
-    """Asks the target's worker for idle blocks for a sequence to come. Answered by KvReserved or KvRefused.
+class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/2"):
+    """Asks the target's worker for idle blocks for a sequence to come, and to read the first of its full blocks.
+    Answered by MigrationPrepared or KvRefused.
 
     Attributes:
         epoch: That it will come with.
         endpoint: Of the source: its fingerprint is compared, its copiers are matched.
         token_ids: Prompt and output so far: what the target's prefix cache has of it need not travel.
-        blocks: Blocks for the whole of it now, and some to grow.
+        blocks: To reserve: for the whole of it now, and some to grow.
         reserve_ms: How long they stay reserved without news.
+        pull: Source block ids of the first positions: those that the prefix cache has not are read.
+        checksums: Of them, as in KvLeased.
+        read_ms: As in PullKv.
+        award: The target's bid that this takes up; empty for a move by order and for a KV replica.
         replica: For a KV replica: the sequence goes on at its source, in this epoch. The reservation takes no place in
             the batch, grows with each pull, and is given up as soon as its blocks are needed for anything else.
     """
@@ -138,15 +139,21 @@ class ReserveKv(Body, frozen=True, kw_only=True, tag="ReserveKv/1"):
     token_ids: list[int]
     blocks: int
     reserve_ms: int
+    pull: list[int] = []
+    checksums: list[list[int]] = []
+    read_ms: int = 0
+    award: str = ""
     replica: bool = False
 
 
-class KvReserved(Body, frozen=True, kw_only=True, tag="KvReserved/1"):
-    """Blocks are reserved.
+class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/2"):
+    """Blocks are reserved, and the first ones read.
 
     Attributes:
         matched_blocks: Positions below this are in the target's prefix cache, and pinned.
-        copier: What will carry the rest.
+        copier: What carries the rest.
+        blocks: Read, from ``matched_blocks`` on.
+        bytes, descriptors, duration_ns: Of that, as in KvPulled.
         at_ns: What the worker's clock showed when its engine had answered, unix ns; 0 where it does not say. A repeated
             answer shows the first one's.
     """
@@ -154,17 +161,21 @@ class KvReserved(Body, frozen=True, kw_only=True, tag="KvReserved/1"):
     migration: str
     matched_blocks: int
     copier: CopierKind
+    blocks: int = 0
+    bytes: int = 0
+    descriptors: int = 0
+    duration_ns: int = 0
     at_ns: int = 0
 
 
-class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
+class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/2"):
     """Asks the target's worker to read full blocks from the source into its reservation. Answered by KvPulled or
     KvRefused.
 
     Attributes:
         blocks, checksums: As in KvLeased.
         read_ms: The lease holds for so long from the asking on; a read that ends later is void.
-        until_ns: As in KvHandover.
+        round: Of copying, counted from 1.
         lease: Lease under which the source holds the blocks; empty where it is named as the migration.
         proven: Positions below this were read under leases that held until all was read: those of a KV replica that a
             continuation may begin on.
@@ -175,7 +186,7 @@ class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/1"):
     blocks: list[int]
     read_ms: int
     checksums: list[list[int]] = []
-    until_ns: int = 0
+    round: int = 1
     lease: str = ""
     proven: int = 0
 
@@ -186,7 +197,7 @@ class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):
     Attributes:
         descriptors: Pieces that the transfer consisted of.
         duration_ns: From the first byte to the last.
-        at_ns: As in KvReserved.
+        at_ns: As in MigrationPrepared.
     """
 
     migration: str

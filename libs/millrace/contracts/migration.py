@@ -1,12 +1,10 @@
-"""The migration handshake: migrator to migrator, and who asks for it or must know of it.
+"""The migration handshake, driven by the source's migrator: who asks for it and who must know of it.
 
     operator, scheduler, worker   MigrateSequence, EvacuateInstance     → source's migrator
-    source's migrator             AllotEpoch                            → ingress
     source's migrator             LeaseKv, FreezeSequence, EndLease     → source's worker (contracts/leases.py)
-    source's migrator             PrepareMigration, PullBlocks,
-                                    CommitMigration, AbortMigration     → target's migrator
-    target's migrator             ReserveKv, PullKv, SubmitSequence,
-                                    UnreserveKv                         → target's worker
+    source's migrator             AllotEpoch                            → ingress
+    source's migrator             PrepareMigration, PullKv,
+                                    SubmitSequence, UnreserveKv         → target's worker
     target's worker               SequenceMoved                         → ingress
     source's migrator             KvReplicated                          → ingress
     source's migrator             MigrationFinished                     → everybody
@@ -20,10 +18,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from millrace.contracts.ingress import TokenLogprobs
-from millrace.contracts.kv import KvEndpoint, KvRefusal
+from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Body
-from millrace.contracts.worker import SubmitSequence
 
 #: Under a name of its own: a message that counts ``bytes`` means a number by that.
 PackedHashes = bytes
@@ -212,106 +208,3 @@ class KvReplicated(Body, frozen=True, kw_only=True, tag="KvReplicated/1"):
     instance: str
     incarnation: int
     tokens: int
-
-
-class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/1"):
-    """Asks the target's migrator to make room. Answered by MigrationPrepared or MigrationRefused.
-
-    Attributes:
-        submission: As the target's worker will get it, with the tokens so far; its epoch is the allotted one.
-        endpoint: Of the source.
-        blocks: To reserve.
-        reserve_ms: Renewed with each round.
-        traceparent: As in EpochAllotted.
-    """
-
-    migration: str
-    source: str
-    submission: SubmitSequence
-    endpoint: KvEndpoint
-    blocks: int
-    reserve_ms: int
-    traceparent: str = ""
-
-
-class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/1"):
-    """There is room. ``matched_blocks``, ``copier`` and ``at_ns`` as in KvReserved. The time is that of the worker,
-    which will read, and not the migrator's: so it does not matter how their clocks differ.
-    """
-
-    migration: str
-    matched_blocks: int
-    copier: str
-    at_ns: int = 0
-
-
-class PullBlocks(Body, frozen=True, kw_only=True, tag="PullBlocks/1"):
-    """One round: full blocks, while the source decodes on. Answered by BlocksPulled or MigrationRefused. Fields as in
-    PullKv.
-    """
-
-    migration: str
-    round: int
-    from_block: int
-    blocks: list[int]
-    read_ms: int
-    checksums: list[list[int]] = []
-    until_ns: int = 0
-
-
-class BlocksPulled(Body, frozen=True, kw_only=True, tag="BlocksPulled/1"):
-    """A round is done. Fields as in KvPulled."""
-
-    migration: str
-    round: int
-    blocks: int
-    bytes: int
-    descriptors: int
-    duration_ns: int
-    copier: str
-    at_ns: int = 0
-
-
-class CommitMigration(Body, frozen=True, kw_only=True, tag="CommitMigration/1"):
-    """The source stands still: the target reads the tail and decodes on. Answered by MigrationCommitted or
-    MigrationRefused.
-
-    Attributes:
-        output_token_ids, logprobs, blocks, checksums, computed_tokens, from_block: As in SequenceFrozen.
-        read_ms: The source stays frozen for so long.
-        until_ns: As in KvHandover.
-    """
-
-    migration: str
-    output_token_ids: list[int]
-    from_block: int
-    blocks: list[int]
-    computed_tokens: int
-    read_ms: int
-    checksums: list[list[int]] = []
-    logprobs: list[TokenLogprobs] | None = None
-    until_ns: int = 0
-
-
-class MigrationCommitted(Body, frozen=True, kw_only=True, tag="MigrationCommitted/1"):
-    """The target's worker owns the sequence."""
-
-    migration: str
-    sequence: str
-    epoch: int
-
-
-class MigrationRefused(Body, frozen=True, kw_only=True, tag="MigrationRefused/1"):
-    """A migrator's no to any step; the migration is over there and its blocks are free."""
-
-    migration: str
-    reason: KvRefusal
-    detail: str = ""
-
-
-class AbortMigration(Body, frozen=True, kw_only=True, tag="AbortMigration/1"):
-    """The source gives up. No answer. After a commit it has no effect: ingress judges."""
-
-    migration: str
-    reason: KvRefusal
-    detail: str = ""

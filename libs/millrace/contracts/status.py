@@ -235,7 +235,7 @@ class PresenceState(StrEnum):
 
 
 class InstanceMigrations(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of sequences that are on their way from and to an instance, as its migrator counts them.
+    """Numbers of sequences that are on their way from an instance, as its migrator counts them.
 
     Attributes:
         waiting: Asked to leave, or to be handed off after their prefill, and waiting for a slot or for room.
@@ -244,7 +244,6 @@ class InstanceMigrations(msgspec.Struct, frozen=True, array_like=True):
 
     instance: str
     leaving: int
-    arriving: int
     waiting: int
     replicated: int = 0
 
@@ -255,7 +254,7 @@ class MigrationStatus(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         target: Empty while none is chosen.
         step: What it waits for: ``leasing``, ``allotting``, ``preparing``, ``pulling``, ``renewing``, ``freezing``,
-            ``committing``, ``ending``.
+            ``committing``.
         round: Rounds of copying that are done.
         began_ns: Unix ns, by the clock of ``ServicePresence.at_ns``.
         bytes: Copied so far.
@@ -277,14 +276,14 @@ class DrainedInstance(msgspec.Struct, frozen=True, array_like=True):
     model: str
 
 
-class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/1"):
+class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
     """Heartbeat of a service, every second; the supervisor says DEAD for a child whose process ended.
 
     Attributes:
         role: ``ingress``, ``tagger``, ``coordinator``, ``worker``, ...
         name: Unique name of the process's actor, for example ``ingress-0``. For workers the instance's name.
         incarnation: Start time of the process, unix ns. With DEAD: 0 where unknown (any incarnation up to ``at_ns``).
-        moving: Of a migrator: its instances from or to which anything moves, or waits to.
+        moving: Of a migrator: its instances from which anything moves, or waits to.
         migrations: Of a migrator: those away from its instances that are under way, oldest first; no more than it
             tells of at once.
         instances: Of a broker: the instances that it acts for.
