@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PullKv, PrepareMigration, UnreserveKv
+from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.migration import KvReplicated, MigrateSequence, MigrationOutcome
 
 from services.migrator.config import ReplicaConfig

@@ -8,7 +8,7 @@ import pytest
 from millrace.actor.effects import Effect
 from millrace.actor.engine import AddToEngine, PullIntoEngine, ReserveInEngine, SequenceAdded, UnreserveInEngine
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PullKv, PrepareMigration
+from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PrepareMigration, PullKv
 from millrace.contracts.local import TimerFired
 from millrace.contracts.worker import CancelSequence, SequenceAccepted
 

@@ -18,8 +18,8 @@ from millrace.contracts.leases import (
     FreezeSequence,
     KvLeased,
     LeaseKv,
-    PullKv,
     PrepareMigration,
+    PullKv,
     SequenceFrozen,
     UnreserveKv,
 )

@@ -22,7 +22,7 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokenLogprobs, TokensResent
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
-from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PullKv, PrepareMigration, UnreserveKv
+from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,

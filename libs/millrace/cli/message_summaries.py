@@ -129,8 +129,8 @@ def _provisioning(body: ProvisioningDecided) -> str:
 
 
 def _presence(body: ServicePresence) -> str:
-    leaving, arriving = sum(row.leaving for row in body.moving), sum(row.arriving for row in body.moving)
-    moving = f"{leaving} leave {arriving} arrive" if leaving or arriving else ""
+    leaving = sum(row.leaving for row in body.moving)
+    moving = f"{leaving} leave" if leaving else ""
     return " ".join(word for word in (body.role, body.name, body.state.value, body.url, moving) if word)
 
 
