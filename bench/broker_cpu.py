@@ -114,8 +114,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        extra = ["--stages", str(options.stages), "--trading", options.trading, "--trace-sample", "0"]
-        extra += ["--worker-set", json.dumps(WORKER)]
+        extra = ["--stages", str(options.stages), "--trading", options.trading, "--set", "telemetry.trace_sample=0"]
+        extra += ["--set", "worker=" + json.dumps(WORKER)]
         model = build(Path(folder) / "model", max_model_len=4_096)
         rig = UpRig(Path(folder) / "c", model_path=model, engine="modelled", instances=options.instances, extra=extra)
         rig.start()

@@ -59,11 +59,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument(
-        "--worker-set", default="{}", help="as of `millrace up`: two engines on one GPU share its memory"
+        "--worker-set", default="{}", metavar="JSON", help="of each worker: two engines on one GPU share its memory"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        extra = ["--worker-set", options.worker_set]
+        extra = ["--set", "worker=" + options.worker_set]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
         rig = UpRig(
             Path(folder) / "cluster",

@@ -121,7 +121,7 @@ def main() -> int:
         planned = load(options, options.seed + number)
         for name, extra in LAYOUTS.items():
             with tempfile.TemporaryDirectory() as folder:
-                words = ["--trace-sample", "0", *extra]
+                words = ["--set", "telemetry.trace_sample=0", *extra]
                 words += ["--processes", "2"] if options.engine == "modelled" else []
                 model = MODELS / options.model
                 rig = UpRig(Path(folder) / "c", model_path=model, engine=options.engine, instances=2, extra=words)

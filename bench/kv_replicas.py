@@ -180,7 +180,7 @@ def main() -> int:
 def _side(side: str, model: Path, folder: Path, options: argparse.Namespace) -> bool:
     # Without a prefix cache: a second prompt of the same letters must not be found there.
     worker = json.dumps({"enable_prefix_caching": False} if options.engine == "vllm" else {})
-    extra = ["--policy", "join_shortest_queue", "--trace-sample", "0", "--worker-set", worker]
+    extra = ["--policy", "join_shortest_queue", "--set", "telemetry.trace_sample=0", "--set", "worker=" + worker]
     extra += ["--processes", "2"] if options.engine == "modelled" else []
     extra += ["--kv-replicas"] if side == "on" else []
     rig = UpRig(folder / side, model_path=model, engine=options.engine, instances=2, extra=extra)

@@ -142,7 +142,7 @@ def main() -> int:
 def _row(options: argparse.Namespace, cap: int, folder: Path) -> bool:
     model = stretched(options.model, folder, tokens=options.context + 4096)
     settings = json.dumps({"enable_prefix_caching": False, "migration": {"copy_bytes_per_step": cap}})
-    extra = ["--policy", "round_robin", "--trace-sample", "0", "--worker-set", settings]
+    extra = ["--policy", "round_robin", "--set", "telemetry.trace_sample=0", "--set", "worker=" + settings]
     rig = UpRig(folder / "cluster", model_path=model, engine="vllm", instances=2, extra=extra)
     rig.start()
 

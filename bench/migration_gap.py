@@ -146,12 +146,19 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--worker-set", default="{}", help="as of `millrace up`: two engines on one GPU share its memory"
+        "--worker-set", default="{}", metavar="JSON", help="of each worker: two engines on one GPU share its memory"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
-        extra = ["--policy", "join_shortest_queue", "--trace-sample", "0", "--worker-set", options.worker_set]
+        extra = [
+            "--policy",
+            "join_shortest_queue",
+            "--set",
+            "telemetry.trace_sample=0",
+            "--set",
+            "worker=" + options.worker_set,
+        ]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)
         rig.start()

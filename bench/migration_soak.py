@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        extra = ["--policy", "round_robin", "--trace-sample", "0"]
+        extra = ["--policy", "round_robin", "--set", "telemetry.trace_sample=0"]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
         model = build(Path(folder) / "model")
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)

@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument("--each", action="store_true", help="one line for every migration too")
     parser.add_argument("--awake", action="store_true", help="keep cores from sleeping in every other move")
     parser.add_argument("--separate-cores", action="store_true", help="as of migration_gap")
-    parser.add_argument("--worker-set", default="{}", help="JSON, as of `millrace up`")
+    parser.add_argument("--worker-set", default="{}", metavar="JSON", help="further fields of each worker")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def main() -> int:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
         watched = {"engine_args": {"scheduler_cls": "bench.migration.watched_engine.WatchedScheduler"}}
         settings = json.dumps(watched | json.loads(options.worker_set))
-        extra = ["--policy", "join_shortest_queue", "--trace-sample", "0", "--worker-set", settings]
+        extra = ["--policy", "join_shortest_queue", "--set", "telemetry.trace_sample=0", "--set", "worker=" + settings]
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine="vllm", instances=2, extra=extra)
         rig.start()
         keeping = Awake(options.awake)

@@ -174,7 +174,14 @@ def millrace(folder: Path, model: Path, *, instances: int, cores: list[int]) -> 
         model_path=model,
         engine="vllm",
         instances=instances,
-        extra=["--worker-set", json.dumps(worker), "--trace-sample", "0.01", "--log-level", "warning"],
+        extra=[
+            "--set",
+            "worker=" + json.dumps(worker),
+            "--set",
+            "telemetry.trace_sample=0.01",
+            "--set",
+            "telemetry.log_level=warning",
+        ],
     )
     rig.start()
     try:

@@ -32,10 +32,12 @@ from millrace.cluster import (
     ServiceCounts,
     ServiceSettings,
     WorkerSlot,
+    check_spec,
     read_cluster,
     workers_of,
 )
 from millrace.cluster.model_folders import is_repository, llm_calibration, model_folder, with_model_folders
+from millrace.cluster.settings import with_cluster_settings
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
@@ -138,7 +140,9 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", default="node", help="cluster name, second token of every subject")
     parser.add_argument("--policy", default="", help="dispatch policy")
     parser.add_argument("--trading", default="", help="trading policy; starts a broker for every 64 workers")
-    parser.add_argument("--worker-set", type=_fields, default={}, metavar="JSON", help="further fields of each worker")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="as `millrace up`: worker.max_num_seqs=256"
+    )
     parser.add_argument(
         "--spares", type=int, default=0, help="of these workers, the last ones start by provisioning only"
     )
@@ -152,7 +156,8 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     if wrong := "" if arguments.cluster else _what_is_wrong(arguments):
         parser.error(wrong)
     try:
-        arguments.spec = _spec(arguments)
+        arguments.spec = with_model_folders(with_cluster_settings(_spec(arguments), arguments.set))
+        check_spec(arguments.spec)
     except ConfigError as error:
         parser.error(str(error))
     if wrong := _not_for_containers(arguments.spec):
@@ -167,7 +172,7 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
         ConfigError: naming the field.
     """
     if arguments.cluster:
-        return with_model_folders(read_cluster(arguments.cluster))
+        return read_cluster(arguments.cluster)
     group = GroupSpec(
         count=(arguments.gpus // arguments.tensor_parallel or arguments.cpus) - arguments.spares,
         spares=arguments.spares,
@@ -184,7 +189,7 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
             trading=PolicyChoice(name=arguments.trading),
         ),
         services=ServiceCounts(brokers=bool(arguments.trading)),
-        settings=ServiceSettings(worker=arguments.worker_set, coordinator={"roles": roles} if roles else {}),
+        settings=ServiceSettings(coordinator={"roles": roles} if roles else {}),
         api=ApiSpec(keys=str(arguments.keys.resolve()) if arguments.keys else ""),
     )
 
@@ -210,13 +215,6 @@ def _not_for_containers(spec: ClusterSpec) -> str:
     if spec.api.keys and not Path(spec.api.keys).is_file():
         return f"api.keys: {spec.api.keys}: no such file"
     return next(filter(None, map(not_in_containers, spec.models)), "")
-
-
-def _fields(text: str) -> dict[str, Any]:
-    fields = json.loads(text)
-    if not isinstance(fields, dict):
-        raise ValueError("not an object")
-    return fields
 
 
 def _what_is_wrong(arguments: argparse.Namespace) -> str:

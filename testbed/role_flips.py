@@ -134,5 +134,14 @@ async def _blocks_left(rig: UpRig) -> int:
 def options_of(engine: str) -> list[str]:
     """Options of `millrace up` for two instances whose roles flip often, with brokers."""
     fences = json.dumps({"flips": FENCES})
-    options = ["--trading", "none", "--policy", "round_robin", "--trace-sample", "0", "--coordinator-set", fences]
+    options = [
+        "--set",
+        "services.brokers=true",
+        "--policy",
+        "round_robin",
+        "--set",
+        "telemetry.trace_sample=0",
+        "--set",
+        "coordinator=" + fences,
+    ]
     return [*options, *(["--processes", "2"] if engine == "modelled" else [])]

@@ -35,7 +35,12 @@ def main() -> int:
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCY))
     options = parser.parse_args()
-    extra = ["--worker-set", json.dumps({"migration": {"self_test": options.self_test}}), "--trace-sample", "0"]
+    extra = [
+        "--set",
+        "worker=" + json.dumps({"migration": {"self_test": options.self_test}}),
+        "--set",
+        "telemetry.trace_sample=0",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         rig = UpRig(Path(folder) / "c", model_path=options.model, engine=options.engine, instances=1, extra=extra)
         began = time.monotonic()

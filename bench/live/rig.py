@@ -41,7 +41,7 @@ class PolicyRig:
         """Args:
         workers: What each worker is told beside what `millrace up` tells it: fields of WorkerConfig.
         """
-        extra = ["--policy", policies[0], "--trace-sample", "0", *worker_words(workers)]
+        extra = ["--policy", policies[0], "--set", "telemetry.trace_sample=0", *worker_words(workers)]
         if engine == "modelled":
             extra += ["--processes", str(len(workers))]  # so that each has settings of its own
         self.up = UpRig(folder, model_path=model_path, engine=engine, instances=len(workers), extra=extra)
@@ -107,7 +107,7 @@ class PolicyRig:
 def worker_words(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     """The options of `millrace up` that tell each worker its own."""
     told = [f"worker-{index}={json.dumps(fields)}" for index, fields in enumerate(workers) if fields]
-    return [word for each in told for word in ("--worker-set", each)]
+    return [word for each in told for word in ("--set", each)]
 
 
 class MachineWatch:

@@ -145,6 +145,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         name: Instance name, unique in the cluster; with ``instances`` > 1 the prefix of ``<name>-0``, ``<name>-1``...
         model: Served model name: the one clients ask for, and the token in subjects.
+        engine: ``vllm``, or ``modelled`` for one that follows vLLM's scheduler in modelled time.
         instances: Worker actors in this process, modelled engines only.
         model_path: Folder with config.json, tokenizer and weights; modelled engines use the tokenizer alone.
         dtype: ``auto``, ``bfloat16``, ``float16`` or ``float32``.
@@ -155,6 +156,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_model_len: Prompt plus output, tokens; 0 for the model's own limit.
         max_num_seqs: Bound of the running batch.
         max_num_batched_tokens: Token budget of a step.
+        enable_prefix_caching: Whether KV blocks of finished prompts are reused by prompts that begin alike.
         seed: Engine seed.
         tensor_parallel_size: GPUs of one engine.
         async_scheduling: None leaves it to vLLM (on for CUDA, off here).

@@ -32,6 +32,7 @@ class ModelledWire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         token_bytes: KV of one token over all layers.
+        bytes_per_s: Of one read.
         latency_ns: Of each read, before its first byte.
     """
 

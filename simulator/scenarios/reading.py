@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
+from millrace.actor.settings import with_settings
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.registry import PolicyError, located
 from millrace.policies.rescheduling import RESCHEDULING_POLICIES
@@ -46,10 +47,10 @@ def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
         table["cluster"].pop("groups", None)  # the file that was asked for has others
     try:
         table = with_cluster_file(with_settings(table, files), path.parent)
+        table = with_settings(table, [setting for setting in settings if not setting.startswith(_FILE)])
     except ConfigError as error:
         raise ScenarioError(f"{path}: {error}") from None
-    others = [setting for setting in settings if not setting.startswith(_FILE)]
-    return scenario_of(_located(with_settings(table, others), path.parent), source=str(path))
+    return scenario_of(_located(table, path.parent), source=str(path))
 
 
 #: Tables whose ``policy`` (of provisioning ``strategy``) may be a file.
@@ -80,47 +81,6 @@ def scenario_of(table: dict[str, Any], *, source: str = "scenario") -> ScenarioS
     if complaint:
         raise ScenarioError(f"{source}: {complaint}")
     return spec
-
-
-def with_settings(table: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """A copy with each ``a.b.0.c=value`` set; numbers count into lists."""
-    result: Any = _copied(table)
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ScenarioError(f"--set {setting}: must be key=value")
-        _set(result, key.strip().split("."), _value(text.strip()), setting)
-    return dict(result)
-
-
-def _set(place: Any, words: list[str], value: Any, setting: str) -> None:
-    for word in words[:-1]:
-        if isinstance(place, list) and word.isdigit() and int(word) < len(place):
-            place = place[int(word)]
-        elif isinstance(place, dict):
-            place = place.setdefault(word, {})
-        else:
-            raise ScenarioError(f"--set {setting}: there is no {word}")
-    last = words[-1]
-    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
-        place[int(last)] = value
-    elif isinstance(place, dict):
-        place[last] = value
-    else:
-        raise ScenarioError(f"--set {setting}: there is no {last}")
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    return [_copied(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _complaint(spec: ScenarioSpec) -> str:

@@ -36,10 +36,10 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
         "2",
         "--trading",
         "papers/cascadeinfer/trading.py",
-        "--trace-sample",
-        "0",
-        "--broker-set",
-        json.dumps(BROKER),
+        "--set",
+        "telemetry.trace_sample=0",
+        "--set",
+        "broker=" + json.dumps(BROKER),
     ]
     model: Path = build(folder / "model", layers=2)
     cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)

@@ -28,7 +28,7 @@ LENGTH = {"max_tokens": 60}
 #: A stream takes about a second: ten of them run at any moment.
 SLOW = {"modelled": {"speed": 0.3}}
 LOAD = {"rate": 10.0, "seconds": 3.0}
-EXTRA = ["--processes", "2", "--no-hosting", "--worker-set", json.dumps(SLOW)]
+EXTRA = ["--processes", "2", "--set", "services.hosted_instances_max=0", "--set", "worker=" + json.dumps(SLOW)]
 
 
 @pytest.fixture(scope="module")

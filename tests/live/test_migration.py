@@ -37,8 +37,8 @@ LONG = {"max_tokens": 240, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
-    options = ["--processes", str(INSTANCES), "--policy", "round_robin", "--worker-set", json.dumps(WORKER)]
-    options += ["--migrator-set", json.dumps(MIGRATOR)]
+    options = ["--processes", str(INSTANCES), "--policy", "round_robin", "--set", "worker=" + json.dumps(WORKER)]
+    options += ["--set", "migrator=" + json.dumps(MIGRATOR)]
     model = write_model_folder(folder / "model")
     cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
     cluster.start()

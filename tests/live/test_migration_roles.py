@@ -15,13 +15,17 @@ from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 
 LENGTH = {"max_tokens": 120, "ignore_eos": True}
-WORKER = ["--worker-set", json.dumps({"modelled": {"speed": 0.5}})]
+WORKER = ["--set", "worker=" + json.dumps({"modelled": {"speed": 0.5}})]
 
 
 async def test_each_request_prefills_here_and_decodes_there_with_the_tokens_that_it_has_unmoved(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model")
     still = UpRig(
-        tmp_path / "still", model_path=model, engine="modelled", instances=1, extra=[*WORKER, "--no-migrators"]
+        tmp_path / "still",
+        model_path=model,
+        engine="modelled",
+        instances=1,
+        extra=[*WORKER, "--set", "services.migrators=false"],
     )
     still.start()
     try:

@@ -47,7 +47,12 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UpRig]:
     strategy, policy = request.param
     options = [
         *("--provision", strategy, "--instances-max", "3", "--policy", policy),
-        *("--worker-set", json.dumps(WORKER), "--coordinator-set", json.dumps({"provisioning": PROVISIONING})),
+        *(
+            "--set",
+            "worker=" + json.dumps(WORKER),
+            "--set",
+            "coordinator=" + json.dumps({"provisioning": PROVISIONING}),
+        ),
     ]
     model = write_model_folder(tmp_path / "model")
     cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1, extra=options)

@@ -32,8 +32,15 @@ Outcomes = dict[int, tuple[str, str, int]]
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
-    options = ["--processes", str(INSTANCES), "--trading", "none", "--roles", "worker-0=prefill,worker-1=decode"]
-    options += ["--worker-set", json.dumps(WORKER), "--coordinator-set", json.dumps(FLIPS)]
+    options = [
+        "--processes",
+        str(INSTANCES),
+        "--set",
+        "services.brokers=true",
+        "--roles",
+        "worker-0=prefill,worker-1=decode",
+    ]
+    options += ["--set", "worker=" + json.dumps(WORKER), "--set", "coordinator=" + json.dumps(FLIPS)]
     model = write_model_folder(folder / "model")
     cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
     cluster.start()

@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 
 async def test_open_streams_end_at_once_with_an_error_and_the_next_start_tells_what_happened(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model")
-    slow = ["--worker-set", '{"modelled": {"speed": 0.1}}']  # minutes for the stream below
+    slow = ["--set", 'worker={"modelled": {"speed": 0.1}}']  # minutes for the stream below
     rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1, extra=slow)
     rig.start()
     assert rig.process is not None

@@ -39,7 +39,7 @@ Outcomes = dict[int, tuple[str, str, int]]
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     options = ["--processes", str(INSTANCES), "--stages", "4", "--trading", "papers/cascadeinfer/trading.py"]
-    options += ["--worker-set", json.dumps(WORKER), "--broker-set", json.dumps(BROKER)]
+    options += ["--set", "worker=" + json.dumps(WORKER), "--set", "broker=" + json.dumps(BROKER)]
     model = write_model_folder(folder / "model", max_model_len=CONTEXT_TOKENS)
     cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
     cluster.start()

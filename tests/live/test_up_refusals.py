@@ -26,7 +26,7 @@ def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (["--worker-set", '{"nope": 1}'], "millrace up: worker-0: Object contains unknown field `nope`"),
+        (["--set", 'worker={"nope": 1}'], "millrace up: worker-0: Object contains unknown field `nope`"),
         (["--instances", "0"], "millrace up: --instances 0: at least one per model, 1"),
     ],
 )
@@ -40,7 +40,7 @@ def test_what_a_service_would_refuse_is_refused_before_anything_starts(
 
 def test_the_log_of_a_child_that_does_not_start_is_shown_and_the_rest_is_stopped(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "no-such-folder" / "record")
-    done = up(tmp_path, "--instances", "1", "--worker-set", json.dumps({"record": nowhere}))
+    done = up(tmp_path, "--instances", "1", "--set", "worker=" + json.dumps({"record": nowhere}))
     assert done.returncode == 1
     assert "worker-0 did not start:\n  worker-0: exit status 1; " in done.stdout
     assert "no-such-folder" in done.stdout.partition("did not start")[2]

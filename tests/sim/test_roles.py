@@ -6,10 +6,11 @@ import functools
 from typing import Any
 
 import pytest
+from millrace.actor.settings import with_settings
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.sim.checkers.roles import CapableRoles
 
-from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.statistics import summarise
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from millrace.actor.settings import with_settings
 from millrace.enginemodel.step_time_models import LinearStepTime
 
-from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import summarise

@@ -7,11 +7,12 @@ import io
 from typing import Any
 
 import msgspec
+from millrace.actor.settings import with_settings
 from millrace.enginemodel.step_time_models import LinearStepTime
 from rich.console import Console
 
 from simulator.scenarios.plots import draw_run, draw_sweep
-from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import Summary, summarise

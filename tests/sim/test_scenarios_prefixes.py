@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace.actor.settings import with_settings
 from millrace.enginemodel.step_time_models import LinearStepTime
 
-from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.statistics import Summary, summarise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from millrace.actor.settings import with_settings
 from millrace.contracts.catalog import Role
 from millrace.contracts.plan import Plan
 from millrace.enginemodel.coefficients import load_step_time
@@ -12,7 +13,7 @@ from millrace.sim.runtime_sim import SECOND
 
 from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.load import models_of
-from simulator.scenarios.reading import ScenarioError, scenario_of, with_settings
+from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import Group
 

@@ -7,6 +7,7 @@ import math
 
 import msgspec
 import pytest
+from millrace.actor.settings import with_settings
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.workloads.shape import RequestShape
@@ -19,7 +20,7 @@ from bench.block.runs import OUT_OF_TIME, Job, Options, add_options, capacities,
 from bench.block.scenarios import POLICIES, policy_settings, scenario
 from bench.block.tables import confidence, figure, gains, gains_table, latency_table, table
 from simulator.scenarios.capacity import at_rate
-from simulator.scenarios.reading import scenario_of, with_settings
+from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.spec import ClusterTable, Group, ScenarioSpec
 
 SHAPES = [RequestShape(200, 300), RequestShape(600, 100), RequestShape(50, 700)]

@@ -148,7 +148,7 @@ def test_settings_of_an_engine_are_ones_that_workers_know(limits: unequal.Limits
 
 
 def test_each_worker_is_told_its_own_and_one_without_settings_nothing() -> None:
-    assert worker_words([{}, {"seed": 1}]) == ["--worker-set", 'worker-1={"seed": 1}']
+    assert worker_words([{}, {"seed": 1}]) == ["--set", 'worker-1={"seed": 1}']
 
 
 def test_a_replay_has_the_limits_and_step_times_of_each_engine(tmp_path: Path) -> None:

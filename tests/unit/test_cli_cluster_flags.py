@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from millrace.cli import up
 from millrace.cli.__main__ import main
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
@@ -91,6 +92,7 @@ def test_brokers_start_with_stages_or_a_trading_policy_and_not_by_default() -> N
     assert not cluster("--stages", "1").services.brokers
     assert cluster("--stages", "2").services.brokers
     assert cluster("--trading", "delay").services.brokers
+    assert not cluster("--trading", "none").services.brokers
 
 
 def test_spares_are_for_provisioning() -> None:
@@ -105,9 +107,9 @@ def test_spares_are_for_provisioning() -> None:
 def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
     spec = cluster(
         *("--engine", "modelled", "--models", "nano,mini", "--processes", "4", "--policy", "llumnix"),
-        *("--worker-set", '{"seed": 3}', "--worker-set", 'worker-1={"seed": 4}', "--roles", "worker-0-0=prefill"),
-        *("--port", "9000", "--log-level", "debug", "--ingresses", "2", "--predictors", "0", "--no-migrators"),
-        "--no-hosting",
+        *("--set", 'worker={"seed": 3}', "--set", "worker-1.seed=4", "--roles", "worker-0-0=prefill"),
+        *("--set", "telemetry.log_level=debug", "--ingresses", "2", "--set", "services.predictors=0"),
+        *("--port", "9000", "--set", "services.migrators=false", "--set", "services.hosted_instances_max=0"),
     )
     assert parse_cluster(cluster_toml(spec)) == spec
     assert (spec.services.ingresses, spec.services.predictors, spec.services.migrators) == (2, 0, False)
@@ -118,7 +120,7 @@ def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
 
 
 def test_replicas_are_switched_on_at_workers_and_migrators_alike() -> None:
-    spec = cluster("--instances", "2", "--kv-replicas", "--worker-set", '{"migration": {"leases_max": 5}}')
+    spec = cluster("--instances", "2", "--kv-replicas", "--set", "worker.migration.leases_max=5")
     assert parse_cluster(cluster_toml(spec)) == spec
     fields = migrator_fields(spec, ["worker-0"])["replicas"]
     assert ReplicaConfig(**fields).enabled
@@ -146,12 +148,17 @@ def test_replicas_are_switched_on_at_workers_and_migrators_alike() -> None:
         (["--stages", "900", "--instances", "900"], "--stages 900: 900 stages do not fit into a context of"),
         (["--policy", "best"], "policies.dispatch.name: 'best' is none of"),
         (["--provision", "prempt"], "policies.provisioning.name: 'prempt' is none of"),
-        (["--worker-set", 'worker-7={"seed": 1}'], "settings.workers: no such worker 'worker-7'"),
+        (["--set", "worker-7.seed=1"], "--set worker-7.seed=1: there is no worker-7 (did you mean `worker-1`?)"),
+        (["--set", "api.prot=9"], "--set: api: Object contains unknown field `prot` (did you mean `port`?)"),
+        (["--set", "api.port=high"], "--set: api.port: Expected `int`, got `str`"),
+        (["--set", "worker"], "--set worker: must be key=value"),
+        (["--set", "worker=7"], "--set worker=7: worker takes fields, such as worker.KEY=VALUE"),
+        (["--set", "models.3.name=x"], "--set models.3.name=x: there is no 3"),
         (
             ["--engine", "modelled", "--instances", "2", "--processes", "3"],
             "--processes 3: between 1 and the 2 engines",
         ),
-        (["--kv-replicas", "--no-migrators"], "kv_replicas.enabled: migrators copy them"),
+        (["--kv-replicas", "--set", "services.migrators=false"], "kv_replicas.enabled: migrators copy them"),
         (["--port", "0"], "api.port: 0, must be between 1 and 65535"),
         (["--nats-port", "70000"], "nats.port: 70000, must be between 1 and 65535"),
         (["--ingresses", "0"], "services.ingresses: 0, must be between 1 and 64"),
@@ -165,6 +172,18 @@ def test_options_that_cannot_be_are_refused_before_anything_starts(words: list[s
     assert refusal in str(refused.value)
 
 
+def test_up_has_few_options_and_an_earlier_one_is_answered_with_what_took_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    options = [each for each in parser._actions if each.help != argparse.SUPPRESS and each.dest != "help"]
+    assert len(options) <= 26
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--worker-set", "{}"])
+    assert "--worker-set is gone: --set worker.KEY=VALUE" in capsys.readouterr().err
+
+
 FILE = '[[models]]\nname = "n"\npath = "nano"\n[[models.groups]]\nengine = "modelled"\ncount = 3\n[api]\nport = 8001\n'
 
 
@@ -174,6 +193,9 @@ def test_a_file_is_a_cluster_and_the_machine_s_options_lie_over_it(tmp_path: Pat
     spec = cluster("--cluster", str(file))
     assert (instances(spec), spec.api.port) == ({"n": ["worker-0-0", "worker-0-1", "worker-0-2"]}, 8001)
     assert cluster("--cluster", str(file), "--port", "8002").api.port == 8002
+    assert cluster("--cluster", str(file), "--set", "ingress.tagging.mode=never").settings.ingress == {
+        "tagging": {"mode": "never"}
+    }
     with pytest.raises(CliError, match=r"--instances: not together with --cluster; set it in .*cluster.toml"):
         cluster("--cluster", str(file), "--instances", "2")
 

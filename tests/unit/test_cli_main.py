@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from millrace.cli.__main__ import main
 from millrace.cli.cluster import add_connection_options, resolve_connection
-from millrace.cli.cluster_flags import worker_settings
 from millrace.cli.errors import CliError
 from millrace.cli.verbs import VERBS, Verb
 from millrace.supervision.cluster_folder import command, find_folder
@@ -244,20 +243,6 @@ def test_the_key_file_may_be_named_before_or_after_the_action(
 def test_a_probe_of_no_url_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "127.0.0.1:1"]) == 2
     assert capsys.readouterr().err == "millrace probe: 127.0.0.1:1: an http:// or https:// URL is needed\n"
-
-
-def test_workers_are_configured_together_and_by_name() -> None:
-    words = ['{"seed": 1, "step_time": "a=b"}', 'worker-1={"max_num_seqs": 3}', 'worker-1={"kv_blocks": 9}']
-    every, single = worker_settings(words)
-    assert every == {"seed": 1, "step_time": "a=b"}
-    assert single == {"worker-1": {"max_num_seqs": 3, "kv_blocks": 9}}
-    assert worker_settings([]) == ({}, {})
-
-
-@pytest.mark.parametrize("word", ["[1]", "worker-1=[1]", "worker-1=", "worker-1", "{"])
-def test_settings_of_workers_that_are_no_object_are_refused(word: str) -> None:
-    with pytest.raises(CliError, match="--worker-set"):
-        worker_settings([word])
 
 
 def test_a_hint_names_the_folder_where_a_verb_would_not_find_it(elsewhere: Path) -> None:

@@ -123,8 +123,8 @@ def test_instances_and_engine_are_as_for_several_models() -> None:
         (["--thresholds", "50"], "--thresholds: only together with --cascade"),
         (["--cascade", "nano,mini", "--thresholds", "high"], "--thresholds high"),
         (["--cascade", "nano,mini", "--thresholds", "500"], "cascade.thresholds"),
-        (["--cascade", "nano,mini", "--judge-parameters", "[]"], "--judge-parameters"),
-        (["--cascade", "nano,mini", "--judge", "llm", "--judge-parameters", '{"model": "huge"}'], "no model 'huge'"),
+        (["--cascade", "nano,mini", "--set", "cascade.parameters=[]"], "--set cascade.parameters: fields of"),
+        (["--cascade", "nano,mini", "--judge", "llm", "--set", "cascade.parameters.model=huge"], "no model 'huge'"),
         (["--cascade", "nano,mini", "--instances", "1"], "at least one per model"),
         (["--cascade", "nano,huge"], "no model 'huge'"),
     ],
@@ -192,20 +192,21 @@ def test_an_llm_judge_elsewhere_is_asked_by_the_judge() -> None:
 
 
 def test_a_judging_model_that_is_no_tier_gets_an_engine_of_its_own() -> None:
-    words = ("--cascade", "nano,mini", "--judge", "llm", "--judge-parameters")
-    spec = _up(*words, '{"model": "micro", "timeout_s": 1}')
+    words = ("--cascade", "nano,mini", "--judge", "llm")
+    spec = _up(*words, "--set", "cascade.parameters.model=micro", "--set", "cascade.parameters.timeout_s=1")
     assert spec.cascade is not None
     assert [model.name for model in spec.models] == ["millrace-nano", "millrace-mini", "millrace-micro"]
     assert [len(instances_of(spec, model)) for model in spec.models] == [1, 1, 1]
     assert spec.cascade.tiers == ["millrace-nano", "millrace-mini"]
     assert spec.cascade.parameters == {"model": "millrace-micro", "timeout_s": 1}
-    assert len(_up(*words, '{"model": "mini"}').models) == 2
+    assert len(_up(*words, "--set", "cascade.parameters.model=mini").models) == 2
     shipped = _up("--cascade", "nano,mini", "--judge", "llm")
     assert [model.name for model in shipped.models] == ["millrace-nano", "millrace-mini", "millrace-judge"]
     calibration = llm_calibration(shipped)
     assert calibration is not None
     assert calibration.area > 0.8
-    assert len(_up(*words, '{"model": "huge", "url": "http://127.0.0.1:1/v1"}').models) == 2
+    outside = ("--set", "cascade.parameters.model=huge", "--set", "cascade.parameters.url=http://127.0.0.1:1/v1")
+    assert len(_up(*words, *outside).models) == 2
 
 
 def test_the_llm_judge_has_the_calibration_that_lies_in_its_models_folder(tmp_path: Path) -> None:

@@ -498,7 +498,7 @@ def test_wrong_roles_are_refused_before_anything_is_written(
 def test_every_configuration_is_one_that_its_service_takes(tmp_path: Path) -> None:
     keys = tmp_path / "some-keys.toml"
     keys.write_text("")
-    folder = _prepare(tmp_path, "--cpus", "1", "--keys", str(keys), "--worker-set", '{"max_num_seqs": 7}')
+    folder = _prepare(tmp_path, "--cpus", "1", "--keys", str(keys), "--set", "worker.max_num_seqs=7")
     assert load_config(TaggerConfig, folder / "tagger.json").bus.servers == ["nats://nats:4222"]
     assert load_config(PredictorConfig, folder / "predictor.json").bus.user == "predictor"
     assert load_config(CoordinatorConfig, folder / "coordinator.json").bus.user == "coordinator"
@@ -534,7 +534,7 @@ def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(t
         (["--cpus", "2", "--tensor-parallel", "2"], "CPU workers have one core each"),
         (["--gpus", "-1"], "at least 1"),
         (["--cpus", "1", "--keys", "/nowhere"], "no such file"),
-        (["--cpus", "1", "--worker-set", "[]"], "--worker-set"),
+        (["--cpus", "1", "--set", "wroker.seed=1"], "there is no wroker (did you mean `worker`?)"),
         (["--cpus", "2", "--spares", "2"], "at least one worker"),
         (["--cpus", "2", "--spares", "1", "--provision", "x"], "one of none, preempt, relief"),
     ],

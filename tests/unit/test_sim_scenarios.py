@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 from millrace.actor.effects import Reply
+from millrace.actor.errors import ConfigError
+from millrace.actor.settings import with_settings
 from millrace.contracts.message import Message
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.workloads.arrivals import FromTrace
@@ -16,7 +18,7 @@ from simulator.scenarios.capacity import FoundCapacity, Search, SloTarget, at_ra
 from simulator.scenarios.lengths_known import KnowingTagger
 from simulator.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
 from simulator.scenarios.observer import FinishedRequest
-from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of, with_settings
+from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of
 from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, TraceRows, WorkloadSpec
 from simulator.scenarios.statistics import spread, within
 
@@ -85,7 +87,7 @@ def test_settings_reach_into_tables_and_lists_and_leave_the_original() -> None:
 @pytest.mark.parametrize("setting", ["seed", "=3", "cluster.groups.4.instances=1", "seed.deeper=2"])
 def test_a_setting_that_leads_nowhere_is_refused(setting: str) -> None:
     table = {"seed": 1, "cluster": {"groups": [{}]}}
-    with pytest.raises(ScenarioError, match="--set"):
+    with pytest.raises(ConfigError, match="--set"):
         with_settings(table, [setting])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,7 +26,12 @@ def nearest_field(error: str, kind: Any) -> str:
     found: inspect.Type | None = inspect.type_info(kind)
     for step in _STEP.finditer(told["path"] or ""):
         found = _within(found, step["field"])
-    near = get_close_matches(told["name"], [field.encode_name for field in _fields(found)], n=1)
+    return nearest_name(told["name"], [field.encode_name for field in _fields(found)])
+
+
+def nearest_name(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean `x`?)`` for the nearest known name; empty where none is near."""
+    near = get_close_matches(word, list(known), n=1)
     return f" (did you mean `{near[0]}`?)" if near else ""
 
 

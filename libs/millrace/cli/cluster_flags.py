@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,19 +10,19 @@ from typing import Any, TypeAlias
 import msgspec
 
 from millrace.actor.errors import ConfigError
-from millrace.cli.cascade_flags import add_cascade_options, cascade_of, judge_model
+from millrace.cli.cascade_flags import PARAMETERS, cascade_of, judge_model
 from millrace.cli.errors import CliError
 from millrace.cluster import (
     ApiSpec,
     ClusterPolicies,
     ClusterSpec,
     GroupSpec,
+    JudgeKind,
     KvReplicaSpec,
     ModelSpec,
     NatsSpec,
     PolicyChoice,
     ServiceCounts,
-    ServiceSettings,
     StageSpec,
     TelemetrySpec,
     check_spec,
@@ -32,9 +30,10 @@ from millrace.cluster import (
     read_cluster,
 )
 from millrace.cluster.model_folders import context_length, is_repository, model_folder, with_model_folders
+from millrace.cluster.reading import anchored
+from millrace.cluster.settings import with_cluster_settings
 from millrace.cluster.spec import EngineName
 from millrace.cluster.workers import instances_of
-from millrace.policies.registry import located
 from millrace.supervision.roles import roles_of
 
 #: vLLM on CPU pays one core per engine; more engines than this are for GPU nodes and compose.
@@ -53,13 +52,10 @@ _OF_THE_MACHINE = {
     "keys": ("api", "keys"),
     "nats_port": ("nats", "port"),
     "otlp": ("telemetry", "otlp"),
-    "trace_sample": ("telemetry", "trace_sample"),
-    "log_format": ("telemetry", "log_format"),
-    "log_level": ("telemetry", "log_level"),
 }
 
 #: Options about this run of it.
-_OF_THE_RUN = {"cluster", "dir", "detach"}
+_OF_THE_RUN = {"cluster", "dir", "detach", "set"}
 
 _Group: TypeAlias = "argparse._ArgumentGroup"
 
@@ -71,7 +67,6 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     _add_engine_options(parser.add_argument_group("models and engines"))
     _add_scheduling_options(parser.add_argument_group("scheduling"))
     _add_service_options(parser.add_argument_group("services"))
-    add_cascade_options(parser)
     group = parser.add_argument_group("this machine", "also with --cluster; they override its file")
     add = group.add_argument
     add("--host", help="address of the API (default: 127.0.0.1)")
@@ -79,14 +74,8 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--keys", metavar="FILE", help="API keys (`millrace keys`); without it none is required")
     add("--nats-port", type=int, help="of nats-server (default: 4222); if it is in use, a free one is chosen")
     add("--otlp", metavar="URL", help="OTLP/HTTP endpoint; without it traces go to the cluster's folder")
-    add(
-        "--trace-sample",
-        type=float,
-        metavar="SHARE",
-        help="share of requests traced beyond the first 20 a second (default: 0.01)",
-    )
-    add("--log-format", choices=["console", "json"], help="(default: console)")
-    add("--log-level", choices=["debug", "info", "warning", "error"], help="(default: info)")
+    for option in REPLACED:
+        parser.add_argument(option, action=_Replaced, nargs="?", help=argparse.SUPPRESS)
 
 
 def _add_engine_options(group: _Group) -> None:
@@ -101,6 +90,13 @@ def _add_engine_options(group: _Group) -> None:
         metavar="NAME,NAME",
         help="several models behind one name, cheapest first; if an answer scores too low, the next is asked",
     )
+    add(
+        "--thresholds",
+        metavar="N,N",
+        help="of a cascade: least score, 0 to 100, at which an answer is delivered, one per model but the last "
+        "(default: 70)",
+    )
+    add("--judge", choices=[str(kind) for kind in JudgeKind], help="of a cascade: what scores (default: confidence)")
     add("--served-name", metavar="NAME", help="name under which clients ask for the model (default: the folder's)")
     add("--engine", choices=["vllm", "modelled"], help="vLLM (default), or a model of its scheduler and step times")
     add(
@@ -126,23 +122,17 @@ def _add_scheduling_options(group: _Group) -> None:
         "--stages",
         type=int,
         metavar="N",
-        help="stages by sequence length, at most one per engine; starts brokers, which hand sequences on (default: 1)",
+        help="stages by sequence length, at most one per engine; sequences move on as they grow (default: 1)",
     )
-    add("--trading", metavar="POLICY", help="start brokers; they trade by delay, none or a .py file")
+    add(
+        "--trading", metavar="POLICY", help="move running sequences for balance, by delay or a .py file (default: none)"
+    )
     add("--provision", metavar="POLICY", help="start and stop engines by load: preempt or relief (default: none)")
 
 
 def _add_service_options(group: _Group) -> None:
     add = group.add_argument
     add("--ingresses", type=int, metavar="N", help="ingress processes that share the port (default: 1)")
-    add("--predictors", type=int, metavar="N", help="predictors; 0 for no forecasts (default: 1, in each ingress)")
-    add(
-        "--no-hosting",
-        action="store_true",
-        default=None,
-        help="predictor and tagger as processes of their own, not in each ingress",
-    )
-    add("--no-migrators", action="store_true", default=None, help="running sequences stay where they are")
     add(
         "--kv-replicas",
         action="store_true",
@@ -150,13 +140,37 @@ def _add_service_options(group: _Group) -> None:
         help="copy running sequences' KV ahead to a second engine, for their continuation after a crash",
     )
     add(
-        "--worker-set",
-        metavar="[NAME=]JSON",
+        "--set",
+        metavar="PATH=VALUE",
         action="append",
-        help="further fields of each worker's configuration, or of the one named (worker-0=...); may be repeated",
+        help="any key of a cluster's file or of a service (docs/CONFIGURATION.md), such as worker.max_num_seqs=8 or "
+        "worker-1.max_num_seqs=4 for one; may be repeated",
     )
-    for service in ("ingress", "migrator", "broker", "predictor", "coordinator", "judge"):
-        add(f"--{service}-set", metavar="JSON", help=f"further fields of each {service}'s configuration")
+
+
+class _Replaced(argparse.Action):
+    """An option of earlier versions: refused with what took its place."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """End with exit code 2."""
+        parser.error(f"{self.option_strings[0]} is gone: {REPLACED[self.option_strings[0]]}")
+
+
+#: Options of earlier versions, and what to say instead.
+REPLACED = {
+    **{f"--{name}-set": f"--set {name}.KEY=VALUE" for name in ("worker", "ingress", "migrator", "broker")},
+    **{f"--{name}-set": f"--set {name}.KEY=VALUE" for name in ("predictor", "coordinator", "judge")},
+    "--predictors": "--set services.predictors=N",
+    "--no-hosting": "--set services.hosted_instances_max=0",
+    "--no-migrators": "--set services.migrators=false",
+    "--cascade-name": "--set cascade.name=NAME",
+    "--quality": "--set cascade.quality=N",
+    "--sample": "--set cascade.sample=FILE",
+    "--judge-parameters": "--set cascade.parameters.KEY=VALUE",
+    "--trace-sample": "--set telemetry.trace_sample=SHARE",
+    "--log-format": "--set telemetry.log_format=json",
+    "--log-level": "--set telemetry.log_level=LEVEL",
+}
 
 
 def cluster_of(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
@@ -172,7 +186,9 @@ def cluster_of(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
     given = {name for name, value in vars(arguments).items() if value is not None}
     try:
         spec = _of_file(arguments, given) if arguments.cluster else _of_options(arguments, cores)
-        spec = with_model_folders(_on_this_machine(spec, arguments, given))
+        settings = [each for each in arguments.set or [] if not (arguments.cascade and each.startswith(PARAMETERS))]
+        spec = anchored(with_cluster_settings(_on_this_machine(spec, arguments, given), settings), Path.cwd())
+        spec = with_model_folders(_with_roles(spec, arguments.roles or ""))
         check_spec(spec)
     except ConfigError as error:
         raise CliError(str(error)) from None
@@ -198,26 +214,20 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
     served = [*names, *_judging(arguments, names)]
     groups = _groups(arguments, cores, len(served))
     models = [_model(arguments, name, group) for name, group in zip(served, groups, strict=True)]
-    spec = ClusterSpec(
+    return ClusterSpec(
         models=models,
         cascade=cascade_of(arguments, [model.name for model in models[: len(names)]]),
         policies=ClusterPolicies(
-            dispatch=_policy(arguments.policy),
+            dispatch=PolicyChoice(name=arguments.policy or ""),
             provisioning=PolicyChoice(name=_strategy(arguments)),
-            trading=_policy(arguments.trading),
+            trading=PolicyChoice(name=arguments.trading or ""),
         ),
         services=ServiceCounts(
             ingresses=_or(arguments.ingresses, 1),
-            predictors=_or(arguments.predictors, 1),
-            hosted_instances_max=0 if arguments.no_hosting else ServiceCounts().hosted_instances_max,
-            migrators=not arguments.no_migrators,
-            brokers=bool(arguments.trading) or (arguments.stages or 1) > 1,
+            brokers=arguments.trading not in (None, "none") or (arguments.stages or 1) > 1,
         ),
         kv_replicas=KvReplicaSpec(enabled=bool(arguments.kv_replicas)),
-        settings=_settings(arguments),
     )
-    _check_roles(arguments.roles or "", spec)
-    return spec
 
 
 def _judging(arguments: argparse.Namespace, tiers: list[str]) -> list[str]:
@@ -281,70 +291,25 @@ def _strategy(arguments: argparse.Namespace) -> str:
     return "" if arguments.provision in (None, "none") else str(arguments.provision)
 
 
-def _check_roles(text: str, spec: ClusterSpec) -> None:
-    """Refuses a role for nobody: several modelled engines share a worker, and their names are longer than its."""
-    names = [name for model in spec.models for name in instances_of(spec, model, spares=True)]
-    for pattern in roles_of(text):
-        if not any(fnmatchcase(name, pattern) for name in names):
-            shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
-            raise CliError(f"--roles: no instance {pattern}; there are {shown}")
+def _with_roles(spec: ClusterSpec, text: str) -> ClusterSpec:
+    """Roles for the coordinator's configuration, by instance or pattern.
 
-
-def _policy(policy: str | None) -> PolicyChoice:
-    """A file by a path that holds wherever a service runs."""
-    return PolicyChoice(name=located(policy or "", Path.cwd()))
-
-
-def _settings(arguments: argparse.Namespace) -> ServiceSettings:
-    every, single = worker_settings(arguments.worker_set or [])
-    coordinator = _roles(arguments.roles or "") | _table(arguments.coordinator_set, "--coordinator-set")
-    return ServiceSettings(
-        worker=every,
-        workers=single,
-        ingress=_table(arguments.ingress_set, "--ingress-set"),
-        migrator=_table(arguments.migrator_set, "--migrator-set"),
-        broker=_table(arguments.broker_set, "--broker-set"),
-        predictor=_table(arguments.predictor_set, "--predictor-set"),
-        coordinator=coordinator,
-        judge=_table(arguments.judge_set, "--judge-set"),
-    )
-
-
-def _roles(text: str) -> dict[str, object]:
-    """Roles for the coordinator's configuration, by instance or pattern."""
+    Raises:
+        CliError: a role for nobody: several modelled engines share a worker, and their names are longer than its.
+    """
     try:
         roles = roles_of(text)
     except ValueError as error:
         raise CliError(f"--roles: {error}") from None
-    return {"roles": roles} if roles else {}
-
-
-def worker_settings(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Settings of all workers, and of single ones by name. Of two words about the same the later field wins.
-
-    Raises:
-        CliError: neither JSON nor NAME=JSON, or no object.
-    """
-    every: dict[str, Any] = {}
-    single: dict[str, dict[str, Any]] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        named = bool(equals) and not word.lstrip().startswith(("{", "["))
-        told = single.setdefault(name.strip(), {}) if named else every
-        told.update(_table(text if named else word, f"--worker-set {name.strip()}" if named else "--worker-set"))
-    return every, single
-
-
-def _table(text: str | None, option: str) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CliError(f"{option}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CliError(f"{option}: a JSON object is needed")
-    return value
+    if not roles:
+        return spec
+    names = [name for model in spec.models for name in instances_of(spec, model, spares=True)]
+    for pattern in roles:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+            raise CliError(f"--roles: no instance {pattern}; there are {shown}")
+    settings = msgspec.structs.replace(spec.settings, coordinator={**spec.settings.coordinator, "roles": roles})
+    return msgspec.structs.replace(spec, settings=settings)
 
 
 def _on_this_machine(spec: ClusterSpec, arguments: argparse.Namespace, given: set[str]) -> ClusterSpec:

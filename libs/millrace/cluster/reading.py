@@ -25,8 +25,8 @@ def parse_cluster(payload: str | bytes, folder: Path | None = None) -> ClusterSp
     try:
         spec = msgspec.toml.decode(payload, type=ClusterSpec)
     except msgspec.DecodeError as error:
-        raise ConfigError(_plain(str(error)) + nearest_field(str(error), ClusterSpec)) from None
-    spec = spec if folder is None else _anchored(spec, folder)
+        raise ConfigError(plain(str(error)) + nearest_field(str(error), ClusterSpec)) from None
+    spec = spec if folder is None else anchored(spec, folder)
     check_spec(spec)
     return spec
 
@@ -46,29 +46,29 @@ def read_cluster(path: str | Path) -> ClusterSpec:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def _plain(error: str) -> str:
+def plain(error: str) -> str:
     """Moves the path of msgspec's ``... - at `$.models[0].groups[1]` `` to the front, as a reader of TOML writes it."""
     text, at, path = error.partition(" - at `$")
     where = path.rstrip("`").lstrip(".")
     return f"{where}: {text}" if at and where else text
 
 
-def _anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
+def anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
     """With the paths of files absolute. A model's path that is no folder stays: it may be a name."""
 
-    def anchored(path: str) -> str:
+    def found(path: str) -> str:
         return str((folder / path).resolve()) if path and (folder / path).exists() else path
 
     def model(each: ModelSpec) -> ModelSpec:
-        groups = [msgspec.structs.replace(group, step_time=anchored(group.step_time)) for group in each.groups]
-        return msgspec.structs.replace(each, path=anchored(each.path), groups=groups)
+        groups = [msgspec.structs.replace(group, step_time=found(group.step_time)) for group in each.groups]
+        return msgspec.structs.replace(each, path=found(each.path), groups=groups)
 
     cascade = spec.cascade
     if cascade is not None:
-        cascade = msgspec.structs.replace(cascade, sample=anchored(cascade.sample))
+        cascade = msgspec.structs.replace(cascade, sample=found(cascade.sample))
     keys = str((folder / spec.api.keys).resolve()) if spec.api.keys else ""
     policies = {
-        kind: msgspec.structs.replace(choice, name=anchored(choice.name) if is_file(choice.name) else choice.name)
+        kind: msgspec.structs.replace(choice, name=found(choice.name) if is_file(choice.name) else choice.name)
         for kind, choice in msgspec.structs.asdict(spec.policies).items()
     }
     return msgspec.structs.replace(

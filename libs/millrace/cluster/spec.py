@@ -190,6 +190,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Further fields of the services' configurations, laid over what follows from the rest of the file.
 
     Attributes:
+        ingress, migrator, broker, predictor, tagger, coordinator, judge: For every process of that service.
         worker: For all workers. A group's own ``settings`` lie over it.
         workers: For single workers, by name; over the group's.
     """
@@ -232,6 +233,7 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         host: Address that it binds.
+        port: TCP port; refused where it is taken, because clients are configured with it.
         keys: File of API keys, relative to the cluster's file; empty for none.
     """
 
@@ -241,7 +243,12 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Ports of nats-server on 127.0.0.1; another free one is taken where one is in use."""
+    """Ports of nats-server on 127.0.0.1; another free one is taken where one is in use.
+
+    Attributes:
+        port: For clients: services and the command line.
+        monitor_port: For its HTTP monitoring.
+    """
 
     port: int = 4222
     monitor_port: int = 8222

@@ -11,11 +11,11 @@ from testbed.up_cluster import UpRig
 
 OPTIONS = (
     # Whoever is killed shall have had work. A forecast may leave one engine idle at the rates of these tests.
-    *("--policy", "round_robin", "--trace-sample", "0"),
+    *("--policy", "round_robin", "--set", "telemetry.trace_sample=0"),
     # Prompts repeat: with a prefix cache the target of a migration would have most blocks already.
-    *("--worker-set", '{"enable_prefix_caching": false}'),
+    *("--set", 'worker={"enable_prefix_caching": false}'),
     # Streams of the other tests are shorter than this.
-    *("--kv-replicas", "--migrator-set", '{"replicas": {"tokens_min": 400}}'),
+    *("--kv-replicas", "--set", 'migrator={"replicas": {"tokens_min": 400}}'),
 )
 
 
