@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from millrace.actor.bucket_reading import read_bucket
 from millrace.contracts.cascade import CascadeMove, CascadePlan
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
@@ -59,8 +60,7 @@ class PlanStore:
 
     async def read(self) -> CascadePlan:
         """The plan in force."""
-        message = await self._client.jetstream().get_last_msg(f"KV_{self._bucket}", self._subject)
-        plan = decode(message.data or b"")
+        [plan] = [decode(value) for value in await read_bucket(self._client, self._bucket)]
         assert isinstance(plan, CascadePlan)
         return plan
 
@@ -130,7 +130,7 @@ def main() -> int:
 
 
 async def _run(rig: UpRig, count: int, rate: float) -> int:
-    bus = await rig.operator_bus()
+    bus = await rig.operator_bus(store=True)
     plans = PlanStore(bus, rig.cluster_file()["cluster"])
     await plans.settled(COUNTS)
     faults = _faults(rig, plans, count)

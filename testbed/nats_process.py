@@ -13,13 +13,14 @@ START_S_MAX = 10.0
 class NatsProcess:
     """nats-server from the virtual environment with JetStream. Chooses a free port at its first start and keeps it.
 
-    ``configuration`` is text of a configuration file; port and store are given on the command line.
+    ``configuration`` is text of a configuration file; port and, unless it has one, store are given on the command line.
     """
 
     def __init__(self, folder: Path, configuration: str = "") -> None:
         self._folder = folder
         self._configuration = folder / "nats.conf"
         self._configuration.write_text(f"debug: false\n{configuration}")  # an empty file is complained about
+        self._store = [] if "store_dir" in configuration else ["-js", "-sd", str(folder / "store")]
         self._port = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
@@ -34,7 +35,7 @@ class NatsProcess:
         log = self._folder / f"nats-{self._starts}.log"
         binary = Path(sys.executable).with_name("nats-server")
         command = [str(binary), "-c", str(self._configuration), "-a", "127.0.0.1", "-p", str(self._port)]
-        self._process = subprocess.Popen([*command, "-js", "-sd", str(self._folder / "store"), "-l", str(log)])
+        self._process = subprocess.Popen([*command, *self._store, "-l", str(log)])
         deadline = time.monotonic() + START_S_MAX
         while time.monotonic() < deadline:
             text = log.read_text() if log.exists() else ""

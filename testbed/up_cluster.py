@@ -24,6 +24,7 @@ from millrace.cli.cluster_rows import Totals
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
+from millrace.contracts.permissions import store_user
 from nats.aio.client import Client
 
 from testbed.programs import Program, command_line, output_of, start_program
@@ -199,10 +200,10 @@ class UpRig:
             return False
         return True
 
-    async def operator_bus(self) -> Client:
-        """A connection with an operator's rights, which outlives a server that goes away."""
+    async def operator_bus(self, *, store: bool = False) -> Client:
+        """A connection with an operator's rights, to the bus or the store, which outlives a server that goes away."""
         known = self.cluster_file()
-        user = known["operator_user"]
+        user = store_user(known["operator_user"]) if store else known["operator_user"]
         return await nats.connect(
             known["nats_url"],
             user=user,

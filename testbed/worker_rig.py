@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+from millrace.actor.buckets import ensure_bucket
 from millrace.actor.nats_client import settle
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.ingress import FinishReason, SequencesReturned, TokenChunk, TokensGenerated, TokensResent
@@ -198,7 +199,7 @@ def start_worker(config: Path) -> Program:
 async def create_buckets(url: str, cluster: str) -> None:
     """Create the instance bucket, as the supervisor does before any service starts."""
     client = await nats.connect(url)
-    await client.jetstream().create_key_value(bucket=Subjects(cluster).bucket("instance"))
+    await ensure_bucket(client.jetstream(), name="instance", cluster=cluster)
     await client.close()
 
 

@@ -28,8 +28,9 @@ T = TypeVar("T", bound=Body)
 class Listener:
     """Keeps what it hears; decodes nothing until asked, so that it costs the run little."""
 
-    def __init__(self, bus: Client, cluster: str) -> None:
+    def __init__(self, bus: Client, store: Client, cluster: str) -> None:
         self._bus = bus
+        self._store = store
         self._subjects = Subjects(cluster)
         self._heard: list[bytes] = []
         self.finished = 0
@@ -62,7 +63,7 @@ class Listener:
 
     async def instances(self) -> list[InstanceRecord]:
         """Those that are registered, by name."""
-        found = [decode(value) for value in await read_bucket(self._bus, self._subjects.bucket("instance"))]
+        found = [decode(value) for value in await read_bucket(self._store, self._subjects.bucket("instance"))]
         return sorted(_of(found, InstanceRecord), key=lambda record: record.instance)
 
 
@@ -81,7 +82,7 @@ async def listening(folder: Path) -> AsyncIterator[Listener]:
         password=file.observer_password,
         origin=str(folder),
     )
-    async with open_bus(connection) as bus:
-        listener = Listener(bus, file.cluster)
+    async with open_bus(connection) as bus, open_bus(connection, store=True) as store:
+        listener = Listener(bus, store, file.cluster)
         await listener.subscribe()
         yield listener

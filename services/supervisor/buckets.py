@@ -11,12 +11,12 @@ import asyncio
 import sys
 
 import nats
-from millrace.actor.buckets import allow_direct_reads, ensure_bucket
+from millrace.actor.buckets import ensure_bucket
 from millrace.actor.config import BusConfig, load_config
 from millrace.actor.errors import BusError, BusUnavailable, ConfigError
 from millrace.actor.nats_client import close_client
 from millrace.contracts.catalog import BUCKETS
-from millrace.contracts.subjects import Subjects
+from millrace.contracts.permissions import store_user
 
 
 async def create_buckets(bus: BusConfig, *, replicas: int = 1) -> None:
@@ -25,20 +25,18 @@ async def create_buckets(bus: BusConfig, *, replicas: int = 1) -> None:
     Raises:
         BusUnavailable: no server, or JetStream does not answer.
     """
-    subjects = Subjects(bus.cluster)
-    inbox = f"_INBOX.{bus.user}".encode() if bus.user else b"_INBOX"
+    user = store_user(bus.user) if bus.user else None
+    inbox = f"_INBOX.{user}" if user else "_INBOX"
     try:
         client = await nats.connect(
-            bus.servers, user=bus.user or None, password=bus.password or None, inbox_prefix=inbox, connect_timeout=5
+            bus.servers, user=user, password=bus.password or None, inbox_prefix=inbox, connect_timeout=5
         )
     except (OSError, nats.errors.Error) as error:
         raise BusUnavailable(f"{bus.servers[0]}: {error}") from None
     try:
         stream = client.jetstream()
         for bucket in BUCKETS:
-            full_name = subjects.bucket(bucket.name)
-            await ensure_bucket(stream, name=bucket.name, full_name=full_name, replicas=replicas)
-            await allow_direct_reads(stream, full_name=full_name)
+            await ensure_bucket(stream, name=bucket.name, cluster=bus.cluster, replicas=replicas)
     except nats.errors.Error as error:
         raise BusUnavailable(f"JetStream: {error}") from None
     finally:

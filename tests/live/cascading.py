@@ -137,7 +137,7 @@ async def swap_thresholds(rig: UpRig, cascade: str, *thresholds: float) -> Casca
         plan, epoch=plan.epoch + 1, tiers=[*changed, plan.tiers[-1]], coordinator="operator", reason="a test"
     )
     connection = _connection(rig)
-    async with open_bus(connection) as bus:
+    async with open_bus(connection, store=True) as bus:
         bucket = Subjects(connection.cluster).bucket("cascade")
         await bus.jetstream().publish(f"$KV.{bucket}.{subject_token(cascade)}", encode(after))
     return after
@@ -146,7 +146,7 @@ async def swap_thresholds(rig: UpRig, cascade: str, *thresholds: float) -> Casca
 async def plan_in_force(rig: UpRig, cascade: str) -> CascadePlan:
     """The published plan of a cascade."""
     connection = _connection(rig)
-    async with open_bus(connection) as bus:
+    async with open_bus(connection, store=True) as bus:
         found = [decode(value) for value in await read_bucket(bus, Subjects(connection.cluster).bucket("cascade"))]
     (plan,) = [body for body in found if isinstance(body, CascadePlan) and body.cascade == cascade]
     return plan

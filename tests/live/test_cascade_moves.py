@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.actor.bucket_reading import read_bucket
 from millrace.contracts.cascade import CascadeMove, CascadePlan
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
@@ -70,12 +71,10 @@ class CascadePlanStore:
 
     @classmethod
     async def of(cls, rig: UpRig) -> CascadePlanStore:
-        return cls(await rig.operator_bus(), rig.cluster_file()["cluster"])
+        return cls(await rig.operator_bus(store=True), rig.cluster_file()["cluster"])
 
     async def read(self) -> CascadePlan:
-        subject = f"$KV.{self._bucket}.{subject_token(CASCADE)}"
-        message = await self._client.jetstream().get_last_msg(f"KV_{self._bucket}", subject)
-        plan = decode(message.data)
+        [plan] = [decode(value) for value in await read_bucket(self._client, self._bucket)]
         assert isinstance(plan, CascadePlan)
         return plan
 

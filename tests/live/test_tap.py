@@ -18,6 +18,7 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.codec import encode
 from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade
+from millrace.contracts.permissions import store_user
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceSummary, ServicePresence
 from millrace.contracts.subjects import Subjects
@@ -89,10 +90,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def user(server: Server, role: Role) -> AsyncIterator[Client]:
-    client = await nats.connect(
-        server.url, user=role.value, password=PASSWORDS[role], inbox_prefix=f"_INBOX.{role}".encode()
-    )
+async def user(server: Server, role: Role, *, store: bool = False) -> AsyncIterator[Client]:
+    name = store_user(role) if store else role.value
+    client = await nats.connect(server.url, user=name, password=PASSWORDS[role], inbox_prefix=f"_INBOX.{name}".encode())
     try:
         yield client
     finally:
@@ -261,9 +261,9 @@ async def beat(worker: Client, ingress: Client) -> None:
 
 
 async def test_status_shows_instances_stages_services_and_rates_with_an_observer_s_rights(server: Server) -> None:
-    async with user(server, Role.SUPERVISOR) as supervisor:
+    async with user(server, Role.SUPERVISOR, store=True) as supervisor:
         name = SUBJECTS.bucket("plan")
-        await ensure_bucket(supervisor.jetstream(), name="plan", full_name=name)
+        await ensure_bucket(supervisor.jetstream(), name="plan", cluster="local")
         bucket = await supervisor.jetstream().key_value(name)
         stage = Stage(name="s7", length_min=0, length_max=None, instances=["w0"])
         await bucket.put("tiny", encode(Plan(model="tiny", epoch=1, stages=[stage], coordinator="c0")))

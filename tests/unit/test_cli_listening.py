@@ -47,29 +47,34 @@ class FakeClient:
         return SimpleNamespace(headers=headers, data=data)
 
 
+def value(revision: int, payload: bytes, headers: dict[str, str] | None = None) -> tuple[dict[str, str], bytes]:
+    return {**(headers or {}), "Nats-Sequence": str(revision)}, payload
+
+
 async def values_of(client: FakeClient) -> list[bytes]:
     values = await read_bucket(cast(Client, client), "b")
     assert not client.subscribed
     return values
 
 
-async def test_every_value_of_a_bucket_is_read_with_one_request() -> None:
-    client = FakeClient(({}, b"a"), ({}, b"b"), END)
-    assert await values_of(client) == [b"a", b"b"]
-    ((subject, question),) = client.asked
-    assert (subject, question["multi_last"]) == ("$JS.API.DIRECT.GET.KV_b", ["$KV.b.>"])
+async def test_values_of_a_bucket_are_read_until_none_is_left() -> None:
+    more = ({"Status": "204", "Nats-Num-Pending": "1"}, b"")
+    client = FakeClient(value(3, b"a"), value(5, b"b"), more, value(8, b"c"), END)
+    assert await values_of(client) == [b"a", b"b", b"c"]
+    assert {subject for subject, _ in client.asked} == {"$JS.API.DIRECT.GET.KV_b"}
+    assert [(asked["seq"], asked["next_by_subj"]) for _, asked in client.asked] == [(1, "$KV.b.>"), (6, "$KV.b.>")]
 
 
 async def test_deleted_and_expired_keys_are_left_out() -> None:
     deleted, expired = {"KV-Operation": "DEL"}, {"Nats-Marker-Reason": "MaxAge"}
-    assert await values_of(FakeClient((deleted, b""), (expired, b""), ({}, b"a"), END)) == [b"a"]
+    assert await values_of(FakeClient(value(1, b"", deleted), value(2, b"", expired), value(3, b"a"), END)) == [b"a"]
 
 
 async def test_an_empty_bucket_has_no_values() -> None:
     assert await values_of(FakeClient(({"Status": "404"}, b""))) == []
 
 
-@pytest.mark.parametrize("messages", [[], [({}, b"a")], [({"Status": "503"}, b"")]])
+@pytest.mark.parametrize("messages", [[], [({"Nats-Sequence": "1"}, b"a")], [({"Status": "503"}, b"")]])
 async def test_an_answer_that_breaks_off_or_is_refused_is_no_empty_bucket(
     messages: list[tuple[dict[str, str], bytes]],
 ) -> None:
@@ -102,4 +107,4 @@ async def test_the_watch_of_the_store_ends_while_the_bus_is_still_open(monkeypat
     connection = ConnectionSettings(cluster="c", url="nats://nowhere", user="", password="", origin="test")
     async with listening.listen(connection):
         await asyncio.sleep(0)
-    assert events == ["watch ended", "bus closed"]
+    assert events == ["watch ended", "bus closed", "bus closed"]

@@ -1,7 +1,7 @@
-"""Reads every value of a KV bucket with one request and no JetStream consumer.
+"""Reads the values of a KV bucket in the order of writing, without a JetStream consumer.
 
-A user that only looks on needs no right to create consumers: a consumer delivers wherever its creator says, and lives
-on in the server. A direct get with ``multi_last`` (nats-server 2.11) answers with the last message of each key.
+A direct get (nats-server 2.11) answers with one message a value, from a revision on. Buckets keep no history, so these
+are the last values of all keys.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-#: Values of one answer. A cluster has hundreds of instances.
-KEYS_MAX = 10_000
+#: Values of one answer; more are asked for then.
+BATCH = 500
 
 #: An answer comes in messages; so long between two of them means that it broke off.
 PAUSE_S = 1.0
@@ -27,6 +27,11 @@ class BucketUnreadable(NatsError):
     """The server did not give a bucket's values: no JetStream, no such bucket, or no direct reads of it."""
 
 
+def question(full_name: str, revision: int) -> bytes:
+    """Asks for values from a revision on."""
+    return json.dumps({"seq": revision, "next_by_subj": f"$KV.{full_name}.>", "batch": BATCH}).encode()
+
+
 async def read_bucket(client: Client, full_name: str) -> list[bytes]:
     """Every value that stands in the bucket now, in the order of writing. Deleted and expired keys are left out.
 
@@ -37,18 +42,23 @@ async def read_bucket(client: Client, full_name: str) -> list[bytes]:
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox)
     try:
-        question = {"multi_last": [f"$KV.{full_name}.>"], "batch": KEYS_MAX}
-        await client.publish(f"$JS.API.DIRECT.GET.KV_{full_name}", json.dumps(question).encode(), reply=inbox)
         values: list[bytes] = []
+        revision = 0
         while True:
-            try:
-                message = await subscription.next_msg(PAUSE_S)
-            except TimeoutError as error:
-                raise BucketUnreadable(f"{full_name}: no answer") from error
-            if _ends(message, full_name):
+            await client.publish(f"$JS.API.DIRECT.GET.KV_{full_name}", question(full_name, revision + 1), reply=inbox)
+            while True:
+                try:
+                    message = await subscription.next_msg(PAUSE_S)
+                except TimeoutError as error:
+                    raise BucketUnreadable(f"{full_name}: no answer") from error
+                headers = message.headers or {}
+                if _ends(message, full_name):
+                    break
+                revision = int(headers["Nats-Sequence"])
+                if not any(header in headers for header in _DELETED):
+                    values.append(message.data)
+            if int(headers.get("Nats-Num-Pending", 0)) == 0:
                 return values
-            if not any(header in (message.headers or {}) for header in _DELETED):
-                values.append(message.data)
     finally:
         await subscription.unsubscribe()
 

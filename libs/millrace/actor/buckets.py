@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from nats.js import JetStreamContext
-from nats.js.api import KeyValueConfig
+from nats.js.api import KeyValueConfig, RePublish
 from nats.js.errors import NotFoundError
 
 from millrace.contracts.catalog import BUCKETS
+from millrace.contracts.subjects import Subjects
 
 #: How long the server keeps the marker that tells watchers of an expired key, seconds.
 MARKER_TTL_S = 60.0
@@ -14,36 +15,34 @@ MARKER_TTL_S = 60.0
 _TTL_S = {bucket.name: bucket.ttl_s for bucket in BUCKETS}
 
 
-async def ensure_bucket(js: JetStreamContext, *, name: str, full_name: str, replicas: int = 1) -> None:
-    """Creates the KV bucket ``full_name`` for the catalog's bucket ``name`` unless it is there.
+async def ensure_bucket(js: JetStreamContext, *, name: str, cluster: str, replicas: int = 1) -> None:
+    """Creates the catalog's bucket ``name`` of a cluster unless it is there, or makes it as it should be.
 
     Keys expire with the catalog's TTL, and expiry leaves a marker, so that watchers hear of it. A bucket that is not
-    in the catalog has no TTL.
+    in the catalog has no TTL. The server tells each change on ``Subjects.changes`` and answers reads directly, so
+    nobody needs a consumer.
 
     Raises:
         nats.errors.Error: JetStream did not answer, or this user may not create streams.
     """
+    subjects = Subjects(cluster)
+    full_name = subjects.bucket(name)
+    told = RePublish(src=f"$KV.{full_name}.>", dest=f"{subjects.changes(name)}>")
     try:
-        await js.stream_info(f"KV_{full_name}")
+        config = (await js.stream_info(f"KV_{full_name}")).config
     except NotFoundError:
         ttl_s = _TTL_S.get(name, 0.0)
-        config = KeyValueConfig(
-            bucket=full_name,
-            history=1,
-            ttl=ttl_s or None,
-            replicas=replicas,
-            limit_marker_ttl=MARKER_TTL_S if ttl_s else None,
-            direct=True,  # bucket_reading.py
+        await js.create_key_value(
+            KeyValueConfig(
+                bucket=full_name,
+                history=1,
+                ttl=ttl_s or None,
+                replicas=replicas,
+                limit_marker_ttl=MARKER_TTL_S if ttl_s else None,
+                direct=True,
+                republish=told,
+            )
         )
-        await js.create_key_value(config)
-
-
-async def allow_direct_reads(js: JetStreamContext, *, full_name: str) -> None:
-    """Let a bucket that an earlier version created be read without a consumer (bucket_reading.py).
-
-    Raises:
-        nats.errors.Error: as ``ensure_bucket``; only the supervisor may change streams.
-    """
-    info = await js.stream_info(f"KV_{full_name}")
-    if not info.config.allow_direct:
-        await js.update_stream(info.config, allow_direct=True)
+        return
+    if not config.allow_direct or config.republish != told:
+        await js.update_stream(config, allow_direct=True, republish=told)

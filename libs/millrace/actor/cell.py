@@ -71,6 +71,7 @@ class Cell:
         self.refused: set[str] = set()
         self.on_crash: Callable[[], None] | None = None
         self.permissions: Permissions | None = None  # None: the connection's user has just this role
+        self.store: Permissions | None = None
         self._may_publish: set[str] = set()
         self.recorder: RecordingWriter | None = None
         self.stopped = False

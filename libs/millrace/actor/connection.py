@@ -16,6 +16,7 @@ from millrace.actor.config import BusConfig
 from millrace.actor.errors import BusRefused, BusUnavailable
 from millrace.actor.meter import RuntimeMeter
 from millrace.actor.nats_client import DirectClient, close_client
+from millrace.contracts.permissions import store_user
 from millrace.contracts.subjects import subject_token
 
 #: How long connect() tries before it says that there is no server, seconds.
@@ -50,13 +51,22 @@ class Connection:
         inbox_prefix: ``_INBOX.<user>.<random>.``: so narrow that permissions can be.
     """
 
-    def __init__(self, *, bus: BusConfig, name: str, meter: RuntimeMeter, log: LogLine, echo: bool = True) -> None:
-        """Args: echo: Whether the server sends what this connection publishes back to its own subscriptions."""
+    def __init__(
+        self, *, bus: BusConfig, name: str, meter: RuntimeMeter, log: LogLine, echo: bool = True, store: bool = False
+    ) -> None:
+        """Makes no connection yet.
+
+        Args:
+            echo: Whether the server sends what this connection publishes back to its own subscriptions.
+            store: Whether it goes to the account of the role's buckets; the meter then tells of the other connection.
+        """
         self.client = DirectClient()
         self.connected = False
         self.on_lost: Callable[[], None] = lambda: None
         self.on_back: Callable[[], None] = lambda: None
-        self._user_inbox = f"_INBOX.{subject_token(bus.user or 'anonymous')}"
+        self._user = store_user(bus.user) if store else bus.user
+        self._is_store = store
+        self._user_inbox = f"_INBOX.{subject_token(self._user or 'anonymous')}"
         self.inbox_prefix = f"{self._user_inbox}.{secrets.token_hex(8)}."
         self._bus = bus
         self._name = name
@@ -88,7 +98,7 @@ class Connection:
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
             if refused.done():
-                raise BusRefused(f"{self._servers()} refused user {self._bus.user!r}: {refused.result()}")
+                raise BusRefused(f"{self._servers()} refused user {self._user!r}: {refused.result()}")
             raise BusUnavailable(f"no NATS server at {self._servers()} within {CONNECT_S:.0f} s")
         try:
             connecting.result()
@@ -115,8 +125,8 @@ class Connection:
             "reconnect_time_wait": RECONNECT_S,
             "ping_interval": PING_S,
         }
-        if bus.user:
-            options |= {"user": bus.user, "password": password}
+        if self._user:
+            options |= {"user": self._user, "password": password}
         if bus.tls_ca:
             options["tls"] = ssl.create_default_context(cafile=bus.tls_ca)
         return options
@@ -147,21 +157,23 @@ class Connection:
         await close_client(self.client)
 
     def _set_connected(self, connected: bool) -> None:
-        self.connected = self._meter.connected = connected
+        self.connected = connected
+        if not self._is_store:
+            self._meter.connected = connected
 
     async def _on_disconnected(self) -> None:
         if not self.connected or self._closing:
             return
         self._set_connected(False)
-        self._meter.disconnects += 1
-        self._log("warning", "bus_disconnected", {})
+        self._meter.disconnects += not self._is_store
+        self._log("warning", "bus_disconnected", {"user": self._user})
         self.on_lost()
 
     async def _on_reconnected(self) -> None:
         if self.connected or self._closing:
             return
         self._set_connected(True)
-        self._log("info", "bus_reconnected", {})
+        self._log("info", "bus_reconnected", {"user": self._user})
         self.on_back()
 
     async def _on_closed(self) -> None:

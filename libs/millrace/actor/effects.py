@@ -88,10 +88,9 @@ class Unsubscribe(Effect, frozen=True, kw_only=True):
 
 
 class WatchKeys(Effect, frozen=True, kw_only=True):
-    """Wants KeyChanged for each key of a bucket that matches, existing ones first, then BucketReady."""
+    """Wants KeyChanged for each key of a bucket, existing ones first, then BucketReady."""
 
     bucket: str
-    pattern: str = ">"
 
 
 class PutKey(Effect, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from millrace.actor.inbox import Inbox, OpenGather, OpenRequest
 from millrace.actor.key_store import KeyStore
 from millrace.actor.local_bus import LocalBus
 from millrace.actor.ports import TelemetrySink
+from millrace.actor.store_link import StoreLink
 from millrace.actor.watches import Watches
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, encode
 from millrace.contracts.local import RequestFailure, TimerFired
@@ -23,9 +24,6 @@ from millrace.contracts.message import Body, ErrorReply, Message
 
 if TYPE_CHECKING:
     from millrace.actor.runtime_nats import NatsRuntime
-
-#: JetStream's own calls (streams, consumers) give up after this long, seconds.
-STORE_TIMEOUT_S = 2.0
 
 #: Distinct permission violations of one actor that get a log line; beyond it they are only counted.
 REFUSALS_LOGGED_MAX = 100
@@ -39,6 +37,7 @@ class EffectCarrier:
         runtime: NatsRuntime,
         *,
         connection: Connection,
+        store: Connection,
         telemetry: TelemetrySink,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -48,10 +47,14 @@ class EffectCarrier:
         self._telemetry = telemetry
         self._meter = runtime.meter
         self.inbox = Inbox(connection.inbox_prefix, partial(self._meter.count_dropped, "late_reply"))
-        js = connection.client.jetstream(timeout=STORE_TIMEOUT_S)
-        subjects = runtime.subjects
-        self._store = KeyStore(js=js, subjects=subjects, inbox=self.inbox, send=connection.send, spawn=spawn)
-        self.watches = Watches(client=connection.client, js=js, subjects=subjects, inbox_prefix=connection.inbox_prefix)
+        self.store = StoreLink(
+            store,
+            runtime.subjects,
+            partial(self._meter.count_dropped, "late_reply"),
+            makes_buckets=store is connection,
+        )
+        self._keys = KeyStore(self.store, spawn)
+        self.watches = Watches(self.store)
         #: Set where actors of this runtime reach each other without the server.
         self.local: LocalBus | None = None
         self._carry: dict[type[Effect], Callable[[Cell, Any], None]] = self._table()
@@ -184,18 +187,18 @@ class EffectCarrier:
             self.local.unsubscribe(cell, subject)
 
     def _on_watch(self, cell: Cell, effect: fx.WatchKeys) -> None:
-        def refuse(malformed: MalformedMessage) -> None:
-            self._runtime.refuse(
-                cell, malformed.kind, "malformed", malformed.detail, Message(None, f"kv:{effect.bucket}")
-            )
-
-        if cell.may_publish(f"$JS.API.CONSUMER.CREATE.KV_{self._runtime.subjects.bucket(effect.bucket)}"):
-            cell.watches.append(self.watches.add(effect, partial(self._runtime.deliver, cell), refuse))
-        else:
+        subject = self._runtime.subjects.changes(effect.bucket) + ">"
+        if cell.store is not None and not cell.store.may_subscribe(subject):
             self._not_permitted(cell, f"watch {effect.bucket}")
+            return
+
+        def refuse(key: str, malformed: MalformedMessage) -> None:
+            self._runtime.refuse_key(cell, effect.bucket, key, malformed)
+
+        cell.watches.append(self.watches.add(effect.bucket, partial(self._runtime.deliver, cell), refuse))
 
     def _on_write(self, cell: Cell, effect: fx.PutKey | fx.DeleteKey) -> None:
-        self._store.write(effect, partial(self._runtime.deliver, cell))
+        self._keys.write(effect, partial(self._runtime.deliver, cell))
 
     def _on_start_timer(self, cell: Cell, effect: fx.StartTimer) -> None:
         self._on_cancel_timer(cell, effect)

@@ -53,8 +53,9 @@ def read_headers(headers: bytes) -> tuple[str, str]:
 
 
 def read_header(headers: bytes, name: str) -> str:
-    """One value by its exact name; empty where there is none."""
-    return _value(headers, f"\r\n{name}:".encode())
+    """One value by its exact name; the last of several, which is the server's own; empty where there is none."""
+    mark = f"\r\n{name}:".encode()
+    return _value(headers[max(0, headers.rfind(mark)) :], mark)
 
 
 def read_status(headers: bytes) -> str:

@@ -8,16 +8,15 @@ from typing import Any
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
 
-from millrace.actor.buckets import ensure_bucket
 from millrace.actor.effects import DeleteKey, PutKey
 from millrace.actor.headers import read_status
-from millrace.actor.inbox import Deliver, Inbox
+from millrace.actor.inbox import Deliver
+from millrace.actor.store_link import StoreAway, StoreLink
 from millrace.contracts.codec import encode
 from millrace.contracts.local import KeyFailure, KeyNotPut, KeyPut
 from millrace.contracts.message import Body, Message
-from millrace.contracts.subjects import Subjects
+from millrace.contracts.permissions import key_subject
 
 #: How long a write waits for the store, seconds. Electing a new stream leader was measured at 5.3 s.
 WRITE_TIMEOUT_S = 8.0
@@ -26,7 +25,6 @@ WRITE_TIMEOUT_S = 8.0
 _CONFLICTS = (10071, 10164)
 _KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
 
-Send = Callable[[str, str, bytes, bytes], bool]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -93,11 +91,8 @@ class OpenWrite:
 class KeyStore:
     """Carries out PutKey and DeleteKey."""
 
-    def __init__(self, *, js: JetStreamContext, subjects: Subjects, inbox: Inbox, send: Send, spawn: Spawn) -> None:
-        self.js = js
-        self._subjects = subjects
-        self._inbox = inbox
-        self._send = send
+    def __init__(self, link: StoreLink, spawn: Spawn) -> None:
+        self._link = link
         self.spawn = spawn
         self._waiting: dict[str, list[OpenWrite]] = {}
 
@@ -121,10 +116,10 @@ class KeyStore:
             payload = encode(effect.value)
         if expected is not None:
             headers += f"Nats-Expected-Last-Subject-Sequence: {expected}\r\n".encode()
-        subject = f"$KV.{self._subjects.bucket(effect.bucket)}.{effect.key}"
-        reply = self._inbox.ask(question, WRITE_TIMEOUT_S)
-        if not self._send(subject, reply, headers + b"\r\n", payload):
-            self._inbox.close(reply)
+        subject = f"{key_subject(self._link.subjects, effect.bucket)}.{effect.key}"
+        reply = self._link.inbox.ask(question, WRITE_TIMEOUT_S)
+        if not self._link.connection.send(subject, reply, headers + b"\r\n", payload):
+            self._link.inbox.close(reply)
             question.fail(KeyFailure.UNAVAILABLE)
 
     def wait_for_bucket(self, question: OpenWrite) -> None:
@@ -142,8 +137,7 @@ class KeyStore:
 
     async def _create_bucket(self, bucket: str) -> None:
         try:
-            await ensure_bucket(self.js, name=bucket, full_name=self._subjects.bucket(bucket))
-            created = True
+            created = await self._link.make_bucket(bucket)
         except (NatsError, TimeoutError):
             created = False
         for question in self._waiting.pop(bucket):
@@ -155,16 +149,19 @@ class KeyStore:
 
     async def retry_over_tombstone(self, question: OpenWrite) -> None:
         """A create met something: where it is only the marker of a deleted key, writes over exactly that marker."""
-        full_name = self._subjects.bucket(question.effect.bucket)
+        deleted: list[int] = []
+
+        def take(key: str, revision: int, payload: bytes | None) -> None:
+            if payload is None:
+                deleted.append(revision)
+
         try:
-            last = await self.js.get_last_msg(f"KV_{full_name}", f"$KV.{full_name}.{question.effect.key}")
-        except (TimeoutError, NatsError):
+            await self._link.read_key(question.effect.bucket, question.effect.key, take)
+        except StoreAway:
             question.fail(KeyFailure.UNAVAILABLE)
             return
-        headers = last.headers or {}
-        deleted = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
-        if last.seq and deleted and question.found in {0, last.seq}:
-            self._write(question, last.seq)
+        if deleted and question.found in {0, deleted[0]}:
+            self._write(question, deleted[0])
         else:
             question.fail(KeyFailure.CONFLICT)
 

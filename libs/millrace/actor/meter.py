@@ -24,7 +24,8 @@ class RuntimeMeter:
     Attributes:
         handled: (actor, message type) -> messages handled.
         refused: (actor, kind) -> messages not handed to the actor; kind is ``too_large``, ``undecodable``,
-            ``invalid`` or ``unexpected``.
+            ``invalid``, ``unexpected``, ``reply`` (wants its answer elsewhere than in an inbox) or ``stored`` (a value
+            of a bucket).
         dropped: what (``disconnected``, ``behind``, ``too_large``, ``late_reply``) -> messages not sent or answers
             that came too late.
     """

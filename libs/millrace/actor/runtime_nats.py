@@ -41,6 +41,7 @@ from millrace.actor.local_bus import LocalBus
 from millrace.actor.meter import RuntimeMeter
 from millrace.actor.ports import TelemetrySink
 from millrace.actor.recording import Origin, open_recording
+from millrace.contracts.channels import Role
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.local import (
     BusDisconnected,
@@ -48,11 +49,8 @@ from millrace.contracts.local import (
     StopRequested,
 )
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.contracts.permissions import permissions
+from millrace.contracts.permissions import INBOX, permissions, store_permissions
 from millrace.contracts.subjects import Subjects
-
-#: How often watches are looked after, seconds.
-WATCH_CHECK_S = 2.0
 
 #: Distinct (kind, sender) pairs that get a log line; beyond it refusals are only counted.
 REFUSALS_LOGGED_MAX = 1000
@@ -95,7 +93,14 @@ class NatsRuntime:
         self._connection = Connection(bus=bus, name=name, meter=self.meter, log=self._log, echo=not local)
         self._connection.on_lost = self._on_lost
         self._connection.on_back = self._on_back
-        self._carrier = EffectCarrier(self, connection=self._connection, telemetry=telemetry, spawn=self._spawn)
+        self._store = self._connection
+        if bus.user in {*map(str, Role)} and store_permissions(Role(bus.user), bus.cluster).publish:
+            self._store = Connection(bus=bus, name=name, meter=self.meter, log=self._log, store=True)
+            self._store.on_lost = self._on_store_lost
+            self._store.on_back = self._on_store_back
+        self._carrier = EffectCarrier(
+            self, connection=self._connection, store=self._store, telemetry=telemetry, spawn=self._spawn
+        )
         if local:
             self._carrier.local = LocalBus(self.hand_over)
         self._cells: list[Cell] = []
@@ -133,6 +138,7 @@ class NatsRuntime:
         cell.on_crash = terms.on_crash
         if terms.role is not None and self._bus.user:  # a server without users permits everything
             cell.permissions = permissions(terms.role, self._bus.cluster)
+            cell.store = store_permissions(terms.role, self._bus.cluster)
         if record:
             made = origin or Origin()
             kind = type(actor).__module__
@@ -152,6 +158,9 @@ class NatsRuntime:
         await self._connection.connect()
         inbox = self._carrier.inbox
         self._connection.client.subscribe_now(inbox.prefix + "*", "", inbox.take)
+        if self._store is not self._connection:
+            await self._store.connect()
+        self._carrier.store.open()
 
     # Running
 
@@ -171,7 +180,6 @@ class NatsRuntime:
                 loop.add_signal_handler(number, self.request_stop)
         for cell in list(self._cells):
             self._start(cell)
-        self._spawn(self._look_after_watches())
         try:
             return await self._ended
         finally:
@@ -203,12 +211,7 @@ class NatsRuntime:
             if cell.recorder is not None:
                 cell.recorder.close()
         await self._connection.close()
-
-    async def _look_after_watches(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_CHECK_S)
-            if self._connection.connected:
-                self._carrier.watches.check_silence()
+        await self._store.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -255,6 +258,10 @@ class NatsRuntime:
 
         def take(subject: str, reply: str, payload: bytes, headers: bytes) -> None:
             sender, traceparent = read_headers(headers)
+            if reply and not reply.startswith(INBOX):  # an answer there would be this user's word, not the asker's
+                told = Message(None, subject, sender)
+                self.refuse(cell, "reply", "malformed", f"answers go to inboxes, not to {reply}", told)
+                return
             try:
                 body = decode(payload)
             except MalformedMessage as malformed:
@@ -289,6 +296,14 @@ class NatsRuntime:
             fields = {"kind": kind, "sender": message.sender, "subject": message.subject, "detail": detail[:500]}
             self._telemetry.log(cell.name, fx.Log(level="warning", event="message_refused", fields=fields))
 
+    def refuse_key(self, cell: Cell, bucket: str, key: str, malformed: MalformedMessage) -> None:
+        """A stored value that is none: counted, and an alarm the first time."""
+        self.meter.count_refused(cell.name, "stored")
+        if (bucket, key) not in self._refusals_logged and len(self._refusals_logged) < REFUSALS_LOGGED_MAX:
+            self._refusals_logged.add((bucket, key))
+            fields = {"bucket": bucket, "key": key, "detail": str(malformed)[:500]}
+            self._telemetry.log(cell.name, fx.Log(level="error", event="key_unreadable", fields=fields))
+
     def stopped(self, cell: Cell, reason: str) -> None:
         """An actor returned Stop; with the last one the runtime ends."""
         cell.stopped = True
@@ -299,6 +314,8 @@ class NatsRuntime:
 
     def _on_lost(self) -> None:
         self._carrier.inbox.disconnected()
+        if self._store is self._connection:
+            self._on_store_lost()
         for cell in list(self._cells):
             self.deliver(cell, Message(BusDisconnected()))
 
@@ -306,6 +323,12 @@ class NatsRuntime:
         self._carrier.watches.reconnected()
         for cell in list(self._cells):
             self.deliver(cell, Message(BusReconnected()))
+
+    def _on_store_lost(self) -> None:
+        self._carrier.store.inbox.disconnected()
+
+    def _on_store_back(self) -> None:
+        self._carrier.watches.reconnected()
 
     def _fail(self, error: Exception) -> None:
         if self._ended is not None and not self._ended.done():

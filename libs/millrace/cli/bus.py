@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from millrace.actor.nats_client import close_client
 from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.errors import CliError
+from millrace.contracts.permissions import store_user
 from millrace.contracts.subjects import subject_token
 
 #: One attempt at the first connection; a person waits for it.
@@ -26,12 +27,14 @@ async def open_bus(
     connection: ConnectionSettings,
     *,
     on_state: Callable[[str], None] | None = None,
+    store: bool = False,
 ) -> AsyncIterator[Client]:
     """Connects, and comes back by itself whenever the server does.
 
     Args:
         connection: Where to.
         on_state: Told ``disconnected`` and ``reconnected``.
+        store: Whether to connect to the buckets, which a user of the bus does not reach.
 
     Raises:
         CliError: no server answers there, or it refuses the user.
@@ -44,14 +47,15 @@ async def open_bus(
             on_state(state)
 
     client = Client()
+    user = store_user(connection.user) if store and connection.user else connection.user
     try:
         await client.connect(
             connection.url,
-            user=connection.user or None,
+            user=user or None,
             password=connection.password or None,
             name="millrace-cli",
             # Each user may listen to its own inbox only.
-            inbox_prefix=f"_INBOX.{subject_token(connection.user or 'anonymous')}",
+            inbox_prefix=f"_INBOX.{subject_token(user or 'anonymous')}",
             connect_timeout=CONNECT_S,
             allow_reconnect=True,
             max_reconnect_attempts=1,

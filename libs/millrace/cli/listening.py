@@ -45,25 +45,24 @@ async def listen(connection: ConnectionSettings) -> AsyncIterator[ClusterView]:
     def on_state(state: str) -> None:
         view.connected = state == "reconnected"
 
-    async with open_bus(connection, on_state=on_state) as bus:
+    async with open_bus(connection, on_state=on_state) as bus, open_bus(connection, store=True) as store:
         await bus.subscribe(subjects.summaries(), cb=on_message)
         await bus.subscribe(subjects.presences(), cb=on_message)
         await bus.subscribe(subjects.boundaries(), cb=on_message)
         await bus.subscribe(subjects.ladder("*"), cb=on_message)
-        task = asyncio.create_task(_follow_store(bus, subjects, view))
+        task = asyncio.create_task(_follow_store(store, subjects, view))
         try:
             yield view
         finally:
-            # It ends its own watches, for which the bus must still be open.
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _follow_store(bus: Client, subjects: Subjects, view: ClusterView) -> None:
+async def _follow_store(store: Client, subjects: Subjects, view: ClusterView) -> None:
     while True:
         for name in BUCKETS:
             try:
-                values = await asyncio.wait_for(read_bucket(bus, subjects.bucket(name)), STORE_TIMEOUT_S)
+                values = await asyncio.wait_for(read_bucket(store, subjects.bucket(name)), STORE_TIMEOUT_S)
             except (TimeoutError, nats.errors.Error):
                 continue  # no JetStream, no bucket yet, or not allowed: the summaries tell the most
             bodies = [body for value in values if (body := _readable(value))]

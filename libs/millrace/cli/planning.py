@@ -202,9 +202,9 @@ async def _apply(connection: ConnectionSettings, spec: ClusterSpec, result: Plan
     assert cascade is not None, "job_of_file refuses others"
     bucket = Subjects(connection.cluster).bucket("cascade")
     try:
-        async with open_bus(connection) as bus:
+        async with open_bus(connection, store=True) as store:
             before = next(
-                (plan for plan in _plans(await read_bucket(bus, bucket)) if plan.cascade == cascade.name), None
+                (plan for plan in _plans(await read_bucket(store, bucket)) if plan.cascade == cascade.name), None
             )
             if before is None or [tier.model for tier in before.members] != cascade.members:
                 raise CliError(f"the running cluster has no cascade {cascade.name} of {', '.join(cascade.members)}")
@@ -212,7 +212,7 @@ async def _apply(connection: ConnectionSettings, spec: ClusterSpec, result: Plan
                 raise CliError(f"instances of {cascade.name} are moving; try again when they have")
             move = move_to(result, before, now_ns=time.time_ns()) if instances_may_move(spec) else None
             plan = applied(cascade, before, result, move=move)
-            await bus.jetstream().publish(f"$KV.{bucket}.{subject_token(cascade.name)}", encode(plan))
+            await store.jetstream().publish(f"$KV.{bucket}.{subject_token(cascade.name)}", encode(plan))
     except (nats.errors.Error, JetStreamError) as error:
         raise CliError(f"the plan could not be written: {error}") from None
     return plan

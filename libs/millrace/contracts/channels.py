@@ -60,7 +60,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         writers: Roles that put and delete keys.
-        watchers: Roles that follow it; every role may read it.
+        watchers: Roles that follow it. Observers and operators may read it.
         ttl_s: Age after which a key is dropped, seconds; 0 for never.
     """
 

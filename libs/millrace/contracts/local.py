@@ -56,6 +56,14 @@ class KeyChanged(Body, frozen=True, kw_only=True, tag="local.KeyChanged/1"):
     revision: int
 
 
+class KeyUnreadable(Body, frozen=True, kw_only=True, tag="local.KeyUnreadable/1"):
+    """A watched key has a value that is none. What was told of it before still holds; its owner writes it anew."""
+
+    bucket: str
+    key: str
+    revision: int
+
+
 class BucketReady(Body, frozen=True, kw_only=True, tag="local.BucketReady/1"):
     """Every key that existed when the watch began has been reported.
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from millrace.contracts.catalog import BUCKETS, CHANNELS, Bucket, Channel, Pattern, Role
+from millrace.contracts.catalog import BUCKETS, CHANNELS, Channel, Pattern, Role
 from millrace.contracts.subjects import Subjects, covers
 
 #: Begins every inbox; the asker's role follows.
@@ -38,24 +38,46 @@ def inbox_of(role: Role) -> str:
 
 @lru_cache
 def permissions(role: Role, cluster: str) -> Permissions:
-    """Return a role's permissions: its channels, answers to the roles that ask it, its own inbox, and the buckets."""
+    """Return a role's permissions on the bus: its channels, answers to the roles that ask it, and its own inbox."""
     subjects = Subjects(cluster)
     sends = [_subject(subjects, channel) for channel in CHANNELS if role in channel.senders]
     takes = _subscriptions(subjects, role)
     inbox = f"{inbox_of(role)}>"
-    publish = sorted({*sends, *_answers(role), *_bucket_subjects(role, subjects)})
-    subscribe = sorted({*takes, inbox})
-    if role in (Role.OBSERVER, Role.OPERATOR):
-        subscribe = [f"{subjects.prefix}.>", inbox]
-    if role is Role.SUPERVISOR:
-        publish = sorted({*publish, "$JS.API.>", *(f"{key_subject(subjects, bucket.name)}.>" for bucket in BUCKETS)})
-        subscribe = sorted({f"{subjects.prefix}.>", inbox})
-    return Permissions(publish, subscribe)
+    if role in (Role.OBSERVER, Role.OPERATOR, Role.SUPERVISOR):
+        takes = [f"{subjects.prefix}.>"]
+    return Permissions(sorted({*sends, *_answers(role)}), sorted({*takes, inbox}))
+
+
+@lru_cache
+def store_permissions(role: Role, cluster: str) -> Permissions:
+    """Return a role's permissions in its account of the store: to read what it follows, and to write what it owns.
+
+    It has no others. The server answers wherever a client asks it to, without a look at permissions; so the account
+    itself holds nothing but what the role may have (``millrace.supervision.nats_config``). Nobody gets a consumer:
+    its creator says where it delivers, in the account of the streams.
+    """
+    subjects = Subjects(cluster)
+    writes = [f"{key_subject(subjects, bucket.name)}.>" for bucket in BUCKETS if role in bucket.writers]
+    onlookers = (Role.OBSERVER, Role.OPERATOR)
+    reads = [read_subject(subjects, bucket.name) for bucket in BUCKETS if role in (*bucket.watchers, *onlookers)]
+    follows = [f"{subjects.changes(bucket.name)}>" for bucket in BUCKETS if role in bucket.watchers]
+    inbox = [f"{INBOX}{store_user(role)}.>"] if writes or reads else []
+    return Permissions(sorted({*writes, *reads}), sorted({*follows, *inbox}))
+
+
+def store_user(role: str) -> str:
+    """The user under which a role reaches the store: another one than on the bus, in another account."""
+    return f"{role}-store"
 
 
 def key_subject(subjects: Subjects, bucket: str) -> str:
     """The subject below which a bucket's keys are written."""
     return f"$KV.{subjects.bucket(bucket)}"
+
+
+def read_subject(subjects: Subjects, bucket: str) -> str:
+    """The subject on which a bucket's values are asked for."""
+    return f"$JS.API.DIRECT.GET.KV_{subjects.bucket(bucket)}"
 
 
 def _subject(subjects: Subjects, channel: Channel) -> str:
@@ -80,35 +102,3 @@ def _answers(role: Role) -> list[str]:
     """Inboxes of the roles that ask this one something."""
     asked = (channel for channel in CHANNELS if channel.pattern is not Pattern.PUBLISH and role in channel.receivers)
     return [f"{inbox_of(sender)}>" for channel in asked for sender in channel.senders]
-
-
-def _bucket_subjects(role: Role, subjects: Subjects) -> list[str]:
-    """Read every bucket, watch and write the role's own."""
-    allowed = ["$JS.API.INFO"]
-    for bucket in BUCKETS:
-        allowed += _reading(f"KV_{subjects.bucket(bucket.name)}")
-        allowed += _watching(role, bucket, f"KV_{subjects.bucket(bucket.name)}")
-        allowed += _writing(role, bucket, subjects)
-    return allowed
-
-
-def _reading(stream: str) -> list[str]:
-    return [
-        f"$JS.API.STREAM.INFO.{stream}",
-        f"$JS.API.STREAM.MSG.GET.{stream}",
-        f"$JS.API.DIRECT.GET.{stream}",
-        f"$JS.API.DIRECT.GET.{stream}.>",
-    ]
-
-
-def _watching(role: Role, bucket: Bucket, stream: str) -> list[str]:
-    """Create a watch: an unnamed consumer without acknowledgements that the server forgets by itself.
-
-    A subject with a name would let a role change or delete the consumer of another one, and the server does not check
-    where a consumer delivers to: whoever only looks on gets none.
-    """
-    return [f"$JS.API.CONSUMER.CREATE.{stream}"] if role in bucket.watchers else []
-
-
-def _writing(role: Role, bucket: Bucket, subjects: Subjects) -> list[str]:
-    return [f"{key_subject(subjects, bucket.name)}.>"] if role in bucket.writers else []

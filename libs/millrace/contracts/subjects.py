@@ -194,3 +194,7 @@ class Subjects:
     def bucket(self, name: str) -> str:
         """Name of a JetStream KV bucket of this cluster: ``mr_<cluster>_<name>``."""
         return f"mr_{subject_token(self.cluster).replace('/', '_').replace('=', '_')}_{name}"
+
+    def changes(self, bucket: str) -> str:
+        """Prefix of the subjects on which the store tells each change of a bucket; a key follows."""
+        return f"{self.prefix}.kv.{bucket}."

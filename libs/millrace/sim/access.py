@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.contracts.channels import Role
-from millrace.contracts.permissions import INBOX, key_subject, permissions
+from millrace.contracts.permissions import INBOX, key_subject, permissions, store_permissions
 from millrace.contracts.subjects import Subjects
 from millrace.sim.failure import SimulationFailed
 
@@ -25,6 +25,7 @@ class Access:
         self.role = role
         self._subjects = Subjects(cluster)
         self._permissions = permissions(role, cluster)
+        self._store = store_permissions(role, cluster)
         self._known: set[str] = set()
 
     def check_publish(self, name: str, subject: str) -> None:
@@ -48,7 +49,9 @@ class Access:
 
     def check_write(self, name: str, bucket: str, key: str) -> None:
         """A change of a key in a bucket."""
-        self.check_publish(name, f"{key_subject(self._subjects, bucket)}.{key}")
+        subject = f"{key_subject(self._subjects, bucket)}.{key}"
+        if not self._store.may_publish(subject):
+            raise self._refusal(name, "publish to", subject)
 
     def _refusal(self, name: str, what: str, subject: str) -> SimulationFailed:
         return SimulationFailed(

@@ -211,7 +211,7 @@ class SimEffectExecutor:
             self._sim.nats.router.remove(subscription)
 
     def _on_watch(self, process: SimProcess, effect: fx.WatchKeys) -> None:
-        watch = SimWatch(process, effect.bucket, effect.pattern)
+        watch = SimWatch(process, effect.bucket)
         process.watches.append(watch)
         if process.node.connected:
             self.resync(watch, process.node.connection)

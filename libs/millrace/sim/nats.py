@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.contracts.message import Body
 from millrace.contracts.permissions import INBOX
-from millrace.contracts.subjects import covers
 from millrace.sim.kv_store import Entry, SimStore
 from millrace.sim.pending_replies import NoResponders, WriteResult
 from millrace.sim.process import SimProcess, SimWatch
@@ -106,13 +105,11 @@ class SimNats:
     def watch(self, watch: SimWatch, generation: int) -> None:
         """Sends what stands, then each change."""
         self._watches[watch] = generation
-        entries = self.store.entries(watch.bucket).items()
-        standing = {key: entry for key, entry in entries if covers(watch.pattern, key)}
-        self._send(watch, generation, watch.news_of_all, standing)
+        self._send(watch, generation, watch.news_of_all, dict(self.store.entries(watch.bucket)))
 
     def _on_change(self, bucket: str, key: str, entry: Entry) -> None:
         for watch, generation in list(self._watches.items()):
-            if self.up and watch.bucket == bucket and covers(watch.pattern, key):
+            if self.up and watch.bucket == bucket:
                 self._send(watch, generation, watch.news, key, entry)
 
     def _send(self, watch: SimWatch, generation: int, news: Any, *args: Any) -> None:

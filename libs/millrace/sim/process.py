@@ -92,12 +92,11 @@ class SimActor:
 class SimWatch:
     """One WatchKeys effect: what its actor was given."""
 
-    __slots__ = ("bucket", "generation", "known", "pattern", "process")
+    __slots__ = ("bucket", "generation", "known", "process")
 
-    def __init__(self, process: SimProcess, bucket: str, pattern: str) -> None:
+    def __init__(self, process: SimProcess, bucket: str) -> None:
         self.process = process
         self.bucket = bucket
-        self.pattern = pattern
         self.known: dict[str, int] = {}
         self.generation = 0
 

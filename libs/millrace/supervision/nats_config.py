@@ -1,20 +1,40 @@
-"""Writes the configuration of nats-server: one user per role, each allowed just what the catalog says."""
+"""Writes the configuration of nats-server: users of each role, allowed just what the catalog says.
+
+Everybody's messages go through one account, the bus, which has no JetStream. The buckets are in an account of their
+own, to which only the supervisor has a user. Each role that reads or writes buckets has one more account, which imports
+just those reads and writes, and one more user there. JetStream answers on whatever subject its client names, unchecked;
+but an answer stays within the client's account, where it reaches nothing that the role may not write itself.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from millrace.contracts.catalog import BUCKETS
 from millrace.contracts.channels import Role
-from millrace.contracts.permissions import permissions
+from millrace.contracts.permissions import (
+    INBOX,
+    Permissions,
+    key_subject,
+    permissions,
+    read_subject,
+    store_permissions,
+    store_user,
+)
+from millrace.contracts.subjects import Subjects
 
 #: What the server reads as a message's bound; the codec refuses the same. nats-server's own default.
 PAYLOAD_BYTES_MAX = 1_048_576
 
 #: How much may wait for a slow consumer before the server cuts it. Services shed load long before.
 PENDING_BYTES_MAX = 64 * 1024 * 1024
+
+
+#: A read is answered by a message for each value.
+_MANY_ANSWERS = 'response_type: stream, response_threshold: "10s"'
 
 
 class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,20 +81,63 @@ def nats_config(options: NatsServerOptions, passwords: Mapping[Role, str]) -> st
         lines.append(f"http: {json.dumps(f'{options.host}:{options.monitor_port}')}")
     if options.tls_cert:
         lines.append(_tls(options))
-    users = ",\n".join(_user(role, options, passwords[role]) for role in Role)
-    lines.append(f"authorization {{\n  users = [\n{users}\n  ]\n}}")
+    subjects = Subjects(options.cluster)
+    bus = [_user(str(role), _allowed(role, options, permissions), passwords[role]) for role in Role]
+    accounts = [f"  BUS {{ users: [\n{_lines(bus)}\n  ] }}", _store(subjects, passwords[Role.SUPERVISOR])]
+    accounts += [
+        _store_of(role, allowed, passwords[role], subjects)
+        for role in Role
+        if role is not Role.SUPERVISOR and (allowed := _allowed(role, options, store_permissions)).publish
+    ]
+    lines.append("accounts {\n" + "\n".join(accounts) + "\n}")
     return "\n".join(lines) + "\n"
 
 
-def _user(role: Role, options: NatsServerOptions, password: str) -> str:
-    allowed = [permissions(each, options.cluster) for each in (role, *options.hosted.get(role, ()))]
-    secret = password if password.startswith("$") else json.dumps(password)
-    publish = json.dumps(sorted({subject for each in allowed for subject in each.publish}))
-    subscribe = json.dumps(sorted({subject for each in allowed for subject in each.subscribe}))
+def _allowed(role: Role, options: NatsServerOptions, given: Callable[[Role, str], Permissions]) -> Permissions:
+    """Permissions of the role, with those of the roles that it hosts."""
+    each = [given(one, options.cluster) for one in (role, *options.hosted.get(role, ()))]
+    publish = {subject for one in each for subject in one.publish}
+    return Permissions(sorted(publish), sorted({subject for one in each for subject in one.subscribe}))
+
+
+def _user(name: str, allowed: Permissions, password: str) -> str:
+    publish = json.dumps(allowed.publish) if allowed.publish else '{ deny: ">" }'  # an empty list allows everything
     return (
-        f"    {{ user: {role}, password: {secret}, permissions: {{\n"
-        f"        publish: {publish},\n        subscribe: {subscribe} }} }}"
+        f"    {{ user: {name}, password: {_secret(password)}, permissions: {{\n"
+        f"        publish: {publish},\n        subscribe: {json.dumps(allowed.subscribe)} }} }}"
     )
+
+
+def _secret(password: str) -> str:
+    return password if password.startswith("$") else json.dumps(password)
+
+
+def _store(subjects: Subjects, password: str) -> str:
+    """The account of the buckets; what it exports, only accounts of this file can import."""
+    keys = [f"{key_subject(subjects, bucket.name)}.>" for bucket in BUCKETS]
+    exports = [
+        *(f"{{ service: {json.dumps(key)} }}" for key in keys),
+        *(f"{{ service: {json.dumps(read_subject(subjects, bucket.name))}, {_MANY_ANSWERS} }}" for bucket in BUCKETS),
+        *(f"{{ stream: {json.dumps(f'{subjects.changes(bucket.name)}>')} }}" for bucket in BUCKETS),
+    ]
+    user = store_user(Role.SUPERVISOR)
+    keeper = _user(user, Permissions(["$JS.API.>", *keys], [f"{INBOX}{user}.>"]), password)
+    return f"  STORE {{ jetstream: enabled, users: [\n{keeper}\n  ], exports: [\n{_lines(exports, 4)}\n  ] }}"
+
+
+def _store_of(role: Role, allowed: Permissions, password: str, subjects: Subjects) -> str:
+    imports = [f"{{ service: {{ account: STORE, subject: {json.dumps(each)} }} }}" for each in allowed.publish]
+    imports += [
+        f"{{ stream: {{ account: STORE, subject: {json.dumps(each)} }} }}"
+        for each in allowed.subscribe
+        if each.startswith(subjects.prefix)
+    ]
+    user = _user(store_user(role), allowed, password)
+    return f"  STORE_{role.upper()} {{ users: [\n{user}\n  ], imports: [\n{_lines(imports, 4)}\n  ] }}"
+
+
+def _lines(parts: list[str], indent: int = 0) -> str:
+    return ",\n".join(" " * indent + part for part in parts)
 
 
 def _tls(options: NatsServerOptions) -> str:

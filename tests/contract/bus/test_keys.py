@@ -66,15 +66,6 @@ async def test_a_watch_of_an_empty_bucket_is_ready_at_once(bus: Harness):
     assert watcher.bodies() == [BucketReady(bucket="plan")]
 
 
-async def test_a_watch_hears_only_keys_of_its_pattern(bus: Harness):
-    watcher = Probe("watcher", WatchKeys(bucket="plan", pattern="wanted"))
-    await bus.add(watcher)
-    bus.tell(watcher, put("other", 1), put("wanted", 1))
-    await bus.until(lambda: watcher.bodies(KeyChanged))
-    await bus.passes(0.1)
-    assert [body.key for body in watcher.bodies(KeyChanged)] == ["wanted"]
-
-
 async def test_compare_and_set_lets_one_of_two_writers_win(bus: Harness):
     one, two = Probe("one"), Probe("two")
     await bus.add(one)
