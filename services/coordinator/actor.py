@@ -17,6 +17,7 @@ PutKey(lease), PutKey(plan), next timer; orders to provisioners, LadderReported 
 | LoadReported, LoadsReported, ServicePresence(migrator) | moves under way | |
 | SetRole, SetInstances | an operator's order | OrderAccepted, OrderRefused; orders to provisioners |
 | Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
+| KeyUnreadable | | DeleteKey, so that it is written anew |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
 | StopRequested | | DeleteKey(lease) where held, ServicePresence(LEAVING), Stop |
@@ -40,6 +41,7 @@ from millrace.contracts.local import (
     KeyChanged,
     KeyNotPut,
     KeyPut,
+    KeyUnreadable,
     Replied,
     RequestFailed,
     StopRequested,
@@ -53,7 +55,7 @@ from millrace.contracts.subjects import Subjects, subject_token
 from millrace.membership import Heartbeat, Membership, MemberState
 
 from services.coordinator.config import CoordinatorConfig, RolePolicyConfig, StagesConfig
-from services.coordinator.leases import may_write_lease, put_lease
+from services.coordinator.leases import may_write_lease, put_lease, replace_unreadable
 from services.coordinator.load_controls import LoadControls, answer
 from services.coordinator.planning import Planning, no_prefill_instance, put_plan, rewritten
 from services.coordinator.provisioning import Provisioning
@@ -153,6 +155,8 @@ class CoordinatorActor:
                 return self._on_presence(body, now_ns)
             case TimerFired():
                 return self._on_tick(now_ns)
+            case KeyUnreadable() as body:
+                return replace_unreadable(body)
             case KeyPut() as body:
                 return self._on_key_put(body)
             case KeyNotPut() as body:

@@ -29,6 +29,7 @@ from millrace.contracts.local import (
     KeyChanged,
     KeyNotPut,
     KeyPut,
+    KeyUnreadable,
     Replied,
     RequestFailed,
     StopRequested,
@@ -76,6 +77,8 @@ class CascadingCoordinator:
             case BucketReady() as body if body.bucket in _OWN:
                 self.cascades.on_ready(body)
                 return self._write(now_ns)
+            case KeyUnreadable() as body if body.bucket in _OWN:
+                return self.cascades.on_unreadable(body)
             case CascadePlanned() as body:
                 return self.cascades.on_planned(body, now_ns)
             case CascadePlanningFailed() as body:

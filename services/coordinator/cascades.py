@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, WatchKeys
 from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
-from millrace.contracts.local import BucketReady, KeyChanged, KeyNotPut, KeyPut, Replied, RequestFailed
+from millrace.contracts.local import BucketReady, KeyChanged, KeyNotPut, KeyPut, KeyUnreadable, Replied, RequestFailed
 from millrace.contracts.observers import RequestFinished, ShadowFinished
 from millrace.contracts.plan import Lease
 from millrace.contracts.status import InstanceRecord
@@ -24,6 +24,7 @@ from services.coordinator.cascade_effects import CascadePlanned, CascadePlanning
 from services.coordinator.cascade_moves import CascadeMoves
 from services.coordinator.cascade_planning import job_of, planned, take_outcome, take_shadow, why_plan
 from services.coordinator.cascade_state import CascadeState, Serving
+from services.coordinator.leases import replace_unreadable
 from services.coordinator.state import KeyState
 
 #: Author of plans that a person put.
@@ -181,6 +182,15 @@ class Cascades:
             state.lease = body.value if isinstance(body.value, Lease) else None
             state.lease_key.confirm(body)
         return []
+
+    def on_unreadable(self, body: KeyUnreadable) -> list[Effect]:
+        """Writes the plan that held over it, with what a person put; what is not known is deleted."""
+        state = self.states.get(body.key)
+        if body.bucket != BUCKET or state is None or state.plan is None:
+            return replace_unreadable(body)
+        state.plan_key.revision = body.revision
+        told = {"epoch": state.plan.epoch + 1, "reason": "the stored plan could not be read"}
+        return self.put(body.key, msgspec.structs.replace(state.plan, **told))
 
     def on_put(self, body: KeyPut) -> None:
         """A write is done; the watch tells its value."""

@@ -1,8 +1,9 @@
-"""Leases of models: who may write one, and when."""
+"""Leases of models: who may write one, and when; and what is done about a key that cannot be read."""
 
 from __future__ import annotations
 
-from millrace.actor.effects import PutKey
+from millrace.actor.effects import DeleteKey, Effect, PutKey
+from millrace.contracts.local import KeyUnreadable
 from millrace.contracts.plan import Lease
 from millrace.contracts.subjects import subject_token
 
@@ -34,3 +35,11 @@ def put_lease(model: str, state: ModelState, *, name: str, incarnation: int, now
         correlation=f"lease/{model}",
         expected_revision=state.lease_key.revision,
     )
+
+
+def replace_unreadable(body: KeyUnreadable) -> list[Effect]:
+    """Deletes it, and only it: what was lost is written anew. Instances write their own keys again by themselves."""
+    if body.bucket == "instance":
+        return []
+    correlation = f"unreadable/{body.key}"
+    return [DeleteKey(bucket=body.bucket, key=body.key, correlation=correlation, expected_revision=body.revision)]

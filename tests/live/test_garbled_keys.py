@@ -1,0 +1,93 @@
+"""Values that are none in the store of a running cluster: requests go on, and the keys are written anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+import nats
+import pytest
+from millrace.actor.bucket_reading import read_bucket
+from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.permissions import store_user
+from millrace.contracts.subjects import Subjects
+from nats.aio.client import Client
+
+from testbed.up_cluster import UpRig
+from tests.live.ingress_rig import write_model_folder
+
+KEYS = {"plan": "m", "lease": "m", "instance": "worker-0"}
+GARBAGE = b'{"type":"io.nats.jetstream.api.v1.account_info_response"}'
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("garbled")
+    made = UpRig(folder / "c", model_path=write_model_folder(folder / "model"), engine="modelled", instances=2)
+    made.start()
+    yield made
+    made.stop()
+
+
+async def keeper(rig: UpRig) -> Client:
+    """The one user that may write every key."""
+    bus = msgspec.json.decode((rig.folder / "run" / "supervisor.json").read_bytes())["bus"]
+    user = store_user(bus["user"])
+    return await nats.connect(bus["servers"], user=user, password=bus["password"], inbox_prefix=f"_INBOX.{user}")
+
+
+async def ask(rig: UpRig) -> int:
+    async with httpx.AsyncClient(base_url=rig.url, timeout=30) as client:
+        try:
+            return (
+                await client.post("/v1/completions", json={"model": "m", "prompt": "a b", "max_tokens": 2})
+            ).status_code
+        except httpx.TransportError:
+            return 0
+
+
+async def whole(client: Client, bucket: str) -> bool:
+    for value in await read_bucket(client, Subjects("local").bucket(bucket)):
+        try:
+            decode(value)
+        except MalformedMessage:
+            return False
+    return True
+
+
+async def garble(client: Client) -> None:
+    for bucket, key in KEYS.items():
+        await client.publish(f"$KV.{Subjects('local').bucket(bucket)}.{key}", GARBAGE)
+    await client.flush()
+
+
+async def until_whole(client: Client) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not all([await whole(client, bucket) for bucket in KEYS]):  # noqa: ASYNC110 nobody signals it
+            await asyncio.sleep(0.1)
+
+
+async def test_requests_go_on_and_owners_write_their_keys_anew(rig: UpRig) -> None:
+    client = await keeper(rig)
+    await garble(client)
+    assert [await ask(rig) for _ in range(20)] == [200] * 20
+    await until_whole(client)
+    await client.close()
+
+
+async def test_an_ingress_and_a_coordinator_that_start_beside_such_values_serve(rig: UpRig) -> None:
+    client = await keeper(rig)
+    for pid in (*rig.pids("services.coordinator"), *rig.pids("services.ingress")):
+        os.kill(pid, signal.SIGKILL)
+    await garble(client)
+    async with asyncio.timeout(PATIENCE_S):
+        while await ask(rig) != 200:  # noqa: ASYNC110 as above
+            await asyncio.sleep(0.1)
+    await until_whole(client)
+    await client.close()
+    assert await ask(rig) == 200
