@@ -200,84 +200,83 @@ class IngressActor:
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         self._state.now_ns = now_ns
-        out: list[Effect] = []
         match body := message.body:
             case TokensGenerated():
-                ingest_tokens(self._state, body, out)
+                ingest_tokens(self._state, body)
             case InstanceSummary():
-                self._on_summary(body, out)
+                self._on_summary(body)
             case BoundaryMoved():
                 self._state.cluster.take_boundary(body)
             case CallSubmitted():
-                self._on_call(body.call, out)
+                self._on_call(body.call)
             case Replied():
-                take_reply(self._state, body, out)
+                take_reply(self._state, body)
             case RequestFailed():
-                take_failure(self._state, body, out)
+                take_failure(self._state, body)
             case Gathered():
-                take_gathered(self._state, body, out)
+                take_gathered(self._state, body)
             case QuestionTokenized():
-                take_question(self._state, body, out)
+                take_question(self._state, body)
             case CallAbandoned():
-                abandon_call(self._state, body, out)
+                abandon_call(self._state, body)
             case ServicePresence():
-                self._on_presence(body, out)
+                self._on_presence(body)
             case SequencesReturned():
-                self._on_returned(body, out)
+                self._on_returned(body)
             case AllotEpoch():
-                grant_epoch(self._state, body, message.reply_to, out)
+                grant_epoch(self._state, body, message.reply_to)
             case FindRequests():
-                answer_find(self._state, body, message.reply_to, out)
+                answer_find(self._state, body, message.reply_to)
             case SequenceMoved():
-                take_move(self._state, body, out)
+                take_move(self._state, body)
             case KvReplicated():
-                take_replica(self._state, body, out)
+                take_replica(self._state, body)
             case KeyChanged():
-                self._on_key(body, out)
+                self._on_key(body)
             case TimerFired():
-                self._on_timer(body.name, out)
+                self._on_timer(body.name)
             case BusDisconnected():
                 self._state.connected = False
             case BusReconnected():
-                self._on_reconnected(out)
+                self._on_reconnected()
             case StopRequested():
-                self._on_stop(body, out)
+                self._on_stop(body)
             case _:
                 if message.reply_to:
                     detail = f"an ingress takes no {type(body).__name__}"
-                    out.append(Reply(to=message.reply_to, body=ErrorReply(reason="unexpected", detail=detail)))
-        settle(self._state, out)
+                    self._state.emit(Reply(to=message.reply_to, body=ErrorReply(reason="unexpected", detail=detail)))
+        settle(self._state)
         if self._state.stopping:
-            self._stop_when_idle(out)
-        return out
+            self._stop_when_idle()
+        return self._state.outbox.take()
 
     # Life of a call: admitted, tagged, dispatched.
 
-    def _on_call(self, call: Call, out: list[Effect]) -> None:
+    def _on_call(self, call: Call) -> None:
         state = self._state
         assert call.request not in state.calls, f"request id {call.request} is open already"
         refusal = refusal_of(state, call)
         if refusal is not None:
-            refuse(state, call, refusal, out)
+            refuse(state, call, refusal)
         elif call.members:
-            open_cascade(state, call, out)
+            open_cascade(state, call)
         else:
-            dispatch_new(state, open_call(state, call), out)
+            dispatch_new(state, open_call(state, call))
 
     # Instances and plans.
 
-    def _on_summary(self, summary: InstanceSummary, out: list[Effect]) -> None:
+    def _on_summary(self, summary: InstanceSummary) -> None:
         state = self._state
         known = state.cluster.instances.get(summary.instance)
         was_usable = known is not None and known.usable
         if state.cluster.take_summary(summary, state.now_ns):
-            lose_earlier_incarnation(state, summary.instance, out)
+            lose_earlier_incarnation(state, summary.instance)
         if was_usable and known is not None and known.hang:
-            leave_hung_engines(state, out)
+            leave_hung_engines(state)
         if not was_usable and state.waiting and state.cluster.instances[summary.instance].usable:
-            dispatch_waiting(state, out, all_of_them=True)
+            dispatch_waiting(state, all_of_them=True)
 
-    def _on_key(self, change: KeyChanged, out: list[Effect]) -> None:
+    def _on_key(self, change: KeyChanged) -> None:
         state = self._state
         value = change.value
         if change.bucket == "plan" and (value is None or isinstance(value, Plan)):
@@ -287,19 +286,19 @@ class IngressActor:
             and (value is None or isinstance(value, InstanceRecord))
             and state.cluster.take_record(change.key, value, state.now_ns)
         ):
-            lose_earlier_incarnation(state, value.instance if value is not None else change.key, out)
+            lose_earlier_incarnation(state, value.instance if value is not None else change.key)
         elif change.bucket == "cascade" and (value is None or isinstance(value, CascadePlan)):
-            take_cascade_plan(state, change.key, value, out)
+            take_cascade_plan(state, change.key, value)
         if state.waiting:
-            dispatch_waiting(state, out, all_of_them=True)
+            dispatch_waiting(state, all_of_them=True)
 
-    def _on_presence(self, presence: ServicePresence, out: list[Effect]) -> None:
+    def _on_presence(self, presence: ServicePresence) -> None:
         state = self._state
         ended = state.cluster.take_presence(presence)
         if ended is not None:
-            lose_instance(state, ended, InstanceLost("instance_dead", LossCause.ENGINE_DIED), out)
+            lose_instance(state, ended, InstanceLost("instance_dead", LossCause.ENGINE_DIED))
 
-    def _on_returned(self, message: SequencesReturned, out: list[Effect]) -> None:
+    def _on_returned(self, message: SequencesReturned) -> None:
         state = self._state
         instance = state.cluster.instances.get(message.instance)
         if instance is None or instance.member.incarnation != message.incarnation:
@@ -312,42 +311,42 @@ class IngressActor:
             if sequence is None:
                 continue
             if sequence.epoch == epoch and sequence.instance is instance:
-                state.fire(sequence, InstanceLost(f"returned_{message.reason.value}", cause), out)
+                state.fire(sequence, InstanceLost(f"returned_{message.reason.value}", cause))
             elif granted_to(sequence, epoch, instance):
-                state.fire(sequence, TargetLost(), out)
+                state.fire(sequence, TargetLost())
 
     # Time and the bus.
 
-    def _on_timer(self, name: str, out: list[Effect]) -> None:
+    def _on_timer(self, name: str) -> None:
         state = self._state
         if name == _TICK:
-            self._tick(out)
+            self._tick()
         elif name == DISPATCH_TIMER:
-            dispatch_waiting(state, out)
+            dispatch_waiting(state)
         elif name == ACKNOWLEDGE_TIMER:
-            send_acknowledgements(state, out)
+            send_acknowledgements(state)
         elif name == _PRESENCE:
-            out.append(self._presence(PresenceState.LEAVING if state.stopping else PresenceState.ALIVE))
-            out.append(StartTimer(name=_PRESENCE, at_ns=state.now_ns + PRESENCE_NS))
+            state.emit(self._presence(PresenceState.LEAVING if state.stopping else PresenceState.ALIVE))
+            state.emit(StartTimer(name=_PRESENCE, at_ns=state.now_ns + PRESENCE_NS))
         elif name == _GRACE and state.connected:
-            ask_after_outage(state, out)
+            ask_after_outage(state)
 
-    def _tick(self, out: list[Effect]) -> None:
+    def _tick(self) -> None:
         state = self._state
         self._ticks += 1
-        out.append(StartTimer(name=_TICK, at_ns=state.now_ns + TICK_NS))
+        state.emit(StartTimer(name=_TICK, at_ns=state.now_ns + TICK_NS))
         if state.now_ns >= state.deadline_ns:
-            end_late_calls(state, out)
+            end_late_calls(state)
         if state.detecting(state.now_ns):
             for instance in state.cluster.expire(state.now_ns):
-                lose_instance(state, instance, InstanceLost("instance_silent"), out)
-            leave_hung_engines(state, out)
+                lose_instance(state, instance, InstanceLost("instance_silent"))
+            leave_hung_engines(state)
             if self._ticks % TICKS_PER_LOOK == 0:
-                look_at_sequences(state, out)
-        look_at_shadows(state, out)
+                look_at_sequences(state)
+        look_at_shadows(state)
         state.metrics.sequences_waiting = len(state.waiting)
 
-    def _on_reconnected(self, out: list[Effect]) -> None:
+    def _on_reconnected(self) -> None:
         state = self._state
         state.connected = True
         state.outage_end_ns = state.now_ns
@@ -357,33 +356,33 @@ class IngressActor:
         for sequence in state.waiting.values():
             sequence.retry.since_ns = state.now_ns  # the time of the outage does not count
             sequence.retry.rounds = 0
-        out.append(StartTimer(name=_GRACE, at_ns=state.detectors_from_ns))
-        dispatch_waiting(state, out, all_of_them=True)
+        state.emit(StartTimer(name=_GRACE, at_ns=state.detectors_from_ns))
+        dispatch_waiting(state, all_of_them=True)
 
     def _presence(self, presence: PresenceState) -> Publish:
         return self._heartbeat.presence(self._state.now_ns, presence)
 
-    def _on_stop(self, body: StopRequested, out: list[Effect]) -> None:
+    def _on_stop(self, body: StopRequested) -> None:
         state = self._state
         if not state.stopping:
             state.stopping = True
             state.stop_at_ns = state.now_ns + state.times.drain
-            out.append(self._presence(PresenceState.LEAVING))
+            state.emit(self._presence(PresenceState.LEAVING))
         if body.orphaned:
             state.stop_at_ns = state.now_ns
             self._stop_detail = "This server's supervisor has died, and this server ends with it."
 
-    def _stop_when_idle(self, out: list[Effect]) -> None:
+    def _stop_when_idle(self) -> None:
         state = self._state
         if (state.calls or state.parents) and state.now_ns >= state.stop_at_ns:
-            interrupt(state, out)
+            interrupt(state)
             for call in list(state.calls.values()):
-                refuse_or_fail(state, call, RefusalKind.STOPPING, self._stop_detail, out)
-            settle(state, out)
+                refuse_or_fail(state, call, RefusalKind.STOPPING, self._stop_detail)
+            settle(state)
         if not state.calls and not state.parents:
-            send_acknowledgements(state, out)
+            send_acknowledgements(state)
             if not self._stopped:
-                out.append(Stop(reason="stopped"))
+                state.emit(Stop(reason="stopped"))
                 self._stopped = True
 
     # For people and checkers.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from millrace.actor.effects import Effect
-
 from services.ingress.calls.completion import finish, release
 from services.ingress.dispatch.submission import (
     accept,
@@ -26,8 +24,8 @@ from services.ingress.migration.ownership import give_up_target, stay_with_sourc
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 
-#: Each has the signature (state, sequence, event, out); the event is of the type that the table's rows name.
-REACTIONS: Mapping[Reaction, Callable[[IngressState, OpenSequence, Any, list[Effect]], None]] = {
+#: Each has the signature (state, sequence, event); the event is of the type that the table's rows name.
+REACTIONS: Mapping[Reaction, Callable[[IngressState, OpenSequence, Any], None]] = {
     Reaction.ENQUEUE: enqueue,
     Reaction.AWAIT_FORECASTS: await_forecasts,
     Reaction.FORGET_QUESTION: forget_question,
@@ -59,11 +57,11 @@ def holds(state: IngressState, sequence: OpenSequence, event: SequenceEvent, gua
             return target_alive(state, sequence)
 
 
-def react(state: IngressState, sequence: OpenSequence, event: SequenceEvent, out: list[Effect]) -> None:
+def react(state: IngressState, sequence: OpenSequence, event: SequenceEvent) -> None:
     """Advance a sequence by an event and carry out the transition's reaction.
 
     Raises:
         TransitionRefused: the table lists no transition.
     """
     reaction = sequence.advance(event, lambda guard: holds(state, sequence, event, guard))
-    REACTIONS[reaction](state, sequence, event, out)
+    REACTIONS[reaction](state, sequence, event)

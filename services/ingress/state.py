@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Protocol
 
-from millrace.actor.effects import Effect
 from millrace.contracts.subjects import Subjects
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
 
 from services.ingress.calls.limits import AdmissionLimits
+from services.ingress.calls.listener import ClientListener
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.learnt_entry import LearntEntry
 from services.ingress.cascade.open_cascade import OpenCascade, ShadowRun
@@ -21,6 +21,7 @@ from services.ingress.dispatch.forecast_budget import ForecastBudget
 from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
 from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
+from services.ingress.outbox import EffectOutbox
 from services.ingress.pending import Pending
 from services.ingress.sequence import OpenSequence
 from services.ingress.times import Times, hang_limits
@@ -68,9 +69,7 @@ class TaggerHealth:
 class React(Protocol):
     """Advances a sequence by an event and carries out the reaction (``reactions.react``)."""
 
-    def __call__(
-        self, state: IngressState, sequence: OpenSequence, event: SequenceEvent, out: list[Effect], /
-    ) -> None: ...
+    def __call__(self, state: IngressState, sequence: OpenSequence, event: SequenceEvent, /) -> None: ...
 
 
 class IngressState:
@@ -78,6 +77,8 @@ class IngressState:
 
     Attributes:
         now_ns: Time of the message being handled.
+        outbox: Effects of that message.
+        emit: Adds one to them.
         deadline_ns: No open call's deadline is earlier.
         owned: Instance -> its submitted and running sequences.
         granted: Target -> sequences with an open epoch grant there.
@@ -107,6 +108,9 @@ class IngressState:
         self.config = config
         self.name = config.name
         self.now_ns = 0
+        self.outbox = EffectOutbox()
+        self.emit = self.outbox.emit
+        self.client = ClientListener(self.emit)
         self.incarnation = incarnation
         self.models = models
         self.metrics = metrics
@@ -152,14 +156,14 @@ class IngressState:
         """Set what ``fire`` calls: reactions stand above this module and cannot be imported here."""
         self._react = react
 
-    def fire(self, sequence: OpenSequence, event: SequenceEvent, out: list[Effect]) -> None:
+    def fire(self, sequence: OpenSequence, event: SequenceEvent) -> None:
         """Advance a sequence by an event, with all that follows.
 
         Raises:
             TransitionRefused: the event cannot happen in its state.
         """
         assert self._react is not None
-        self._react(self, sequence, event, out)
+        self._react(self, sequence, event)
 
     def correlation(self, kind: str, pending: Pending) -> str:
         """A fresh correlation under which ``pending`` is found again."""

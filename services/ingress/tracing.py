@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, RecordSpan
+from millrace.actor.effects import RecordSpan
 from millrace.contracts.observers import CandidateForecast
 from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
@@ -18,6 +18,7 @@ from services.ingress.calls.open_call import OpenCall
 from services.ingress.dispatch.choice_record import DispatchChoice
 from services.ingress.pending import PendingForecast, PendingTag
 from services.ingress.sequence import EpochGrant, OpenSequence
+from services.ingress.state import IngressState
 
 
 def new_span(call: OpenCall, rng: Random) -> str:
@@ -34,27 +35,27 @@ def keep(call: OpenCall) -> None:
         call.trace = msgspec.structs.replace(context, sampled=True) if context is not None else None
 
 
-def end_tag(call: OpenCall, pending: PendingTag, result: str, now_ns: int, out: list[Effect]) -> None:
+def end_tag(state: IngressState, call: OpenCall, pending: PendingTag, result: str) -> None:
     """Record the question to the tagger."""
     if call.trace is None:
         return
     attributes: dict[str, Any] = {"request": call.request, "result": result}
     if call.predicted is not None:
         attributes["expected_output_tokens"] = call.predicted
-    out.append(
+    state.emit(
         RecordSpan(
             name="tag",
             traceparent=pending.span,
             parent_span_id=call.trace.span_id,
             start_ns=pending.started_ns,
-            end_ns=now_ns,
+            end_ns=state.now_ns,
             attributes=attributes,
         )
     )
 
 
 def end_forecast(
-    call: OpenCall, pending: PendingForecast, forecasts: list[CandidateForecast], now_ns: int, out: list[Effect]
+    state: IngressState, call: OpenCall, pending: PendingForecast, forecasts: list[CandidateForecast]
 ) -> None:
     """Record the question to predictors."""
     if call.trace is None:
@@ -68,13 +69,13 @@ def end_forecast(
     }
     if pending.sampled:
         attributes["rank_sample"] = True
-    out.append(
+    state.emit(
         RecordSpan(
             name="forecast",
             traceparent=pending.span,
             parent_span_id=call.trace.span_id,
             start_ns=pending.started_ns,
-            end_ns=now_ns,
+            end_ns=state.now_ns,
             attributes=attributes,
             error="" if answered else "no prediction",
         )
@@ -86,13 +87,13 @@ def _forecast_text(forecast: CandidateForecast) -> str:
     return f"{forecast.e2e_ns / 1e6:.1f} ms, first token {forecast.ttft_ns / 1e6:.1f} ms{cached}"
 
 
-def begin_placement(sequence: OpenSequence, choice: DispatchChoice, now_ns: int, rng: Random) -> None:
+def begin_placement(state: IngressState, sequence: OpenSequence, choice: DispatchChoice) -> None:
     """Open the sequence's dispatch or continuation span."""
     call, span, decision = sequence.call, sequence.span, choice.decision
     if sequence.owned:
         keep(call)
-    earlier, span.context = span.context, new_span(call, rng)
-    span.start_ns = now_ns
+    earlier, span.context = span.context, new_span(call, state.rng)
+    span.start_ns = state.now_ns
     if call.trace is None:
         return
     attributes: dict[str, Any] = {
@@ -117,20 +118,20 @@ def begin_placement(sequence: OpenSequence, choice: DispatchChoice, now_ns: int,
     span.attributes = attributes
 
 
-def end_placement(sequence: OpenSequence, error: str, now_ns: int, out: list[Effect]) -> None:
+def end_placement(state: IngressState, sequence: OpenSequence, error: str) -> None:
     """Record the span: the placement was accepted (no error), or failed. Does nothing after the first time."""
     call, span = sequence.call, sequence.span
     attributes, span.attributes = span.attributes, None
     if attributes is None or call.trace is None:
         return
     earlier = attributes.pop("link", "")
-    out.append(
+    state.emit(
         RecordSpan(
             name="continuation" if "cause" in attributes else "dispatch",
             traceparent=span.context,
             parent_span_id=call.trace.span_id,
             start_ns=span.start_ns,
-            end_ns=now_ns,
+            end_ns=state.now_ns,
             attributes=attributes,
             links=[earlier] if earlier else [],
             error=error,
@@ -138,21 +139,19 @@ def end_placement(sequence: OpenSequence, error: str, now_ns: int, out: list[Eff
     )
 
 
-def end_move(
-    sequence: OpenSequence, grant: EpochGrant, *, source: str, outcome: str, now_ns: int, out: list[Effect]
-) -> None:
+def end_move(state: IngressState, sequence: OpenSequence, grant: EpochGrant, *, source: str, outcome: str) -> None:
     """Record a migration: a span since its epoch was granted, linked to the one before."""
     call = sequence.call
     earlier, sequence.span.context = sequence.span.context, grant.span
     if call.trace is None:
         return
-    out.append(
+    state.emit(
         RecordSpan(
             name="move",
             traceparent=grant.span,
             parent_span_id=call.trace.span_id,
             start_ns=grant.at_ns,
-            end_ns=now_ns,
+            end_ns=state.now_ns,
             attributes={
                 "request": call.request,
                 "sequence": sequence.id,
@@ -168,20 +167,20 @@ def end_move(
     )
 
 
-def end_call(call: OpenCall, outcome: str, error: str, now_ns: int, out: list[Effect]) -> None:
+def end_call(state: IngressState, call: OpenCall, outcome: str, error: str) -> None:
     """Record the root span; that of an attempt is its cascade's to record, with its score."""
     if error:
         keep(call)
     if call.trace is None or call.call.parent:
         return
     usage, first = call.usage(), call.first_token_ns
-    out.append(
+    state.emit(
         RecordSpan(
             name="ingress",
             traceparent=format_traceparent(call.trace),
             parent_span_id=call.call.parent_span_id,
             start_ns=call.arrival_ns,
-            end_ns=now_ns,
+            end_ns=state.now_ns,
             attributes={
                 "request": call.request,
                 "client_id": call.call.client_id,

@@ -57,12 +57,12 @@ class TransitionLog:
         self.taken: set[tuple[SequencePhase, type[Any]]] = set()
         self._expected: dict[OpenSequence, frozenset[SequencePhase]] = {}
 
-    def react(self, state: IngressState, sequence: OpenSequence, event: Any, out: list[Effect]) -> None:
+    def react(self, state: IngressState, sequence: OpenSequence, event: Any) -> None:
         self._check(sequence)
         rows = TRANSITIONS.rows(sequence.phase, type(event))
         self.taken.add((sequence.phase, type(event)))
         self._expected[sequence] = frozenset(row.target for row in rows)
-        react(state, sequence, event, out)
+        react(state, sequence, event)
 
     def _check(self, sequence: OpenSequence) -> None:
         expected = self._expected.get(sequence, frozenset({SequencePhase.WAITING}))

@@ -10,7 +10,7 @@ from millrace.contracts.worker import Sampling
 from millrace.policies.dispatch import DISPATCH_POLICIES
 
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.listener import CLIENT, Listener
+from services.ingress.calls.listener import Listener
 from services.ingress.calls.messages import Call, RefusalKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.sequence import OpenSequence
@@ -67,9 +67,9 @@ def too_long(state: IngressState, call: Call) -> Refusal | None:
     return Refusal(RefusalKind.TOO_LONG, detail, "prompt" if prompt_tokens >= limit else "max_tokens")
 
 
-def open_call(state: IngressState, call: Call, listener: Listener = CLIENT) -> OpenCall:
+def open_call(state: IngressState, call: Call, listener: Listener | None = None) -> OpenCall:
     """Open an admitted call with its sequences."""
-    opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout, listener)
+    opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout, listener or state.client)
     if call.sampling.ignore_eos or call.sampling.min_tokens >= call.sampling.max_tokens:
         opened.expected_output_tokens = call.sampling.max_tokens
         opened.predicted = float(call.sampling.max_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Log, Publish, StartTimer
+from millrace.actor.effects import Log, Publish, StartTimer
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
 
@@ -27,41 +27,39 @@ ACKNOWLEDGE_AFTER_NS = 50 * MILLISECOND_NS
 # Reactions to the end of a sequence.
 
 
-def finish(state: IngressState, sequence: OpenSequence, event: Finished, out: list[Effect]) -> None:
+def finish(state: IngressState, sequence: OpenSequence, event: Finished) -> None:
     """The log ends with a finish reason: the engine forgets the sequence, or is told to stop."""
-    end_sequence(state, sequence, decoding=not event.engine_knows, reason="stopped", out=out)
-    complete_if_ended(state, sequence.call, out)
+    end_sequence(state, sequence, decoding=not event.engine_knows, reason="stopped")
+    complete_if_ended(state, sequence.call)
 
 
-def release(state: IngressState, sequence: OpenSequence, event: Cancelled, out: list[Effect]) -> None:
+def release(state: IngressState, sequence: OpenSequence, event: Cancelled) -> None:
     """The call ends: nothing more of the sequence is wanted."""
-    end_sequence(state, sequence, decoding=True, reason=event.reason, out=out)
+    end_sequence(state, sequence, decoding=True, reason=event.reason)
 
 
-def end_sequence(
-    state: IngressState, sequence: OpenSequence, *, decoding: bool, reason: str, out: list[Effect]
-) -> None:
+def end_sequence(state: IngressState, sequence: OpenSequence, *, decoding: bool, reason: str) -> None:
     """Take an ended sequence out of all tables. Its engine is told to stop (``decoding``) or to forget it."""
-    revoke(state, sequence, "ended", out)
-    free_replica(state, sequence, out)
+    revoke(state, sequence, "ended")
+    free_replica(state, sequence)
     if decoding:
-        cancel(state, sequence, reason, out)
+        cancel(state, sequence, reason)
     elif sequence.instance is not None:
-        acknowledge(state, sequence.instance.name, sequence.id, sequence.epoch, out)
+        acknowledge(state, sequence.instance.name, sequence.id, sequence.epoch)
     detach(state, sequence)
     del state.sequences[sequence.id]
     sequence.call.unended -= 1
 
 
-def cancel(state: IngressState, sequence: OpenSequence, reason: str, out: list[Effect]) -> None:
+def cancel(state: IngressState, sequence: OpenSequence, reason: str) -> None:
     """Cancel a sequence at the instance that has, or may have, it."""
     if sequence.instance is not None:
-        cancel_at(state, sequence, sequence.instance.name, reason, out)
+        cancel_at(state, sequence, sequence.instance.name, reason)
 
 
-def cancel_at(state: IngressState, sequence: OpenSequence, instance: str, reason: str, out: list[Effect]) -> None:
+def cancel_at(state: IngressState, sequence: OpenSequence, instance: str, reason: str) -> None:
     """Cancel a sequence at an instance, up to its present epoch."""
-    out.append(
+    state.emit(
         Publish(
             subject=state.subjects.engine(instance, "cancel"),
             body=CancelSequence(sequence=sequence.id, epoch=sequence.epoch, reason=reason),
@@ -88,17 +86,17 @@ def detach(state: IngressState, sequence: OpenSequence) -> None:
     sequence.resend.correlation = sequence.submit = sequence.asking = ""
 
 
-def acknowledge(state: IngressState, instance: str, sequence: str, epoch: int, out: list[Effect]) -> None:
+def acknowledge(state: IngressState, instance: str, sequence: str, epoch: int) -> None:
     """Name a sequence in the next acknowledgement to an instance."""
     if not state.acknowledge:
-        out.append(StartTimer(name=ACKNOWLEDGE_TIMER, at_ns=state.now_ns + ACKNOWLEDGE_AFTER_NS))
+        state.emit(StartTimer(name=ACKNOWLEDGE_TIMER, at_ns=state.now_ns + ACKNOWLEDGE_AFTER_NS))
     state.acknowledge.setdefault(instance, []).append((sequence, epoch))
 
 
-def send_acknowledgements(state: IngressState, out: list[Effect]) -> None:
+def send_acknowledgements(state: IngressState) -> None:
     """Send what was collected."""
     for instance, sequences in state.acknowledge.items():
-        out.append(
+        state.emit(
             Publish(
                 subject=state.subjects.engine(instance, "acknowledge"), body=AcknowledgeSequences(sequences=sequences)
             )
@@ -109,21 +107,21 @@ def send_acknowledgements(state: IngressState, out: list[Effect]) -> None:
 # The end of a call.
 
 
-def refuse(state: IngressState, call: Call, refusal: Refusal, out: list[Effect]) -> None:
+def refuse(state: IngressState, call: Call, refusal: Refusal) -> None:
     """Refuse a call at admission: nothing is kept of it."""
     state.metrics.refusals.add(refusal.kind.value)
-    out.append(failure(call.request, refusal, accepted=False))
+    state.emit(failure(call.request, refusal, accepted=False))
 
 
-def complete_if_ended(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+def complete_if_ended(state: IngressState, call: OpenCall) -> None:
     """Complete a call after its last choice ended."""
     if call.unended:
         return
     if call.listener.is_client:
         state.metrics.e2e.observe(state.now_ns - call.arrival_ns)
     _note_errors(state, call)
-    call.listener.on_completed(call, out)
-    _close(state, call, "completed", "", out)
+    call.listener.on_completed(call)
+    _close(state, call, "completed", "")
 
 
 def _note_errors(state: IngressState, call: OpenCall) -> None:
@@ -136,33 +134,31 @@ def _note_errors(state: IngressState, call: OpenCall) -> None:
         state.metrics.note_error("ttft", forecast.ttft_ns, call.first_token_ns - call.placed_ns)
 
 
-def abandon(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
+def abandon(state: IngressState, call: OpenCall, reason: str) -> None:
     """End a call whose client left: nothing more is delivered."""
-    _cancel_all(state, call, reason, out)
-    _close(state, call, "cut" if reason == "slow_reader" else "cancelled", reason, out)
+    _cancel_all(state, call, reason)
+    _close(state, call, "cut" if reason == "slow_reader" else "cancelled", reason)
 
 
-def refuse_or_fail(
-    state: IngressState, call: OpenCall, kind: RefusalKind, detail: str, out: list[Effect], *, param: str = ""
-) -> None:
+def refuse_or_fail(state: IngressState, call: OpenCall, kind: RefusalKind, detail: str, *, param: str = "") -> None:
     """End a call that cannot be served: refused if it was not accepted, else failed."""
-    _cancel_all(state, call, kind.value, out)
+    _cancel_all(state, call, kind.value)
     state.metrics.refusals.add(kind.value)
     retry_after_s = 1.0 if kind in (RefusalKind.QUEUE_FULL, RefusalKind.NO_INSTANCE) else 0.0
-    call.listener.on_failed(call, Refusal(kind, detail, param, retry_after_s), out)
+    call.listener.on_failed(call, Refusal(kind, detail, param, retry_after_s))
     fields = {"kind": kind.value, "detail": detail}
-    out.append(Log(level="warning", event="call_failed", fields=fields, request=call.request))
-    _close(state, call, "failed" if call.accepted else "refused", detail, out)
+    state.emit(Log(level="warning", event="call_failed", fields=fields, request=call.request))
+    _close(state, call, "failed" if call.accepted else "refused", detail)
 
 
-def _cancel_all(state: IngressState, call: OpenCall, reason: str, out: list[Effect]) -> None:
+def _cancel_all(state: IngressState, call: OpenCall, reason: str) -> None:
     for sequence in call.sequences:
         if sequence.phase is not SequencePhase.ENDED:
-            state.fire(sequence, Cancelled(reason), out)
+            state.fire(sequence, Cancelled(reason))
     state.pending.pop(call.tagging, None)
 
 
-def _close(state: IngressState, call: OpenCall, outcome: str, detail: str, out: list[Effect]) -> None:
+def _close(state: IngressState, call: OpenCall, outcome: str, detail: str) -> None:
     """Release what a call that ended was counted with; publish its outcome and record its root span."""
     del state.calls[call.request]
     metrics = state.metrics
@@ -174,8 +170,8 @@ def _close(state: IngressState, call: OpenCall, outcome: str, detail: str, out: 
     metrics.calls.add(call.call.model, outcome)
     metrics.cached_tokens += call.cached_tokens
     if call.accepted:
-        out.append(_outcome(state, call, outcome, detail))
-    tracing.end_call(call, outcome, "" if outcome == "completed" else detail, state.now_ns, out)
+        state.emit(_outcome(state, call, outcome, detail))
+    tracing.end_call(state, call, outcome, "" if outcome == "completed" else detail)
 
 
 def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> Publish:

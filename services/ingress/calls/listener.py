@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from millrace.actor.effects import Effect
@@ -23,7 +24,7 @@ class Listener(Protocol):
     @property
     def is_client(self) -> bool: ...
 
-    def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_accepted(self, call: OpenCall) -> None:
         """Every sequence was accepted by an instance."""
         ...
 
@@ -31,15 +32,15 @@ class Listener(Protocol):
         """Tokens of a judged call arrived; they need not give a delta."""
         ...
 
-    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
+    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta]) -> None:
         """New text, between acceptance and end."""
         ...
 
-    def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_completed(self, call: OpenCall) -> None:
         """Every choice ended."""
         ...
 
-    def on_failed(self, call: OpenCall, refusal: Refusal, out: list[Effect]) -> None:
+    def on_failed(self, call: OpenCall, refusal: Refusal) -> None:
         """The call cannot be served; ``call.accepted`` says whether it was refused or failed."""
         ...
 
@@ -49,20 +50,23 @@ class ClientListener:
 
     is_client = True
 
-    def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
-        out.append(AcceptCall(request=call.request))
+    def __init__(self, emit: Callable[[Effect], None]) -> None:
+        self._emit = emit
+
+    def on_accepted(self, call: OpenCall) -> None:
+        self._emit(AcceptCall(request=call.request))
 
     def on_tokens(self, call: OpenCall) -> None:
         """Nothing: clients see deltas."""
 
-    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
-        out.append(DeliverDeltas(request=call.request, deltas=deltas, usage=call.usage()))
+    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta]) -> None:
+        self._emit(DeliverDeltas(request=call.request, deltas=deltas, usage=call.usage()))
 
-    def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
-        out.append(CompleteCall(request=call.request, usage=call.usage()))
+    def on_completed(self, call: OpenCall) -> None:
+        self._emit(CompleteCall(request=call.request, usage=call.usage()))
 
-    def on_failed(self, call: OpenCall, refusal: Refusal, out: list[Effect]) -> None:
-        out.append(failure(call.request, refusal, accepted=call.accepted))
+    def on_failed(self, call: OpenCall, refusal: Refusal) -> None:
+        self._emit(failure(call.request, refusal, accepted=call.accepted))
 
 
 def failure(request: str, refusal: Refusal, *, accepted: bool) -> Effect:
@@ -71,7 +75,3 @@ def failure(request: str, refusal: Refusal, *, accepted: bool) -> Effect:
     if accepted:
         return FailCall(request=request, kind=kind, detail=detail, param=param)
     return RefuseCall(request=request, kind=kind, detail=detail, param=param, retry_after_s=refusal.retry_after_s)
-
-
-#: The HTTP adapter.
-CLIENT = ClientListener()

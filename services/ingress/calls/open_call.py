@@ -7,7 +7,7 @@ from typing import Any
 from millrace.contracts.observers import CandidateForecast
 from millrace.telemetry.tracecontext import sampled_context
 
-from services.ingress.calls.listener import CLIENT, Listener
+from services.ingress.calls.listener import Listener
 from services.ingress.calls.messages import Call, ChoiceDelta, Usage
 from services.ingress.sequence import OpenSequence
 
@@ -62,7 +62,7 @@ class OpenCall:
         "unended",
     )
 
-    def __init__(self, call: Call, now_ns: int, timeout_ns: int, listener: Listener = CLIENT) -> None:
+    def __init__(self, call: Call, now_ns: int, timeout_ns: int, listener: Listener) -> None:
         self.call = call
         self.listener = listener
         self.patience_ns: int | None = None
@@ -90,6 +90,19 @@ class OpenCall:
         self.touched: list[ChoiceDelta] = []
         self.settling: list[tuple[OpenSequence, Any]] = []
         self.trace = sampled_context(call.traceparent)
+
+    def deliver(self, deltas: list[ChoiceDelta]) -> None:
+        """Hand deltas to the listener, or hold them until the call is accepted (as few as its choices' chunks)."""
+        if self.accepted:
+            self.listener.on_deltas(self, deltas)
+        else:
+            self.held += deltas
+
+    def deliver_held(self) -> None:
+        """Deliver what arrived before the call was accepted."""
+        if self.held:
+            held, self.held = self.held, []
+            self.deliver(held)
 
     def usage(self) -> Usage:
         """Counts so far: each prompt once, outputs of all choices with their stop tokens."""

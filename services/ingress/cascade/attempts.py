@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from millrace.actor.effects import Effect
 from millrace.telemetry.tracecontext import child, format_traceparent
 
 from services.ingress.calls.admission import open_call, too_long
@@ -35,14 +34,14 @@ class AttemptListener:
         self._attempt = attempt
         self._commits = parent.call.cascade.early_commit
 
-    def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_accepted(self, call: OpenCall) -> None:
         self._parent.accepted = True
 
     def on_tokens(self, call: OpenCall) -> None:
         if self._commits or (self._attempt.bound is not None and out_of_reach(self._state, self._attempt)):
             self._progressed()
 
-    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
+    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta]) -> None:
         self._attempt.deltas += deltas
         if self._commits or self._attempt.streams:
             self._progressed()
@@ -51,10 +50,10 @@ class AttemptListener:
         self._parent.progressed = True
         self._state.unsettled[self._parent.request] = self._parent
 
-    def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_completed(self, call: OpenCall) -> None:
         self._tell(AnswerCompleted())
 
-    def on_failed(self, call: OpenCall, refusal: Refusal, out: list[Effect]) -> None:
+    def on_failed(self, call: OpenCall, refusal: Refusal) -> None:
         self._tell(AttemptFailed(refusal))
 
     def _tell(self, event: CascadeEvent) -> None:
@@ -62,21 +61,19 @@ class AttemptListener:
         self._state.unsettled[self._parent.request] = self._parent
 
 
-def start_attempt(state: IngressState, parent: OpenCascade, tier: int, out: list[Effect]) -> None:
+def start_attempt(state: IngressState, parent: OpenCascade, tier: int) -> None:
     """Open the child call of a tier and dispatch it."""
-    _start(state, parent, parent.served.plan.tiers[tier].model, tier, out)
+    _start(state, parent, parent.served.plan.tiers[tier].model, tier)
 
 
-def start_again(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+def start_again(state: IngressState, parent: OpenCascade) -> None:
     """Run an attempt that was rejected early once more, to its end: no later tier can answer."""
     rejected = resumable(state, parent)
     assert rejected is not None
-    _start(state, parent, rejected.model, rejected.tier, out, again=True)
+    _start(state, parent, rejected.model, rejected.tier, again=True)
 
 
-def _start(
-    state: IngressState, parent: OpenCascade, model: str, tier: int, out: list[Effect], *, again: bool = False
-) -> None:
+def _start(state: IngressState, parent: OpenCascade, model: str, tier: int, *, again: bool = False) -> None:
     member = parent.members.get(model)
     assert member is not None, f"{model} cannot take {parent.request}"
     request = f"{parent.request}~{len(parent.attempts) + 1}"
@@ -91,12 +88,12 @@ def _start(
     call = _child(state, parent, member)
     refusal = too_long(state, call)
     if refusal is not None:
-        listener.on_failed(OpenCall(call, state.now_ns, 0, listener), refusal, out)
+        listener.on_failed(OpenCall(call, state.now_ns, 0, listener), refusal)
         return
     attempt.call = open_call(state, call, listener)
     if further is not None or parent.best() is not None or resumable(state, parent) is not None:
         attempt.call.patience_ns = int(parent.served.config.tier_wait_s * SECOND_NS)
-    dispatch_new(state, attempt.call, out)
+    dispatch_new(state, attempt.call)
 
 
 def _child(state: IngressState, parent: OpenCascade, member: MemberCall) -> Call:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Log, Publish, RecordSpan
+from millrace.actor.effects import Log, Publish, RecordSpan
 from millrace.contracts.observers import RequestFinished
 
 from services.ingress.calls.listener import failure
@@ -17,48 +17,48 @@ from services.ingress.state import IngressState
 _encode = msgspec.json.Encoder().encode
 
 
-def accept(state: IngressState, parent: OpenCascade, answering: Attempt, out: list[Effect]) -> None:
+def accept(state: IngressState, parent: OpenCascade, answering: Attempt) -> None:
     """Tell the client who answers."""
     parent.first_ns = state.now_ns
     state.metrics.ttft.observe(state.now_ns - parent.arrival_ns)
     tier = AnsweringTier(answering.tier, answering.model, answering.score)
-    out.append(AcceptCall(request=parent.request, answering=tier))
+    state.emit(AcceptCall(request=parent.request, answering=tier))
 
 
-def deliver_deltas(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+def deliver_deltas(state: IngressState, parent: OpenCascade) -> None:
     """Send what the attempt that streams has generated."""
     attempt = parent.attempt
     if attempt.deltas:
         deltas, attempt.deltas = attempt.deltas, []
-        out.append(DeliverDeltas(request=parent.request, deltas=deltas, usage=attempt.usage()))
+        state.emit(DeliverDeltas(request=parent.request, deltas=deltas, usage=attempt.usage()))
 
 
-def complete(state: IngressState, parent: OpenCascade, delivered: Attempt, out: list[Effect]) -> None:
+def complete(state: IngressState, parent: OpenCascade, delivered: Attempt) -> None:
     """Deliver the rest of an answer, and end the call."""
     delivered.outcome = "delivered"
     state.metrics.e2e.observe(state.now_ns - parent.arrival_ns)
     state.metrics.deliveries.add(parent.call.model, delivered.reason.value)
     report, usage = parent.report(delivered), delivered.usage()
     deltas, delivered.deltas = delivered.deltas, []
-    out.append(DeliverDeltas(request=parent.request, deltas=deltas, usage=usage, report=report))
-    out.append(CompleteCall(request=parent.request, usage=usage, report=report))
-    _close(state, parent, "completed", "", out, delivered=delivered)
+    state.emit(DeliverDeltas(request=parent.request, deltas=deltas, usage=usage, report=report))
+    state.emit(CompleteCall(request=parent.request, usage=usage, report=report))
+    _close(state, parent, "completed", "", delivered=delivered)
 
 
-def refuse(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+def refuse(state: IngressState, parent: OpenCascade) -> None:
     """End a call that no attempt can answer any more."""
     refusal = parent.refusal
     assert refusal is not None
     begun = parent.first_ns > 0
-    out.append(failure(parent.request, refusal, accepted=begun))
+    state.emit(failure(parent.request, refusal, accepted=begun))
     fields = {"kind": refusal.kind.value, "detail": refusal.detail, "attempts": len(parent.attempts)}
-    out.append(Log(level="warning", event="call_failed", fields=fields, request=parent.request))
-    _close(state, parent, "failed" if parent.accepted else "refused", refusal.detail, out)
+    state.emit(Log(level="warning", event="call_failed", fields=fields, request=parent.request))
+    _close(state, parent, "failed" if parent.accepted else "refused", refusal.detail)
 
 
-def abandon(state: IngressState, parent: OpenCascade, reason: str, out: list[Effect]) -> None:
+def abandon(state: IngressState, parent: OpenCascade, reason: str) -> None:
     """End a call whose client left."""
-    _close(state, parent, "cut" if reason == "slow_reader" else "cancelled", reason, out)
+    _close(state, parent, "cut" if reason == "slow_reader" else "cancelled", reason)
 
 
 def _close(
@@ -66,7 +66,6 @@ def _close(
     parent: OpenCascade,
     outcome: str,
     detail: str,
-    out: list[Effect],
     *,
     delivered: Attempt | None = None,
 ) -> None:
@@ -74,7 +73,7 @@ def _close(
     del state.parents[parent.request]
     state.pending.pop(parent.asking, None)
     parent.asking = ""
-    withdraw_question(state, parent, detail or outcome, out)
+    withdraw_question(state, parent, detail or outcome)
     state.admission.release(parent.call, parent.choices, _charged(parent), state.now_ns)
     state.metrics.calls_open = state.admission.calls_open
     state.metrics.sequences_open = state.admission.sequences_open
@@ -84,10 +83,10 @@ def _close(
             attempt.outcome = "rejected" if delivered is not None else "cancelled"
         state.metrics.attempts.add(parent.call.model, attempt.model, attempt.outcome)
     if parent.attempts:
-        record_attempt(parent, parent.attempt, out)
+        record_attempt(state, parent, parent.attempt)
     if parent.accepted:
-        out.append(_outcome(state, parent, outcome, detail, delivered))
-    _end_span(state, parent, outcome, detail, delivered, out)
+        state.emit(_outcome(state, parent, outcome, detail, delivered))
+    _end_span(state, parent, outcome, detail, delivered)
 
 
 def _charged(parent: OpenCascade) -> int:
@@ -130,7 +129,7 @@ def _outcome(state: IngressState, parent: OpenCascade, outcome: str, detail: str
 # Spans: ``ingress`` at the root, an ``attempt`` for each child call below it.
 
 
-def record_attempt(parent: OpenCascade, attempt: Attempt, out: list[Effect]) -> None:
+def record_attempt(state: IngressState, parent: OpenCascade, attempt: Attempt) -> None:
     """Record the span of an attempt that is settled; the spans of its dispatch and decoding are its children."""
     if parent.trace is None:
         return
@@ -140,7 +139,7 @@ def record_attempt(parent: OpenCascade, attempt: Attempt, out: list[Effect]) -> 
         for name, value in msgspec.structs.asdict(told).items()
         if value is not None and name not in ("started_ns", "ended_ns")
     }
-    out.append(
+    state.emit(
         RecordSpan(
             name="attempt",
             traceparent=attempt.span,
@@ -159,7 +158,6 @@ def _end_span(
     outcome: str,
     detail: str,
     delivered: Attempt | None,
-    out: list[Effect],
 ) -> None:
     if parent.trace is None:
         return
@@ -188,7 +186,7 @@ def _end_span(
             "cached_tokens": usage.cached_tokens,
             "finish_reasons": ", ".join(s.output.finish_reason for s in delivered.call.sequences),
         }
-    out.append(
+    state.emit(
         RecordSpan(
             name="ingress",
             traceparent=parent.call.traceparent,

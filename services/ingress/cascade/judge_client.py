@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Request
+from millrace.actor.effects import Log, Request
 from millrace.contracts.cascade import SCORE_MAX
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 
@@ -43,12 +43,12 @@ def wants_judge(state: IngressState, parent: OpenCascade) -> bool:
 
 
 def ask_judge(
-    state: IngressState, parent: OpenCascade, member: MemberCall, out: list[Effect], *, opinions: Opinions | None = None
+    state: IngressState, parent: OpenCascade, member: MemberCall, *, opinions: Opinions | None = None
 ) -> None:
     """Ask for the score of the current attempt; ``opinions`` are those of the judge's model, where it has one."""
     timeout_ns = int(parent.served.config.judge_timeout_s * SECOND_NS)
     parent.asking = state.correlation("judge", PendingJudge(parent, parent.attempt, state.now_ns))
-    out.append(
+    state.emit(
         Request(
             subject=state.subjects.judge(parent.call.model),
             body=_question(parent, member, opinions or []),
@@ -95,7 +95,7 @@ def _known(sequence: OpenSequence) -> list[float]:
     return [] if any(map(math.isnan, values)) else list(values)
 
 
-def take_answer(state: IngressState, pending: PendingJudge, answer: Any, out: list[Effect]) -> None:
+def take_answer(state: IngressState, pending: PendingJudge, answer: Any) -> None:
     """Set the score that a judge gave; confidence stands where it gave none. ``answer`` is None for no answer."""
     parent, attempt = pending.cascade, pending.attempt
     parent.asking = ""
@@ -110,7 +110,7 @@ def take_answer(state: IngressState, pending: PendingJudge, answer: Any, out: li
     event = parent.served.health.note(answered=answered, now_ns=state.now_ns, pause_ns=pause_ns)
     if event:
         level = "warning" if event == "judge_missing" else "info"
-        out.append(Log(level=level, event=event, fields={"cascade": parent.call.model}, request=parent.request))
+        state.emit(Log(level=level, event=event, fields={"cascade": parent.call.model}, request=parent.request))
 
 
 def _result(answer: Any) -> str:

@@ -15,7 +15,6 @@ traced and charged as part of its parent's call, has its priority, and ends with
 from __future__ import annotations
 
 import msgspec
-from millrace.actor.effects import Effect
 from millrace.contracts.worker import Sampling
 from millrace.judging.question import judging_question
 from millrace.telemetry.tracecontext import child, format_traceparent, sampled_context
@@ -57,21 +56,21 @@ class QuestionListener:
         self._attempt = attempt
         self._opinions: list[list[tuple[str, float]]] = [[] for _ in range(parent.choices)]
 
-    def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_accepted(self, call: OpenCall) -> None:
         """Nothing: the client has nothing of it."""
 
     def on_tokens(self, call: OpenCall) -> None:
         """Nothing: it has one token."""
 
-    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
+    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta]) -> None:
         for delta in deltas:
             if delta.logprobs and not self._opinions[delta.index]:
                 self._opinions[delta.index] = [(text, value) for text, value, _ in delta.logprobs[0].top]
 
-    def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_completed(self, call: OpenCall) -> None:
         self._tell(self._opinions)
 
-    def on_failed(self, call: OpenCall, refusal: Refusal, out: list[Effect]) -> None:
+    def on_failed(self, call: OpenCall, refusal: Refusal) -> None:
         self._tell([])
 
     def give_up(self) -> None:
@@ -89,7 +88,7 @@ def judging_model(parent: OpenCascade) -> str:
     return plan.judge_tier.model if plan.judge == "llm" and plan.judge_tier is not None else ""
 
 
-def ask_model(state: IngressState, parent: OpenCascade, model: str, out: list[Effect]) -> None:
+def ask_model(state: IngressState, parent: OpenCascade, model: str) -> None:
     """Have the question about the current attempt's answer tokenised."""
     attempt = parent.attempt
     limit_ns = int(parent.served.config.judge_timeout_s * SECOND_NS)
@@ -97,10 +96,10 @@ def ask_model(state: IngressState, parent: OpenCascade, model: str, out: list[Ef
     parent.asking = state.correlation("question", PendingJudgeQuestion(parent, attempt))
     prompt = parent.members[attempt.model].prompt
     texts = [judging_question(prompt, answer) for answer in attempt.texts()]
-    out.append(TokenizeQuestion(correlation=parent.asking, model=model, texts=texts))
+    state.emit(TokenizeQuestion(correlation=parent.asking, model=model, texts=texts))
 
 
-def take_question(state: IngressState, body: QuestionTokenized, out: list[Effect]) -> None:
+def take_question(state: IngressState, body: QuestionTokenized) -> None:
     """Start the child call, unless its parent has ended meanwhile."""
     pending = state.pending.pop(body.correlation, None)
     if not isinstance(pending, PendingJudgeQuestion):
@@ -116,14 +115,14 @@ def take_question(state: IngressState, body: QuestionTokenized, out: list[Effect
         listener.give_up()
         return
     attempt.question = open_call(state, call, listener)
-    dispatch_new(state, attempt.question, out)
+    dispatch_new(state, attempt.question)
 
 
-def withdraw_question(state: IngressState, parent: OpenCascade, reason: str, out: list[Effect]) -> None:
+def withdraw_question(state: IngressState, parent: OpenCascade, reason: str) -> None:
     """Cancel an open question: nobody waits for it any more."""
     question = parent.attempts[-1].question if parent.attempts else None
     if question is not None and question.request in state.calls:
-        abandon(state, question, reason, out)
+        abandon(state, question, reason)
 
 
 def _child(state: IngressState, parent: OpenCascade, body: QuestionTokenized) -> Call:

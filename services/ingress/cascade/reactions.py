@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from millrace.actor.effects import Effect, Log
+from millrace.actor.effects import Log
 from millrace.contracts.cascade import CascadePlan
 
 from services.ingress.calls.completion import abandon
@@ -55,7 +55,7 @@ from services.ingress.pending import PendingJudge
 from services.ingress.state import IngressState
 
 
-def open_cascade(state: IngressState, call: Call, out: list[Effect]) -> None:
+def open_cascade(state: IngressState, call: Call) -> None:
     """Open an admitted call of a cascade and start its first attempt."""
     served = state.cascades.get(call.model)
     assert served is not None
@@ -67,7 +67,7 @@ def open_cascade(state: IngressState, call: Call, out: list[Effect]) -> None:
     if not usable:
         detail = f"The model {call.model} cannot be served: no tier of it has an instance now."
         parent.refusal = Refusal(RefusalKind.NO_INSTANCE, detail, "", 1.0)
-        ending.refuse(state, parent, out)
+        ending.refuse(state, parent)
         return
     view = EntryView(
         usable=tuple(usable),
@@ -78,7 +78,7 @@ def open_cascade(state: IngressState, call: Call, out: list[Effect]) -> None:
     )
     decision = ENTRY_POLICIES[served.config.entry](view)
     parent.entry, parent.last = decision.reason, decision.last
-    start_attempt(state, parent, decision.tier, out)
+    start_attempt(state, parent, decision.tier)
 
 
 def _estimate(state: IngressState, parent: OpenCascade) -> PromptEstimate | None:
@@ -90,11 +90,11 @@ def _estimate(state: IngressState, parent: OpenCascade) -> PromptEstimate | None
     return learnt.estimate(tiers, call.prompt_head, max(map(len, call.prompts)))
 
 
-def take_cascade_plan(state: IngressState, key: str, plan: CascadePlan | None, out: list[Effect]) -> None:
+def take_cascade_plan(state: IngressState, key: str, plan: CascadePlan | None) -> None:
     """A published plan is new, changed or gone."""
     fault = state.cascades.take(key, plan)
     if fault:
-        out.append(Log(level="error", event="cascade_refused", fields={"key": key, "reason": fault}))
+        state.emit(Log(level="error", event="cascade_refused", fields={"key": key, "reason": fault}))
     elif plan is not None:
         for parent in state.parents.values():
             if parent.call.model == plan.cascade:
@@ -104,27 +104,27 @@ def take_cascade_plan(state: IngressState, key: str, plan: CascadePlan | None, o
 # Events.
 
 
-def abandon_call(state: IngressState, body: CallAbandoned, out: list[Effect]) -> None:
+def abandon_call(state: IngressState, body: CallAbandoned) -> None:
     """The client of a call left, of a cascade's or of a model's; the call may have ended meanwhile."""
     call, parent = state.calls.get(body.request), state.parents.get(body.request)
     if call is not None:
-        abandon(state, call, body.reason, out)
+        abandon(state, call, body.reason)
     elif parent is not None:
-        fire(state, parent, ClientGone(body.reason), out)
+        fire(state, parent, ClientGone(body.reason))
 
 
-def settle(state: IngressState, out: list[Effect]) -> None:
+def settle(state: IngressState) -> None:
     """Handle what attempts did in this message, and send what is due to clients."""
     while state.unsettled:
         _, parent = state.unsettled.popitem()
-        _look_at_progress(state, parent, out)
+        _look_at_progress(state, parent)
         while parent.events:
             attempt, event = parent.events.popleft()
             if parent.phase is not CascadePhase.ENDED and attempt is parent.attempt and _is_awaited(attempt, event):
-                fire(state, parent, event, out)
+                fire(state, parent, event)
         if parent.phase is CascadePhase.STREAMING:
-            ending.deliver_deltas(state, parent, out)
-    settle_shadows(state, out)
+            ending.deliver_deltas(state, parent)
+    settle_shadows(state)
 
 
 def _is_awaited(attempt: Attempt, event: CascadeEvent) -> bool:
@@ -132,7 +132,7 @@ def _is_awaited(attempt: Attempt, event: CascadeEvent) -> bool:
     return attempt.outcome == "complete" if isinstance(event, OpinionGiven) else not attempt.outcome
 
 
-def _look_at_progress(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+def _look_at_progress(state: IngressState, parent: OpenCascade) -> None:
     """Commit or reject an attempt that goes on, by its tokens so far."""
     progressed, parent.progressed = parent.progressed, False
     attempt = parent.attempt
@@ -140,30 +140,30 @@ def _look_at_progress(state: IngressState, parent: OpenCascade, out: list[Effect
         return
     if attempt.streams:
         if any(delta.text or delta.finish_reason for delta in attempt.deltas):
-            fire(state, parent, TextReady(attempt.reason), out)
+            fire(state, parent, TextReady(attempt.reason))
         return
     if attempt.request not in state.calls:
         return  # it is complete: its score decides
     if commits_early(state, parent):
-        fire(state, parent, TextReady(DeliveryReason.EARLY_COMMIT), out)
+        fire(state, parent, TextReady(DeliveryReason.EARLY_COMMIT))
     elif out_of_reach(state, attempt) and next_tier(state, parent)[0] is not None:
-        fire(state, parent, ScoreOutOfReach(), out)
+        fire(state, parent, ScoreOutOfReach())
 
 
-def take_judgement(state: IngressState, pending: PendingJudge, answer: Any, out: list[Effect]) -> None:
+def take_judgement(state: IngressState, pending: PendingJudge, answer: Any) -> None:
     """Handle the answer of a judge, or the lack of one (None)."""
-    take_answer(state, pending, answer, out)
-    _scored(state, pending.cascade, out)
+    take_answer(state, pending, answer)
+    _scored(state, pending.cascade)
 
 
-def interrupt(state: IngressState, out: list[Effect]) -> None:
+def interrupt(state: IngressState) -> None:
     """This ingress stops: calls whose answer is being judged deliver it; open attempts are failed after this."""
     for parent in list(state.parents.values()):
         if parent.phase is CascadePhase.JUDGING:
-            fire(state, parent, JudgementGivenUp(), out)
+            fire(state, parent, JudgementGivenUp())
 
 
-def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent, out: list[Effect]) -> None:
+def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> None:
     """Advance a call by an event and carry out the reaction.
 
     Raises:
@@ -176,9 +176,10 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent, out: lis
         attempt.outcome, attempt.ended_ns, attempt.detail = "failed", state.now_ns, event.refusal.detail
         parent.refusal = event.refusal
     reaction = parent.advance(event, lambda guard: _holds(state, parent, event, guard))
-    REACTIONS[reaction](state, parent, event, out)
-    if parent.phase is CascadePhase.ENDED:
-        sample(state, parent, out)
+    ended = parent.phase is CascadePhase.ENDED  # by this event: a reaction may fire the one that ends it
+    REACTIONS[reaction](state, parent, event)
+    if ended:
+        sample(state, parent)
 
 
 def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard: CascadeGuard) -> bool:
@@ -200,35 +201,35 @@ def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard:
 # Reactions.
 
 
-def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted, out: list[Effect]) -> None:
+def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted) -> None:
     """Score the answer: here, or by its judge where the score can change anything."""
     score_by_confidence(state, parent.attempt)
     open_choice = next_tier(state, parent)[0] is not None or len(parent.attempts) > 1
     if not (open_choice and planned_threshold(parent) > 0 and wants_judge(state, parent)):
-        _scored(state, parent, out)
+        _scored(state, parent)
     elif model := judging_model(parent):
-        ask_model(state, parent, model, out)
+        ask_model(state, parent, model)
     else:
-        ask_judge(state, parent, parent.members[parent.attempt.model], out)
+        ask_judge(state, parent, parent.members[parent.attempt.model])
 
 
-def weigh(state: IngressState, parent: OpenCascade, event: OpinionGiven, out: list[Effect]) -> None:
+def weigh(state: IngressState, parent: OpenCascade, event: OpinionGiven) -> None:
     """Have the judge make a score of what its model says; without an opinion confidence decides."""
     attempt = parent.attempt
     if event.opinions and state.connected:
-        ask_judge(state, parent, parent.members[attempt.model], out, opinions=event.opinions)
+        ask_judge(state, parent, parent.members[attempt.model], opinions=event.opinions)
     else:
-        take_judgement(state, PendingJudge(parent, attempt, state.now_ns), None, out)
+        take_judgement(state, PendingJudge(parent, attempt, state.now_ns), None)
 
 
-def _scored(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+def _scored(state: IngressState, parent: OpenCascade) -> None:
     attempt = parent.attempt
     attempt.threshold, attempt.epoch = threshold_now(state, parent), parent.served.plan.epoch
     parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
-    fire(state, parent, AnswerScored(), out)
+    fire(state, parent, AnswerScored())
 
 
-def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | AttemptFailed, out: list[Effect]) -> None:
+def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | AttemptFailed) -> None:
     """Start the next tier's attempt."""
     position, _ = next_tier(state, parent)
     assert position is not None
@@ -237,34 +238,34 @@ def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | Att
         attempt.outcome = "rejected"
     why = "score" if attempt.outcome == "rejected" else attempt.outcome
     state.metrics.escalations.add(parent.call.model, why)
-    ending.record_attempt(parent, attempt, out)
-    start_attempt(state, parent, position, out)
+    ending.record_attempt(state, parent, attempt)
+    start_attempt(state, parent, position)
 
 
-def run_again(state: IngressState, parent: OpenCascade, event: AttemptFailed, out: list[Effect]) -> None:
+def run_again(state: IngressState, parent: OpenCascade, event: AttemptFailed) -> None:
     """No later tier answers, and no answer is complete: run the one that was rejected early to its end."""
-    ending.record_attempt(parent, parent.attempt, out)
-    start_again(state, parent, out)
+    ending.record_attempt(state, parent, parent.attempt)
+    start_again(state, parent)
 
 
-def reject_early(state: IngressState, parent: OpenCascade, event: ScoreOutOfReach, out: list[Effect]) -> None:
+def reject_early(state: IngressState, parent: OpenCascade, event: ScoreOutOfReach) -> None:
     """Cancel an attempt that cannot reach its threshold, and escalate."""
     attempt = parent.attempt
     assert attempt.call is not None
     score_by_confidence(state, attempt)
     attempt.threshold, attempt.epoch = threshold_now(state, parent), parent.served.plan.epoch
     parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
-    abandon(state, attempt.call, "rejected_early", out)
+    abandon(state, attempt.call, "rejected_early")
     attempt.outcome, attempt.ended_ns = "rejected_early", state.now_ns
     attempt.deltas = []
     state.metrics.escalations.add(parent.call.model, "rejected_early")
-    ending.record_attempt(parent, attempt, out)
+    ending.record_attempt(state, parent, attempt)
     position, _ = next_tier(state, parent)
     assert position is not None
-    start_attempt(state, parent, position, out)
+    start_attempt(state, parent, position)
 
 
-def commit(state: IngressState, parent: OpenCascade, event: TextReady, out: list[Effect]) -> None:
+def commit(state: IngressState, parent: OpenCascade, event: TextReady) -> None:
     """It is settled who answers: tokens go to the client from now on. No other tier can stand in, so that the attempt
     waits for an instance for as long as a plain call.
     """
@@ -272,10 +273,10 @@ def commit(state: IngressState, parent: OpenCascade, event: TextReady, out: list
     attempt.reason = event.reason
     if attempt.call is not None:
         attempt.call.patience_ns = None
-    ending.accept(state, parent, attempt, out)
+    ending.accept(state, parent, attempt)
 
 
-def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | AnswerScored, out: list[Effect]) -> None:
+def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | AnswerScored) -> None:
     """Deliver the current attempt's answer whole."""
     attempt = parent.attempt
     if isinstance(event, AnswerCompleted):
@@ -283,19 +284,19 @@ def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | A
         attempt.reason = DeliveryReason.TIER_UNAVAILABLE if attempt.again else DeliveryReason.LAST_TIER
     else:
         attempt.reason = acceptance(parent) or DeliveryReason.LAST_TIER
-    ending.accept(state, parent, attempt, out)
-    ending.complete(state, parent, attempt, out)
+    ending.accept(state, parent, attempt)
+    ending.complete(state, parent, attempt)
 
 
-def deliver_best(state: IngressState, parent: OpenCascade, event: Any, out: list[Effect]) -> None:
+def deliver_best(state: IngressState, parent: OpenCascade, event: Any) -> None:
     """Deliver the best answer so far: nothing better can come."""
     best = parent.best()
     assert best is not None
     if parent.attempt.outcome == "complete" and parent.attempt is not best:
         parent.attempt.outcome = "rejected"
     best.reason = _why_best(state, parent, event)
-    ending.accept(state, parent, best, out)
-    ending.complete(state, parent, best, out)
+    ending.accept(state, parent, best)
+    ending.complete(state, parent, best)
 
 
 def _why_best(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> DeliveryReason:
@@ -307,28 +308,28 @@ def _why_best(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> 
     return next_tier(state, parent)[1]
 
 
-def complete(state: IngressState, parent: OpenCascade, event: AnswerCompleted, out: list[Effect]) -> None:
+def complete(state: IngressState, parent: OpenCascade, event: AnswerCompleted) -> None:
     """The attempt that streams has ended."""
     score_by_confidence(state, parent.attempt)
-    ending.complete(state, parent, parent.attempt, out)
+    ending.complete(state, parent, parent.attempt)
 
 
-def fail(state: IngressState, parent: OpenCascade, event: AttemptFailed, out: list[Effect]) -> None:
+def fail(state: IngressState, parent: OpenCascade, event: AttemptFailed) -> None:
     """No attempt can answer, or the one that streams broke off."""
-    ending.refuse(state, parent, out)
+    ending.refuse(state, parent)
 
 
-def leave(state: IngressState, parent: OpenCascade, event: ClientGone, out: list[Effect]) -> None:
+def leave(state: IngressState, parent: OpenCascade, event: ClientGone) -> None:
     """The client is gone: the attempt and the question to the judge go with it."""
     attempt = parent.attempt
     if attempt.call is not None and attempt.request in state.calls:
-        abandon(state, attempt.call, event.reason, out)
+        abandon(state, attempt.call, event.reason)
         attempt.outcome, attempt.ended_ns = "cancelled", state.now_ns
-    ending.abandon(state, parent, event.reason, out)
+    ending.abandon(state, parent, event.reason)
 
 
-#: Each has the signature (state, parent, event, out); the event is of the type that the table's rows name.
-REACTIONS: Mapping[CascadeReaction, Callable[[IngressState, OpenCascade, Any, list[Effect]], None]] = {
+#: Each has the signature (state, parent, event); the event is of the type that the table's rows name.
+REACTIONS: Mapping[CascadeReaction, Callable[[IngressState, OpenCascade, Any], None]] = {
     CascadeReaction.JUDGE: judge,
     CascadeReaction.WEIGH: weigh,
     CascadeReaction.DELIVER: deliver,

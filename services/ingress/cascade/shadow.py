@@ -19,7 +19,7 @@ Invariants: one sequence at a time per run; runs are not in admission, charged t
 from __future__ import annotations
 
 import msgspec
-from millrace.actor.effects import Effect, Publish
+from millrace.actor.effects import Publish
 from millrace.contracts.observers import ShadowAnswer, ShadowFinished
 
 from services.ingress.calls.admission import open_call, too_long
@@ -54,19 +54,19 @@ class ShadowListener:
         self._state = state
         self._run = run
 
-    def on_accepted(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_accepted(self, call: OpenCall) -> None:
         """Nothing: nobody waits."""
 
     def on_tokens(self, call: OpenCall) -> None:
         """Nothing: it runs to its end."""
 
-    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta], out: list[Effect]) -> None:
+    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta]) -> None:
         """Nothing: the text is made of the log."""
 
-    def on_completed(self, call: OpenCall, out: list[Effect]) -> None:
+    def on_completed(self, call: OpenCall) -> None:
         self._ended(complete=True)
 
-    def on_failed(self, call: OpenCall, refusal: Refusal, out: list[Effect]) -> None:
+    def on_failed(self, call: OpenCall, refusal: Refusal) -> None:
         self._ended(complete=False)
 
     def _ended(self, *, complete: bool) -> None:
@@ -74,7 +74,7 @@ class ShadowListener:
         self._state.shadows_due.append(self._run)
 
 
-def sample(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
+def sample(state: IngressState, parent: OpenCascade) -> None:
     """Begin a shadow run of a call that was answered, if it is drawn."""
     config, call = parent.served.config, parent.call
     if not config.shadow_share or state.stopping or parent.choices > 1 or call.cascade.max_tier is not None:
@@ -90,10 +90,10 @@ def sample(state: IngressState, parent: OpenCascade, out: list[Effect]) -> None:
     for attempt in parent.attempts:
         if attempt.outcome in ("delivered", "rejected"):
             run.answers[attempt.model] = attempt
-    _go_on(state, run, out)
+    _go_on(state, run)
 
 
-def settle_shadows(state: IngressState, out: list[Effect]) -> None:
+def settle_shadows(state: IngressState) -> None:
     """Handle attempts that ended in this message."""
     while state.shadows_due:
         run = state.shadows_due.pop()
@@ -101,49 +101,49 @@ def settle_shadows(state: IngressState, out: list[Effect]) -> None:
             continue
         attempt, run.open = run.open, None
         if attempt is None or not run.ended:
-            give_up(state, run, "failed", out)
+            give_up(state, run, "failed")
             continue
         score_by_confidence(state, attempt)
         run.answers[attempt.model] = attempt
         run.since_ns = state.now_ns
-        _go_on(state, run, out)
+        _go_on(state, run)
 
 
-def look_at_shadows(state: IngressState, out: list[Effect]) -> None:
+def look_at_shadows(state: IngressState) -> None:
     """With each tick: go on with what waits for an idle instance, and end what has come into somebody's way."""
     for run in list(state.shadows.values()):
         if state.stopping:
-            give_up(state, run, "stopped", out)
+            give_up(state, run, "stopped")
         elif run.open is None:
-            _go_on(state, run, out)
+            _go_on(state, run)
         elif _in_the_way(run.open):
-            give_up(state, run, "busy", out)
+            give_up(state, run, "busy")
 
 
-def give_up(state: IngressState, run: ShadowRun, why: str, out: list[Effect]) -> None:
+def give_up(state: IngressState, run: ShadowRun, why: str) -> None:
     """End a run without a result."""
     del state.shadows[run.parent.request]
     state.metrics.shadows.add(run.parent.call.model, why)
     attempt, run.open = run.open, None
     if attempt is not None and attempt.call is not None and attempt.request in state.calls:
-        abandon(state, attempt.call, "shadow_" + why, out)
+        abandon(state, attempt.call, "shadow_" + why)
 
 
-def _go_on(state: IngressState, run: ShadowRun, out: list[Effect]) -> None:
+def _go_on(state: IngressState, run: ShadowRun) -> None:
     """Ask the next tier, publish the result, or wait for an idle instance."""
     parent = run.parent
     missing = [tier.model for tier in parent.served.plan.tiers if tier.model not in run.answers]
     if not missing:
-        _finish(state, run, out)
+        _finish(state, run)
     elif missing[0] not in parent.members:
-        give_up(state, run, "unable", out)
+        give_up(state, run, "unable")
     elif _idle(state, missing[0]):
-        _start(state, run, missing[0], out)
+        _start(state, run, missing[0])
     elif state.now_ns - run.since_ns >= parent.served.config.shadow_wait_s * SECOND_NS:
-        give_up(state, run, "busy", out)
+        give_up(state, run, "busy")
 
 
-def _start(state: IngressState, run: ShadowRun, model: str, out: list[Effect]) -> None:
+def _start(state: IngressState, run: ShadowRun, model: str) -> None:
     parent, served = run.parent, run.parent.served
     tier = served.position(model)
     assert tier is not None
@@ -152,12 +152,12 @@ def _start(state: IngressState, run: ShadowRun, model: str, out: list[Effect]) -
     attempt = Attempt(request, tier=tier, model=model, epoch=served.plan.epoch, now_ns=state.now_ns)
     call = _child(run, request, model)
     if too_long(state, call) is not None:
-        give_up(state, run, "unable", out)
+        give_up(state, run, "unable")
         return
     run.open, run.ended = attempt, None
     attempt.call = open_call(state, call, ShadowListener(state, run))
     attempt.call.patience_ns = SECOND_NS
-    dispatch_new(state, attempt.call, out)
+    dispatch_new(state, attempt.call)
 
 
 def _child(run: ShadowRun, request: str, model: str) -> Call:
@@ -200,7 +200,7 @@ def _in_the_way(attempt: Attempt) -> bool:
     return any(s.instance is not None and s.instance.view.waiting > 0 for s in attempt.call.sequences)
 
 
-def _finish(state: IngressState, run: ShadowRun, out: list[Effect]) -> None:
+def _finish(state: IngressState, run: ShadowRun) -> None:
     """Publish what every tier answered."""
     parent = run.parent
     plan, name = parent.served.plan, parent.call.model
@@ -219,7 +219,7 @@ def _finish(state: IngressState, run: ShadowRun, out: list[Effect]) -> None:
         arrival_ns=parent.arrival_ns,
         answers=answers,
     )
-    out.append(Publish(subject=state.subjects.shadow(name), body=body, request=parent.request))
+    state.emit(Publish(subject=state.subjects.shadow(name), body=body, request=parent.request))
 
 
 def _answer(state: IngressState, parent: OpenCascade, attempt: Attempt, reference: str) -> ShadowAnswer:

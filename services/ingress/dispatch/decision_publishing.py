@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Publish
+from millrace.actor.effects import Publish
 from millrace.contracts.observers import DecisionMade
 
 from services.ingress.dispatch.choice_record import DispatchChoice
@@ -16,9 +16,7 @@ def expected_output_of(sequence: OpenSequence) -> float | None:
     return None if predicted is None else min(predicted, float(sequence.tokens_max))
 
 
-def publish_decision(
-    state: IngressState, sequences: list[OpenSequence], choice: DispatchChoice, out: list[Effect]
-) -> None:
+def publish_decision(state: IngressState, sequences: list[OpenSequence], choice: DispatchChoice) -> None:
     """Publish a decision about sequences that were dispatched together."""
     first = sequences[0]
     call, why = first.call, first.retry.why
@@ -28,7 +26,7 @@ def publish_decision(
     blocks = state.prompt_blocks(first) if hashed else None
     if blocks is not None and decision.chosen:
         state.holders.note(blocks, decision.chosen)
-    out.append(
+    state.emit(
         Publish(
             subject=state.subjects.decision(call.call.model),
             body=DecisionMade(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, StartTimer
+from millrace.actor.effects import Log, StartTimer
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import RefusalReason
 from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchPolicy, DispatchView, QueryParameters
@@ -57,25 +57,25 @@ FAULTS_LOGGED_MAX = 100
 # 1. Length tag.
 
 
-def dispatch_new(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+def dispatch_new(state: IngressState, call: OpenCall) -> None:
     """Dispatch a call that was just admitted."""
     if wants_tag(state, call):
-        ask_tag(state, call, out)
+        ask_tag(state, call)
     else:
-        dispatch_call(state, call, out)
+        dispatch_call(state, call)
 
 
-def on_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None, out: list[Effect]) -> None:
+def on_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None) -> None:
     """Dispatch a call whose tag has arrived, or will not."""
-    take_tag(state, pending, tag, out)
-    dispatch_call(state, pending.call, out)
+    take_tag(state, pending, tag)
+    dispatch_call(state, pending.call)
 
 
-def dispatch_call(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+def dispatch_call(state: IngressState, call: OpenCall) -> None:
     """Dispatch a new call, the choices of each prompt together."""
     n = call.call.n
     for begin in range(0, len(call.sequences), n):
-        dispatch(state, call.sequences[begin : begin + n], out)
+        dispatch(state, call.sequences[begin : begin + n])
         if call.request not in state.calls:
             return
 
@@ -83,27 +83,27 @@ def dispatch_call(state: IngressState, call: OpenCall, out: list[Effect]) -> Non
 # 2. Candidates.
 
 
-def dispatch(state: IngressState, sequences: list[OpenSequence], out: list[Effect]) -> None:
+def dispatch(state: IngressState, sequences: list[OpenSequence]) -> None:
     """Find an instance for sequences of one prompt, or let them wait for one."""
     first = sequences[0]
     for sequence in sequences:
         state.waiting.pop(sequence.id, None)
     if not state.connected or first.retry.tries >= state.config.dispatch.tries_max:
-        defer(state, sequences, out)
+        defer(state, sequences)
         return
     if must_wait(state, first):
-        defer(state, sequences, out)
+        defer(state, sequences)
         return
     policy, _ = state.policy_of(first.call)
     candidates = candidates_of(state, first)
     if not candidates:
-        _carry_out(state, sequences, _nobody(state, first, policy.name), out)
+        _carry_out(state, sequences, _nobody(state, first, policy.name))
         return
     resumed = choice_of(state, first, candidates)
     if resumed is not None:
-        _carry_out(state, sequences, resumed, out)
+        _carry_out(state, sequences, resumed)
         return
-    _decide_or_ask(state, sequences, view_of(sequences, candidates), out)
+    _decide_or_ask(state, sequences, view_of(sequences, candidates))
 
 
 def _nobody(state: IngressState, sequence: OpenSequence, policy: str) -> DispatchChoice:
@@ -113,7 +113,7 @@ def _nobody(state: IngressState, sequence: OpenSequence, policy: str) -> Dispatc
 # 3. Forecasts.
 
 
-def _decide_or_ask(state: IngressState, sequences: list[OpenSequence], view: DispatchView, out: list[Effect]) -> None:
+def _decide_or_ask(state: IngressState, sequences: list[OpenSequence], view: DispatchView) -> None:
     """Decide at once, unless the policy wants forecasts; ``on_forecasts`` then goes on."""
     policy, parameters = state.policy_of(sequences[0].call)
     fallback = ""
@@ -121,51 +121,45 @@ def _decide_or_ask(state: IngressState, sequences: list[OpenSequence], view: Dis
         decision, fallback = _decide_by_fallback(
             state, parameters.fallback, view, why="paused", reason="predictors were silent a moment ago"
         )
-    elif policy.ask is not None and (asked := _whom_to_ask(state, policy, parameters, view, out)):
-        ask_predictors(state, sequences, view, asked, parameters, out)
+    elif policy.ask is not None and (asked := _whom_to_ask(state, policy, parameters, view)):
+        ask_predictors(state, sequences, view, asked, parameters)
         return
     else:
-        decision, fallback = _run_policy(state, policy, parameters, view, out)
-    _carry_out(state, sequences, DispatchChoice(decision=decision, policy=policy.name, fallback=fallback), out)
+        decision, fallback = _run_policy(state, policy, parameters, view)
+    _carry_out(state, sequences, DispatchChoice(decision=decision, policy=policy.name, fallback=fallback))
 
 
-def _whom_to_ask(
-    state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView, out: list[Effect]
-) -> tuple[str, ...]:
+def _whom_to_ask(state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView) -> tuple[str, ...]:
     """Candidates whose predictors the policy asks; none where it names none, or fails."""
     asked = run_ask(policy, view, parameters=parameters, rng=state.rng)
     if isinstance(asked, PolicyFault):
-        _note_fault(state, policy, asked, out)
+        _note_fault(state, policy, asked)
         return ()
     return asked
 
 
-def on_forecasts(
-    state: IngressState, pending: PendingForecast, received: list[tuple[str, Any]], out: list[Effect]
-) -> None:
+def on_forecasts(state: IngressState, pending: PendingForecast, received: list[tuple[str, Any]]) -> None:
     """Decide with the forecasts that have arrived by their deadline."""
     sequences = pending.sequences
     call = sequences[0].call
     for sequence in sequences:
-        state.fire(sequence, ForecastsReceived(), out)
-    answers = read_answers(state, pending, received, out)
+        state.fire(sequence, ForecastsReceived())
+    answers = read_answers(state, pending, received)
     state.metrics.forecast_wait.observe(state.now_ns - pending.started_ns)
     if not state.connected:
-        tracing.end_forecast(call, pending, forecasts_of(pending, answers, None), state.now_ns, out)
-        defer(state, sequences, out)
+        tracing.end_forecast(state, call, pending, forecasts_of(pending, answers, None))
+        defer(state, sequences)
         return
-    choice = _choose(state, pending, answers, out)
-    tracing.end_forecast(call, pending, choice.forecasts, state.now_ns, out)
+    choice = _choose(state, pending, answers)
+    tracing.end_forecast(state, call, pending, choice.forecasts)
     observe_rank(state, pending, answers, choice.decision.chosen)
-    _carry_out(state, sequences, choice, out)
+    _carry_out(state, sequences, choice)
 
 
 # 4. Policy.
 
 
-def _choose(
-    state: IngressState, pending: PendingForecast, answers: ForecastAnswers, out: list[Effect]
-) -> DispatchChoice:
+def _choose(state: IngressState, pending: PendingForecast, answers: ForecastAnswers) -> DispatchChoice:
     """The policy's choice among those drawn that answered and are still there; else the fallback's among all."""
     sequences = pending.sequences
     policy, parameters = state.policy_of(sequences[0].call)
@@ -176,7 +170,7 @@ def _choose(
     predictions = {c.name: answers.predictions[c.name] for c in drawn if c.name in answers.predictions}
     decision, fallback = None, ""
     if predictions:
-        decision, fallback = _run_policy(state, policy, parameters, view_of(sequences, drawn, predictions), out)
+        decision, fallback = _run_policy(state, policy, parameters, view_of(sequences, drawn, predictions))
     if decision is None or decision.chosen is None:
         why, reason = _missing(answers, gone=not drawn)
         decision, fallback = _decide_by_fallback(
@@ -200,28 +194,28 @@ def _missing(answers: ForecastAnswers, *, gone: bool) -> tuple[str, str]:
 
 
 def _run_policy(
-    state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView, out: list[Effect]
+    state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView
 ) -> tuple[Decision, str]:
     """Run a policy and keep its next state; where it fails, the fallback decides and is named."""
     key = (policy.name, view.model)
     before = state.policy_states.get(key, policy.initial_state)
     result = run_decide(policy, view, parameters=parameters, state=before, now_ns=state.now_ns, rng=state.rng)
     if isinstance(result, PolicyFault):
-        _note_fault(state, policy, result, out)
+        _note_fault(state, policy, result)
         fallback = parameters.fallback if isinstance(parameters, QueryParameters) else FALLBACK
         return _decide_by_fallback(state, fallback, view, why="policy_failed", reason=f"{policy.name} failed")
     decision, state.policy_states[key] = result
     return decision, ""
 
 
-def _note_fault(state: IngressState, policy: DispatchPolicy, fault: PolicyFault, out: list[Effect]) -> None:
+def _note_fault(state: IngressState, policy: DispatchPolicy, fault: PolicyFault) -> None:
     """Count a policy's fault, and log each place where it was raised once."""
     state.metrics.policy_faults.add(policy.name)
     if fault.where in state.policy_faults or len(state.policy_faults) >= FAULTS_LOGGED_MAX:
         return
     state.policy_faults.add(fault.where)
     fields = {"policy": policy.name, "where": fault.where, "error": fault.error}
-    out.append(Log(level="error", event="policy_failed", fields=fields))
+    state.emit(Log(level="error", event="policy_failed", fields=fields))
 
 
 def _decide_by_fallback(
@@ -244,7 +238,7 @@ def _decide_by_fallback(
 # 5. Submission.
 
 
-def _carry_out(state: IngressState, sequences: list[OpenSequence], choice: DispatchChoice, out: list[Effect]) -> None:
+def _carry_out(state: IngressState, sequences: list[OpenSequence], choice: DispatchChoice) -> None:
     """Submit to the chosen instance, or wait where there is none."""
     first = sequences[0]
     call = first.call
@@ -252,32 +246,32 @@ def _carry_out(state: IngressState, sequences: list[OpenSequence], choice: Dispa
     call.policy = choice.policy
     if chosen is None:
         if not first.retry.rounds:
-            publish_decision(state, sequences, choice, out)
-        defer(state, sequences, out)
+            publish_decision(state, sequences, choice)
+        defer(state, sequences)
         return
     if not call.accepted:
         call.placed_ns = state.now_ns
         call.forecast = choice.forecast if len(call.call.prompts) == 1 else None
     for sequence in sequences:
-        state.fire(sequence, Submitted(choice), out)
-    publish_decision(state, sequences, choice, out)
+        state.fire(sequence, Submitted(choice))
+    publish_decision(state, sequences, choice)
     state.metrics.dispatches.add(choice.policy, chosen, by=len(sequences))
 
 
-def defer(state: IngressState, sequences: list[OpenSequence], out: list[Effect]) -> None:
+def defer(state: IngressState, sequences: list[OpenSequence]) -> None:
     """Dispatch again after a pause, at the latest when the wait is over, or end the call where it is."""
     first = sequences[0]
-    if state.connected and _end_if_waited_out(state, first, out):
+    if state.connected and _end_if_waited_out(state, first):
         return
     pause_ns = min(PAUSE_MAX_NS, PAUSE_MIN_NS << min(first.retry.rounds, 10))
     left_ns = first.retry.since_ns + _longest_wait_ns(state, first) - state.now_ns
     pause_ns = min(pause_ns, max(PAUSE_MIN_NS, left_ns))
     for sequence in sequences:
-        state.fire(sequence, Deferred(pause_ns), out)
+        state.fire(sequence, Deferred(pause_ns))
     assert first.call.request in state.calls
 
 
-def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> bool:
+def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
     """End the call if this sequence has waited for as long as it may; returns whether it did."""
     call = sequence.call
     waited_ns = state.now_ns - sequence.retry.since_ns
@@ -290,7 +284,6 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Ef
             RefusalKind.CONTINUATION_FAILED,
             f"The instance that decoded this request was lost ({sequence.retry.why}) and within "
             f"{waited_ns / 1e9:.1f} s no other one of {call.call.model} could go on with it.",
-            out,
         )
         return True
     if state.cluster.expects(call.call.model) and waited_ns < _longest_wait_ns(state, sequence):
@@ -298,7 +291,7 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence, out: list[Ef
     full = sequence.retry.why == RefusalReason.FULL.value
     kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
     detail = "every instance's queue is full" if full else "no instance of it takes work now"
-    refuse_or_fail(state, call, kind, f"The model {call.call.model} cannot be served: {detail}.", out)
+    refuse_or_fail(state, call, kind, f"The model {call.call.model} cannot be served: {detail}.")
     return True
 
 
@@ -311,20 +304,20 @@ def _longest_wait_ns(state: IngressState, sequence: OpenSequence) -> int:
 # Sequences that wait.
 
 
-def arm_dispatch_timer(state: IngressState, at_ns: int, out: list[Effect]) -> None:
+def arm_dispatch_timer(state: IngressState, at_ns: int) -> None:
     """Make the dispatch timer fire at that time or earlier."""
     if not state.dispatch_timer_ns or at_ns < state.dispatch_timer_ns:
         state.dispatch_timer_ns = at_ns
-        out.append(StartTimer(name=DISPATCH_TIMER, at_ns=at_ns))
+        state.emit(StartTimer(name=DISPATCH_TIMER, at_ns=at_ns))
 
 
-def dispatch_waiting(state: IngressState, out: list[Effect], *, all_of_them: bool = False) -> None:
+def dispatch_waiting(state: IngressState, *, all_of_them: bool = False) -> None:
     """Dispatch what is due (or everything: an instance became usable)."""
     state.dispatch_timer_ns = 0
     for sequence in list(state.waiting.values()):
         if sequence.id not in state.waiting:  # its call was ended by an earlier one
             continue
         if all_of_them or sequence.retry.at_ns <= state.now_ns:
-            dispatch(state, [sequence], out)
+            dispatch(state, [sequence])
     if state.waiting:
-        arm_dispatch_timer(state, min(s.retry.at_ns for s in state.waiting.values()), out)
+        arm_dispatch_timer(state, min(s.retry.at_ns for s in state.waiting.values()))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Gather, Log
+from millrace.actor.effects import Gather, Log
 from millrace.contracts.observers import CandidateForecast
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
 from millrace.policies.dispatch import DispatchView, QueryParameters
@@ -64,7 +64,6 @@ def ask_predictors(
     view: DispatchView,
     drawn: tuple[str, ...],
     parameters: QueryParameters,
-    out: list[Effect],
 ) -> None:
     """Ask the predictors of the drawn instances; the sequences are dispatched when the answers, or none, have come."""
     first = sequences[0]
@@ -89,9 +88,9 @@ def ask_predictors(
     )
     correlation = state.correlation("forecast", pending)
     for sequence in sequences:
-        state.fire(sequence, ForecastsRequested(correlation), out)
+        state.fire(sequence, ForecastsRequested(correlation))
     timeout_ns = min(int(parameters.deadline_ms * MILLISECOND_NS), call.deadline_ns - state.now_ns)
-    out.append(
+    state.emit(
         Gather(
             subjects=tuple(state.subjects.predict(view.model, name) for name in asked),
             body=_question(state, sequences, asked),
@@ -131,9 +130,7 @@ def _question(state: IngressState, sequences: list[OpenSequence], asked: tuple[s
     )
 
 
-def read_answers(
-    state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]], out: list[Effect]
-) -> ForecastAnswers:
+def read_answers(state: IngressState, pending: PendingForecast, answers: list[tuple[str, Any]]) -> ForecastAnswers:
     """Read and count the answers, each instance asked once; pause after too many silences."""
     read = ForecastAnswers({}, {})
     since = dict(zip(pending.asked, pending.placements, strict=True))
@@ -147,7 +144,7 @@ def read_answers(
         if name not in read.predictions and name not in read.notes:
             read.notes[name] = _SILENT
             state.metrics.forecasts.add("unanswered")
-    _update_health(state, pending, answers, read, out)
+    _update_health(state, pending, answers, read)
     return read
 
 
@@ -201,7 +198,6 @@ def _update_health(
     pending: PendingForecast,
     answers: list[tuple[str, Any]],
     read: ForecastAnswers,
-    out: list[Effect],
 ) -> None:
     """Count silences, pause after some, and log once when predictions go missing and once when they are back."""
     model = pending.sequences[0].call.call.model
@@ -211,16 +207,16 @@ def _update_health(
         health.from_ns = state.now_ns + pending.pause_ns
     if read.predictions and health.logged_missing:
         health.logged_missing = False
-        out.append(Log(level="info", event="forecasts_back", fields={"model": model}))
+        state.emit(Log(level="info", event="forecasts_back", fields={"model": model}))
     elif not read.predictions and not health.logged_missing and (answers or health.silences >= SILENCES_MAX):
         health.logged_missing = True
         why = sorted(set(read.notes.values()))
         fields = {"model": model, "asked": len(pending.asked), "why": ", ".join(why[:3])}
-        out.append(Log(level="warning", event="forecasts_missing", fields=fields))
+        state.emit(Log(level="warning", event="forecasts_missing", fields=fields))
     absurd = [f"{name}: {note}" for name, note in read.notes.items() if note.startswith("absurd")]
     if absurd and not health.logged_absurd:
         health.logged_absurd = True
-        out.append(Log(level="warning", event="forecast_absurd", fields={"model": model, "answer": absurd[0]}))
+        state.emit(Log(level="warning", event="forecast_absurd", fields={"model": model, "answer": absurd[0]}))
 
 
 def forecasts_of(pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> list[CandidateForecast]:

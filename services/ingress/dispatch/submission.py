@@ -5,7 +5,7 @@ Each submission has an epoch of its own, so an answer or token of an earlier one
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Request
+from millrace.actor.effects import Request
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import RefusalReason, SubmitSequence
 
@@ -28,33 +28,32 @@ from services.ingress.migration.replicas import note_resumed, use_replica
 from services.ingress.pending import PendingSubmit
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
-from services.ingress.tokens.delivery import deliver_held
 
 #: Refusals that every instance would repeat.
 _PERMANENT = {RefusalReason.TOO_LONG: RefusalKind.TOO_LONG, RefusalReason.INVALID: RefusalKind.INVALID}
 
 
-def enqueue(state: IngressState, sequence: OpenSequence, event: Deferred, out: list[Effect]) -> None:
+def enqueue(state: IngressState, sequence: OpenSequence, event: Deferred) -> None:
     """Keep a sequence until its pause is over."""
     retry = sequence.retry
     retry.tries = 0
     retry.rounds += 1
     retry.at_ns = state.now_ns + event.pause_ns
     state.waiting[sequence.id] = sequence
-    arm_dispatch_timer(state, retry.at_ns, out)
+    arm_dispatch_timer(state, retry.at_ns)
 
 
-def await_forecasts(state: IngressState, sequence: OpenSequence, event: ForecastsRequested, out: list[Effect]) -> None:
+def await_forecasts(state: IngressState, sequence: OpenSequence, event: ForecastsRequested) -> None:
     """Remember the question to predictors."""
     sequence.asking = event.correlation
 
 
-def forget_question(state: IngressState, sequence: OpenSequence, event: ForecastsReceived, out: list[Effect]) -> None:
+def forget_question(state: IngressState, sequence: OpenSequence, event: ForecastsReceived) -> None:
     """The question to predictors is answered."""
     sequence.asking = ""
 
 
-def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: list[Effect]) -> None:
+def submit(state: IngressState, sequence: OpenSequence, event: Submitted) -> None:
     """Submit a sequence to the chosen instance, with its log so far."""
     chosen = event.choice.decision.chosen
     assert chosen is not None
@@ -64,13 +63,13 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: l
     sequence.epoch = sequence.next_epoch()
     sequence.instance, sequence.incarnation = instance, instance.member.incarnation
     sequence.fresh, sequence.moved = True, False
-    tracing.begin_placement(sequence, event.choice, state.now_ns, state.rng)
+    tracing.begin_placement(state, sequence, event.choice)
     note_submission(state, sequence, instance)
     instance.place(sequence.id, len(sequence.prompt) + len(sequence.log))
     state.owned.setdefault(instance.name, {})[sequence.id] = sequence
-    replica = use_replica(state, sequence, instance, out)
+    replica = use_replica(state, sequence, instance)
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))
-    out.append(
+    state.emit(
         Request(
             subject=state.subjects.engine(instance.name, "submit"),
             body=SubmitSequence(
@@ -94,7 +93,7 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted, out: l
     )
 
 
-def accept(state: IngressState, sequence: OpenSequence, event: Accepted, out: list[Effect]) -> None:
+def accept(state: IngressState, sequence: OpenSequence, event: Accepted) -> None:
     """The instance owns the sequence; with the last sequence of a call the call is accepted."""
     instance, call, now_ns = sequence.instance, sequence.call, state.now_ns
     assert instance is not None
@@ -103,8 +102,8 @@ def accept(state: IngressState, sequence: OpenSequence, event: Accepted, out: li
     sequence.resend.after_ns = state.times.probe
     sequence.placed_ns = now_ns
     if event.kv_tokens:
-        note_resumed(state, sequence, event.kv_tokens, out)
-    tracing.end_placement(sequence, "", now_ns, out)
+        note_resumed(state, sequence, event.kv_tokens)
+    tracing.end_placement(state, sequence, "")
     if instance.name not in call.instances:
         call.instances.append(instance.name)
     if sequence.owned:
@@ -115,44 +114,42 @@ def accept(state: IngressState, sequence: OpenSequence, event: Accepted, out: li
         call.accepted = True
         state.metrics.queue.observe(now_ns - call.arrival_ns)
         state.metrics.prompt_tokens += call.prompt_tokens
-        call.listener.on_accepted(call, out)
-        deliver_held(call, out)
+        call.listener.on_accepted(call)
+        call.deliver_held()
 
 
-def retry_refused(state: IngressState, sequence: OpenSequence, event: SubmissionRefused, out: list[Effect]) -> None:
+def retry_refused(state: IngressState, sequence: OpenSequence, event: SubmissionRefused) -> None:
     """Ask another instance, unless each one would refuse."""
     instance, answer = sequence.instance, event.answer
     assert instance is not None
     kind = _PERMANENT.get(answer.reason)
     if kind is not None:
-        _take_back(state, sequence, answer.reason.value, out)
+        _take_back(state, sequence, answer.reason.value)
         error = engine_error(sequence.call.call, answer)
-        refuse_or_fail(state, sequence.call, kind, error.detail, out, param=error.param)
+        refuse_or_fail(state, sequence.call, kind, error.detail, param=error.param)
         return
     if answer.reason in (RefusalReason.DRAINING, RefusalReason.ENGINE_DOWN):
         state.cluster.withdraw(instance)
     _exclude(sequence)
-    _take_back(state, sequence, answer.reason.value, out)
-    dispatch(state, [sequence], out)
+    _take_back(state, sequence, answer.reason.value)
+    dispatch(state, [sequence])
 
 
-def retry_unanswered(
-    state: IngressState, sequence: OpenSequence, event: SubmissionUnanswered, out: list[Effect]
-) -> None:
+def retry_unanswered(state: IngressState, sequence: OpenSequence, event: SubmissionUnanswered) -> None:
     """Cancel the submission, which may still arrive, and ask another instance."""
     instance, reason = sequence.instance, event.reason
     assert instance is not None
     if reason is not RequestFailure.NO_RESPONDERS:
-        cancel(state, sequence, "submit_" + reason.value, out)
+        cancel(state, sequence, "submit_" + reason.value)
     if reason is RequestFailure.DISCONNECTED or not state.detecting(state.now_ns):  # the instance is not to blame
-        _take_back(state, sequence, reason.value, out)
-        defer(state, [sequence], out)
+        _take_back(state, sequence, reason.value)
+        defer(state, [sequence])
         return
     if reason is RequestFailure.NO_RESPONDERS:
         state.cluster.withdraw(instance)  # until its next summary: it has no subscription now
     _exclude(sequence)
-    _take_back(state, sequence, reason.value, out)
-    dispatch(state, [sequence], out)
+    _take_back(state, sequence, reason.value)
+    dispatch(state, [sequence])
 
 
 def _exclude(sequence: OpenSequence) -> None:
@@ -160,9 +157,9 @@ def _exclude(sequence: OpenSequence) -> None:
     sequence.retry.excluded[sequence.instance.name] = sequence.incarnation
 
 
-def _take_back(state: IngressState, sequence: OpenSequence, why: str, out: list[Effect]) -> None:
+def _take_back(state: IngressState, sequence: OpenSequence, why: str) -> None:
     """The submission failed: ingress owns the sequence again."""
-    tracing.end_placement(sequence, why, state.now_ns, out)
+    tracing.end_placement(state, sequence, why)
     detach(state, sequence)
     if not sequence.owned or not sequence.retry.why:
         sequence.retry.why = why

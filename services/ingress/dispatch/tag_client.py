@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import msgspec
-from millrace.actor.effects import Effect, Log, Request
+from millrace.actor.effects import Log, Request
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import StructuredOutput
 
@@ -35,11 +35,11 @@ def wants_tag(state: IngressState, call: OpenCall) -> bool:
     return mode == "always" or state.policy_of(call)[0].needs_length
 
 
-def ask_tag(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+def ask_tag(state: IngressState, call: OpenCall) -> None:
     """Ask; the call is dispatched when the answer, or none, has come."""
     span = tracing.new_span(call, state.rng)
     call.tagging = state.correlation("tag", PendingTag(call, state.now_ns, span))
-    out.append(
+    state.emit(
         Request(
             subject=state.subjects.tag(call.call.model),
             body=tag_request(call.call, call.prompt_tokens),
@@ -89,20 +89,20 @@ def _repeat_key(call: Call) -> str:
     return blake2b(said, digest_size=8).hexdigest()
 
 
-def take_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None, out: list[Effect]) -> None:
+def take_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None) -> None:
     """Keep the expected length; None where no answer came."""
     call = pending.call
     call.tagging = ""
     result = "unanswered"
-    _update_health(state, tag is not None, call.call.model, out)
+    _update_health(state, tag is not None, call.call.model)
     if tag is not None:
         call.predicted, call.expected_output_tokens = expected_output(call, tag)
         result = "unknown" if call.predicted is None else "known"
     state.metrics.tags.add(result)
-    tracing.end_tag(call, pending, result, state.now_ns, out)
+    tracing.end_tag(state, call, pending, result)
 
 
-def _update_health(state: IngressState, answered: bool, model: str, out: list[Effect]) -> None:
+def _update_health(state: IngressState, answered: bool, model: str) -> None:
     """Count failures, pause after some, and log once when tags go missing and once when they are back."""
     health = state.tagger
     health.failures = 0 if answered else health.failures + 1
@@ -111,7 +111,7 @@ def _update_health(state: IngressState, answered: bool, model: str, out: list[Ef
         health.from_ns = state.now_ns + state.times.tag_pause
     if silent and not health.logged_missing:
         health.logged_missing = True
-        out.append(Log(level="warning", event="tags_missing", fields={"model": model, "failures": health.failures}))
+        state.emit(Log(level="warning", event="tags_missing", fields={"model": model, "failures": health.failures}))
     elif answered and health.logged_missing:
         health.logged_missing = False
-        out.append(Log(level="info", event="tags_back", fields={"model": model}))
+        state.emit(Log(level="info", event="tags_back", fields={"model": model}))

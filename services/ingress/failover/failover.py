@@ -17,7 +17,7 @@ Each trigger fires ``InstanceLost``. While a migration is under way its target i
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Log
+from millrace.actor.effects import Log
 
 from services.ingress import tracing
 from services.ingress.calls.completion import cancel_at, complete_if_ended, detach, end_sequence, refuse_or_fail
@@ -28,7 +28,6 @@ from services.ingress.migration.epoch_grants import revoke
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import MILLISECOND_NS
-from services.ingress.tokens.delivery import deliver
 from services.ingress.tokens.token_log import end_text
 
 #: First pause of a sequence that failed over before without a new token since; doubles each time. It keeps a request
@@ -39,22 +38,22 @@ FRUITLESS_PAUSE_NS = 100 * MILLISECOND_NS
 ON_REQUEST = "returned_requested"
 
 
-def fail_over(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
+def fail_over(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> None:
     """Take a sequence from its instance and dispatch it anew."""
     instance = sequence.instance
     assert instance is not None
-    leave_instance(state, sequence, event, out)
-    revoke(state, sequence, "lost", out)
-    redispatch(state, sequence, instance.name, out)
+    leave_instance(state, sequence, event)
+    revoke(state, sequence, "lost")
+    redispatch(state, sequence, instance.name)
 
 
-def finish_from_log(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
+def finish_from_log(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> None:
     """The log already ends as its engine would have ended it: only the engine's last message was lost."""
     delta = end_text(sequence, finish_reason_of(state, sequence))
     if delta is not None:
-        deliver(sequence.call, [delta], out)
-    end_sequence(state, sequence, decoding=True, reason=event.why, out=out)
-    complete_if_ended(state, sequence.call, out)
+        sequence.call.deliver([delta])
+    end_sequence(state, sequence, decoding=True, reason=event.why)
+    complete_if_ended(state, sequence.call)
 
 
 def finish_reason_of(state: IngressState, sequence: OpenSequence) -> str:
@@ -74,13 +73,13 @@ def finish_reason_of(state: IngressState, sequence: OpenSequence) -> str:
 # Parts of them.
 
 
-def leave_instance(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
+def leave_instance(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> None:
     """Take a sequence from its instance, which is not tried again for it soon."""
     assert sequence.instance is not None
     why = event.why
     sequence.retry.errors += event.cause is LossCause.ENGINE_ERROR
     sequence.retry.deaths += event.cause is LossCause.ENGINE_DIED and not sequence.submit
-    tracing.end_placement(sequence, why, state.now_ns, out)
+    tracing.end_placement(state, sequence, why)
     sequence.retry.excluded[sequence.instance.name] = sequence.incarnation
     detach(state, sequence)
     sequence.retry.why = why
@@ -88,27 +87,27 @@ def leave_instance(state: IngressState, sequence: OpenSequence, event: InstanceL
         sequence.retry.since_ns = state.now_ns
 
 
-def redispatch(state: IngressState, sequence: OpenSequence, lost_by: str, out: list[Effect]) -> None:
+def redispatch(state: IngressState, sequence: OpenSequence, lost_by: str) -> None:
     """Dispatch a sequence from prompt and log, unless that was fruitless too often."""
     call, retry = sequence.call, sequence.retry
-    cancel_at(state, sequence, lost_by, retry.why, out)
+    cancel_at(state, sequence, lost_by, retry.why)
     if sequence.owned:
-        _count(state, sequence, lost_by, out)
+        _count(state, sequence, lost_by)
     if retry.fruitless > state.config.continuation.fruitless_max:
         detail = f"{retry.fruitless} instances in a row lost this request without a new token (last: {retry.why})."
-        refuse_or_fail(state, call, RefusalKind.CONTINUATION_FAILED, detail, out)
+        refuse_or_fail(state, call, RefusalKind.CONTINUATION_FAILED, detail)
     elif retry.fruitless > 1:
-        state.fire(sequence, Deferred(FRUITLESS_PAUSE_NS << min(retry.fruitless - 2, 5)), out)
+        state.fire(sequence, Deferred(FRUITLESS_PAUSE_NS << min(retry.fruitless - 2, 5)))
     else:
-        dispatch(state, [sequence], out)
+        dispatch(state, [sequence])
 
 
-def _count(state: IngressState, sequence: OpenSequence, lost_by: str, out: list[Effect]) -> None:
+def _count(state: IngressState, sequence: OpenSequence, lost_by: str) -> None:
     call, why = sequence.call, sequence.retry.why
     state.metrics.continuations.add(why)
     call.continuations += 1
     sequence.retry.fruitless += why != ON_REQUEST
-    out.append(
+    state.emit(
         Log(
             level="info",
             event="continuation",

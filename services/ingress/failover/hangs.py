@@ -11,8 +11,6 @@ A sequence stays where no other instance could take it.
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect
-
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.dispatch.candidates import has_alternative
 from services.ingress.lifecycle import InstanceLost, SequencePhase
@@ -20,21 +18,21 @@ from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 
 
-def leave_hung_engines(state: IngressState, out: list[Effect]) -> None:
+def leave_hung_engines(state: IngressState) -> None:
     """Fail over sequences of hung engines. Called with each tick, and when a summary shows a hang."""
     for instance in state.cluster.hung():
         if instance.name in state.owned:
-            _leave(state, instance, out)
+            _leave(state, instance)
 
 
-def _leave(state: IngressState, instance: KnownInstance, out: list[Effect]) -> None:
+def _leave(state: IngressState, instance: KnownInstance) -> None:
     silent_ns = instance.silent_ns(state.now_ns)
     for sequence in list(state.owned[instance.name].values()):
         if sequence.phase is SequencePhase.ENDED or sequence.instance is not instance:
             continue  # its call was given up by an earlier one
         limit_ns = state.times.hang_failover if _streams(sequence) else state.times.hang
         if silent_ns >= limit_ns and has_alternative(state, sequence):
-            state.fire(sequence, InstanceLost("instance_hung"), out)
+            state.fire(sequence, InstanceLost("instance_hung"))
 
 
 def _streams(sequence: OpenSequence) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect
-
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.lifecycle import InstanceLost, LossCause, SequencePhase, TargetLost
 from services.ingress.state import IngressState
@@ -13,7 +11,6 @@ def lose_instance(
     state: IngressState,
     instance: KnownInstance,
     event: InstanceLost,
-    out: list[Effect],
     *,
     before_incarnation: int | None = None,
 ) -> None:
@@ -24,15 +21,15 @@ def lose_instance(
         if sequence.phase is SequencePhase.ENDED:  # its call was given up by an earlier one
             continue
         if before_incarnation is None or sequence.incarnation < before_incarnation:
-            state.fire(sequence, event, out)
+            state.fire(sequence, event)
     for sequence in list(state.granted.get(instance.name, {}).values()):
         grant = sequence.grant
         if grant is not None and (before_incarnation is None or grant.incarnation < before_incarnation):
-            state.fire(sequence, TargetLost(), out)
+            state.fire(sequence, TargetLost())
 
 
-def lose_earlier_incarnation(state: IngressState, name: str, out: list[Effect]) -> None:
+def lose_earlier_incarnation(state: IngressState, name: str) -> None:
     """A new incarnation showed itself: fail over what the earlier one had."""
     instance = state.cluster.instances[name]
     event = InstanceLost("instance_restarted", LossCause.ENGINE_DIED)
-    lose_instance(state, instance, event, out, before_incarnation=instance.member.incarnation)
+    lose_instance(state, instance, event, before_incarnation=instance.member.incarnation)

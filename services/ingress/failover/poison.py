@@ -15,8 +15,6 @@ The client gets a 400, since a retry would do the same again.
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect
-
 from services.ingress import tracing
 from services.ingress.calls.completion import end_sequence, refuse_or_fail
 from services.ingress.calls.messages import RefusalKind
@@ -37,7 +35,7 @@ def request_at_fault(sequence: OpenSequence, event: SequenceEvent) -> bool:
     return event.cause is LossCause.ENGINE_DIED and sequence.retry.alone
 
 
-def refuse_at_fault(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
+def refuse_at_fault(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> None:
     """Reaction: end the call with an error that says that the request is at fault."""
     call = sequence.call
     if event.cause is LossCause.ENGINE_ERROR:
@@ -49,6 +47,6 @@ def refuse_at_fault(state: IngressState, sequence: OpenSequence, event: Instance
         deaths = sequence.retry.deaths + 1
         detail = f"{deaths} engines in a row died while they worked on this request, the last one on it alone."
         param = ""
-    tracing.end_placement(sequence, event.why, state.now_ns, out)
-    end_sequence(state, sequence, decoding=True, reason="at_fault", out=out)
-    refuse_or_fail(state, call, RefusalKind.AT_FAULT, detail, out, param=param)
+    tracing.end_placement(state, sequence, event.why)
+    end_sequence(state, sequence, decoding=True, reason="at_fault")
+    refuse_or_fail(state, call, RefusalKind.AT_FAULT, detail, param=param)

@@ -7,7 +7,7 @@ is asked about: lost tokens arrive, or the worker has forgotten it.
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Request
+from millrace.actor.effects import Request
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import ResendTokens
 
@@ -21,17 +21,17 @@ from services.ingress.state import IngressState
 RESEND_FAILURES_MAX = 1
 
 
-def request_resend(state: IngressState, sequence: OpenSequence, event: TokensMissing, out: list[Effect]) -> None:
+def request_resend(state: IngressState, sequence: OpenSequence, event: TokensMissing) -> None:
     """Reaction to missing tokens: ask the instance."""
-    ask_resend(state, sequence, out)
+    ask_resend(state, sequence)
 
 
-def ask_resend(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+def ask_resend(state: IngressState, sequence: OpenSequence) -> None:
     """Ask the instance for everything after the log; one open question per sequence."""
     if sequence.resend.correlation or sequence.instance is None or not state.connected:
         return
     sequence.resend.correlation = state.correlation("resend", PendingResend(sequence, sequence.epoch))
-    out.append(
+    state.emit(
         Request(
             subject=state.subjects.engine(sequence.instance.name, "resend"),
             body=ResendTokens(sequence=sequence.id, epoch=sequence.epoch, from_index=len(sequence.log)),
@@ -42,7 +42,7 @@ def ask_resend(state: IngressState, sequence: OpenSequence, out: list[Effect]) -
     )
 
 
-def resend_unanswered(state: IngressState, pending: PendingResend, reason: RequestFailure, out: list[Effect]) -> None:
+def resend_unanswered(state: IngressState, pending: PendingResend, reason: RequestFailure) -> None:
     """Ask a worker that did not answer once more; one without a subscription is gone."""
     sequence = pending.sequence
     resend = sequence.resend
@@ -53,12 +53,12 @@ def resend_unanswered(state: IngressState, pending: PendingResend, reason: Reque
     resend.failures += 1
     if reason is RequestFailure.NO_RESPONDERS or resend.failures > RESEND_FAILURES_MAX:
         resend.failures = 0
-        state.fire(sequence, InstanceLost("resend_failed"), out)
+        state.fire(sequence, InstanceLost("resend_failed"))
     else:
-        ask_resend(state, sequence, out)
+        ask_resend(state, sequence)
 
 
-def look_at_sequences(state: IngressState, out: list[Effect]) -> None:
+def look_at_sequences(state: IngressState) -> None:
     """Probe silent sequences and fail over stalled ones. Called about once a second while detecting."""
     now_ns, running, probe_ns = state.now_ns, SequencePhase.RUNNING, state.times.probe
     quiet_ns = min(probe_ns, state.times.stall, state.times.queue_stall)
@@ -74,22 +74,22 @@ def look_at_sequences(state: IngressState, out: list[Effect]) -> None:
         queued = sequence.fresh and not sequence.moved
         limit_ns = state.times.queue_stall if queued else state.times.stall
         if now_ns - since_ns > limit_ns and has_alternative(state, sequence):
-            state.fire(sequence, InstanceLost("stalled"), out)
+            state.fire(sequence, InstanceLost("stalled"))
         elif now_ns >= max(since_ns + probe_ns, resend.at_ns + resend.after_ns):
-            _probe(state, sequence, out)
+            _probe(state, sequence)
         elif resend.at_ns <= since_ns:
             resend.after_ns = probe_ns
 
 
-def _probe(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+def _probe(state: IngressState, sequence: OpenSequence) -> None:
     resend = sequence.resend
     resend.at_ns = state.now_ns
     resend.after_ns = min(2 * resend.after_ns, max(state.times.probe, state.times.stall // 4))
-    state.fire(sequence, TokensMissing(), out)
+    state.fire(sequence, TokensMissing())
 
 
-def ask_after_outage(state: IngressState, out: list[Effect]) -> None:
+def ask_after_outage(state: IngressState) -> None:
     """The bus has been back for the grace time: ask about whoever is still silent."""
     for sequence in state.sequences.values():
         if sequence.phase is SequencePhase.RUNNING and sequence.last_ns < state.outage_end_ns:
-            state.fire(sequence, TokensMissing(), out)
+            state.fire(sequence, TokensMissing())

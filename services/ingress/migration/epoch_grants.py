@@ -8,7 +8,7 @@ stop.
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Publish, Reply, Request
+from millrace.actor.effects import Publish, Reply, Request
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused
 from millrace.contracts.worker import CancelSequence, ResendTokens
 
@@ -24,32 +24,32 @@ from services.ingress.state import IngressState
 REVOKED_MAX = 4
 
 
-def grant_epoch(state: IngressState, body: AllotEpoch, reply_to: str, out: list[Effect]) -> None:
+def grant_epoch(state: IngressState, body: AllotEpoch, reply_to: str) -> None:
     """Answer a source's migrator. The same migration gets the same epoch again; another one replaces it."""
     if not reply_to:
         return
     sequence = state.sequences.get(body.sequence)
-    detail = _refusal(state, body, sequence, out)
+    detail = _refusal(state, body, sequence)
     if detail or sequence is None:
         state.metrics.migrations.add("refused")
         refused = EpochRefused(migration=body.migration, sequence=body.sequence, detail=detail)
-        out.append(Reply(to=reply_to, body=refused))
+        state.emit(Reply(to=reply_to, body=refused))
         return
     grant = sequence.grant
     if grant is None or not _same(grant, body):
-        revoke(state, sequence, "replaced", out)
+        revoke(state, sequence, "replaced")
         grant = _open(state, sequence, body)
     answer = EpochAllotted(migration=body.migration, sequence=sequence.id, epoch=grant.epoch, traceparent=grant.span)
-    out.append(Reply(to=reply_to, body=answer, request=sequence.call.request, traceparent=grant.span))
+    state.emit(Reply(to=reply_to, body=answer, request=sequence.call.request, traceparent=grant.span))
 
 
-def _refusal(state: IngressState, body: AllotEpoch, sequence: OpenSequence | None, out: list[Effect]) -> str:
+def _refusal(state: IngressState, body: AllotEpoch, sequence: OpenSequence | None) -> str:
     """Reason for granting no epoch; empty where one is granted."""
     if sequence is None:
         return "unknown here, or it has ended"
     grant = sequence.grant
     if grant is not None and (grant.epoch, grant.instance.name) == (body.epoch, body.source):
-        ask_proof(state, sequence, out)  # the target claims it before its worker's message has arrived
+        ask_proof(state, sequence)  # the target claims it before its worker's message has arrived
         return "an earlier migration of it is not settled yet"
     owner = sequence.instance
     there = owner is not None and (sequence.epoch, owner.name) == (body.epoch, body.source)
@@ -96,13 +96,13 @@ def close(state: IngressState, sequence: OpenSequence, outcome: str) -> EpochGra
     return grant
 
 
-def revoke(state: IngressState, sequence: OpenSequence, outcome: str, out: list[Effect]) -> None:
+def revoke(state: IngressState, sequence: OpenSequence, outcome: str) -> None:
     """Revoke the open grant, if there is one: its target drops the sequence, and its tokens are refused."""
     grant = close(state, sequence, outcome)
     if grant is None:
         return
     sequence.revoked = (*sequence.revoked[-REVOKED_MAX + 1 :], grant.migration)
-    out.append(
+    state.emit(
         Publish(
             subject=state.subjects.engine(grant.instance.name, "cancel"),
             body=CancelSequence(sequence=sequence.id, epoch=grant.epoch, reason=f"migration {outcome}"),
@@ -130,7 +130,7 @@ def target_alive(state: IngressState, sequence: OpenSequence) -> bool:
     return not grant.instance.dead and grant.instance.member.incarnation == grant.incarnation
 
 
-def ask_proof(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+def ask_proof(state: IngressState, sequence: OpenSequence) -> None:
     """Ask the target for its tokens since the grant: where they agree with the log, it may own the sequence.
 
     A chunk by itself proves nothing: chunks before it may be lost, and the source may have decoded as many other
@@ -141,7 +141,7 @@ def ask_proof(state: IngressState, sequence: OpenSequence, out: list[Effect]) ->
     if grant.proof or not state.connected:
         return
     grant.proof = state.correlation("proof", PendingProof(sequence, grant))
-    out.append(
+    state.emit(
         Request(
             subject=state.subjects.engine(grant.instance.name, "resend"),
             body=ResendTokens(sequence=sequence.id, epoch=grant.epoch, from_index=grant.tokens),

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect, Log
+from millrace.actor.effects import Log
 from millrace.contracts.ingress import TokenChunk, TokensResent
 from millrace.contracts.migration import SequenceMoved
 from millrace.contracts.worker import TokensForgotten
@@ -44,35 +44,35 @@ from services.ingress.tokens.ingest import take_late
 from services.ingress.tokens.stale import cancel_stale
 
 
-def take_move(state: IngressState, body: SequenceMoved, out: list[Effect]) -> None:
+def take_move(state: IngressState, body: SequenceMoved) -> None:
     """Handle a worker's message that a sequence migrated to it."""
     sequence = state.sequences.get(body.sequence)
     instance = state.cluster.instances.get(body.instance)
     if sequence is None or instance is None or body.incarnation != instance.member.incarnation:
-        _not_owner(state, sequence, body, out)
+        _not_owner(state, sequence, body)
     elif sequence.instance is instance and sequence.epoch == body.epoch:
-        _request_missing(state, sequence, body.first_index, out)
+        _request_missing(state, sequence, body.first_index)
     elif not granted_to(sequence, body.epoch, instance):
-        _not_owner(state, sequence, body, out)
+        _not_owner(state, sequence, body)
     elif len(sequence.log) <= body.first_index:
-        state.fire(sequence, Migrated(), out)
-        _request_missing(state, sequence, body.first_index, out)
+        state.fire(sequence, Migrated())
+        _request_missing(state, sequence, body.first_index)
     elif sequence.phase is SequencePhase.RUNNING:  # else the target's answer tells whether its tokens are the log's
-        revoke(state, sequence, "stayed", out)
+        revoke(state, sequence, "stayed")
 
 
-def _request_missing(state: IngressState, sequence: OpenSequence, first_index: int, out: list[Effect]) -> None:
+def _request_missing(state: IngressState, sequence: OpenSequence, first_index: int) -> None:
     if sequence.phase is SequencePhase.RUNNING and len(sequence.log) < first_index:
-        state.fire(sequence, TokensMissing(), out)
+        state.fire(sequence, TokensMissing())
 
 
-def _not_owner(state: IngressState, sequence: OpenSequence | None, body: SequenceMoved, out: list[Effect]) -> None:
+def _not_owner(state: IngressState, sequence: OpenSequence | None, body: SequenceMoved) -> None:
     """Cancel it there: it ended, or the epoch is over or revoked. An epoch that was never granted is left alone."""
     if sequence is None or (body.epoch != sequence.epoch and body.epoch <= sequence.epoch_max):
-        cancel_stale(state, body.sequence, body.epoch, body.instance, out)
+        cancel_stale(state, body.sequence, body.epoch, body.instance)
 
 
-def switch_owner(state: IngressState, sequence: OpenSequence, event: Migrated, out: list[Effect]) -> None:
+def switch_owner(state: IngressState, sequence: OpenSequence, event: Migrated) -> None:
     """Make the target the owner, in the granted epoch.
 
     The source's migrator releases the sequence there. If that message is lost the source resumes; its next chunk is
@@ -83,7 +83,7 @@ def switch_owner(state: IngressState, sequence: OpenSequence, event: Migrated, o
     left = source.name if source is not None else sequence.retry.why
     grant = close(state, sequence, outcome)
     assert grant is not None
-    free_replica(state, sequence, out)
+    free_replica(state, sequence)
     detach(state, sequence)
     target = grant.instance
     sequence.epoch, sequence.instance, sequence.incarnation = grant.epoch, target, grant.incarnation
@@ -99,37 +99,37 @@ def switch_owner(state: IngressState, sequence: OpenSequence, event: Migrated, o
     call.migrations += 1
     if target.name not in call.instances:
         call.instances.append(target.name)
-    tracing.end_move(sequence, grant, source=left, outcome=outcome, now_ns=state.now_ns, out=out)
+    tracing.end_move(state, sequence, grant, source=left, outcome=outcome)
     fields = {"sequence": sequence.id, "from": left, "to": target.name, "tokens": len(sequence.log)}
     trace = call.call.traceparent
-    out.append(Log(level="info", event="migration", fields=fields, request=call.request, traceparent=trace))
+    state.emit(Log(level="info", event="migration", fields=fields, request=call.request, traceparent=trace))
 
 
-def verify_target(state: IngressState, sequence: OpenSequence, event: InstanceLost, out: list[Effect]) -> None:
+def verify_target(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> None:
     """The source is lost: ask the target whether it holds the sequence.
 
     A source that lives is left alone meanwhile: the target may be reading its last blocks there. Once the target owns
     the sequence, the source's next chunk is stale and cancels it there.
     """
-    leave_instance(state, sequence, event, out)
-    ask_proof(state, sequence, out)
+    leave_instance(state, sequence, event)
+    ask_proof(state, sequence)
 
 
-def stay_with_source(state: IngressState, sequence: OpenSequence, event: TargetLost, out: list[Effect]) -> None:
+def stay_with_source(state: IngressState, sequence: OpenSequence, event: TargetLost) -> None:
     """The target is lost. Its source may have released the sequence already, and is asked at once."""
-    revoke(state, sequence, "lost", out)
-    ask_resend(state, sequence, out)
+    revoke(state, sequence, "lost")
+    ask_resend(state, sequence)
 
 
-def give_up_target(state: IngressState, sequence: OpenSequence, event: TargetLost, out: list[Effect]) -> None:
+def give_up_target(state: IngressState, sequence: OpenSequence, event: TargetLost) -> None:
     """Source and target are lost: dispatch the sequence anew."""
     assert sequence.grant is not None
     source = sequence.grant.source.name
-    revoke(state, sequence, "lost", out)
-    redispatch(state, sequence, source, out)
+    revoke(state, sequence, "lost")
+    redispatch(state, sequence, source)
 
 
-def take_proof(state: IngressState, pending: PendingProof, answer: Any, out: list[Effect]) -> None:
+def take_proof(state: IngressState, pending: PendingProof, answer: Any) -> None:
     """Judge the target's tokens: it is the owner if they are the log's, and at least as many."""
     sequence = pending.sequence
     pending.grant.proof = ""  # the grant is still open: closing it forgets its question
@@ -137,28 +137,28 @@ def take_proof(state: IngressState, pending: PendingProof, answer: Any, out: lis
         state.metrics.resends.add("forgotten")
         base = answer.base_index if isinstance(answer, TokensForgotten) else None
         if base is None or base <= pending.grant.tokens or not state.connected:
-            state.fire(sequence, TargetLost(), out)
+            state.fire(sequence, TargetLost())
         else:
-            _take_base(state, sequence, base, out)
+            _take_base(state, sequence, base)
     elif _continues(sequence, answer.chunk):
         state.metrics.resends.add("proven")
-        state.fire(sequence, Migrated(), out)
-        take_late(state, sequence, answer.chunk, out)
+        state.fire(sequence, Migrated())
+        take_late(state, sequence, answer.chunk)
     elif sequence.phase is SequencePhase.VERIFYING:
-        state.fire(sequence, TargetLost(), out)
+        state.fire(sequence, TargetLost())
     else:
-        revoke(state, sequence, "stayed", out)
+        revoke(state, sequence, "stayed")
 
 
-def _take_base(state: IngressState, sequence: OpenSequence, base: int, out: list[Effect]) -> None:
+def _take_base(state: IngressState, sequence: OpenSequence, base: int) -> None:
     """The target holds its tokens from ``base`` on; those before it came with the migration, from the source."""
     assert sequence.grant is not None
     if len(sequence.log) > base:
         sequence.grant.tokens = base
-        ask_proof(state, sequence, out)
+        ask_proof(state, sequence)
         return
-    state.fire(sequence, Migrated(), out)
-    state.fire(sequence, TokensMissing(), out)
+    state.fire(sequence, Migrated())
+    state.fire(sequence, TokensMissing())
 
 
 def _continues(sequence: OpenSequence, chunk: TokenChunk) -> bool:
@@ -170,11 +170,11 @@ def _continues(sequence: OpenSequence, chunk: TokenChunk) -> bool:
     return since == grant.tokens and chunk.token_ids[: len(known)] == known
 
 
-def proof_unanswered(state: IngressState, pending: PendingProof, out: list[Effect]) -> None:
+def proof_unanswered(state: IngressState, pending: PendingProof) -> None:
     """The target did not answer. While the source still has the sequence nothing is lost; else it is given up."""
     sequence = pending.sequence
     pending.grant.proof = ""
     state.metrics.resends.add("unproven")
     if sequence.phase is SequencePhase.VERIFYING:
         sequence.retry.excluded[pending.grant.instance.name] = pending.grant.incarnation
-        state.fire(sequence, TargetLost(), out)
+        state.fire(sequence, TargetLost())

@@ -11,7 +11,7 @@ What is known here is a hint: the holder's worker decides what of the replica is
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Log, Publish
+from millrace.actor.effects import Log, Publish
 from millrace.contracts.migration import KvReplicated
 from millrace.contracts.worker import CancelSequence
 from millrace.policies.dispatch import Decision, InstanceView
@@ -26,11 +26,11 @@ from services.ingress.state import IngressState
 POLICY = "kv_replica"
 
 
-def take_replica(state: IngressState, body: KvReplicated, out: list[Effect]) -> None:
+def take_replica(state: IngressState, body: KvReplicated) -> None:
     """Note a replica, or that there is none any more. One of another epoch is of no use."""
     sequence = state.sequences.get(body.sequence)
     if sequence is None:
-        _free(state, HeldReplica(body), body.sequence, "", out)
+        _free(state, HeldReplica(body), body.sequence, "")
         return
     known = sequence.replica
     if not body.tokens:
@@ -38,10 +38,10 @@ def take_replica(state: IngressState, body: KvReplicated, out: list[Effect]) -> 
             sequence.replica = None
     elif sequence.epoch == body.epoch:
         if known is not None and known.name != body.replica:
-            free_replica(state, sequence, out)
+            free_replica(state, sequence)
         sequence.replica = HeldReplica(body)
     elif known is None or known.name != body.replica:
-        _free(state, HeldReplica(body), sequence.id, sequence.call.request, out)
+        _free(state, HeldReplica(body), sequence.id, sequence.call.request)
 
 
 def choice_of(
@@ -62,7 +62,7 @@ def _holds(instance: KnownInstance, replica: HeldReplica) -> bool:
     return (instance.name, instance.member.incarnation) == (replica.instance, replica.incarnation)
 
 
-def use_replica(state: IngressState, sequence: OpenSequence, instance: KnownInstance, out: list[Effect]) -> str:
+def use_replica(state: IngressState, sequence: OpenSequence, instance: KnownInstance) -> str:
     """Name of the replica that a submission to this instance begins on; empty for none. It is known no longer: what
     the sequence decodes from here on may differ from what its source decoded.
     """
@@ -70,13 +70,13 @@ def use_replica(state: IngressState, sequence: OpenSequence, instance: KnownInst
     if replica is None:
         return ""
     if not _holds(instance, replica):
-        free_replica(state, sequence, out)
+        free_replica(state, sequence)
         return ""
     sequence.replica = None
     return replica.name
 
 
-def note_resumed(state: IngressState, sequence: OpenSequence, kv_tokens: int, out: list[Effect]) -> None:
+def note_resumed(state: IngressState, sequence: OpenSequence, kv_tokens: int) -> None:
     """Count and tell how many tokens of a continuation had their KV at the holder."""
     assert sequence.instance is not None
     if sequence.span.attributes is not None:
@@ -87,20 +87,20 @@ def note_resumed(state: IngressState, sequence: OpenSequence, kv_tokens: int, ou
     state.metrics.replica_tail_tokens += length - kv_tokens
     fields = {"sequence": sequence.id, "to": sequence.instance.name, "kv_tokens": kv_tokens, "tokens": length}
     trace = sequence.call.call.traceparent
-    out.append(
+    state.emit(
         Log(level="info", event="continued_on_replica", fields=fields, request=sequence.call.request, traceparent=trace)
     )
 
 
-def free_replica(state: IngressState, sequence: OpenSequence, out: list[Effect]) -> None:
+def free_replica(state: IngressState, sequence: OpenSequence) -> None:
     """Tell the holder that the replica is of no use any more."""
     replica, sequence.replica = sequence.replica, None
     if replica is not None:
-        _free(state, replica, sequence.id, sequence.call.request, out)
+        _free(state, replica, sequence.id, sequence.call.request)
 
 
-def _free(state: IngressState, replica: HeldReplica, sequence: str, request: str, out: list[Effect]) -> None:
+def _free(state: IngressState, replica: HeldReplica, sequence: str, request: str) -> None:
     """By a cancel up to its epoch: the holder may by now have the sequence itself, in a later one."""
     subject = state.subjects.engine(replica.instance, "cancel")
     body = CancelSequence(sequence=sequence, epoch=replica.epoch, reason="its replica is of no use")
-    out.append(Publish(subject=subject, body=body, request=request))
+    state.emit(Publish(subject=subject, body=body, request=request))

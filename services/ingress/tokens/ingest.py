@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect
 from millrace.contracts.ingress import TokenChunk, TokensGenerated, TokensResent
 
 from services.ingress.calls.messages import ChoiceDelta
@@ -20,14 +19,13 @@ from services.ingress.migration.epoch_grants import ask_proof, granted_to
 from services.ingress.pending import PendingResend
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
-from services.ingress.tokens.delivery import deliver
 from services.ingress.tokens.stale import drop_stale
 from services.ingress.tokens.token_log import ChunkResult, take_chunk
 
 
-def ingest_tokens(state: IngressState, message: TokensGenerated, out: list[Effect]) -> None:
+def ingest_tokens(state: IngressState, message: TokensGenerated) -> None:
     """Take all tokens of one engine step."""
-    instance = _sender(state, message, out)
+    instance = _sender(state, message)
     if instance is None:
         state.metrics.discarded.add("late", by=len(message.chunks))
         return
@@ -36,10 +34,10 @@ def ingest_tokens(state: IngressState, message: TokensGenerated, out: list[Effec
     for chunk in message.chunks:
         sequence = sequences.get(chunk.sequence)
         if sequence is None or chunk.epoch != sequence.epoch or sequence.instance is not instance:
-            _take_foreign(state, sequence, chunk, instance, out)
+            _take_foreign(state, sequence, chunk, instance)
             continue
         if sequence.phase is not running:
-            state.fire(sequence, Accepted(), out)
+            state.fire(sequence, Accepted())
         call = sequence.call
         if call.several:
             several[call.request] = call
@@ -47,14 +45,14 @@ def ingest_tokens(state: IngressState, message: TokensGenerated, out: list[Effec
             continue
         result, delta = take_chunk(state, sequence, chunk)
         if delta is not None:
-            deliver(call, [delta], out)
+            call.deliver([delta])
         if result is not goes_on:
-            _fire_result(state, sequence, result, out)
+            _fire_result(state, sequence, result)
     for call in several.values():
-        _settle_several(state, call, out)
+        _settle_several(state, call)
 
 
-def _sender(state: IngressState, message: TokensGenerated, out: list[Effect]) -> KnownInstance | None:
+def _sender(state: IngressState, message: TokensGenerated) -> KnownInstance | None:
     """The instance in the incarnation that sent this; None for an earlier incarnation than the known one.
 
     A newer one than the known one means that the earlier is gone.
@@ -63,20 +61,20 @@ def _sender(state: IngressState, message: TokensGenerated, out: list[Effect]) ->
     if instance is not None and message.incarnation == instance.member.incarnation:
         return instance
     if state.cluster.observe_incarnation(message.instance, message.incarnation, state.now_ns):
-        lose_earlier_incarnation(state, message.instance, out)
+        lose_earlier_incarnation(state, message.instance)
     instance = state.cluster.instances.get(message.instance)
     return instance if instance is not None and message.incarnation == instance.member.incarnation else None
 
 
 def _take_foreign(
-    state: IngressState, sequence: OpenSequence | None, chunk: TokenChunk, instance: KnownInstance, out: list[Effect]
+    state: IngressState, sequence: OpenSequence | None, chunk: TokenChunk, instance: KnownInstance
 ) -> None:
     """Refuse a chunk that is not the owner's: of a granted epoch until its target is proven, else stale."""
     if sequence is not None and granted_to(sequence, chunk.epoch, instance):
         state.metrics.discarded.add("unproven")
-        ask_proof(state, sequence, out)
+        ask_proof(state, sequence)
     else:
-        drop_stale(state, chunk, sequence, instance.name, out)
+        drop_stale(state, chunk, sequence, instance.name)
 
 
 def _take_among_several(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
@@ -91,56 +89,56 @@ def _take_among_several(state: IngressState, sequence: OpenSequence, chunk: Toke
         sequence.call.settling.append((sequence, result))
 
 
-def _settle_several(state: IngressState, call: OpenCall, out: list[Effect]) -> None:
+def _settle_several(state: IngressState, call: OpenCall) -> None:
     """Deliver all choices of a call that this message touched at once, then fire their events."""
     deltas: list[ChoiceDelta] = call.touched
     settling = call.settling
     call.touched, call.settling = [], []
     if deltas:
-        deliver(call, deltas, out)
+        call.deliver(deltas)
     for sequence, result in settling:
         if sequence.phase is not SequencePhase.ENDED:  # its call may have been given up by an earlier one
-            _fire_result(state, sequence, result, out)
+            _fire_result(state, sequence, result)
 
 
-def _fire_result(state: IngressState, sequence: OpenSequence, result: ChunkResult, out: list[Effect]) -> None:
+def _fire_result(state: IngressState, sequence: OpenSequence, result: ChunkResult) -> None:
     """Fire the event that a chunk caused."""
     match result:
         case ChunkResult.ENDED:
-            state.fire(sequence, Finished(engine_knows=True), out)
+            state.fire(sequence, Finished(engine_knows=True))
         case ChunkResult.STOPPED:
-            state.fire(sequence, Finished(engine_knows=False), out)
+            state.fire(sequence, Finished(engine_knows=False))
         case ChunkResult.GAP:
-            state.fire(sequence, TokensMissing(), out)
+            state.fire(sequence, TokensMissing())
         case ChunkResult.LOST:
-            state.fire(sequence, InstanceLost("engine_gave_up"), out)
+            state.fire(sequence, InstanceLost("engine_gave_up"))
         case ChunkResult.FAILED:
-            state.fire(sequence, InstanceLost("engine_gave_up", LossCause.ENGINE_ERROR), out)
+            state.fire(sequence, InstanceLost("engine_gave_up", LossCause.ENGINE_ERROR))
         case ChunkResult.GOES_ON | ChunkResult.IGNORED:
             pass
 
 
-def take_resent(state: IngressState, pending: PendingResend, answer: Any, out: list[Effect]) -> None:
+def take_resent(state: IngressState, pending: PendingResend, answer: Any) -> None:
     """Take the answer to ResendTokens: the missing tokens, nothing new, or the worker has forgotten the sequence."""
     sequence = pending.sequence
     sequence.resend.correlation = ""
     sequence.resend.failures = 0
     if not isinstance(answer, TokensResent) or answer.chunk.sequence != sequence.id:
         state.metrics.resends.add("forgotten")
-        state.fire(sequence, InstanceLost("tokens_forgotten"), out)
+        state.fire(sequence, InstanceLost("tokens_forgotten"))
         return
     chunk = answer.chunk
     if chunk.epoch != sequence.epoch or not (chunk.token_ids or chunk.finish is not None):
         state.metrics.resends.add("nothing_new")
         return
     state.metrics.resends.add("recovered")
-    take_late(state, sequence, chunk, out)
+    take_late(state, sequence, chunk)
 
 
-def take_late(state: IngressState, sequence: OpenSequence, chunk: TokenChunk, out: list[Effect]) -> None:
+def take_late(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
     """Take a chunk that was asked for."""
     result, delta = take_chunk(state, sequence, chunk)
     if delta is not None:
-        deliver(sequence.call, [delta], out)
+        sequence.call.deliver([delta])
     if result is not ChunkResult.GOES_ON:
-        _fire_result(state, sequence, result, out)
+        _fire_result(state, sequence, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.actor.effects import Effect, Publish
+from millrace.actor.effects import Publish
 from millrace.contracts.ingress import TokenChunk
 from millrace.contracts.worker import CancelSequence
 
@@ -17,9 +17,7 @@ CANCEL_EVERY_NS = 1 * SECOND_NS
 STALE_MAX = 4_096
 
 
-def drop_stale(
-    state: IngressState, chunk: TokenChunk, sequence: OpenSequence | None, instance: str, out: list[Effect]
-) -> None:
+def drop_stale(state: IngressState, chunk: TokenChunk, sequence: OpenSequence | None, instance: str) -> None:
     """Drop a chunk of an ended or unknown sequence, of an old epoch, or from an instance that does not own it.
 
     A finished sequence is acknowledged (the acknowledgement may have been lost), a running one is cancelled (the cancel
@@ -30,12 +28,12 @@ def drop_stale(
     if sequence is not None and (chunk.epoch == sequence.epoch or chunk.epoch > sequence.epoch_max):
         return
     if chunk.finish is not None:
-        acknowledge(state, instance, chunk.sequence, chunk.epoch, out)
+        acknowledge(state, instance, chunk.sequence, chunk.epoch)
         return
-    cancel_stale(state, chunk.sequence, chunk.epoch, instance, out)
+    cancel_stale(state, chunk.sequence, chunk.epoch, instance)
 
 
-def cancel_stale(state: IngressState, sequence: str, epoch: int, instance: str, out: list[Effect]) -> None:
+def cancel_stale(state: IngressState, sequence: str, epoch: int, instance: str) -> None:
     """Cancel a sequence, up to an epoch, at an instance that does not own it; not too often."""
     now_ns, key = state.now_ns, (sequence, instance)
     if state.stale_until_ns.get(key, 0) > now_ns:
@@ -43,7 +41,7 @@ def cancel_stale(state: IngressState, sequence: str, epoch: int, instance: str, 
     if len(state.stale_until_ns) >= STALE_MAX:
         state.stale_until_ns.clear()
     state.stale_until_ns[key] = now_ns + CANCEL_EVERY_NS
-    out.append(
+    state.emit(
         Publish(
             subject=state.subjects.engine(instance, "cancel"),
             body=CancelSequence(sequence=sequence, epoch=epoch, reason="stray"),
