@@ -1,6 +1,7 @@
 """Runs a figure by name: ``python -m bench NAME [ARGUMENTS]``; without a name, lists them.
 
-Every module of this folder that has a ``main()`` is a figure; the first line of its docstring says what it measures.
+Every module of this folder and of ``papers/*/bench`` that has a ``main()`` is a figure; the first line of its docstring
+says what it measures.
 Each run prints machine, commit and seed first (``bench.stamp``), then a table; ``--save`` puts both into the figure's
 section in ``bench/results/``, in place of the run before (``bench.saving``); ``--save='NAME WORDS'`` into the section
 with that heading.
@@ -16,6 +17,7 @@ import ast
 import contextlib
 import importlib
 import io
+import itertools
 import signal
 import sys
 from pathlib import Path
@@ -33,10 +35,12 @@ HERE = Path(__file__).parent
 
 def main(words: list[str]) -> int:
     """Runs or lists."""
-    figures = {path.stem: summary for path in sorted(HERE.glob("*.py")) if (summary := _summary(path))}
+    figures = found_figures()
     if not words:
-        for name, summary in figures.items():
-            print(f"  {name:<24} {summary}")
+        for module, group in itertools.groupby(figures, key=lambda name: figures[name][0].rpartition(".")[0]):
+            print(module)
+            for name in group:
+                print(f"  {name:<24} {figures[name][1]}")
         return 0
     if words == ["--check"]:
         return _check()
@@ -50,11 +54,19 @@ def main(words: list[str]) -> int:
     print(stamp())
     output = io.StringIO()
     with contextlib.redirect_stdout(_Tee(output)):
-        code = importlib.import_module(f"bench.{name}").main() or 0
+        code = importlib.import_module(figures[name][0]).main() or 0
     if asked and code == 0:
         title = asked[-1].partition("=")[2] or section_of(name, rest)
         _save(title, command_of(name, rest), output.getvalue())
     return int(code)
+
+
+def found_figures() -> dict[str, tuple[str, str]]:
+    """Module and summary of every figure by its name: of this folder, then of each paper."""
+    root = HERE.parent
+    paths = [*sorted(HERE.glob("*.py")), *sorted(root.glob("papers/*/bench/*.py"))]
+    modules = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in paths}
+    return {path.stem: (modules[path], summary) for path in paths if (summary := _summary(path))}
 
 
 def _check() -> int:

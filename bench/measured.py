@@ -112,7 +112,6 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "stages_headline": (*_STAGES, *_TRADING),
         "stages_fairness": (*_STAGES, *_TRADING),
         "stages_layouts": (*_STAGES, *_TRADING),
-        "stages_refinement": (*_STAGES, *_TRADING),
         "stages_scale": ("services/broker", _LIBS + "membership", *_SIMULATOR),
         "trade_balance": (*_STAGES, *_TRADING),
         "trade_noise": _TRADING,

@@ -53,7 +53,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "CascadeInfer": (
         *MOVES,
         "dispatch.policy=join_shortest_queue",
-        "stages.policy=two_phase",
+        f"stages.policy={PAPERS}/cascadeinfer/two_phase.py",
         f"trading.policy={PAPERS}/cascadeinfer/trading.py",
     ),
     "ARES": (*MOVES, *KNOWN, "dispatch.policy=llumnix", f"trading.policy={PAPERS}/ares/trading.py"),

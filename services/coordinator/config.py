@@ -51,7 +51,6 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         window_s: Requests that arrived longer ago say nothing, seconds.
         copy_bytes_per_s: Bandwidth of one KV transfer between two instances.
         step_times: Name in instance records -> file, for step times beside those that ship.
-        qualities: Model -> file that ``millrace profile --qoe`` wrote, for the objective ``quality``.
     """
 
     policy: str = "one_stage"
@@ -61,7 +60,6 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     window_s: float = 600.0
     copy_bytes_per_s: float = 10e9
     step_times: dict[str, str] = {}
-    qualities: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         """Raises ValueError outside of the ranges."""

@@ -24,7 +24,6 @@ from millrace.policies.stages import PlanningView, StageDecision, StageShape, as
 from millrace.policies.stages.cohort import ARRIVALS_MAX, ArrivalCohort
 from millrace.policies.stages.fixed import policy as fixed
 from millrace.policies.stages.instance import InstanceModel, linear_instance
-from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.statistics import LengthStatistics
 
 from services.coordinator.config import StagesConfig, stage_policy
@@ -83,7 +82,6 @@ class Planning:
         *,
         name: str,
         step_times: Mapping[str, StepTimeModel] | None = None,
-        qualities: Mapping[str, QualityModel] | None = None,
     ) -> None:
         """Takes the models that were read from files.
 
@@ -91,7 +89,6 @@ class Planning:
             config: Policy, its parameters and its periods.
             name: Author of the plans.
             step_times: Step-time models by the name in instance records.
-            qualities: Coefficients of equation 1 by model.
 
         Raises:
             ConfigError: the policy or its parameters are wrong.
@@ -99,7 +96,6 @@ class Planning:
         self._config = config
         self._name = name
         self._step_times = step_times or {}
-        self._qualities = qualities or {}
         self._policy, self._parameters = stage_policy(config)
         self._models: dict[str, ModelPlanning] = {}
         self._instance_models: dict[tuple[str, int, int, int, int], InstanceModel | None] = {}
@@ -168,7 +164,6 @@ class Planning:
             instances=len(records),
             statistics=self._statistics(known, now_ns) if self.learns else None,
             instance=self._instance(records) if self.learns else None,
-            quality=self._qualities.get(model),
             current=_layout(plan),
         )
         ranges = self._config.ranges.get(model)

@@ -58,7 +58,10 @@ def verbs_of_the_taskfile() -> set[str]:
 
 
 def benches() -> set[str]:
-    return {path.stem for path in tracked_files() if path.parts[0] == "bench" and path.suffix == ".py"}
+    folders = (
+        path for path in tracked_files() if path.suffix == ".py" and "bench" in (path.parts[0], path.parent.name)
+    )
+    return {path.stem for path in folders}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,7 +18,7 @@ from millrace.policies.stages.fixed.policy import FixedRange
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import CoordinatorConfig, StagesConfig
-from services.coordinator.files import build_planning, read_qualities
+from services.coordinator.files import build_planning
 from services.coordinator.planning import HOMES_MAX, Planning
 
 S = 1_000_000_000
@@ -346,11 +345,10 @@ def test_the_actor_listens_to_requests_once_where_the_policy_learns(kind: str) -
 @pytest.mark.parametrize(
     ("stages", "named"),
     [
-        ({"policy": "best"}, "stages.policy: 'best' is none of chain, exact, fixed, one_stage, two_phase"),
+        ({"policy": "best"}, "stages.policy: 'best' is none of exact, fixed, one_stage"),
         ({"policy": "exact", "parameters": {"marign": 1}}, "stages.parameters of exact: .*marign"),
         ({"policy": "exact", "parameters": {"margin": 2}}, "stages.parameters of exact: .*margin"),
         ({"step_times": {"x": "/nowhere/x.toml"}}, "stages.step_times: .*nowhere"),
-        ({"qualities": {"m": "/nowhere/q.toml"}}, "stages.qualities.m: .*nowhere"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_name(stages: dict[str, object], named: str) -> None:
@@ -369,16 +367,3 @@ def test_a_wrong_configuration_is_refused_by_name(stages: dict[str, object], nam
 def test_ranges_that_do_not_tile_are_refused_when_they_are_read(stages: dict[str, object], named: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=named):
         msgspec.convert({"stages": stages}, CoordinatorConfig)
-
-
-def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "q.toml"
-    file.write_text(
-        'model = "other"\nhardware = "h"\nsource = "s"\nerror = "e"\n\n[coefficients]\nd0 = 0.001\nd4 = 1e-9\n'
-    )
-    assert read_qualities({"other": str(file)})["other"].d4 == 1e-9
-    with pytest.raises(ConfigError, match=r"stages.qualities.mine: .* is of another model, other"):
-        read_qualities({"mine": str(file)})
-    file.write_text("d0 = 1")
-    with pytest.raises(ConfigError, match=r"q\.toml"):
-        read_qualities({"mine": str(file)})

@@ -1,11 +1,9 @@
-"""Stage planners: exact search against brute force, the heuristic, objectives, constraints, and when one stage wins."""
+"""Stage planners: exact search against brute force, the objective, constraints, and when one stage wins."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -14,60 +12,19 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
-from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, search
-from millrace.policies.stages.deciding import apportion, costs_of
-from millrace.policies.stages.instance import InstanceModel, linear_instance
+from millrace.policies.stages import STAGE_POLICIES, PlanningView, search
+from millrace.policies.stages.deciding import apportion
+from millrace.policies.stages.instance import linear_instance
 from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.objectives import (
     Constraints,
-    StageCosts,
     candidate_edges,
     fair,
     open_costs,
-    quality_costs,
 )
-from millrace.policies.stages.quality import QualityModel
-from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, statistics_of
-from millrace.policies.stages.view import ObjectiveName, PlanningParameters
+from millrace.policies.stages.statistics import BINS, EDGES, statistics_of
 
-H200 = InstanceModel(
-    fixed_s=6.224e-3,
-    per_decode_s=9.3e-6,
-    per_context_token_s=30.81e-9,
-    per_prefill_token_s=13e-6,
-    per_prefill_work_s=0.9152e-9,
-    kv_tokens=900_000,
-    max_sequences=1024,
-)
-
-
-def table(rng: random.Random, cuts: int, instances: int, *, holes: float = 0.0) -> StageCosts:
-    """A table of random costs; some entries violate a constraint."""
-    shape = (cuts + 1, cuts + 1, instances + 1)
-    cost = np.full(shape, np.inf)
-    for i, j in itertools.combinations(range(cuts + 1), 2):
-        for d in range(1, instances + 1):
-            if rng.random() >= holes:
-                cost[i, j, d] = rng.uniform(0, 10)
-    cut = np.asarray([rng.uniform(0, 1) for _ in range(cuts + 1)])
-    return StageCosts(
-        edges=tuple(range(cuts + 1)),
-        cost=cost,
-        pace_s=np.ones(shape),
-        cut=cut,
-        sequences=np.ones(shape),
-        context=np.ones(shape[:2]),
-    )
-
-
-def partitions(cuts: int, instances: int) -> Iterator[list[search.Part]]:
-    """Every partition of ``cuts`` tiers and ``instances`` into stages."""
-    for stages in range(1, min(cuts, instances) + 1):
-        for inner in itertools.combinations(range(1, cuts), stages - 1):
-            bounds = [0, *inner, cuts]
-            for split in itertools.combinations(range(1, instances), stages - 1):
-                marks = [0, *split, instances]
-                yield [(bounds[k], bounds[k + 1], marks[k + 1] - marks[k]) for k in range(stages)]
+from tests.unit.stage_cases import H200, decide, partitions, statistics, table, view
 
 
 def test_exact_equals_brute_force_over_a_thousand_seeds() -> None:
@@ -87,7 +44,7 @@ def test_exact_equals_brute_force_over_a_thousand_seeds() -> None:
     assert 0 < infeasible < 500
 
 
-def test_no_stage_is_without_an_instance_where_the_papers_recursion_divides_by_zero() -> None:
+def test_no_stage_is_without_an_instance() -> None:
     costs = table(random.Random(1), 6, 3)
     costs.cost[:, :, 0] = 0.0  # e' = e would be free
     found = search.exact(costs)
@@ -96,51 +53,7 @@ def test_no_stage_is_without_an_instance_where_the_papers_recursion_divides_by_z
     assert sum(d for _, _, d in found) == 3
 
 
-def test_a_chain_is_the_best_one_with_one_instance_per_stage() -> None:
-    for seed in range(300):
-        rng = random.Random(seed)
-        cuts, instances = rng.randint(2, 6), rng.randint(1, 5)
-        costs = table(rng, cuts, instances)
-        found = search.chain(costs)
-        assert found is not None
-        if instances <= cuts:
-            chains = [p for p in partitions(cuts, instances) if len(p) == instances]
-            assert search.total(costs, found) == pytest.approx(min(search.total(costs, p) for p in chains))
-        assert sum(d for _, _, d in found) == instances
-        assert [i for i, _, _ in found[1:]] == [j for _, j, _ in found[:-1]]
-
-
-def test_merging_stops_where_no_pair_gains_and_never_makes_it_worse_than_the_chain() -> None:
-    for seed in range(300):
-        rng = random.Random(seed)
-        costs = table(rng, rng.randint(2, 6), rng.randint(2, 5), holes=rng.choice([0.0, 0.2]))
-        started, found = search.chain(costs), search.two_phase(costs)
-        assert found is not None
-        if started is not None:
-            assert search.total(costs, found) <= search.total(costs, started) + 1e-12
-        if not math.isfinite(search.total(costs, found)):
-            continue  # no merge repairs it
-        assert found in list(partitions(len(costs.edges) - 1, costs.instances))
-        for a, b in itertools.pairwise(found):
-            merged = costs.cost[a[0], b[1], a[2] + b[2]]
-            assert merged >= costs.cost[a] + costs.cost[b] + costs.cut[b[0]] - 1e-12
-
-
 # statistics
-
-
-def lognormal(
-    seed: int, count: int = 3000, *, sigma: float = 1.3, median: float = 900.0
-) -> tuple[list[int], list[int]]:
-    rng = random.Random(seed)
-    prompts = [max(1, round(rng.lognormvariate(math.log(300), 1.0))) for _ in range(count)]
-    outputs = [max(1, min(60_000, round(rng.lognormvariate(math.log(median), sigma)))) for _ in range(count)]
-    return prompts, outputs
-
-
-def statistics(rate: float, seed: int = 0, **shape: float) -> LengthStatistics:
-    prompts, outputs = lognormal(seed, **shape)  # type: ignore[arg-type]
-    return statistics_of(prompts, outputs, span_s=len(prompts) / rate)
 
 
 def test_statistics_count_every_token_once() -> None:
@@ -246,37 +159,14 @@ def test_a_tail_makes_uneven_stages_slower_than_even_ones() -> None:
     assert slower[middle, middle + 1, 4] < slower[0, -1, 16]
 
 
-def test_the_papers_objective_on_a_set_is_equation_one() -> None:
-    prompts, outputs = lognormal(3)
-    found = statistics_of(prompts, outputs, span_s=100.0)
-    model = QualityModel(d0=6e-3, d1=9e-6, d2=1e-9, d3=1e-14, d4=30e-9)
-    costs = quality_costs(found, model, candidate_edges(found), 8)
-    n = costs.sequences[0, -1, 1]
-    step = n / found.decode_tokens.sum()
-    q = (
-        model.d0
-        + (
-            model.d1 * n
-            + step * model.d2 * found.prompt_tokens.sum()
-            + step * model.d3 * found.prompt_tokens_squared.sum()
-            + step * model.d4 * found.context_tokens.sum()
-        )
-        / 8
-    )
-    assert costs.cost[0, -1, 8] == pytest.approx(n * q)
-
-
 def test_a_tier_without_requests_costs_nothing() -> None:
     prompts, outputs = [100] * 500 + [30_000] * 500, [50] * 1000
     found = statistics_of(prompts, outputs, span_s=600.0)
     edges = candidate_edges(found)
-    for costs in (
-        open_costs(found, H200, edges, 8, Constraints()),
-        quality_costs(found, QualityModel(d0=6e-3, d4=30e-9), edges, 8),
-    ):
-        i, j = edges.index(EDGES.index(1024)), edges.index(EDGES.index(2048))
-        assert costs.cost[i, j, 1] == 0
-        assert search.exact(costs) is not None
+    costs = open_costs(found, H200, edges, 8, Constraints())
+    i, j = edges.index(EDGES.index(1024)), edges.index(EDGES.index(2048))
+    assert costs.cost[i, j, 1] == 0
+    assert search.exact(costs) is not None
 
 
 def test_the_slowest_stage_keeps_to_the_fairness_bound() -> None:
@@ -294,20 +184,6 @@ def test_the_slowest_stage_keeps_to_the_fairness_bound() -> None:
 # policies
 
 
-def view(rate: float, instances: int = 16, **shape: float) -> PlanningView:
-    return PlanningView(instances=instances, statistics=statistics(rate, **shape), instance=H200)
-
-
-def decide(name: str, seen: PlanningView, **parameters: object) -> StageDecision:
-    policy = STAGE_POLICIES.load(name)
-    decision = policy.decide(seen, msgspec.convert(parameters, policy.parameters))
-    assert decision.shapes[0].length_min == 0
-    assert decision.shapes[-1].length_max is None
-    for before, after in itertools.pairwise(decision.shapes):
-        assert before.length_max == after.length_min
-    return decision
-
-
 def test_exact_splits_heavy_tails_under_load_and_says_what_it_expects() -> None:
     decision = decide("exact", view(25.0))
     assert len(decision.shapes) > 1
@@ -321,62 +197,36 @@ def test_exact_splits_heavy_tails_under_load_and_says_what_it_expects() -> None:
     assert "better than one stage" in decision.reason
 
 
-@pytest.mark.parametrize("name", ["exact", "two_phase"])
-def test_one_stage_wins_at_light_load(name: str) -> None:
-    assert len(decide(name, view(1.0)).shapes) == 1
+def test_one_stage_wins_at_light_load() -> None:
+    assert len(decide("exact", view(1.0)).shapes) == 1
 
 
-@pytest.mark.parametrize("name", ["exact", "two_phase"])
-def test_one_stage_wins_with_uniform_lengths(name: str) -> None:
+def test_one_stage_wins_with_uniform_lengths() -> None:
     found = statistics_of([500] * 3000, [400] * 3000, span_s=15.0)
-    assert len(decide(name, PlanningView(instances=16, statistics=found, instance=H200)).shapes) == 1
+    assert len(decide("exact", PlanningView(instances=16, statistics=found, instance=H200)).shapes) == 1
 
 
-@pytest.mark.parametrize("name", ["exact", "two_phase", "chain", "one_stage"])
+@pytest.mark.parametrize("name", ["exact", "one_stage"])
 @pytest.mark.parametrize("instances", [1, 2, 3])
 def test_one_stage_wins_with_few_instances(name: str, instances: int) -> None:
     assert len(decide(name, view(5.0, instances)).shapes) == 1
 
 
-@pytest.mark.parametrize("name", ["exact", "two_phase", "chain"])
-def test_without_statistics_or_step_times_nothing_changes(name: str) -> None:
+def test_without_statistics_or_step_times_nothing_changes() -> None:
     current = decide("exact", view(25.0)).shapes
     for seen in (
         PlanningView(instances=16, instance=H200, current=current),
         PlanningView(instances=16, statistics=statistics_of([5], [5], span_s=1.0), instance=H200, current=current),
         PlanningView(instances=16, statistics=statistics(25.0), current=current),
     ):
-        assert decide(name, seen).shapes == current
-    assert len(decide(name, PlanningView(instances=16)).shapes) == 1
+        assert decide("exact", seen).shapes == current
+    assert len(decide("exact", PlanningView(instances=16)).shapes) == 1
 
 
 def test_a_saturated_cluster_stays_one_stage() -> None:
     decision = decide("exact", view(5000.0))
     assert len(decision.shapes) == 1
     assert "constraints" in decision.reason
-
-
-def test_a_chain_has_one_instance_per_stage() -> None:
-    decision = decide("chain", view(25.0, 8))
-    assert [shape.instances for shape in decision.shapes] == [1] * 8
-
-
-@pytest.mark.parametrize("name", ["chain", "two_phase"])
-def test_more_instances_than_tiers_still_give_a_plan(name: str) -> None:
-    decision = decide(name, view(300.0, 200))
-    assert sum(shape.instances for shape in decision.shapes) == 200
-
-
-def test_exact_is_never_worse_than_the_heuristic_on_the_same_table() -> None:
-    for objective in ObjectiveName:
-        for rate in (5.0, 15.0, 30.0):
-            seen = view(rate)
-            assert seen.statistics is not None
-            costs = costs_of(seen.statistics, H200, None, 16, PlanningParameters(objective=objective))
-            best, heuristic = search.exact(costs), search.two_phase(costs)
-            assert best is not None
-            if heuristic is not None:
-                assert search.total(costs, best) <= search.total(costs, heuristic) + 1e-12
 
 
 def test_a_layout_in_force_stays_until_another_is_better_by_the_margin() -> None:
@@ -433,7 +283,7 @@ def test_fixed_ranges_are_the_plan() -> None:
 
 
 def test_parameters_out_of_range_are_refused() -> None:
-    for wrong in ({"margin": 1.0}, {"cuts_per_octave": 3}, {"instances_min": 0}, {"objective": "best"}, {"nope": 1}):
+    for wrong in ({"margin": 1.0}, {"instances_min": 0}, {"nope": 1}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, STAGE_POLICIES.load("exact").parameters)
 

@@ -1,4 +1,4 @@
-"""Boundary refinement: digests of lengths, the four methods, and the bounds on each round."""
+"""Boundary refinement: digests of lengths, the best boundary, and the bounds on each round."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import pytest
 from millrace.contracts.plan import Plan, Stage
 from millrace.policies.stages.digest import BINS, STARTS, LengthDigest, digest, merged
 from millrace.policies.stages.present_cuts import present_cuts
-from millrace.policies.stages.quality import DEFAULT_QUALITY, QualityModel
 from millrace.policies.stages.refinement import (
+    DECODES,
     BoundaryView,
-    RefinementMethod,
     RefinementParameters,
-    divide,
-    paper_boundary,
+    StepLine,
     refine,
 )
 
 #: Attention dominates, so that the best boundary is where lengths are shared well.
-QUALITY = QualityModel(d0=1e-3, d1=1e-6, d4=1e-6)
+STEP = StepLine(fixed=1e-3, per_sequence=1e-6, per_token=1e-6)
 WHOLE_WAY = RefinementParameters(smoothing=1.0, step_max=100.0)
 
 
@@ -75,107 +73,57 @@ def test_a_digest_that_cannot_be_is_refused(bad: tuple[list[int], list[int]]) ->
 
 def exact_cost(lengths: list[int], cut: int, lower: int, upper: int) -> float:
     low, high = [x for x in lengths if x < cut], [x for x in lengths if x >= cut]
-    return QUALITY.batch(len(low), sum(low), instances=lower) + QUALITY.batch(len(high), sum(high), instances=upper)
+    return STEP.summed(len(low), sum(low), lower) + STEP.summed(len(high), sum(high), upper)
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (4, 2), (2, 6)])
-def test_the_weighted_method_finds_the_best_boundary_of_the_raw_lengths_within_the_bins(sides: tuple[int, int]) -> None:
+def test_it_finds_the_best_boundary_of_the_raw_lengths_within_the_bins(sides: tuple[int, int]) -> None:
     for seed in range(5):
         lengths = spread(seed)
-        found = refine(view(lengths, 700, lower=sides[0], upper=sides[1]), WHOLE_WAY, QUALITY).cut
+        found = refine(view(lengths, 700, lower=sides[0], upper=sides[1]), WHOLE_WAY, STEP).cut
         best = min(exact_cost(lengths, cut, *sides) for cut in range(50, 20_000, 50))
         assert exact_cost(lengths, found, *sides) <= best * 1.01
 
 
 def test_more_instances_below_move_the_boundary_up() -> None:
     lengths = spread(1)
-    cuts = [refine(view(lengths, 700, lower=e, upper=2), WHOLE_WAY, QUALITY).best for e in (1, 2, 4, 8)]
+    cuts = [refine(view(lengths, 700, lower=e, upper=2), WHOLE_WAY, STEP).best for e in (1, 2, 4, 8)]
     assert cuts == sorted(cuts)
     assert cuts[0] < cuts[-1]
 
 
-def test_four_upstream_and_two_downstream_differ_from_the_papers_one_against_one() -> None:
-    lengths = spread(2)
-    weighted = refine(view(lengths, 700, lower=4, upper=2), WHOLE_WAY, QUALITY).best
-    papers = msgspec.structs.replace(WHOLE_WAY, method=RefinementMethod.PAPER)
-    paper = refine(view(lengths, 700, lower=4, upper=2), papers, QUALITY).best
-    assert exact_cost(lengths, weighted, 4, 2) < exact_cost(lengths, paper, 4, 2)
-
-
-@pytest.mark.parametrize("method", [RefinementMethod.MEMORY, RefinementMethod.QUANTITY])
-def test_the_naive_methods_equalise_what_they_say(method: RefinementMethod) -> None:
-    lengths = spread(3)
-    parameters = msgspec.structs.replace(WHOLE_WAY, method=method)
-    cut = refine(view(lengths, 700, lower=4, upper=2), parameters, QUALITY).cut
-    low, high = [x for x in lengths if x < cut], [x for x in lengths if x >= cut]
-    a, b = (sum(low) / 4, sum(high) / 2) if method is RefinementMethod.MEMORY else (len(low) / 4, len(high) / 2)
-    assert a == pytest.approx(b, rel=0.1)
-
-
 def test_one_round_moves_by_a_tenth_at_most_and_rounds_converge() -> None:
     lengths, cut = spread(4), 100
-    target = refine(view(lengths, cut), WHOLE_WAY, QUALITY).best
+    target = refine(view(lengths, cut), WHOLE_WAY, STEP).best
     for _ in range(80):
-        after = refine(view(lengths, cut), RefinementParameters(), QUALITY).cut
+        after = refine(view(lengths, cut), RefinementParameters(), STEP).cut
         assert cut / 1.101 - 1 <= after <= cut * 1.101 + 1
         cut = after
     assert cut == pytest.approx(target, rel=0.15)
 
 
 def test_fewer_than_five_sequences_freeze_it() -> None:
-    frozen = refine(view([10, 20, 3000, 4000], 700), RefinementParameters(), QUALITY)
+    frozen = refine(view([10, 20, 3000, 4000], 700), RefinementParameters(), STEP)
     assert (frozen.cut, frozen.best) == (700, 700)
     assert "frozen" in frozen.reason
-    assert refine(view([10, 20, 30, 3000, 4000], 700), RefinementParameters(), QUALITY).cut != 700
+    assert refine(view([10, 20, 30, 3000, 4000], 700), RefinementParameters(), STEP).cut != 700
 
 
 def test_a_side_without_instances_freezes_it() -> None:
     lengths = spread(5)
-    assert refine(view(lengths, 700, lower=0), RefinementParameters(), QUALITY).cut == 700
+    assert refine(view(lengths, 700, lower=0), RefinementParameters(), STEP).cut == 700
 
 
 def test_it_stays_between_the_neighbouring_cuts() -> None:
     for seed in range(20):
         lengths = spread(seed)
-        moved = refine(view(lengths, 700, below=650, above=800), WHOLE_WAY, QUALITY).cut
+        moved = refine(view(lengths, 700, below=650, above=800), WHOLE_WAY, STEP).cut
         assert 650 < moved < 800
-    assert refine(view(lengths, 700, below=690, above=710), WHOLE_WAY, QUALITY).reason.startswith("frozen")
-
-
-def test_the_set_division_starts_at_the_middle() -> None:
-    assert divide([8, 1, 5, 3, 7, 2, 6, 4], 4) == [3, 7]
-    assert divide([3, 1, 2], 1) == [1, 2, 3]
-
-
-def test_the_papers_boundary_is_the_least_cost_over_all_splits() -> None:
-    rng = random.Random(7)
-    for _ in range(50):
-        own = [rng.randint(1, 500) for _ in range(rng.randint(0, 12))]
-        successors = [rng.randint(300, 4000) for _ in range(rng.randint(0, 12))]
-        found = paper_boundary(own, successors, 3, QUALITY)
-        lengths = sorted([*own, *divide(successors, 3)])
-        if len(lengths) < 5:
-            assert found is None
-            continue
-        splits = [
-            QUALITY.batch(i, sum(lengths[:i])) + QUALITY.batch(len(lengths) - i, sum(lengths[i:]))
-            for i in range(len(lengths))
-        ]
-        best = [length for length, cost in zip(lengths, splits, strict=True) if cost == pytest.approx(min(splits))]
-        assert found in best
-
-
-@pytest.mark.parametrize("field", ["d0", "d4"])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_coefficients_that_make_no_sense_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=field):
-        msgspec.convert({"d0": 1.0, field: value}, QualityModel)
+    assert refine(view(lengths, 700, below=690, above=710), WHOLE_WAY, STEP).reason.startswith("frozen")
 
 
 def test_the_default_coefficients_are_those_of_decoding() -> None:
-    assert DEFAULT_QUALITY.batch(2, 1000, instances=2) == pytest.approx(
-        2 * (6.2e-3 + (9.3e-6 * 2 + 30.8e-9 * 1000) / 2)
-    )
+    assert DECODES.summed(2, 1000, 2) == pytest.approx(2 * (6.2e-3 + (9.3e-6 * 2 + 30.8e-9 * 1000) / 2))
 
 
 @pytest.mark.parametrize(

@@ -237,11 +237,11 @@ def test_the_layout_has_as_many_engines_as_the_cluster(lines: list[str], workers
 def test_stages_of_a_file_reach_the_coordinator() -> None:
     stages = ["[[models.stages]]", 'name = "s0"', "length_max = 2048", 'instances = ["worker-0"]']
     stages += ["[[models.stages]]", 'name = "s1"', "length_min = 2048", 'instances = ["worker-[12]"]']
-    policy = ["[policies.stages]", 'name = "two_phase"']
+    policy = ["[policies.stages]", 'name = "exact"']
     layout = layout_of(cluster("count = 3", *stages, *policy))
     layout.plan()
     assert files_of(layout)["coordinator-0"]["stages"] == {
-        "policy": "two_phase",
+        "policy": "exact",
         "ranges": {
             "m": [
                 {"length_min": 0, "length_max": 2048, "members": ["worker-0"], "instances": 1},

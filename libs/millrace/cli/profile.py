@@ -4,9 +4,6 @@ Runs rounds of load (prompts in buckets of powers of two, batches of 1, 2, 4, ..
 prompts that arrive while others decode), fits two thirds of them and tests on the rest. Writes OUTPUT.toml, which can
 be used wherever a step-time set is named, OUTPUT.json with each step and each sequence's normalised latency, and
 OUTPUT.png. On a CPU the engine has one core and is measured by its processor time, so that other work hardly matters.
-
-With --qoe it fits the coefficients of CascadeInfer's quality model instead, from closed loops of equal lengths, for the
-coordinator's stage planning (stages.qualities); OUTPUT.toml is then for the model named by --name.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import json
 import sys
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -26,8 +22,6 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.profiling import plan, profile
 from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.process import EngineProcessDied, ProcessProfile
-from millrace.profiling.quality import QualityEffort, run_quality, to_toml
-from millrace.profiling.quality_picture import draw_quality
 from millrace.profiling.records import ProfilePort
 from millrace.profiling.writing import write
 
@@ -51,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=2, help="runs of each round; the least time of a step counts")
     parser.add_argument("--noise", type=float, default=0.0, help="of a modelled engine's steps, as a share")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--qoe", action="store_true", help="fit the quality model D0 to D4 instead of step times")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,35 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.repeats < 1 or arguments.output_tokens < 1 or arguments.prompt_tokens < 1:
         raise CliError("--repeats, --output-tokens and --prompt-tokens must be at least 1")
     try:
-        files = _quality(arguments) if arguments.qoe else write(_profiled(arguments), arguments.output)
+        files = write(_profiled(arguments), arguments.output)
     except (ValueError, OSError, EngineProcessDied) as error:
         raise CliError(str(error)) from error
     print(arguments.output.read_text())
     print(f"profile: wrote {', '.join(str(file) for file in files)}")
     return 0
-
-
-def _quality(arguments: argparse.Namespace) -> list[Path]:
-    """Runs the closed loops; files written."""
-    engine = _engine(arguments)
-    try:
-        with _bar() as bar:
-            task = bar.add_task("rounds")
-            found = run_quality(
-                engine,
-                QualityEffort(),
-                seed=arguments.seed,
-                progress=lambda done, whole: bar.update(task, completed=done, total=whole),
-            )
-    finally:
-        engine.close()
-    name = arguments.name or Path(arguments.model).name
-    command = f"millrace profile --qoe --engine {arguments.engine} --seed {arguments.seed}"
-    measurements, picture = arguments.output.with_suffix(".json"), arguments.output.with_suffix(".png")
-    arguments.output.write_text(to_toml(found.file(model=name, command=command)))
-    measurements.write_bytes(msgspec.json.encode(found))
-    draw_quality(found, picture)
-    return [arguments.output, measurements, picture]
 
 
 def _engine(arguments: argparse.Namespace) -> ProfilePort:

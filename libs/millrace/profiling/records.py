@@ -110,9 +110,7 @@ class ProfilePort(Protocol):
 
 
 class SequenceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence that ran, with what CascadeInfer fits its quality of experience to.
-
-    The features are means over the steps that it was in. Source: CascadeInfer, section 4.1.
+    """A sequence that ran, with means over the steps that it was in.
 
     Attributes:
         latency_ns: From being added to its last token.

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.policies.registry import Policy, Registry
-from millrace.policies.stages.chain import policy as chain
 from millrace.policies.stages.exact import policy as exact
 from millrace.policies.stages.fixed import policy as fixed
 from millrace.policies.stages.membership import StageShape, assign, shapes_of, stages_of
 from millrace.policies.stages.one_stage import policy as one_stage
 from millrace.policies.stages.routing import covers, stage_for, stage_order
-from millrace.policies.stages.two_phase import policy as two_phase
 from millrace.policies.stages.view import PlanningParameters, PlanningView, StageDecision
 
 __all__ = [
@@ -44,4 +42,4 @@ class StagePolicy(Policy, frozen=True, kw_only=True):
 
 
 #: To add a policy: its folder, its import above and a word here.
-STAGE_POLICIES = Registry("stages", StagePolicy, (one_stage, fixed, chain, two_phase, exact))
+STAGE_POLICIES = Registry("stages", StagePolicy, (one_stage, fixed, exact))

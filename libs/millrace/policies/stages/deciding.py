@@ -20,15 +20,12 @@ from millrace.policies.stages.objectives import (
     holding,
     open_costs,
     priced,
-    quality_costs,
     relaxed,
 )
-from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.risks import LatencyBounds, over_bounds
 from millrace.policies.stages.search import Part, total
 from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics
 from millrace.policies.stages.view import (
-    ObjectiveName,
     PlanningParameters,
     PlanningView,
     StageDecision,
@@ -44,9 +41,7 @@ BOUND_ROUNDS, BOUND_STEP = 6, 0.95
 BOUND_SLACK = 4
 
 
-def decide_by(
-    search: Search, view: PlanningView, parameters: PlanningParameters, *, always: bool = False
-) -> StageDecision:
+def decide_by(search: Search, view: PlanningView, parameters: PlanningParameters) -> StageDecision:
     """Plans by a search: one stage where there is nothing to gain, the layout in force where it is good enough.
 
     Going back to one stage needs no margin over the layout in force, since nothing has to move for it. Where no layout
@@ -55,44 +50,41 @@ def decide_by(
     Args:
         search: Finds a partition.
         view: Model, statistics and layout in force.
-        parameters: Objective and margins.
-        always: Takes what the search finds, whether it is better than one stage or not.
+        parameters: Margins, constraints and bounds.
     """
-    unplanned = _why_not(view, parameters)
+    unplanned = why_not(view, parameters)
     if unplanned:
         return unplanned
     assert view.statistics is not None
     assert view.instance is not None
-    costs = costs_of(view.statistics, view.instance, view.quality, view.instances, parameters)
+    costs = costs_of(view.statistics, view.instance, view.instances, parameters)
     one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
-    one_cost, current = total(costs, one), _parts_of(view.current, costs)
-    runs = parameters.objective is ObjectiveName.OPEN and not always  # a running system, not a set of requests
-    if runs:
-        costs = _reachable(view, costs, current or one)
+    one_cost, current = total(costs, one), parts_of(view.current, costs)
+    costs = _reachable(view, costs, current or one)
     parts = search(priced(costs, parameters.cut_margin))
-    if runs and parts is not None and len(parts) > 1:
+    if parts is not None and len(parts) > 1:
         parts = _within_bounds(search, view, parameters, costs, parts)
     hopeless = parts is None or not math.isfinite(total(costs, parts))
     if parts is None or hopeless:
         parts, why = one, "no layout keeps the constraints"
-    elif not always and len(parts) > 1 and total(costs, parts) > (1 - parameters.margin) * one_cost:
+    elif len(parts) > 1 and total(costs, parts) > (1 - parameters.margin) * one_cost:
         share = 1 - total(costs, parts) / one_cost
         parts, why = one, f"{len(parts)} stages would gain {share:.1%}, less than the margin of {parameters.margin:.0%}"
-    elif len(parts) == 1 and runs:
+    elif len(parts) == 1:
         why = "no layout with several stages is better and keeps requests within their latency bounds"
     else:
         why = _gain(total(costs, parts), one_cost, "one stage")
     if current is not None and current != parts:
-        held = costs_of(view.statistics, view.instance, view.quality, view.instances, relaxed_parameters(parameters))
+        held = costs_of(view.statistics, view.instance, view.instances, relaxed_parameters(parameters))
         before = total(held, current)
         margin = parameters.change_margin if len(parts) > 1 else 0.0
-        bearable = not runs or _keeps_bounds(view, held, current, relaxed_parameters(parameters).bounds)
+        bearable = _keeps_bounds(view, held, current, relaxed_parameters(parameters).bounds)
         if bearable and math.isfinite(before) and total(costs, parts) > (1 - margin) * before:
             gain = _gain(total(costs, parts), before, "it")
-            return _decision(view, held, current, reason=f"stays: the best layout is {gain}", keep=True)
+            return decision_of(view, held, current, reason=f"stays: the best layout is {gain}", keep=True)
         if hopeless:
-            return _decision(view, held, current, reason="no layout keeps the constraints: no change", keep=True)
-    return _decision(view, costs, parts, reason=why, keep=current == parts)
+            return decision_of(view, held, current, reason="no layout keeps the constraints: no change", keep=True)
+    return decision_of(view, costs, parts, reason=why, keep=current == parts)
 
 
 def _reachable(view: PlanningView, costs: StageCosts, parts: Sequence[Part]) -> StageCosts:
@@ -141,22 +133,11 @@ def _keeps_bounds(view: PlanningView, costs: StageCosts, parts: Sequence[Part], 
 
 
 def costs_of(
-    statistics: LengthStatistics,
-    instance: InstanceModel,
-    quality: QualityModel | None,
-    instances: int,
-    parameters: PlanningParameters,
+    statistics: LengthStatistics, instance: InstanceModel, instances: int, parameters: PlanningParameters
 ) -> StageCosts:
-    """Tables of the chosen objective, without stages that would be too slow."""
-    edges = candidate_edges(statistics, parameters.cuts_per_octave)
-    constraints = parameters.constraints
-    if parameters.objective is ObjectiveName.OPEN:
-        costs = open_costs(statistics, instance, edges, instances, constraints)
-    else:
-        model = quality or QualityModel(d0=instance.fixed_s, d1=instance.per_decode_s, d4=instance.per_context_token_s)
-        per_token = instance.kv_bytes_per_token / instance.copy_bytes_per_s
-        costs = quality_costs(statistics, model, edges, instances, transfer_s_per_token=per_token)
-    return fair(costs, constraints.slowdown_max)
+    """Tables of the objective, without stages that would be too slow."""
+    costs = open_costs(statistics, instance, candidate_edges(statistics), instances, parameters.constraints)
+    return fair(costs, parameters.constraints.slowdown_max)
 
 
 def relaxed_parameters(parameters: PlanningParameters) -> PlanningParameters:
@@ -165,7 +146,7 @@ def relaxed_parameters(parameters: PlanningParameters) -> PlanningParameters:
     return msgspec.structs.replace(parameters, constraints=relaxed(parameters.constraints), bounds=bounds)
 
 
-def _why_not(view: PlanningView, parameters: PlanningParameters) -> StageDecision | None:
+def why_not(view: PlanningView, parameters: PlanningParameters) -> StageDecision | None:
     """The decision where nothing is searched."""
     one = (one_shape(view.instances),)
     if view.instances < parameters.instances_min:
@@ -181,7 +162,7 @@ def _why_not(view: PlanningView, parameters: PlanningParameters) -> StageDecisio
     return None
 
 
-def _parts_of(shapes: Sequence[StageShape], costs: StageCosts) -> list[Part] | None:
+def parts_of(shapes: Sequence[StageShape], costs: StageCosts) -> list[Part] | None:
     """The layout in force on the present grid of cuts, its instances in proportion to those that serve now."""
     if not shapes or len(shapes) > costs.instances:
         return None
@@ -213,9 +194,10 @@ def apportion(wanted: Sequence[int], instances: int) -> list[int]:
     return counts
 
 
-def _decision(
+def decision_of(
     view: PlanningView, costs: StageCosts, parts: Sequence[Part], *, reason: str, keep: bool
 ) -> StageDecision:
+    """The decision for parts of the tables; with ``keep`` the layout in force as it is."""
     assert view.statistics is not None
     one: list[Part] = [(0, len(costs.edges) - 1, view.instances)]
     shapes = tuple(view.current) if keep else tuple(_shape(costs, part) for part in parts)

@@ -1,8 +1,7 @@
 """Cost of a stage: tables over (first bin, last bin, instances) that planners minimise.
 
-Two objectives. ``open`` models the running system: the number of sequences in a stage follows from their arrivals and
-from the stage's pace (Little's law), and a stage must hold its sequences and its transfers. ``quality`` is the paper's:
-a fixed set of resident requests, equation 1, and a cost per cut for the volume that crosses it.
+The objective models the running system: the number of sequences in a stage follows from their arrivals and from the
+stage's pace (Little's law), and a stage must hold its sequences and its transfers.
 
 Tables have the shape (J + 1, J + 1, E + 1): entry [i, j, d] is the stage of the bins between cut i and cut j on d
 instances, ``inf`` where that is no stage or violates a constraint.
@@ -19,11 +18,7 @@ import numpy as np
 
 from millrace.policies.stages.instance import InstanceModel
 from millrace.policies.stages.paces import LengthSums, open_paces, ratio
-from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.statistics import BINS, EDGES, PER_OCTAVE, Array, LengthStatistics
-
-#: The paper's resident set at a load beyond what the cluster can serve is that of this utilisation.
-_UTILISATION_MAX = 0.95
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,13 +58,9 @@ def relaxed(constraints: Constraints) -> Constraints:
     )
 
 
-#: No bound on the slowest stage, as in the paper.
-UNCONSTRAINED = Constraints(slowdown_max=1e9)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StageCosts:
-    """Tables of one objective.
+    """Tables of the objective.
 
     Attributes:
         edges: Candidate cuts as indices into EDGES, J + 1 of them; the first is 0, the last BINS (no bound).
@@ -147,48 +138,6 @@ def open_costs(
     )
 
 
-def quality_costs(
-    statistics: LengthStatistics,
-    quality: QualityModel,
-    edges: Sequence[int],
-    instances: int,
-    *,
-    transfer_s_per_token: float = 0.0,
-) -> StageCosts:
-    """The paper's objective: sum over stages of ``d · Q`` of an even part of the stage's resident requests.
-
-    The resident set is the one that one stage over all lengths would hold. The paper adds the time to transfer what
-    crosses a cut, which is seconds, to qualities, which are seconds per token. Here the time to transfer each request
-    that crosses is divided by the mean output length, so that both are sums of normalised latency.
-
-    Source: CascadeInfer, section 4.2.
-    """
-    sums = LengthSums(statistics, edges, instances)
-    per_second = 1.0 / (statistics.span_s or 1.0)
-    step = _resident_pace(statistics, quality, instances) * per_second
-    n = sums.of(statistics.decode_tokens * step)
-    rest = (
-        quality.d1 * n
-        + quality.d2 * sums.of(statistics.prompt_tokens * step)
-        + quality.d3 * sums.of(statistics.prompt_tokens_squared * step)
-        + quality.d4 * sums.of(statistics.context_tokens * step)
-    )
-    pace = quality.d0 + rest[:, :, None] / sums.instances
-    resident = float(n[0, -1])
-    crossing = [statistics.crossing(edge) / max(1.0, statistics.requests) for edge in edges]
-    lengths = [_length(edge) for edge in edges]
-    per_token = transfer_s_per_token / max(1.0, statistics.output_tokens_mean)
-    cut = [resident * share * length * per_token for share, length in zip(crossing, lengths, strict=True)]
-    return StageCosts(
-        edges=tuple(edges),
-        cost=np.where(sums.valid, n[:, :, None] * pace, np.inf),
-        pace_s=pace,
-        cut=np.asarray(cut),
-        sequences=n[:, :, None] / sums.instances,
-        context=ratio(sums.of(statistics.context_tokens), sums.of(statistics.decode_tokens)),
-    )
-
-
 def fair(costs: StageCosts, slowdown_max: float) -> StageCosts:
     """The same without stages that are slower than (1 + slowdown_max) times one stage over all lengths."""
     bound = (1 + slowdown_max) * costs.pace_s[0, -1, costs.instances]
@@ -233,15 +182,3 @@ def _moves_per_s(statistics: LengthStatistics, edge: int, constraints: Constrain
 
 def _length(edge: int) -> float:
     return float(EDGES[edge]) if edge < BINS else float(EDGES[-1])
-
-
-def _resident_pace(statistics: LengthStatistics, quality: QualityModel, instances: int) -> float:
-    """Time per token of one stage over all lengths by equation 1, with the resident set that follows from it."""
-    used = (
-        quality.d1 * statistics.decode_tokens.sum()
-        + quality.d2 * statistics.prompt_tokens.sum()
-        + quality.d3 * statistics.prompt_tokens_squared.sum()
-        + quality.d4 * statistics.context_tokens.sum()
-    )
-    utilisation = float(used) / (statistics.span_s or 1.0) / max(1, instances)
-    return quality.d0 / (1 - min(utilisation, _UTILISATION_MAX))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import msgspec
 
@@ -11,7 +10,6 @@ from millrace.contracts.plan import PlanExpectation
 from millrace.policies.stages.instance import InstanceModel
 from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.objectives import Constraints
-from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.risks import LatencyBounds
 from millrace.policies.stages.statistics import LengthStatistics
 
@@ -24,14 +22,12 @@ class PlanningView:
         instances: Number of instances that serve.
         statistics: Lengths of the requests of the last period; None where none are known.
         instance: Cost of a step and size of the memory; None where unknown.
-        quality: Profiled coefficients of equation 1; None where there are none.
         current: Layout in force; empty for none.
     """
 
     instances: int
     statistics: LengthStatistics | None = None
     instance: InstanceModel | None = None
-    quality: QualityModel | None = None
     current: tuple[StageShape, ...] = ()
 
 
@@ -50,37 +46,26 @@ class StageDecision(msgspec.Struct, frozen=True, kw_only=True):
     expects: PlanExpectation | None = None
 
 
-class ObjectiveName(StrEnum):
-    """Objective that is minimised; see `objectives.py`."""
-
-    OPEN = "open"
-    QUALITY = "quality"
-
-
 class PlanningParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of the policies that search.
 
     Attributes:
-        objective: ``open`` (mean normalised latency under load) or ``quality`` (equation 1).
-        margin: Several stages must be better than one by this share, else it is one. The objectives assume perfect
+        margin: Several stages must be better than one by this share, else it is one. The objective assumes perfect
             balance within a stage and free transfers, so that a small gain is none.
         cut_margin: Each cut must bring at least this share of what one stage costs.
         change_margin: A new layout must be better than the one in force by this share, else that one stays.
         instances_min: With fewer instances it is one stage: splitting two or three engines costs more in balance than
             lengths cost, and a stage of one engine has no spare.
         requests_min: With fewer requests in the period the layout in force stays.
-        cuts_per_octave: Candidate cuts: 1 (the paper's tiers), 2 or 4.
         constraints: What a stage must keep.
         bounds: Latency bounds (SLO) that requests shall keep with several stages as with one.
     """
 
-    objective: ObjectiveName = ObjectiveName.OPEN
     margin: float = 0.1
     cut_margin: float = 0.02
     change_margin: float = 0.1
     instances_min: int = 4
     requests_min: int = 200
-    cuts_per_octave: int = 4
     constraints: Constraints = Constraints()
     bounds: LatencyBounds = LatencyBounds()
 
@@ -92,7 +77,6 @@ class PlanningParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             "change_margin": 0 <= self.change_margin < 1,
             "instances_min": self.instances_min >= 1,
             "requests_min": self.requests_min >= 1,
-            "cuts_per_octave": self.cuts_per_octave in (1, 2, 4),
         }
         wrong = [name for name, holds in checks.items() if not holds]
         if wrong:

@@ -18,9 +18,9 @@ from millrace.policies.stages.membership import StageShape
 from millrace.supervision.service_fields import BROKER_INSTANCES_MAX
 
 from bench.block.tables import table
-from bench.stages.runs import StageRow, add_options, options, run_all
-from bench.stages.setups import Setup
-from bench.stages.variants import full
+from papers.cascadeinfer.bench.stages.runs import StageRow, add_options, options, run_all
+from papers.cascadeinfer.bench.stages.setups import Setup
+from papers.cascadeinfer.bench.stages.variants import full
 
 #: Of a deal that was offered: OfferDeal, DealQueued or DealRefused, DealStarted, DealEnded.
 PER_DEAL = 4

@@ -7,8 +7,8 @@ from typing import Any
 
 from millrace.policies.stages.membership import StageShape
 
-from bench.stages.setups import fixed, merged
 from papers import PAPERS
+from papers.cascadeinfer.bench.stages.setups import fixed, merged
 
 Layer = Mapping[str, Any]
 

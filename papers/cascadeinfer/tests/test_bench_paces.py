@@ -6,8 +6,8 @@ import pytest
 from millrace.policies.stages.objectives import Constraints, open_costs
 from millrace.policies.stages.statistics import BINS
 
-from bench.stages.runs import Job, run_one
-from bench.stages.setups import Setup
+from papers.cascadeinfer.bench.stages.runs import Job, run_one
+from papers.cascadeinfer.bench.stages.setups import Setup
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bench.block.tables import figure, table
-from bench.stages.runs import RunOptions, run_all
-from bench.stages.setups import Setup, merged, told
-from bench.stages.variants import BASE, BASELINES, Layer, hand_over
+from papers.cascadeinfer.bench.stages.runs import RunOptions, run_all
+from papers.cascadeinfer.bench.stages.setups import Setup, merged, told
+from papers.cascadeinfer.bench.stages.variants import BASE, BASELINES, Layer, hand_over
 
 #: Share of the requests that keep the SLO at capacity.
 SHARE = 0.9

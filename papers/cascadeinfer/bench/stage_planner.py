@@ -29,20 +29,19 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.policies.stages import search
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.objectives import (
-    UNCONSTRAINED,
     Constraints,
     StageCosts,
     candidate_edges,
     fair,
     open_costs,
-    quality_costs,
 )
-from millrace.policies.stages.quality import QualityModel
 from millrace.policies.stages.statistics import LengthStatistics, statistics_of
 
-from bench.stages.regret import regret
-from bench.stages.runs import add_options, options
-from bench.stages.setups import Setup
+from papers.cascadeinfer.bench.stages.regret import regret
+from papers.cascadeinfer.bench.stages.runs import add_options, options
+from papers.cascadeinfer.bench.stages.setups import Setup
+from papers.cascadeinfer.equation1 import QualityModel, quality_costs
+from papers.cascadeinfer.search import chain, two_phase
 
 SET = "h200-llama-3-8b"
 KV_TOKENS = 900_000
@@ -54,8 +53,8 @@ SMALL_CUTS, SMALL_INSTANCES = 7, 6
 
 PLANNERS: dict[str, Callable[[StageCosts], list[search.Part] | None]] = {
     "exact": search.exact,
-    "two_phase": search.two_phase,
-    "chain": search.chain,
+    "two_phase": two_phase,
+    "chain": chain,
 }
 
 
@@ -106,7 +105,7 @@ def tables(
     if objective == "open":
         return fair(open_costs(statistics_, model, edges, instances, Constraints()), Constraints().slowdown_max)
     quality = QualityModel(d0=model.fixed_s, d1=model.per_decode_s, d4=model.per_context_token_s)
-    return fair(quality_costs(statistics_, quality, edges, instances), UNCONSTRAINED.slowdown_max)
+    return quality_costs(statistics_, quality, edges, instances)
 
 
 def _times(model: InstanceModel, counts: list[int], repeats: int) -> None:
@@ -146,7 +145,7 @@ def _row(model: InstanceModel, objective: str, rate: float, seed: int) -> tuple[
     assert best is not None
     least = search.total(costs, best)
     one = search.total(costs, [(0, len(costs.edges) - 1, 16)])
-    others = [search.two_phase(costs), search.two_phase(octaves), search.chain(costs)]
+    others = [two_phase(costs), two_phase(octaves), chain(costs)]
     totals = [
         math.inf if parts is None else search.total(table, parts)
         for parts, table in zip(others, (costs, octaves, costs), strict=True)

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from bench.stages.runs import add_options, options, run_all
-from bench.stages.setups import Setup, merged
-from bench.stages.tables import comparison
-from bench.stages.variants import Layer, trading
+from papers.cascadeinfer.bench.stages.runs import add_options, options, run_all
+from papers.cascadeinfer.bench.stages.setups import Setup, merged
+from papers.cascadeinfer.bench.stages.tables import comparison
+from papers.cascadeinfer.bench.stages.variants import Layer, trading
 
 SIGMAS = (0.0, 0.5, 1.0, 2.0)
 AGES_MS = (2_000, 5_000)

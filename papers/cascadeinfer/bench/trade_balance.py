@@ -15,11 +15,11 @@ import sys
 
 from millrace.policies.stages.membership import StageShape
 
-from bench.stages.runs import add_options, options, run_all
-from bench.stages.setups import Setup, fixed, merged
-from bench.stages.tables import COLUMNS, against, comparison
-from bench.stages.variants import Layer, dispatch, trading
 from papers import PAPERS
+from papers.cascadeinfer.bench.stages.runs import add_options, options, run_all
+from papers.cascadeinfer.bench.stages.setups import Setup, fixed, merged
+from papers.cascadeinfer.bench.stages.tables import COLUMNS, against, comparison
+from papers.cascadeinfer.bench.stages.variants import Layer, dispatch, trading
 
 #: Cuts at quarters of what is resident, about: output tokens by length.
 CUTS = {"R1": (1_000, 2_500, 5_000), "Mooncake": (2_896, 6_889, 13_777)}

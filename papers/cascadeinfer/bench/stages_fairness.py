@@ -12,10 +12,10 @@ import argparse
 import sys
 
 from bench.block.tables import figure, table
-from bench.stages.runs import StageRow, add_options, options, run_all
-from bench.stages.setups import Setup, told
-from bench.stages.tables import paired
-from bench.stages.variants import BASELINES, full
+from papers.cascadeinfer.bench.stages.runs import StageRow, add_options, options, run_all
+from papers.cascadeinfer.bench.stages.setups import Setup, told
+from papers.cascadeinfer.bench.stages.tables import paired
+from papers.cascadeinfer.bench.stages.variants import BASELINES, full
 
 
 def main() -> int:

@@ -5,14 +5,14 @@ import math
 import msgspec
 import pytest
 
-from bench.stages import capacity
-from bench.stages import regret as regret_runs
-from bench.stages.regret import drawn_layouts, told_cost
-from bench.stages.runs import RunOptions, StageRow, kept_row, rise_of
-from bench.stages.setups import Setup, fixed, merged
-from bench.stages.tables import against, comparison, paired
-from bench.stages.variants import arrival_only, full, hand_over, trading
-from bench.stages_scale import messages_per_move
+from papers.cascadeinfer.bench.stages import capacity
+from papers.cascadeinfer.bench.stages import regret as regret_runs
+from papers.cascadeinfer.bench.stages.regret import drawn_layouts, told_cost
+from papers.cascadeinfer.bench.stages.runs import RunOptions, StageRow, kept_row, rise_of
+from papers.cascadeinfer.bench.stages.setups import Setup, fixed, merged
+from papers.cascadeinfer.bench.stages.tables import against, comparison, paired
+from papers.cascadeinfer.bench.stages.variants import arrival_only, full, hand_over, trading
+from papers.cascadeinfer.bench.stages_scale import messages_per_move
 from simulator.scenarios.observer import FinishedRequest
 
 

@@ -11,18 +11,16 @@ import msgspec
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
-from millrace.policies.stages import search
-from millrace.policies.stages.deciding import Search, decide_by
+from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.membership import StageShape
-from millrace.policies.stages.objectives import UNCONSTRAINED, Constraints, StageCosts, fair, open_costs
-from millrace.policies.stages.quality import QualityModel
-from millrace.policies.stages.risks import LatencyBounds
+from millrace.policies.stages.objectives import Constraints, StageCosts, fair, open_costs
 from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, statistics_of
-from millrace.policies.stages.view import ObjectiveName, PlanningParameters, PlanningView, one_shape
+from millrace.policies.stages.view import PlanningView, one_shape
 from millrace.workloads.shape import RequestShape
 
 from bench.block.bound import fluid_bound
+from papers import PAPERS
 from simulator.scenarios.load import arrivals
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.spec import ScenarioSpec
@@ -187,23 +185,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
         ``two_phase`` and ``chain`` are the paper's: equation 1, octave tiers, better than one stage or not.
         """
-        searches: Mapping[str, Search] = {
-            "exact": search.exact,
-            "two_phase": search.two_phase,
-            "chain": search.chain,
-        }
-        model = self.model()
-        quality = QualityModel(d0=model.fixed_s, d1=model.per_decode_s, d4=model.per_context_token_s)
-        view = PlanningView(instances=self.instances, statistics=self.statistics(), instance=model, quality=quality)
-        parameters = PlanningParameters(bounds=LatencyBounds(**self.bounds))
-        if planner != "exact":
-            parameters = PlanningParameters(
-                objective=ObjectiveName.QUALITY, constraints=UNCONSTRAINED, cuts_per_octave=1
-            )
-        shapes = decide_by(searches[planner], view, parameters, always=planner != "exact").shapes
+        view = PlanningView(instances=self.instances, statistics=self.statistics(), instance=self.model())
+        own = planner == "exact"
+        bounds = {"bounds": self.bounds} if own else {"margin": 0.0, "cuts_per_octave": 1}
+        policy, parameters = STAGE_POLICIES.choose(planner if own else f"{PAPERS}/cascadeinfer/{planner}.py", bounds)
+        shapes = policy.decide(view, parameters).shapes
         for _ in range(STEPS_MAX):  # a layout that one stage's residents would fill is reached in steps
             before, view = shapes, replace(view, current=shapes)
-            shapes = decide_by(searches[planner], view, parameters, always=planner != "exact").shapes
+            shapes = policy.decide(view, parameters).shapes
             if shapes == before:
                 break
         return shapes

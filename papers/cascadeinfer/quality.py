@@ -10,15 +10,12 @@ in least squares of the relative error with coefficients of at least 0.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 
 import msgspec
-
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.policies.stages.least_squares import nonnegative
-from millrace.policies.stages.quality import QualityFile, QualityModel
 from millrace.profiling.plan import batches
 from millrace.profiling.records import (
     PlannedSequence,
@@ -29,6 +26,8 @@ from millrace.profiling.records import (
     SequenceRecord,
     sequence_records,
 )
+
+from papers.cascadeinfer.equation1 import QualityModel
 
 #: First bucket, tokens; each further one is twice as wide. Shorter sequences are left out.
 BUCKET_MIN = 100
@@ -99,24 +98,6 @@ class QualityProfile(msgspec.Struct, frozen=True, kw_only=True):
     def static_error(self) -> float:
         """The same of the global mean latency."""
         return _mean([bucket.static_error for bucket in self.buckets], [bucket.sequences for bucket in self.buckets])
-
-    def said(self) -> str:
-        """Errors in words."""
-        return (
-            f"{len(self.judged)} held-out sequences: mean absolute {self.error:.1%}, "
-            f"global mean latency {self.static_error:.1%}; fitted on {len(self.fitted)}"
-        )
-
-    def file(self, *, model: str, command: str) -> QualityFile:
-        """Return the quality file that the coordinator reads."""
-        clock = "processor time" if self.profiled.steady_clock else "wall-clock time"
-        return QualityFile(
-            model=model,
-            hardware=self.profiled.hardware,
-            source=f"{self.profiled.engine}, {self.profiled.model}, closed loops, {clock}; {command}",
-            error=self.said(),
-            coefficients=self.coefficients,
-        )
 
 
 def closed_rounds(parameters: EngineParameters, effort: QualityEffort, seed: int) -> list[Round]:
@@ -219,14 +200,6 @@ def bucket_errors(model: QualityModel, records: Sequence[SequenceRecord], *, sta
         )
         for length, errors in sorted(found.items())
     ]
-
-
-def to_toml(file: QualityFile) -> str:
-    """The file's content."""
-    lines = [f"{name} = {json.dumps(getattr(file, name))}" for name in ("model", "hardware", "source", "error")]
-    lines += ["", "[coefficients]"]
-    lines += [f"{name} = {value!r}" for name, value in msgspec.structs.asdict(file.coefficients).items()]
-    return "\n".join(lines) + "\n"
 
 
 def _round(length: int, batch: int, effort: QualityEffort, rng: random.Random, seed: int) -> Round:

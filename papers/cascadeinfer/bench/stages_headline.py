@@ -20,11 +20,21 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 from bench.block.tables import figure
-from bench.stages.capacity import capacity_table
-from bench.stages.runs import RunOptions, StageRow, add_options, options, run_all
-from bench.stages.setups import TRACES, Setup, merged, told
-from bench.stages.tables import comparison, paired
-from bench.stages.variants import BASE, BASELINES, Layer, full, hand_over, learnt, refined, steps, trading
+from papers.cascadeinfer.bench.stages.capacity import capacity_table
+from papers.cascadeinfer.bench.stages.runs import RunOptions, StageRow, add_options, options, run_all
+from papers.cascadeinfer.bench.stages.setups import TRACES, Setup, merged, told
+from papers.cascadeinfer.bench.stages.tables import comparison, paired
+from papers.cascadeinfer.bench.stages.variants import (
+    BASE,
+    BASELINES,
+    Layer,
+    full,
+    hand_over,
+    learnt,
+    refined,
+    steps,
+    trading,
+)
 
 KAPPAS = (0.0, 0.2, 0.76)
 

@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 
 from millrace.profiling.process import ProcessProfile
-from millrace.profiling.quality import QualityEffort, QualityProfile, run_quality
 
-ROOT = Path(__file__).resolve().parent.parent
+from papers.cascadeinfer.quality import QualityEffort, QualityProfile, run_quality
+
+ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ("nano", "micro", "mini")
 
 

@@ -15,10 +15,10 @@ import sys
 
 from millrace.policies.stages.membership import StageShape
 
-from bench.stages.runs import add_options, options, run_all
-from bench.stages.setups import Setup, merged, told
-from bench.stages.tables import comparison
-from bench.stages.variants import BASELINES, Layer, arrival_only, full, hand_over
+from papers.cascadeinfer.bench.stages.runs import add_options, options, run_all
+from papers.cascadeinfer.bench.stages.setups import Setup, merged, told
+from papers.cascadeinfer.bench.stages.tables import comparison
+from papers.cascadeinfer.bench.stages.variants import BASELINES, Layer, arrival_only, full, hand_over
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench.block.tables import figure, table
-from bench.stages.runs import StageRow
+from papers.cascadeinfer.bench.stages.runs import StageRow
 
 Column = tuple[str, Callable[[StageRow], float], int]
 

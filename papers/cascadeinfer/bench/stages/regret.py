@@ -13,10 +13,10 @@ from millrace.policies.stages.objectives import StageCosts, candidate_edges
 from millrace.policies.stages.statistics import BINS, EDGES
 
 from bench.block.tables import figure, table
-from bench.stages.runs import RunOptions, StageRow, run_all
-from bench.stages.setups import Setup, merged, told
-from bench.stages.tables import paired
-from bench.stages.variants import hand_over
+from papers.cascadeinfer.bench.stages.runs import RunOptions, StageRow, run_all
+from papers.cascadeinfer.bench.stages.setups import Setup, merged, told
+from papers.cascadeinfer.bench.stages.tables import paired
+from papers.cascadeinfer.bench.stages.variants import hand_over
 from simulator.scenarios.spec import ScenarioSpec
 
 #: Stages of a drawn layout, at most: planners rarely take more.

@@ -1,18 +1,18 @@
-"""The quality profile: closed loops, the fit of D0 to D4 and its error, and the file that the coordinator reads."""
+"""The quality profile: closed loops, the fit of D0 to D4 and its error."""
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
-from millrace.cli.__main__ import main
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.stages.least_squares import nonnegative
-from millrace.policies.stages.quality import QualityModel, decode_quality
 from millrace.profiling.modelled import ModelledProfile
-from millrace.profiling.quality import (
+from millrace.profiling.records import SequenceRecord
+
+from papers.cascadeinfer.equation1 import QualityModel
+from papers.cascadeinfer.quality import (
     QualityEffort,
     bucket_errors,
     buckets,
@@ -22,7 +22,6 @@ from millrace.profiling.quality import (
     predicted_s,
     run_quality,
 )
-from millrace.profiling.records import SequenceRecord
 
 #: Steps whose cost is dominated by attention.
 STEP = LinearStepTime(fixed=2_000_000, per_decode=20_000, per_prefill_token=2_000, per_context_token=400)
@@ -123,25 +122,3 @@ def test_an_engine_without_room_for_any_bucket_is_refused() -> None:
     small = ModelledProfile("m", STEP, EngineParameters(max_model_len=150, prefix_caching=False))
     with pytest.raises(ValueError, match="no bucket fits 150 tokens"):
         run_quality(small, QualityEffort())
-
-
-def test_profile_qoe_writes_the_file_that_planning_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "q.toml"
-    words = ["profile", "cpu-8m", "--engine", "modelled", "--qoe", "--name", "tiny", "--output", str(output)]
-    assert main([*words, "--max-model-len", "400", "--max-num-seqs", "4"]) == 0
-    read = decode_quality(output.read_bytes(), origin="q")
-    assert read.model == "tiny"
-    assert read.coefficients.d0 > 0
-    assert "held-out sequences" in read.error
-    assert output.with_suffix(".json").stat().st_size > 1000
-    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert "wrote" in capsys.readouterr().out
-
-
-def test_a_file_of_another_form_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"quality coefficients here\.toml: .*hardware"):
-        decode_quality(b'model = "m"', origin="here.toml")
-    with pytest.raises(ValueError, match="d4"):
-        decode_quality(
-            b'model = "m"\nhardware = "h"\nsource = "s"\nerror = "e"\n[coefficients]\nd0 = 1.0\nd4 = -1.0', origin="f"
-        )

@@ -6,9 +6,9 @@ from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.risks import LatencyBounds, over_bounds
 from millrace.policies.stages.statistics import BINS, EDGES
 
-from bench.stages.runs import Job, run_one
-from bench.stages.setups import Setup
-from bench.stages.variants import hand_over
+from papers.cascadeinfer.bench.stages.runs import Job, run_one
+from papers.cascadeinfer.bench.stages.setups import Setup
+from papers.cascadeinfer.bench.stages.variants import hand_over
 
 
 def test_a_layout_whose_mean_is_better_loses_the_share_that_was_predicted() -> None:

@@ -1,0 +1,1 @@
+"""Benches of stages by sequence length and of balance."""
