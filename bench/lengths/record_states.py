@@ -49,7 +49,9 @@ def engine_of(config: WorkerConfig) -> Iterator[tuple[Any, str]]:
     torch.set_num_threads(1)
     path = snapshot_buffer.create()
     try:
-        engine = LLMEngine.from_engine_args(startup.engine_args(config, path))
+        arguments = startup.engine_args(config)
+        arguments.additional_config = startup.engine_settings(config, path)
+        engine = LLMEngine.from_engine_args(arguments)
     finally:
         path.unlink()
     core = engine.engine_core.engine_core

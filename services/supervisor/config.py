@@ -68,7 +68,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         host: Under this name provisioning reaches this machine.
         ingress_url: Base URL of the API; it is polled for ``/ready`` at start.
         models: Served model names; the first is in the example that is printed.
-        ready_limit_s: How long the whole start may take before it is called failed, seconds.
+        ready_limit_s: How long the whole start may take before it is called failed, seconds. A first start compiles the
+            model, minutes for a large one.
     """
 
     name: str = "supervisor"
@@ -83,4 +84,4 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     host: str = "local"
     ingress_url: str
     models: list[str]
-    ready_limit_s: float = 180.0
+    ready_limit_s: float = 600.0

@@ -160,7 +160,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         seed: Engine seed.
         tensor_parallel_size: GPUs of one engine.
         async_scheduling: None leaves it to vLLM (on for CUDA, off here).
-        enforce_eager: None for vLLM's default (off on GPU; CPU is run eagerly here).
+        enforce_eager: True for no torch.compile; None for vLLM's default, which compiles. A CPU engine without a C++
+            compiler is eager in any case.
         engine_args: Further ``AsyncEngineArgs`` by name, passed through.
         engine_cores: Cores that the engine process is pinned to; empty for no pinning.
         worker_cores: Cores that the worker process itself is pinned to; empty for no pinning.

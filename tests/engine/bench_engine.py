@@ -51,7 +51,9 @@ class Decoded(msgspec.Struct):
 
 
 def config(model: Path, **fields: Any) -> WorkerConfig:
-    """A small engine: float32, so that recomputing and decoding give the same tokens to the last bit that matters."""
+    """A small engine: float32, so that recomputing and decoding give the same tokens to the last bit that matters, and
+    eager, as most are started once for a few tests; tests/engine/test_vllm_compiled.py and two_engines/ compile.
+    """
     defaults: dict[str, Any] = {
         "name": "w0",
         "model": "m",
@@ -60,6 +62,7 @@ def config(model: Path, **fields: Any) -> WorkerConfig:
         "kv_bytes": 64 << 20,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 128,
+        "enforce_eager": True,
     }
     return WorkerConfig(**{**defaults, **fields})
 

@@ -23,7 +23,8 @@ FLIPS = int(os.environ.get("MILLRACE_ROLE_FLIPS", str(len(ORDERS))))
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     model: Path = build(folder / "model", layers=2)
-    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options_of("vllm"))
+    options = [*options_of("vllm"), "--set", "worker.enforce_eager=true"]
+    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)
     cluster.start()
     yield cluster
     cluster.stop()

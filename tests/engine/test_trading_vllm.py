@@ -41,6 +41,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
         "--set",
         "broker=" + json.dumps(BROKER),
     ]
+    options += ["--set", "worker.enforce_eager=true"]
     model: Path = build(folder / "model", layers=2)
     cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)
     cluster.start()

@@ -54,6 +54,7 @@ class ForkedWorkers:
                 kv_bytes=64 << 20,
                 max_num_seqs=8,
                 max_num_batched_tokens=128,
+                enforce_eager=True,
                 limits={"drain_limit_ms": 400, "linger_ms": 200},
             )
         with (folder / "worker-fork-server.log").open("ab") as log:

@@ -25,9 +25,8 @@ CPU = {
     # AsyncLLM runs its engine core in a process of its own all the same; this lets that process hold the model
     # itself instead of starting yet another one, which saves seconds and 2 GB.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # The sampler compiles one small function when the first request asks for log-probabilities, which would hold up
-    # every other one for seconds. Models run eagerly on a CPU anyway.
-    "TORCHDYNAMO_DISABLE": "1",
+    # torch would start processes that compile, in the process that engines are forked from.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
     # oneDNN keeps a compiled kernel for each shape and number of tokens of a step, 1,024 by default: half a GB with
     # prompts of many lengths. This many hold every decode batch up to 64; kernels of prompts are hardly used twice.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",

@@ -30,6 +30,7 @@ def preload() -> None:
         importlib.import_module(name)
     if current_platform.is_cpu():
         _replace_kernels_once()
+        importlib.import_module("services.worker.vllm_engine.compiling").preload()
 
 
 def _replace_kernels_once() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,10 +72,9 @@ class VllmProfile:
     """Implements ProfilePort on an LLMEngine."""
 
     def __init__(self, config: WorkerConfig, hardware: str) -> None:
-        arguments = engine_args(config, Path())
+        arguments = engine_args(config)
         plain = current_platform.is_cpu() or config.async_scheduling is False
         arguments.scheduler_cls = f"{__name__}.{'TimingScheduler' if plain else 'TimingAsyncScheduler'}"
-        arguments.additional_config = {}
         arguments.enable_prefix_caching = False  # repeats of a round must compute the same
         if current_platform.is_cpu():
             torch.set_num_threads(1)

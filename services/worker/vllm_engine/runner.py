@@ -15,7 +15,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-from services.worker.vllm_engine import process
+from services.worker.vllm_engine import compiling, process
 from services.worker.vllm_engine.kv_rank import KvRankMixin, PlacedMixin
 from services.worker.vllm_engine.length_head_reader import WatchedRank, WatchingMixin
 
@@ -107,6 +107,7 @@ class ContinuingCPUWorker(KvRankMixin, WatchedRank, CPUWorker):
         """Prepares the device and swaps the runner's class for its continuing one."""
         if self.parallel_config.world_size > 1:
             process.yield_to_services()  # a process of its own; the engine's parts its threads when they are there
+        compiling.prepare()
         super().init_device()
         adopt(self.model_runner, CPUModelRunner, ContinuingCPUModelRunner)
 

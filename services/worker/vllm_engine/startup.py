@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -19,11 +20,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
 from services.worker.config import MigrationConfig, WorkerConfig
-from services.worker.vllm_engine import kv_endpoint, kv_words
+from services.worker.vllm_engine import compiling, kv_endpoint, kv_words
 from services.worker.vllm_engine.length_head_reader import STATES, StateSettings
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.segment_queue import SEGMENTS
 from services.worker.vllm_engine.snapshot_scheduler import SNAPSHOT_PATH
+
+logger = logging.getLogger(__name__)
 
 _PACKAGE = "services.worker.vllm_engine"
 #: KV cache of a CPU engine whose configuration names no size; vLLM itself would take nearly all memory there is.
@@ -42,7 +45,7 @@ class TokensOnlyAsyncLLM(AsyncLLM):
         """Starts nothing; the one reader is VllmEngine's."""
 
 
-def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
+def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
     """VLLM's arguments for a worker; ``config.engine_args`` wins over what is derived.
 
     Raises:
@@ -66,17 +69,12 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotAsyncScheduler",
-        "additional_config": {
-            SNAPSHOT_PATH: str(snapshot_path),
-            **state_settings(config),
-            **kv_settings(config, socket_path(config.migration.socket_folder)),
-        },
     }
     if config.enforce_eager is not None:
         arguments["enforce_eager"] = config.enforce_eager
     if current_platform.is_cpu():
         arguments |= {
-            "enforce_eager": True,
+            "enforce_eager": _runs_eagerly(config),
             "distributed_executor_backend": "uni",
             "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler",
             "worker_cls": f"{_PACKAGE}.runner.ContinuingCPUWorker",
@@ -87,6 +85,25 @@ def engine_args(config: WorkerConfig, snapshot_path: Path) -> AsyncEngineArgs:
         if config.async_scheduling is False:
             arguments["scheduler_cls"] = f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler"
     return AsyncEngineArgs(**{**arguments, **config.engine_args})
+
+
+def _runs_eagerly(config: WorkerConfig) -> bool:
+    """Whether a CPU engine is not compiled; says so once where that is not the user's choice."""
+    if config.enforce_eager:
+        return True
+    reason = compiling.why_eager()
+    if reason:
+        logger.warning("the engine runs eagerly, about a third slower: %s", reason)
+    return bool(reason)
+
+
+def engine_settings(config: WorkerConfig, snapshot_path: Path) -> dict[str, Any]:
+    """Settings of Millrace's parts of the engine, for ``additional_config``."""
+    return {
+        SNAPSHOT_PATH: str(snapshot_path),
+        **state_settings(config),
+        **kv_settings(config, socket_path(config.migration.socket_folder)),
+    }
 
 
 def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
@@ -163,8 +180,11 @@ def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:
     Raises:
         Exception: whatever vLLM raises for a bad argument, a missing model or a failed start.
     """
-    arguments = engine_args(config, snapshot_path)
+    arguments = engine_args(config)
     vllm_config = arguments.create_engine_config()
+    given, own = vllm_config.additional_config, engine_settings(config, snapshot_path)
+    # vLLM reads keys of its own from a dict alone, and hashes all of it.
+    vllm_config.additional_config = {**given, **own} if given else compiling.EngineSettings(own)
     if "structured_outputs_config" not in config.engine_args:
         _write_compact_json(vllm_config)
     if current_platform.is_cpu():

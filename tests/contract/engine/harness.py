@@ -417,6 +417,7 @@ def _vllm(model: Path, name: str = "contract") -> Engine:
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_SEQUENCES,
         max_num_batched_tokens=TOKEN_BUDGET,
+        enforce_eager=True,
     )
     return VllmEngine(config)
 

@@ -21,9 +21,13 @@ OPTIONS = (
 
 @pytest.fixture(scope="package")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    """In float32: with bfloat16 a different batch may round two near-equal logits the other way."""
+    """In float32: with bfloat16 a different batch may round two near-equal logits the other way.
+
+    Engines are compiled, as a user's are; the model stays where it is from run to run, since vLLM's compile cache knows
+    it by its path.
+    """
     folder = tmp_path_factory.mktemp("up")
-    model = build(folder / "model", layers=2)
+    model = build(tmp_path_factory.getbasetemp().parent / "millrace-two-engines", layers=2)
     cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=OPTIONS)
     cluster.start()
     yield cluster

@@ -1,0 +1,83 @@
+"""Engines that compile: the second start finds the first one's compile cache, tokens are the eager engine's, and a
+sequence moves between a compiled and an eager engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from millrace.contracts.worker import Sampling
+from vllm import envs
+
+from services.worker.config import MigrationConfig
+from services.worker.vllm_engine import compiling, startup
+from tests.engine.bench_engine import BenchEngine, config
+from tests.engine.moving import Pair, begin, settled, whole
+
+#: A path that stays: the cache knows a model by it.
+MODEL = Path(__file__).resolve().parents[2] / "models" / "millrace-nano"
+PROMPT = [6 + (index * 37) % 200 for index in range(150)]
+GREEDY = Sampling(max_tokens=80, temperature=0.0, ignore_eos=True)
+LOGPROBS = Sampling(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=3)
+
+
+def artefacts() -> dict[Path, int]:
+    """What vLLM has compiled on this machine, with its age."""
+    folder = Path(envs.VLLM_CACHE_ROOT, "torch_compile_cache", "torch_aot_compile")
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*/rank_0_0/model")}
+
+
+def compiled(**fields: Any) -> BenchEngine:
+    return BenchEngine(config(MODEL, enforce_eager=None, migration=MigrationConfig(self_test=True), **fields))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[BenchEngine]:
+    engine = compiled()
+    yield engine
+    engine.stop()
+
+
+def test_a_second_start_compiles_nothing(engine: BenchEngine) -> None:
+    assert not engine.info.kv_refusal, "a sequence moved to its own engine and did not notice"
+    before = artefacts()
+    assert before
+    compiled().stop()
+    assert artefacts() == before
+
+
+def test_tokens_are_the_eager_engines_and_a_move_changes_none(engine: BenchEngine) -> None:
+    eager = BenchEngine(config(MODEL), "t")
+    try:
+        expected = eager.run(PROMPT, GREEDY).tokens
+        assert engine.run(PROMPT, GREEDY).tokens == expected
+        for pair in (Pair(engine, eager), Pair(eager, engine)):
+            journey = begin(pair, PROMPT, GREEDY, at=30)
+            journey.go()
+            assert whole(journey).tokens == expected
+            settled(pair)
+    finally:
+        eager.stop()
+
+
+def test_log_probabilities_compile_nothing_while_others_wait(engine: BenchEngine) -> None:
+    running = engine.add(PROMPT, Sampling(max_tokens=400, temperature=0.0, ignore_eos=True))
+    assert engine.run(PROMPT[:20], LOGPROBS).logprobs
+    assert engine.decoded[running].finish is None, "meanwhile it made less than 400 tokens"
+    engine.finish(running)
+
+
+@pytest.mark.parametrize(("name", "value"), [("TORCHDYNAMO_DISABLE", "1"), ("CXX", "/nowhere/g++"), ("PATH", "")])
+def test_without_a_compiler_the_engine_is_eager_and_says_why(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert compiling.why_eager()
+    assert startup.engine_args(config(MODEL, enforce_eager=None)).enforce_eager
+    assert len(caplog.messages) == 1
+    assert compiling.why_eager() in caplog.text
+    startup.engine_args(config(MODEL, enforce_eager=True))
+    assert len(caplog.messages) == 1, "asked for, so not worth a word"
