@@ -14,7 +14,7 @@ CUDA, SHARED, CROSS, VERBS, NIXL = (
     CopierKind.VERBS,
     CopierKind.NIXL,
 )
-EVERY = [CUDA, SHARED, CROSS, VERBS, NIXL]
+EVERY = [CUDA, SHARED, CROSS, NIXL, VERBS]
 
 
 def endpoint(*, copiers: list[CopierKind] = EVERY, machine: str = "m", device: int = -1) -> KvEndpoint:
@@ -27,11 +27,11 @@ def endpoint(*, copiers: list[CopierKind] = EVERY, machine: str = "m", device: i
 @pytest.mark.parametrize(
     ("own", "peer", "kinds"),
     [
-        pytest.param(endpoint(), endpoint(), [SHARED, CROSS, VERBS, NIXL], id="one host"),
-        pytest.param(endpoint(), endpoint(machine="n"), [VERBS, NIXL], id="two hosts"),
-        pytest.param(endpoint(machine=""), endpoint(machine=""), [VERBS, NIXL], id="hosts not known"),
-        pytest.param(endpoint(device=0), endpoint(device=1), [CUDA, VERBS, NIXL], id="two GPUs of a host"),
-        pytest.param(endpoint(device=0), endpoint(), [VERBS, NIXL], id="a GPU and host memory"),
+        pytest.param(endpoint(), endpoint(), [SHARED, CROSS, NIXL, VERBS], id="one host"),
+        pytest.param(endpoint(), endpoint(machine="n"), [NIXL, VERBS], id="two hosts"),
+        pytest.param(endpoint(machine=""), endpoint(machine=""), [NIXL, VERBS], id="hosts not known"),
+        pytest.param(endpoint(device=0), endpoint(device=1), [CUDA, NIXL, VERBS], id="two GPUs of a host"),
+        pytest.param(endpoint(device=0), endpoint(), [NIXL, VERBS], id="a GPU and host memory"),
         pytest.param(endpoint(copiers=[NIXL, CROSS]), endpoint(copiers=[NIXL, SHARED]), [NIXL], id="one in common"),
         pytest.param(endpoint(copiers=[CROSS]), endpoint(copiers=[SHARED]), [], id="none in common"),
     ],

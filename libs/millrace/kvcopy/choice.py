@@ -2,8 +2,8 @@
 the reasons against the others.
 
 The best copier moves the bytes the fewest times. On a GPU, peer copies come before anything over host memory. On one
-host, mapped memory comes before the kernel's copies. RDMA reads of our own come before those through a library. A
-forced order replaces this one.
+host, mapped memory comes before the kernel's copies. NIXL comes before RDMA reads of our own, which no card has run yet.
+A forced order replaces this one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BEST_FIRST = (
     CopierKind.CUDA,
     CopierKind.SHARED_MEMORY,
     CopierKind.CROSS_MEMORY,
-    CopierKind.VERBS,
     CopierKind.NIXL,
+    CopierKind.VERBS,
     CopierKind.MODELLED,
 )
 #: These end at the machine's border.
