@@ -1,7 +1,8 @@
 """vLLM's scheduler, which besides tells after each step what it knows of every request.
 
-Both classes run inside the engine process; vLLM finds them by their path (``scheduler_cls``). They change no
-scheduling decision.
+Both classes run inside the engine process; vLLM finds them by their path (``scheduler_cls``). Whom vLLM schedules, and
+in which order, is its own decision; how many tokens a step may take is lowered where the worker bounds steps, and for
+prompts while sequences come with their KV (README.md, "What replaces vLLM's own").
 """
 
 from __future__ import annotations
