@@ -25,7 +25,7 @@ LOGPROBS = Sampling(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=3)
 
 
 def artefacts() -> dict[Path, int]:
-    """What vLLM has compiled on this machine, with its age."""
+    """Compiled models on this machine, and their ages."""
     folder = Path(envs.VLLM_CACHE_ROOT, "torch_compile_cache", "torch_aot_compile")
     return {path: path.stat().st_mtime_ns for path in folder.glob("*/rank_0_0/model")}
 
