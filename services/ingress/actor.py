@@ -168,14 +168,6 @@ class IngressActor:
         """For checkers and tests; read only."""
         return self._state
 
-    def usable_instances(self, model: str) -> int:
-        """Number of instances that take new work for a model now."""
-        return self._state.cluster.usable(model)
-
-    def length_limit(self, model: str) -> int:
-        """Longest sequence that some instance of a model takes, tokens; 0 where unknown."""
-        return self._state.cluster.length_max(model) or 0
-
     def start(self, now_ns: int) -> list[Effect]:
         state = self._state
         state.now_ns = now_ns

@@ -156,7 +156,6 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         policy: A name of ``DISPATCH_POLICIES``, a file that ends in ``.py``, or an entry point. Where nobody predicts,
             ``forecast`` is as good as its fallback.
         parameters: The policy's parameters.
-        policy_per_request: Whether a request may name its own policy (experiments); else one that does is refused.
         submit_timeout_s: Time for a worker to answer a submission.
         tries_max: Instances that are asked before the call is refused.
         wait_s: How long a new call waits for an instance when none is usable just now although a plan has named some.
@@ -165,7 +164,6 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     policy: str = "forecast"
     parameters: dict[str, Any] = {}
-    policy_per_request: bool = False
     submit_timeout_s: float = 1.0
     tries_max: int = 8
     wait_s: float = 10.0

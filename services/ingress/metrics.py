@@ -16,7 +16,6 @@ _LONG_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50
 _SIGNED_ERROR = (-0.8, -0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 #: Size of that error. The issue's aim is 0.1, Block reports 0.1 to 0.15.
 _ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
-_RANKS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class LabelledCounter:
@@ -77,7 +76,6 @@ class IngressMetrics(Collector):
         shadow_answers: Of finished ones, by (cascade, model, whether it is the last tier's answer).
         shadow_scores: Sum of their scores, by (cascade, model).
         forecast_wait: From the question to predictors until the decision.
-        rank: Of the chosen instance among all, where all were asked.
         errors, errors_signed: By ``e2e`` and ``ttft``: (predicted - actual) / actual, its size and itself.
     """
 
@@ -107,7 +105,6 @@ class IngressMetrics(Collector):
         self.shadow_answers = LabelledCounter()
         self.shadow_scores = LabelledCounter()
         self.forecast_wait = LatencyHistogram(_SHORT_S)
-        self.rank = Histogram(_RANKS)
         self.errors = {"e2e": Histogram(_ERROR), "ttft": Histogram(_ERROR)}
         self.errors_signed = {"e2e": Histogram(_SIGNED_ERROR), "ttft": Histogram(_SIGNED_ERROR)}
         self.prompt_tokens = 0
@@ -160,11 +157,6 @@ class IngressMetrics(Collector):
             for kind, histogram in by_kind.items():
                 family.add_metric([kind], histogram.buckets(), histogram.sum)
             yield family
-        family = HistogramMetricFamily(
-            "millrace_ingress_forecast_rank", "Rank of the chosen instance when all were asked, 1 for the best."
-        )
-        family.add_metric([], self.rank.buckets(), self.rank.sum)
-        yield family
 
     def _counters(self) -> Iterator[Metric]:
         for name, text, labels, counter in (

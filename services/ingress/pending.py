@@ -32,16 +32,12 @@ class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sequences: Dispatched together once it is answered.
         asked: Instances whose future is asked for.
-        drawn: Those of them among whom the policy chooses; all but for a rank sample.
-        sampled: All candidates are asked, to learn the rank of the chosen one.
         placements: For each instance asked, its count of placements at that time.
         pause_ns: How long nobody is asked if this is one silence too many.
     """
 
     sequences: list[OpenSequence]
     asked: tuple[str, ...]
-    drawn: tuple[str, ...]
-    sampled: bool
     placements: tuple[int, ...]
     started_ns: int
     span: str

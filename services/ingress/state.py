@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Protocol
 
 from millrace.contracts.subjects import Subjects
-from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy
+from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress.calls.limits import AdmissionLimits
 from services.ingress.calls.listener import ClientListener
@@ -138,7 +138,7 @@ class IngressState:
         self.correlations = 0
         self.acknowledge: dict[str, list[tuple[str, int]]] = {}
         self.stale_until_ns: dict[tuple[str, str], int] = {}
-        self.parameters = policy_parameters(config.dispatch, policy)
+        self.parameters: Any = policy_parameters(config.dispatch, policy)  # as the policy's own struct
         self.policy = policy
         self.policy_states: dict[tuple[str, str], Any] = {}
         self.policy_faults: set[str] = set()  # places that were logged
@@ -175,14 +175,6 @@ class IngressState:
     def detecting(self, now_ns: int) -> bool:
         """Whether silence means anything now: not while the bus is away, nor shortly after."""
         return self.connected and now_ns >= self.detectors_from_ns
-
-    def policy_of(self, call: OpenCall) -> tuple[DispatchPolicy, Any]:
-        """The call's policy with its parameters; one that the request named has its defaults."""
-        name = call.call.policy
-        if not name or name == self.policy.name:
-            return self.policy, self.parameters
-        own = DISPATCH_POLICIES.load(name)
-        return own, own.parameters()
 
     def prompt_blocks(self, sequence: OpenSequence) -> PromptBlocks:
         """Hashes of a sequence's prompt blocks, computed once."""

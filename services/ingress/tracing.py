@@ -67,8 +67,6 @@ def end_forecast(
         "answered": len(answered),
         "answers": ", ".join(f"{f.name}: {f.note or _forecast_text(f)}" for f in forecasts),
     }
-    if pending.sampled:
-        attributes["rank_sample"] = True
     state.emit(
         RecordSpan(
             name="forecast",

@@ -17,7 +17,7 @@ from millrace.contracts.observers import DecisionMade, RequestFinished
 from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 PATIENCE_S = 20.0
-DISPATCH = {"policy": "forecast", "parameters": {"deadline_ms": 500, "pause_s": 0.3, "rank_sample": 0.0}}
+DISPATCH = {"policy": "forecast", "parameters": {"deadline_ms": 500, "pause_s": 0.3}}
 CONVERSATIONS, TURNS = 4, 3
 #: Some two thousand tokens: half a second of modelled time where they are not cached.
 OPENING = "once there was a mill by the river, and nobody knew who had built it. " * 35

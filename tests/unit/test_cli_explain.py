@@ -34,7 +34,7 @@ TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Bench:
     """One traced request of four tokens over an ingress with two instances."""
-    parameters = {"rank_sample": 0.0, "ttft_weight": 0.0} if policy == "forecast" else {}
+    parameters = {"ttft_weight": 0.0} if policy == "forecast" else {}
     dispatch = DispatchConfig(policy=policy, parameters=parameters)
     bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=dispatch))
     bench.call(traceparent=TRACED, prompts=[[1, 2, 3]], **call)

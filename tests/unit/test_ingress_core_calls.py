@@ -627,18 +627,6 @@ def test_a_decision_is_published_with_scores_and_a_reason():
     assert "lowest of 2: 0 tokens" in decision.reason
 
 
-def test_a_request_may_name_its_policy_only_where_that_is_allowed():
-    bench = Bench(config(dispatch=DispatchConfig(policy=PLAIN.policy, policy_per_request=True)))
-    bench.call("a", policy="round_robin")
-    bench.call("b")
-    assert [d.policy for d in bench.sent(DecisionMade)] == ["round_robin", "join_shortest_queue"]
-    bench.call("c", policy="no_such")
-    assert (refusal(bench).kind, refusal(bench).param) == (RefusalKind.INVALID, "policy")
-    bench = Bench()
-    bench.call(policy="round_robin")
-    assert refusal(bench).kind is RefusalKind.INVALID
-
-
 @pytest.mark.parametrize(
     "dispatch",
     [DispatchConfig(policy="best"), DispatchConfig(policy=PLAIN.policy, parameters={"running_weight": "heavy"})],

@@ -11,7 +11,7 @@ from millrace.contracts.observers import CandidateForecast, DecisionMade, Reques
 from millrace.contracts.predictor import NoPrediction, NoPredictionReason
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.contracts.worker import RefusalReason, Sampling, SequenceRefused
+from millrace.contracts.worker import RefusalReason, SequenceRefused
 
 from services.ingress.calls.messages import AcceptCall, CallAbandoned, RefusalKind, RefuseCall
 from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig
@@ -22,7 +22,7 @@ TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def asking(*, instances: int = 2, tagging: TaggingConfig = NO_TAG, seed: int = 1, **parameters) -> Bench:
-    given = {"rank_sample": 0.0, "ttft_weight": 0.0} | parameters  # least end-to-end time: one figure decides
+    given = {"ttft_weight": 0.0} | parameters  # least end-to-end time: one figure decides
     dispatch = DispatchConfig(policy="forecast", parameters=given)
     return Bench(IngressConfig(tagging=tagging, dispatch=dispatch), instances=instances, seed=seed)
 
@@ -468,30 +468,6 @@ def test_without_a_prediction_the_outcome_names_none():
     assert bench.metrics.errors["e2e"].count == 0
 
 
-def test_a_rank_sample_asks_everyone_and_still_chooses_among_those_drawn():
-    bench = asking(instances=6, candidates=2, rank_sample=1.0)
-    bench.call()
-    assert len(bench.gather().subjects) == 6
-    drawn = bench.actor.state.pending[bench.gather().correlation].drawn
-    assert len(drawn) == 2
-    best_first = [name for name in bench.summary_at if name not in drawn] + sorted(drawn)
-    bench.gathered(*(bench.predicted(name, 10 + place) for place, name in enumerate(best_first)))
-    assert decision(bench).chosen == min(drawn)
-    assert (bench.metrics.rank.count, bench.metrics.rank.sum) == (1, 5.0)
-    assert len(decision(bench).forecasts) == 6
-
-
-def test_about_the_configured_share_is_sampled():
-    bench = asking(instances=4, candidates=1, rank_sample=0.2)
-    for number in range(200):
-        bench.call(f"r{number}")
-        asked = bench.gather().body
-        bench.gathered(bench.predicted(asked.instance or "w0", 5))
-        bench.send(CallAbandoned(request=f"r{number}", reason="client_gone"))
-    everyone = [e for e in bench.made(Gather) if len(e.subjects) == 4]
-    assert 20 <= len(everyone) <= 60
-
-
 def test_a_decision_tells_at_most_sixteen_forecasts_the_chosen_first():
     bench = asking(instances=40, candidates=0)
     bench.call()
@@ -521,14 +497,6 @@ def test_a_fallback_that_asks_itself_or_does_not_exist_is_refused():
     for fallback in ("forecast", "no_such"):
         with pytest.raises(ConfigError, match="fallback"):
             asking(fallback=fallback)
-    for parameters in ({"deadline_ms": 0}, {"rank_sample": 2}, {"metric": "luck"}, {"candidates": -1}):
+    for parameters in ({"deadline_ms": 0}, {"metric": "luck"}, {"candidates": -1}):
         with pytest.raises(ConfigError, match=next(iter(parameters))):
             asking(**parameters)
-
-
-def test_a_request_that_names_a_policy_which_asks_has_it_asked():
-    dispatch = DispatchConfig(policy="random", policy_per_request=True)
-    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=dispatch))
-    bench.call(policy="forecast", sampling=Sampling(max_tokens=5))
-    bench.gathered(bench.predicted("w1", 5), bench.predicted("w0", 6))
-    assert (decision(bench).policy, decision(bench).chosen) == ("forecast", "w1")

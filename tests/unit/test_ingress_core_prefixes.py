@@ -25,7 +25,7 @@ def names(tokens: list[int]) -> list[int]:
 
 
 def asking(policy: str = "forecast", *, instances: int = 2, **given: Any) -> Bench:
-    parameters = {"rank_sample": 0.0, "ttft_weight": 0.0} | given if policy == "forecast" else {}
+    parameters = {"ttft_weight": 0.0} | given if policy == "forecast" else {}
     dispatch = DispatchConfig(policy=policy, parameters=parameters)
     return Bench(IngressConfig(tagging=NO_TAG, dispatch=dispatch), instances=instances)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction, QueryParameters
-from millrace.policies.dispatch.asking import UNPREDICTED, draw, rank
+from millrace.policies.dispatch.asking import UNPREDICTED, draw
 from millrace.policies.dispatch.pick import SCORES_MAX
 
 SECOND = 1_000_000_000
@@ -331,11 +331,6 @@ def test_a_draw_names_distinct_candidates_in_order_and_repeats_with_its_seed(cou
 def test_every_candidate_is_drawn_sometimes():
     asked = view(*(InstanceView(name=n) for n in "abcdefgh"))
     assert {name for seed in range(40) for name in draw(asked, 2, Random(seed))} == set("abcdefgh")
-
-
-def test_a_rank_is_one_for_the_best_and_shared_by_equals():
-    times = [("a", 30), ("b", 10), ("c", 30), ("d", 40)]
-    assert [rank(name, times) for name in "abcd"] == [2, 1, 2, 4]
 
 
 def test_a_policy_that_asks_has_the_parameters_of_asking():

@@ -7,7 +7,6 @@ import math
 import msgspec
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import Sampling
-from millrace.policies.dispatch import DISPATCH_POLICIES
 
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.listener import Listener
@@ -22,8 +21,6 @@ def refusal_of(state: IngressState, call: Call) -> Refusal | None:
     """Reason for refusing a call; None after it was admitted and counted."""
     if state.stopping:
         return Refusal(RefusalKind.STOPPING, "This server is going down.")
-    if call.policy and not (state.config.dispatch.policy_per_request and call.policy in DISPATCH_POLICIES.names):
-        return Refusal(RefusalKind.INVALID, f"The dispatch policy {call.policy} cannot be chosen here.", "policy")
     model = call.model
     if call.members:
         refusal = _refusal_of_cascade(state, call)

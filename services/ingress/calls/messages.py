@@ -114,7 +114,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ns: int = 0
     traceparent: str = ""
     parent_span_id: str = ""
-    policy: str = ""
     constraint_param: str = ""
     judged: bool = False
     members: list[MemberCall] = []

@@ -22,7 +22,7 @@ def publish_decision(state: IngressState, sequences: list[OpenSequence], choice:
     call, why = first.call, first.retry.why
     decision = choice.decision
     # A policy that asks no predictor needs no block hashes.
-    hashed = state.policy_of(call)[0].ask is not None and decision.chosen
+    hashed = state.policy.ask is not None and decision.chosen
     blocks = state.prompt_blocks(first) if hashed else None
     if blocks is not None and decision.chosen:
         state.holders.note(blocks, decision.chosen)

@@ -16,7 +16,7 @@ from typing import Any
 from millrace.actor.effects import Log, StartTimer
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import RefusalReason
-from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchPolicy, DispatchView, QueryParameters
+from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchView, QueryParameters
 from millrace.policies.dispatch.guarded import PolicyFault, run_ask, run_decide
 
 from services.ingress import tracing
@@ -30,7 +30,6 @@ from services.ingress.dispatch.forecast_client import (
     ForecastAnswers,
     ask_predictors,
     forecasts_of,
-    observe_rank,
     predictors_paused,
     read_answers,
 )
@@ -94,10 +93,9 @@ def dispatch(state: IngressState, sequences: list[OpenSequence]) -> None:
     if must_wait(state, first):
         defer(state, sequences)
         return
-    policy, _ = state.policy_of(first.call)
     candidates = candidates_of(state, first)
     if not candidates:
-        _carry_out(state, sequences, _nobody(state, first, policy.name))
+        _carry_out(state, sequences, _nobody(state, first))
         return
     resumed = choice_of(state, first, candidates)
     if resumed is not None:
@@ -106,8 +104,9 @@ def dispatch(state: IngressState, sequences: list[OpenSequence]) -> None:
     _decide_or_ask(state, sequences, view_of(sequences, candidates))
 
 
-def _nobody(state: IngressState, sequence: OpenSequence, policy: str) -> DispatchChoice:
-    return DispatchChoice(decision=Decision(None, "no instance can take it", left_out(state, sequence)), policy=policy)
+def _nobody(state: IngressState, sequence: OpenSequence) -> DispatchChoice:
+    decision = Decision(None, "no instance can take it", left_out(state, sequence))
+    return DispatchChoice(decision=decision, policy=state.policy.name)
 
 
 # 3. Forecasts.
@@ -115,25 +114,24 @@ def _nobody(state: IngressState, sequence: OpenSequence, policy: str) -> Dispatc
 
 def _decide_or_ask(state: IngressState, sequences: list[OpenSequence], view: DispatchView) -> None:
     """Decide at once, unless the policy wants forecasts; ``on_forecasts`` then goes on."""
-    policy, parameters = state.policy_of(sequences[0].call)
-    fallback = ""
+    policy, parameters, fallback = state.policy, state.parameters, ""
     if policy.ask is not None and predictors_paused(state, view.model):
         decision, fallback = _decide_by_fallback(
             state, parameters.fallback, view, why="paused", reason="predictors were silent a moment ago"
         )
-    elif policy.ask is not None and (asked := _whom_to_ask(state, policy, parameters, view)):
+    elif policy.ask is not None and (asked := _whom_to_ask(state, view)):
         ask_predictors(state, sequences, view, asked, parameters)
         return
     else:
-        decision, fallback = _run_policy(state, policy, parameters, view)
+        decision, fallback = _run_policy(state, view)
     _carry_out(state, sequences, DispatchChoice(decision=decision, policy=policy.name, fallback=fallback))
 
 
-def _whom_to_ask(state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView) -> tuple[str, ...]:
+def _whom_to_ask(state: IngressState, view: DispatchView) -> tuple[str, ...]:
     """Candidates whose predictors the policy asks; none where it names none, or fails."""
-    asked = run_ask(policy, view, parameters=parameters, rng=state.rng)
+    asked = run_ask(state.policy, view, parameters=state.parameters, rng=state.rng)
     if isinstance(asked, PolicyFault):
-        _note_fault(state, policy, asked)
+        _note_fault(state, asked)
         return ()
     return asked
 
@@ -152,7 +150,6 @@ def on_forecasts(state: IngressState, pending: PendingForecast, received: list[t
         return
     choice = _choose(state, pending, answers)
     tracing.end_forecast(state, call, pending, choice.forecasts)
-    observe_rank(state, pending, answers, choice.decision.chosen)
     _carry_out(state, sequences, choice)
 
 
@@ -160,25 +157,24 @@ def on_forecasts(state: IngressState, pending: PendingForecast, received: list[t
 
 
 def _choose(state: IngressState, pending: PendingForecast, answers: ForecastAnswers) -> DispatchChoice:
-    """The policy's choice among those drawn that answered and are still there; else the fallback's among all."""
+    """The policy's choice among those asked that answered and are still there; else the fallback's among all."""
     sequences = pending.sequences
-    policy, parameters = state.policy_of(sequences[0].call)
     candidates = candidates_of(state, sequences[0])  # some may have died meanwhile, others come up
     if not candidates:
-        return _nobody(state, sequences[0], policy.name)
-    drawn = tuple(c for c in candidates if c.name in pending.drawn)
-    predictions = {c.name: answers.predictions[c.name] for c in drawn if c.name in answers.predictions}
+        return _nobody(state, sequences[0])
+    asked = tuple(c for c in candidates if c.name in pending.asked)
+    predictions = {c.name: answers.predictions[c.name] for c in asked if c.name in answers.predictions}
     decision, fallback = None, ""
     if predictions:
-        decision, fallback = _run_policy(state, policy, parameters, view_of(sequences, drawn, predictions))
+        decision, fallback = _run_policy(state, view_of(sequences, asked, predictions))
     if decision is None or decision.chosen is None:
-        why, reason = _missing(answers, gone=not drawn)
+        why, reason = _missing(answers, gone=not asked)
         decision, fallback = _decide_by_fallback(
-            state, parameters.fallback, view_of(sequences, candidates), why=why, reason=reason
+            state, state.parameters.fallback, view_of(sequences, candidates), why=why, reason=reason
         )
     return DispatchChoice(
         decision=decision,
-        policy=policy.name,
+        policy=state.policy.name,
         fallback=fallback,
         forecasts=forecasts_of(pending, answers, decision.chosen),
         asked_ns=pending.started_ns,
@@ -193,28 +189,27 @@ def _missing(answers: ForecastAnswers, *, gone: bool) -> tuple[str, str]:
     return "no_prediction", f"no prediction of {len(answers.notes)} asked ({', '.join(notes[:3])})"
 
 
-def _run_policy(
-    state: IngressState, policy: DispatchPolicy, parameters: Any, view: DispatchView
-) -> tuple[Decision, str]:
-    """Run a policy and keep its next state; where it fails, the fallback decides and is named."""
+def _run_policy(state: IngressState, view: DispatchView) -> tuple[Decision, str]:
+    """Run the policy and keep its next state; where it fails, the fallback decides and is named."""
+    policy, parameters = state.policy, state.parameters
     key = (policy.name, view.model)
     before = state.policy_states.get(key, policy.initial_state)
     result = run_decide(policy, view, parameters=parameters, state=before, now_ns=state.now_ns, rng=state.rng)
     if isinstance(result, PolicyFault):
-        _note_fault(state, policy, result)
+        _note_fault(state, result)
         fallback = parameters.fallback if isinstance(parameters, QueryParameters) else FALLBACK
         return _decide_by_fallback(state, fallback, view, why="policy_failed", reason=f"{policy.name} failed")
     decision, state.policy_states[key] = result
     return decision, ""
 
 
-def _note_fault(state: IngressState, policy: DispatchPolicy, fault: PolicyFault) -> None:
-    """Count a policy's fault, and log each place where it was raised once."""
-    state.metrics.policy_faults.add(policy.name)
+def _note_fault(state: IngressState, fault: PolicyFault) -> None:
+    """Count a fault of the policy, and log each place where it was raised once."""
+    state.metrics.policy_faults.add(state.policy.name)
     if fault.where in state.policy_faults or len(state.policy_faults) >= FAULTS_LOGGED_MAX:
         return
     state.policy_faults.add(fault.where)
-    fields = {"policy": policy.name, "where": fault.where, "error": fault.error}
+    fields = {"policy": state.policy.name, "where": fault.where, "error": fault.error}
     state.emit(Log(level="error", event="policy_failed", fields=fields))
 
 

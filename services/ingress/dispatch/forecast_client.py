@@ -20,7 +20,6 @@ from millrace.actor.effects import Gather, Log
 from millrace.contracts.observers import CandidateForecast
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
 from millrace.policies.dispatch import DispatchView, QueryParameters
-from millrace.policies.dispatch.asking import rank
 from millrace.policies.dispatch.view import Prediction
 
 from services.ingress import tracing
@@ -65,22 +64,17 @@ def ask_predictors(
     drawn: tuple[str, ...],
     parameters: QueryParameters,
 ) -> None:
-    """Ask the predictors of the drawn instances; the sequences are dispatched when the answers, or none, have come."""
+    """Ask predictors of drawn instances, within the budget; the sequences are dispatched when all or none answered."""
     first = sequences[0]
     call = first.call
     health = state.predictors.setdefault(view.model, PredictorsHealth())
-    wanted, drawn = len(drawn), health.budget.take(drawn, parameters.forecasts_per_s, state.now_ns, state.rng)
-    short = len(drawn) < wanted
-    if len(drawn) < len(view.candidates):
-        drawn += _prefix_holder(state, first, view, drawn)
-    sampled = not short and parameters.rank_sample > 0 and state.rng.random() < parameters.rank_sample
-    asked = tuple(c.name for c in view.candidates) if sampled else drawn
+    asked = health.budget.take(drawn, parameters.forecasts_per_s, state.now_ns, state.rng)
+    if len(asked) < len(view.candidates):
+        asked += _prefix_holder(state, first, view, asked)
     instances = state.cluster.instances
     pending = PendingForecast(
         sequences=sequences,
         asked=asked,
-        drawn=drawn,
-        sampled=sampled,
         placements=tuple(instances[name].placements for name in asked),
         started_ns=state.now_ns,
         span=tracing.new_span(call, state.rng),
@@ -241,10 +235,3 @@ def _published(name: str, prediction: Prediction) -> CandidateForecast:
         prediction.placed_since,
         prediction.cached_tokens,
     )
-
-
-def observe_rank(state: IngressState, pending: PendingForecast, answers: ForecastAnswers, chosen: str | None) -> None:
-    """Observe the chosen instance's rank by predicted end-to-end time, where all were asked."""
-    if pending.sampled and chosen in answers.predictions:
-        times = [(name, p.e2e_ns) for name, p in answers.predictions.items()]
-        state.metrics.rank.observe(rank(chosen, times))

@@ -32,7 +32,7 @@ def wants_tag(state: IngressState, call: OpenCall) -> bool:
     if state.now_ns < state.tagger.from_ns:
         state.metrics.tags.add("paused")
         return False
-    return mode == "always" or state.policy_of(call)[0].needs_length
+    return mode == "always" or state.policy.needs_length
 
 
 def ask_tag(state: IngressState, call: OpenCall) -> None:

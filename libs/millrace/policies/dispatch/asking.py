@@ -6,7 +6,6 @@ The asker (ingress) carries the question out and keeps its deadline; a policy on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 from typing import Annotated
 
@@ -26,8 +25,6 @@ class QueryParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         deadline_ms: Then whoever has answered is decided among, milliseconds.
         fallback: Policy that decides where nobody answered in time; one that asks nobody itself.
         pause_s: After three questions in a row without any answer nobody is asked for so long, seconds.
-        rank_sample: Share of placements, 0 to 1, for which all candidates are asked, to learn where the chosen one
-            stands among all. Source: Block, section 6.2.2 (1 %).
         forecasts_per_s: Forecasts of one model that an ingress asks for per second; beyond it each placement asks about
             fewer of the candidates that the policy named, two at least. 0 for no bound.
     """
@@ -35,7 +32,6 @@ class QueryParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     deadline_ms: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 20.0
     fallback: str = "join_shortest_queue"
     pause_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 1.0
-    rank_sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
     forecasts_per_s: Annotated[float, msgspec.Meta(ge=0)] = 4_000.0
 
 
@@ -58,9 +54,3 @@ def answered(view: DispatchView) -> DispatchView:
         candidates=tuple(c for c in view.candidates if c.name in predictions),
         filtered=(*view.filtered, *silent),
     )
-
-
-def rank(name: str, times_ns: Sequence[tuple[str, int]]) -> int:
-    """Place of ``name`` among (name, predicted time): 1 for the best; equal ones share the better place."""
-    own = next(time for other, time in times_ns if other == name)
-    return 1 + sum(time < own for _, time in times_ns)
