@@ -1,0 +1,214 @@
+"""Every command that the README and the guides show is run, or is listed here with what runs it instead."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import httpx
+import pytest
+
+from testbed.programs import command_line, output_of
+from testbed.up_cluster import UpRig, free_port, prompt_text
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")))
+
+#: A line of code: indented, or within a fence. A fence that is no shell shows files or messages.
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\./task |millrace |curl |hf |docker |python -m |\.venv/bin/)")
+COMMENT = re.compile(r"\s{2,}# .*$")
+
+#: What a document lets its reader fill in.
+PLACEHOLDERS = {"INSTANCE": "worker-1", "llama": "millrace-mini", "worker-2": "worker-3"}
+
+#: Pattern of a command that this test does not run -> who runs it, or what it needs.
+ELSEWHERE = {
+    r"\./task (test|check|fmt|setup|lock|bench)\b.*": "CI and whoever works on the code",
+    r"hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
+    r"\./task compose:prepare .*|docker .*": "needs docker: ./task test:compose",
+    r"python -m bench .*": "minutes: tests/unit/test_bench_*.py",
+    r"\./task up": "real engines: tests/engine",
+    r"millrace (profile models/|selftest).*": "real engines: tests/engine/test_profile_vllm.py",
+    r"millrace scale .* --shape .*": "needs a GPU; tests/unit/test_scaling_by_order.py",
+    r"millrace capacity .*|.*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
+    r".*\b(FILE|NAME|DIR|nano\.toml|cluster\.toml|cascade\.toml)\b.*": "needs a file of the reader's",
+    r"millrace drain .* --force": "ends the model's last instance: tests/unit/test_cli_draining.py",
+}
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """Lines of code that may be commands; those continued by a backslash as one."""
+    fenced = [body for language, body in FENCE.findall(text) if language in ("", "sh", "bash", "console")]
+    indented = [line[4:] for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
+    yield from "\n".join([*indented, *fenced]).replace("\\\n", " ").splitlines()
+
+
+def documented() -> list[tuple[str, str]]:
+    """(document, command) of every command shown, without its comment."""
+    found = dict.fromkeys(
+        (document, COMMENT.sub("", line).strip())
+        for document in DOCUMENTS
+        for line in shell_lines((ROOT / document).read_text())
+        if COMMAND.match(line.strip())
+    )
+    return list(found)
+
+
+def elsewhere(command: str) -> str:
+    """Reason for not running it here; empty if it is run."""
+    return next((why for pattern, why in ELSEWHERE.items() if re.fullmatch(pattern, command)), "")
+
+
+RUN = [(document, command) for document, command in documented() if not elsewhere(command)]
+COMMANDS = tuple(dict.fromkeys(command for _, command in RUN))
+UP = [command for command in COMMANDS if re.match(r"(\./task|millrace) up ", command)]
+SIM = [command for command in COMMANDS if re.match(r"(\./task|millrace) (sim|profile|train) ", command)]
+REST = [command for command in COMMANDS if command not in {*UP, *SIM}]
+
+
+def words_of(command: str) -> list[str]:
+    """Words of a `millrace` command; what a redirection would take is printed."""
+    return shlex.split(command.split(" > ", maxsplit=1)[0])[1:]
+
+
+class Busy:
+    """A request that streams all the time, so that there is one to look at and to move.
+
+    Attributes:
+        count: Requests that have begun; the newest one is running.
+    """
+
+    def __init__(self, rig: UpRig) -> None:
+        self.rig = rig
+        self.count = 0
+        self.stopping = False
+        self.thread = threading.Thread(target=self._stream)
+        self.thread.start()
+
+    def _stream(self) -> None:
+        body = {"model": self.rig.model, "prompt": prompt_text(1), "max_tokens": 900, "ignore_eos": True}
+        while not self.stopping:
+            self.count += 1
+            headers = {"x-request-id": f"busy-{self.count}"}
+            httpx.post(f"{self.rig.url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
+
+    def request(self, *, running: bool) -> str:
+        """The client's id of the request that runs, or of one that has ended, whose spans are written."""
+        while self.count < (1 if running else 2):
+            time.sleep(0.05)
+        return f"busy-{self.count if running else 1}"
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.thread.join()
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    words = ("--engine", "modelled", "--instances", "4", "--instances-max", "5", "--set", "worker.modelled.speed=0.2")
+    cluster = UpRig.of_words(tmp_path_factory.mktemp("documented"), words, model="millrace-mini")
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def busy(rig: UpRig) -> Iterator[Busy]:
+    load = Busy(rig)
+    yield load
+    load.stop()
+
+
+def filled_in(command: str, busy: Busy) -> str:
+    command = command.replace("127.0.0.1:8000", f"127.0.0.1:{busy.rig.port}")
+    for name, value in PLACEHOLDERS.items():
+        command = re.sub(rf"\b{name}\b", value, command)
+    if "REQUEST" in command:
+        command = command.replace("REQUEST", busy.request(running="migrate" in command))
+    return command
+
+
+@pytest.mark.parametrize("command", REST)
+def test_a_command_against_a_running_cluster_does_what_it_says(busy: Busy, command: str) -> None:
+    command = filled_in(command, busy)
+    if command.startswith("curl"):
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0
+        assert "choices" in done.stdout, done.stdout + done.stderr
+        return
+    words, began_s = words_of(command), time.monotonic()
+    if "--back" in words:
+        verb(busy.rig, "drain", words[1])
+    more = {"tap": ["--count", "1"], "scale": ["--detach"]}.get(words[0], [])
+    with moving(busy) if words[0] == "tap" and "migra" in words[1] else nullcontext():
+        status, output = verb(busy.rig, *words, *more)
+        while words[0] == "migrate" and status and time.monotonic() < began_s + 60:  # it ended, or is there already
+            words[1] = busy.request(running=True)
+            verb(busy.rig, "migrate", words[1], "--to", "worker-0")
+            status, output = verb(busy.rig, *words)
+    assert status == 0, f"{command}: {output}"
+    if words[0] == "drain" and not {"--back", "--keep"} & set(words):
+        assert verb(busy.rig, *words, "--back")[0] == 0
+
+
+def verb(rig: UpRig, *words: str) -> tuple[int, str]:
+    environment = os.environ | {"MILLRACE_DIR": str(rig.folder), "COLUMNS": "160"}
+    return output_of(command_line(), words, environment=environment)
+
+
+@contextmanager
+def moving(busy: Busy) -> Iterator[None]:
+    """Requests are moved meanwhile, to and fro."""
+    ended = threading.Event()
+
+    def move() -> None:
+        environment = os.environ | {"MILLRACE_DIR": str(busy.rig.folder)}
+        while not ended.wait(0.2):
+            command = [sys.executable, "-m", "millrace.cli", "migrate", busy.request(running=True)]
+            subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("command", UP)
+def test_a_cluster_starts_as_documented(tmp_path: Path, command: str) -> None:
+    words = [word for word in words_of(command) if word != "-d"]
+    ports = ("--port", str(free_port()), "--nats-port", str(free_port()), "--dir", str(tmp_path), "-d")
+    engine = () if "--engine" in words else ("--engine", "modelled")
+    if "--roles" in words:
+        engine += ("--instances", "2", "--processes", "2")  # named as real engines are
+    status, output = output_of(command_line(), [*words, *engine, *ports], environment=dict(os.environ))
+    try:
+        assert status == 0, output
+        assert "Millrace is up" in output
+    finally:
+        output_of(command_line(), ["down", "--dir", str(tmp_path)], environment=dict(os.environ))
+
+
+@pytest.mark.parametrize("command", SIM)
+def test_a_simulation_runs_as_documented(tmp_path: Path, command: str) -> None:
+    words = [str(tmp_path / word) if word in ("out/", "check.toml") else word for word in words_of(command)]
+    if words[0] == "sim":
+        words += ["--set", "workload.count=40", "--set", "workload.warm_up=0"]
+    status, output = output_of(command_line(), words, environment=dict(os.environ))
+    assert status == 0, output
+
+
+def test_every_rule_of_what_runs_elsewhere_is_used() -> None:
+    commands = [command for _, command in documented()]
+    assert not [pattern for pattern in ELSEWHERE if not any(re.fullmatch(pattern, command) for command in commands)]
+    assert shutil.which("curl")
