@@ -21,12 +21,14 @@ from statistics import mean
 import httpx
 import msgspec
 from millrace.contracts.observers import RequestFinished
+from millrace.policies.registry import policy_name
 
 from bench.live.listen import Listener, listening
 from bench.live.rig import MachineWatch, PolicyRig
+from papers import PAPERS
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-POLICIES = ("forecast", "join_shortest_queue", "llumnix", "round_robin")
+POLICIES = ("forecast", "join_shortest_queue", f"{PAPERS}/block/llumnix.py", "round_robin")
 #: Words of the first message and of each further one, tokens of each answer, and the pause before the next turn.
 FIRST_WORDS, FURTHER_WORDS, ANSWER_TOKENS, PAUSE_S = 500, 15, 24, (0.1, 0.6)
 WORDS = "the mill turns when water comes from above and stands where it is dry for stones do not grind alone".split()
@@ -76,7 +78,7 @@ async def _all(rig: PolicyRig, policies: Sequence[str], options: argparse.Namesp
             watch = MachineWatch(rig)
             turns = await _held(rig, listener, policy, options)
             if policy != "warm-up":
-                print(f"{policy:<20} {_figures(turns)}  {watch.words()}", flush=True)
+                print(f"{policy_name(policy):<20} {_figures(turns)}  {watch.words()}", flush=True)
 
 
 async def _held(rig: PolicyRig, listener: Listener, policy: str, options: argparse.Namespace) -> list[Turn]:

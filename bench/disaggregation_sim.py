@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from bench.block.rows import Row
-from bench.block.runs import Job, Options, add_options, options, run_all
-from bench.block.scenarios import scenario
-from bench.block.tables import figure, table
+from bench.scenarios.rows import Row
+from bench.scenarios.runs import Job, Options, add_options, options, run_all
+from bench.scenarios.scenarios import scenario
+from bench.scenarios.tables import figure, table
 
 RATES = (12.0, 24.0, 36.0)
 LAYOUTS = {"apart": "true", "colocated": "false"}

@@ -20,12 +20,13 @@ from statistics import mean
 
 import msgspec
 
-from bench.block.rows import Row, select
-from bench.block.runs import Job, Options, add_options, options, run_all
-from bench.block.scenarios import FRESH, scenario
-from bench.block.tables import GAIN_HEADS, figure
-from bench.block.tables import table as columns
-from bench.block_beyond import BURST_RATE, MIXED, TRACES, played
+from bench.scenarios.rows import Row, select
+from bench.scenarios.runs import Job, Options, add_options, options, run_all
+from bench.scenarios.scenarios import FRESH, scenario
+from bench.scenarios.tables import GAIN_HEADS, figure
+from bench.scenarios.tables import table as columns
+from papers import PAPERS
+from papers.block.bench.block_beyond import BURST_RATE, MIXED, TRACES, played
 
 SCENARIOS = (
     "mixed@24",
@@ -36,7 +37,7 @@ SCENARIOS = (
     "halves@42",
     *(f"trace@{name}" for name in TRACES),
 )
-SIMPLE = ("join_shortest_queue", "llumnix")
+SIMPLE = {"join_shortest_queue": "join_shortest_queue", "llumnix": f"{PAPERS}/block/llumnix.py"}
 QUALITIES = {
     "oracle": (),
     "noise 0.5": ("prediction.kind=noisy", "prediction.sigma=0.5"),
@@ -80,9 +81,9 @@ def jobs(name: str, arguments: argparse.Namespace, chosen: Options) -> list[Job]
     found = []
     for seed in range(chosen.seeds):
         file, settings = base(name, chosen.requests, seed)
-        for policy in SIMPLE:
+        for label, policy in SIMPLE.items():
             spec = scenario(file, [*settings, f"dispatch.policy={policy}"])
-            found.append(Job(label=policy, rate=0.0, spec=spec))
+            found.append(Job(label=label, rate=0.0, spec=spec))
         for quality in arguments.qualities:
             for label, dispatch in dispatches(arguments.policies, arguments.weights, arguments.summed):
                 spec = scenario(file, [*settings, *dispatch, *QUALITIES[quality]])
@@ -113,7 +114,10 @@ def base(name: str, requests: int, seed: int) -> tuple[str, list[str]]:
     if kind == "block":
         return "block", [*common, rate]
     if kind == "burst":
-        return "block", [*common, f'workload.arrivals={{kind="gamma", rate_per_s={BURST_RATE}, cv={value}}}']
+        return "block", [
+            *common,
+            f'workload.arrivals={{kind="gamma", rate_per_s={BURST_RATE}, cv={value}}}',
+        ]
     if kind == "halves":
         return "block", [*common, rate, f"cluster.groups=[{halves()}]"]
     trace = TRACES[value]

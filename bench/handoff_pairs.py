@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bench.block.rows import Row
-from bench.block.runs import Job, Options, add_options, options, run_all
-from bench.block.scenarios import scenario
-from bench.block.tables import figure, table
+from bench.scenarios.rows import Row
+from bench.scenarios.runs import Job, Options, add_options, options, run_all
+from bench.scenarios.scenarios import scenario
+from bench.scenarios.tables import figure, table
 from simulator.scenarios.spec import ScenarioSpec
 
 POLICIES = ("most_idle", "nearest", "least_delay")

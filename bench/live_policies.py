@@ -24,9 +24,10 @@ from bench.live.recording import Figures, Recording, read_all, write
 from bench.live.rehearse import capacity_per_s, rehearsal_lines, rehearsed, simulated
 from bench.live.runs import Campaign, load_of, record
 from bench.live.tables import campaign_table
+from papers import PAPERS
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-POLICIES = ("forecast", "round_robin", "llumnix", "join_shortest_queue")
+POLICIES = ("forecast", "round_robin", f"{PAPERS}/block/llumnix.py", "join_shortest_queue")
 
 
 def main() -> int:

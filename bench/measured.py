@@ -56,7 +56,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ares_testbed": _TRADING,
         "ares_bandwidth": _TRADING,
         "ares_floor": _TRADING,
-        "ares_scale": (_POLICIES + "trading", "bench/moving/levelling.py"),
+        "ares_scale": (_POLICIES + "trading", "papers/ares/bench/levelling.py"),
         "handoff_pairs": (_POLICIES + "migration", "services/migrator", *_SIMULATOR),
         "flowkv_roles": (*_ROLES, *_TRADING),
         "flowkv_weights": _ROLES,

@@ -15,17 +15,17 @@ from simulator.scenarios.running import run_scenario
 from simulator.scenarios.statistics import summarise
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "scenarios"
+BLOCK = "../../papers/block/testbed.toml"
 #: Label -> (scenario, settings, goal in seconds on one core).
 SMALL = {
-    "12 x 10,000, llumnix (free memory)": (
-        "block.toml",
-        ("dispatch.policy=llumnix", "dispatch.parameters.memory=free"),
+    "12 x 10,000, round robin": (BLOCK, ("dispatch.policy=round_robin",), 6),
+    "12 x 10,000, join_shortest_queue": (
+        BLOCK,
+        ("dispatch.policy=join_shortest_queue",),
         6,
     ),
-    "12 x 10,000, round robin": ("block.toml", ("dispatch.policy=round_robin",), 6),
-    "12 x 10,000, join_shortest_queue": ("block.toml", ("dispatch.policy=join_shortest_queue",), 6),
     "12 x 10,000, forecast of all": (
-        "block.toml",
+        BLOCK,
         ("dispatch.policy=forecast", "dispatch.parameters.candidates=0"),
         20,
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from millrace.policies.registry import policy_name
 
 from bench.live.listen import Listener, listening
 from bench.live.plan import Kind, Load, planned
@@ -97,7 +98,7 @@ async def one(
     machine = watch.words()
     decisions, outcomes, snapshots = listener.take()
     return Recording(
-        policy=policy,
+        policy=policy_name(policy),
         load=load,
         round=number,
         capacity_per_s=capacity_per_s,

@@ -12,6 +12,7 @@ import msgspec
 from millrace.contracts.status import InstanceRecord
 
 from bench.live.plan import Load
+from papers import PAPERS
 
 #: Tokens of a block on both.
 BLOCK_SIZE = 32
@@ -74,5 +75,5 @@ LOAD = Load(
 )
 #: Half of the requests are then a little more than worker-1 can serve.
 UTILISATION = 0.55
-POLICIES = ("forecast", "llumnix", "join_shortest_queue", "round_robin")
+POLICIES = ("forecast", f"{PAPERS}/block/llumnix.py", "join_shortest_queue", "round_robin")
 COUNT, ROUNDS = 300, 4

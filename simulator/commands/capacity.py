@@ -1,7 +1,7 @@
 """Searches for the highest arrival rate at which a scenario meets an SLO, with several seeds and a confidence interval.
 
-    millrace capacity --scenario examples/scenarios/block.toml --slo 'ttft.p99<3' --low 20 --high 40 --seeds 3
-    millrace capacity --scenario FILE --sweep dispatch.policy=llumnix,forecast
+    millrace capacity --scenario examples/scenarios/mixed.toml --slo 'ttft.p99<3' --low 20 --high 40 --seeds 3
+    millrace capacity --scenario FILE --sweep dispatch.policy=join_shortest_queue,forecast
 
 Each seed is a bisection of its own; they run on all cores. --sweep does it for every value.
 """

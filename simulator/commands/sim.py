@@ -4,8 +4,8 @@ With --scenario: the cluster, workload and policy of a TOML file (examples/scena
 results, and writes them with plots into the folder of --output or of the file. --set changes a value, --sweep runs
 every combination of values:
 
-    millrace sim --scenario examples/scenarios/block.toml --set workload.count=2000
-    millrace sim --scenario FILE --sweep dispatch.policy=llumnix,forecast --sweep workload.arrivals.rate_per_s=24,28,32
+    millrace sim --scenario examples/scenarios/mixed.toml --set workload.count=2000
+    millrace sim --scenario FILE --sweep dispatch.policy=random,forecast --sweep workload.arrivals.rate_per_s=24,28
 
 Without it, each seed builds ingresses, workers with modelled engines, coordinators, taggers and clients, injects
 faults, lets the cluster recover, and checks that every request had one outcome, every token was right and in order, and

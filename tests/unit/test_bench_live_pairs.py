@@ -132,8 +132,8 @@ def test_unequal_engines_have_a_load_of_their_own_and_words_go_over_it() -> None
     assert uneven.kinds == ("stated",)
     assert (uneven.workers[0]["max_num_seqs"], uneven.workers[1]["max_num_seqs"]) == (16, 2)
     assert uneven.load.long_share > 0
-    told = campaign_of(parser.parse_args(["--unequal", "--cv", "1", "--count", "9", "--policies", "random,infaas"]))
-    assert (told.load.cv, told.count, told.policies) == (1.0, 9, ("random", "infaas"))
+    told = campaign_of(parser.parse_args(["--unequal", "--cv", "1", "--count", "9", "--policies", "random,forecast"]))
+    assert (told.load.cv, told.count, told.policies) == (1.0, 9, ("random", "forecast"))
 
 
 @pytest.mark.parametrize("limits", unequal.LIMITS)
@@ -172,14 +172,16 @@ def test_a_replay_has_the_limits_and_step_times_of_each_engine(tmp_path: Path) -
 
 def test_a_rehearsal_of_unequal_engines_tells_a_blind_policy_from_one_that_looks() -> None:
     done = {}
-    for policy in ("llumnix", "round_robin"):
+    for policy in ("join_shortest_queue", "round_robin"):
         recording = rehearsed(LOAD, policy=policy, records=RECORDS, number=0)
         done[policy] = keyed(recording, simulated(recording), simulated=True)
     assert all(len(requests) == LOAD.count for requests in done.values())
     small = {p: sum(f.instance.startswith("worker-1") for f in requests.values()) for p, requests in done.items()}
-    assert small["round_robin"] == LOAD.count / 2 > small["llumnix"]
+    assert small["round_robin"] == LOAD.count / 2 > small["join_shortest_queue"]
     lines = rehearsal_lines(done)
-    assert any("e2e  mean llumnix - round_robin" in line and "1 of 1 rounds say first" in line for line in lines)
+    assert any(
+        "e2e  mean join_shortest_queue - round_robin" in line and "1 of 1 rounds say first" in line for line in lines
+    )
 
 
 def test_the_smaller_engine_serves_the_smaller_part_of_a_capacity() -> None:

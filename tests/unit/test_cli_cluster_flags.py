@@ -106,7 +106,7 @@ def test_spares_are_for_provisioning() -> None:
 
 def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
     spec = cluster(
-        *("--engine", "modelled", "--models", "nano,mini", "--processes", "4", "--policy", "llumnix"),
+        *("--engine", "modelled", "--models", "nano,mini", "--processes", "4", "--policy", "round_robin"),
         *("--set", 'worker={"seed": 3}', "--set", "worker-1.seed=4", "--roles", "worker-0-0=prefill"),
         *("--set", "telemetry.log_level=debug", "--ingresses", "2", "--set", "services.predictors=0"),
         *("--port", "9000", "--set", "services.migrators=false", "--set", "services.hosted_instances_max=0"),
@@ -114,7 +114,7 @@ def test_options_and_the_file_that_they_amount_to_are_one_cluster() -> None:
     assert parse_cluster(cluster_toml(spec)) == spec
     assert (spec.services.ingresses, spec.services.predictors, spec.services.migrators) == (2, 0, False)
     assert spec.services.hosted_instances_max == 0
-    assert (spec.api.port, spec.telemetry.log_level, spec.policies.dispatch.name) == (9000, "debug", "llumnix")
+    assert (spec.api.port, spec.telemetry.log_level, spec.policies.dispatch.name) == (9000, "debug", "round_robin")
     assert spec.settings.coordinator == {"roles": {"worker-0-0": "prefill"}}
     assert spec.settings.workers == {"worker-1": {"seed": 4}}
 

@@ -371,7 +371,7 @@ device = "h100"
 role = "decode"
 settings = { max_num_seqs = 5 }
 [policies.dispatch]
-name = "llumnix"
+name = "round_robin"
 [api]
 port = 8100
 """
@@ -409,7 +409,7 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     assert mounted["ingress"]["/model"] == str(tmp_path / "big")
     ingress = load_config(IngressConfig, folder / "ingress.json")
     assert [(model.name, model.path) for model in ingress.models] == [("big", "/model"), ("small", "/models/1")]
-    assert (ingress.dispatch.policy, ingress.bus.cluster) == ("llumnix", "two")
+    assert (ingress.dispatch.policy, ingress.bus.cluster) == ("round_robin", "two")
     assert services["ingress"]["ports"][0]["published"] == "8100"
     assert load_config(CoordinatorConfig, folder / "coordinator.json").roles == {"narrow-0": InstanceRole.DECODE}
 

@@ -283,14 +283,14 @@ def test_a_scrape_shows_what_was_counted():
     metrics = IngressMetrics(registry)
     metrics.ttft.observe(3_000_000)
     metrics.ttft.observe(70 * SECOND)
-    metrics.dispatches.add("llumnix", "w0", by=3)
+    metrics.dispatches.add("random", "w0", by=3)
     metrics.calls_open = 4
     text = generate_latest(registry).decode()
     assert 'millrace_ingress_ttft_seconds_bucket{le="0.002"} 0.0' in text
     assert 'millrace_ingress_ttft_seconds_bucket{le="0.005"} 1.0' in text
     assert 'millrace_ingress_ttft_seconds_bucket{le="+Inf"} 2.0' in text
     assert "millrace_ingress_ttft_seconds_sum 70.003" in text
-    assert 'millrace_ingress_dispatches_total{instance="w0",policy="llumnix"} 3.0' in text
+    assert 'millrace_ingress_dispatches_total{instance="w0",policy="random"} 3.0' in text
     assert "millrace_ingress_calls_open 4.0" in text
 
 

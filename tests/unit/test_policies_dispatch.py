@@ -53,42 +53,6 @@ def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed:
 @pytest.mark.parametrize(
     ("policy", "candidates", "chosen"),
     [
-        # Memory per running sequence: 100 against 150.
-        ("infaas", [seen("a", used_tokens=400, running=4), seen("b", used_tokens=300, running=2)], "a"),
-        # An idle instance has nothing in use; a batch of nothing counts as one.
-        ("infaas", [seen("a", used_tokens=400, running=4), seen("b")], "b"),
-        # What is in flight counts in memory and in the batch: (0 + 300) / 1 against 100.
-        (
-            "infaas",
-            [seen("a", used_tokens=400, running=4), seen("b", in_flight_tokens=300, in_flight_sequences=1)],
-            "a",
-        ),
-        # The queue does not count for INFaaS++, but for Llumnix: (400 + 800) / 4 = 300 against 150.
-        (
-            "infaas",
-            [
-                seen("a", used_tokens=400, running=4, waiting_prefill_tokens=800),
-                seen("b", used_tokens=300, running=2),
-            ],
-            "a",
-        ),
-        (
-            "llumnix",
-            [
-                seen("a", used_tokens=400, running=4, waiting_prefill_tokens=800),
-                seen("b", used_tokens=300, running=2),
-            ],
-            "b",
-        ),
-        # In flight stands in Llumnix's queue: (300 + 200) / 2 = 250 against 240.
-        (
-            "llumnix",
-            [
-                seen("a", used_tokens=300, running=2, in_flight_tokens=200, in_flight_sequences=5),
-                seen("b", used_tokens=240, running=1),
-            ],
-            "b",
-        ),
         # Tokens, not requests: one long prompt outweighs three short ones.
         (
             "join_shortest_queue",
@@ -110,7 +74,6 @@ def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed:
             [InstanceView(name="a", in_flight_tokens=50, in_flight_sequences=1), seen("b", waiting_prefill_tokens=40)],
             "b",
         ),
-        ("llumnix", [InstanceView(name="a"), seen("b", used_tokens=10, running=1)], "a"),
         # A batch of small sequences may be full before its tokens are many: newcomers would wait for a place.
         (
             "join_shortest_queue",
@@ -132,26 +95,8 @@ def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed:
     ],
 )
 def test_a_policy_prefers_the_lower_load(policy, candidates, chosen):
-    given = {"memory": "used"} if policy in ("infaas", "llumnix") else {}
     for seed in range(5):
-        assert decide(policy, view(*candidates), seed=seed, **given)[0].chosen == chosen
-
-
-@pytest.mark.parametrize("policy", ["infaas", "llumnix"])
-def test_most_free_memory_per_sequence_is_another_rule_than_least_used(policy):
-    # 500 used per sequence on an instance with room, 400 on one that is full.
-    asked = view(seen("full", used_tokens=16_000, running=40), seen("room", used_tokens=5_000, running=10))
-    assert decide(policy, asked, memory="used")[0].chosen == "full"
-    assert decide(policy, asked)[0].chosen == "room"
-
-
-def test_free_memory_counts_the_queue_for_llumnix_only():
-    asked = view(
-        seen("queue", used_tokens=4_000, running=10, waiting_prefill_tokens=9_000),
-        seen("none", used_tokens=8_000, running=10),
-    )
-    assert decide("infaas", asked, memory="free")[0].chosen == "queue"
-    assert decide("llumnix", asked, memory="free")[0].chosen == "none"
+        assert decide(policy, view(*candidates), seed=seed)[0].chosen == chosen
 
 
 @pytest.mark.parametrize("policy", NAMES)
@@ -169,9 +114,7 @@ def test_the_only_candidate_is_chosen(policy):
     assert [(s.name, s.score) for s in decision.scores] == [("only", 1.0)]
 
 
-@pytest.mark.parametrize(
-    "policy", ["infaas", "llumnix", "join_shortest_queue", "fewest_requests_per_minute", "random", "forecast"]
-)
+@pytest.mark.parametrize("policy", ["join_shortest_queue", "fewest_requests_per_minute", "random", "forecast"])
 def test_equal_candidates_are_chosen_by_the_rng(policy):
     asked = msgspec.structs.replace(
         view(seen("a"), seen("b"), seen("c")), predictions={name: predicted(1, 10) for name in "abc"}

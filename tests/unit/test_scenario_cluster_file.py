@@ -34,7 +34,7 @@ ingresses = 2
 predictors = 0
 
 [policies.dispatch]
-name = "llumnix"
+name = "round_robin"
 """
 
 
@@ -55,7 +55,7 @@ def test_groups_services_and_the_dispatch_policy_are_those_of_the_file(tmp_path:
     )
     assert (large.name, large.model, large.instances, large.step_time) == ("worker1", "large", 2, "a100-llama-3-8b")
     assert large.engine == EngineParameters(max_sequences=7)
-    assert (spec.cluster.ingresses, spec.cluster.predictors, spec.dispatch.policy) == (2, 1, "llumnix")
+    assert (spec.cluster.ingresses, spec.cluster.predictors, spec.dispatch.policy) == (2, 1, "round_robin")
 
 
 def test_what_the_scenario_says_itself_wins_and_settings_reach_the_files_groups(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_setting_puts_the_file_in_place_of_a_scenarios_groups(tmp_path: Path) 
     ("cluster", "more", "complaint"),
     [
         (CLUSTER, '[[cluster.groups]]\nname = "a"\n', "cluster.groups: not together with cluster.file"),
-        (CLUSTER.replace("dispatch", "trading").replace("llumnix", "delay"), "", r"policies.trading is not read"),
+        (CLUSTER.replace("dispatch", "trading").replace("round_robin", "delay"), "", r"policies.trading is not read"),
         (CLUSTER.replace("spares = 2", 'role = "prefill"'), "", r"role is not read"),
         (f"{CLUSTER}\n[kv_replicas]\nenabled = true\n", "", r"kv_replicas is not read"),
         (CLUSTER.replace("kv_blocks = 900", "kv_blocks = 2"), "", "group worker of model small: blocks_total"),

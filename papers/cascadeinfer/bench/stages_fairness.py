@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.block.tables import figure, table
+from bench.scenarios.tables import figure, table
 from papers.cascadeinfer.bench.stages.runs import StageRow, add_options, options, run_all
 from papers.cascadeinfer.bench.stages.setups import Setup, told
 from papers.cascadeinfer.bench.stages.tables import paired

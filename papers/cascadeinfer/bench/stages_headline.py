@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-from bench.block.tables import figure
+from bench.scenarios.tables import figure
 from papers.cascadeinfer.bench.stages.capacity import capacity_table
 from papers.cascadeinfer.bench.stages.runs import RunOptions, StageRow, add_options, options, run_all
 from papers.cascadeinfer.bench.stages.setups import TRACES, Setup, merged, told

@@ -17,7 +17,7 @@ from statistics import mean
 from millrace.policies.stages.membership import StageShape
 from millrace.supervision.service_fields import BROKER_INSTANCES_MAX
 
-from bench.block.tables import table
+from bench.scenarios.tables import table
 from papers.cascadeinfer.bench.stages.runs import StageRow, add_options, options, run_all
 from papers.cascadeinfer.bench.stages.setups import Setup
 from papers.cascadeinfer.bench.stages.variants import full

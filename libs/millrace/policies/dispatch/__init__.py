@@ -11,9 +11,7 @@ import msgspec
 from millrace.policies.dispatch.asking import QueryParameters
 from millrace.policies.dispatch.fewest_requests_per_minute import policy as fewest_requests_per_minute
 from millrace.policies.dispatch.forecast import policy as forecast
-from millrace.policies.dispatch.infaas import policy as infaas
 from millrace.policies.dispatch.join_shortest_queue import policy as join_shortest_queue
-from millrace.policies.dispatch.llumnix import policy as llumnix
 from millrace.policies.dispatch.random import policy as random
 from millrace.policies.dispatch.round_robin import policy as round_robin
 from millrace.policies.dispatch.view import Decision, DispatchView, InstanceView, Prediction
@@ -64,5 +62,5 @@ class DispatchPolicy(Policy, frozen=True, kw_only=True):
 DISPATCH_POLICIES = Registry(
     "dispatch",
     DispatchPolicy,
-    (random, round_robin, fewest_requests_per_minute, infaas, llumnix, join_shortest_queue, forecast),
+    (random, round_robin, fewest_requests_per_minute, join_shortest_queue, forecast),
 )

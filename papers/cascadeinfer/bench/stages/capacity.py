@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bench.block.tables import figure, table
+from bench.scenarios.tables import figure, table
 from papers.cascadeinfer.bench.stages.runs import RunOptions, run_all
 from papers.cascadeinfer.bench.stages.setups import Setup, merged, told
 from papers.cascadeinfer.bench.stages.variants import BASE, BASELINES, Layer, hand_over

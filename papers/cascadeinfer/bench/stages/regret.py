@@ -12,7 +12,7 @@ from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.objectives import StageCosts, candidate_edges
 from millrace.policies.stages.statistics import BINS, EDGES
 
-from bench.block.tables import figure, table
+from bench.scenarios.tables import figure, table
 from papers.cascadeinfer.bench.stages.runs import RunOptions, StageRow, run_all
 from papers.cascadeinfer.bench.stages.setups import Setup, merged, told
 from papers.cascadeinfer.bench.stages.tables import paired

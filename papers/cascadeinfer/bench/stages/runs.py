@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from millrace.enginemodel.coefficients import load_step_time
 
-from bench.block.rows import key_of
+from bench.scenarios.rows import key_of
 from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import ScenarioSpec

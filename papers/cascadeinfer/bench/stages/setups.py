@@ -19,7 +19,7 @@ from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, s
 from millrace.policies.stages.view import PlanningView, one_shape
 from millrace.workloads.shape import RequestShape
 
-from bench.block.bound import fluid_bound
+from bench.scenarios.bound import fluid_bound
 from papers import PAPERS
 from simulator.scenarios.load import arrivals
 from simulator.scenarios.reading import scenario_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.block.tables import figure, table
+from bench.scenarios.tables import figure, table
 from papers.cascadeinfer.bench.stages.runs import StageRow
 
 Column = tuple[str, Callable[[StageRow], float], int]

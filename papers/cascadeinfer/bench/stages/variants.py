@@ -66,9 +66,9 @@ def learnt(bounds: Layer, *, refinement: Layer = FROZEN) -> Layer:
 BASELINES: Mapping[str, Layer] = {
     "round robin": dispatch("round_robin"),
     "shortest queue": dispatch("join_shortest_queue"),
-    "Llumnix, no moves": dispatch("llumnix"),
-    "Llumnix": merged(dispatch("llumnix"), llumnix()),
-    "Llumnix, early": merged(dispatch("llumnix"), llumnix(freeness=1_000.0)),
+    "Llumnix, no moves": dispatch(f"{PAPERS}/block/llumnix.py"),
+    "Llumnix": merged(dispatch(f"{PAPERS}/block/llumnix.py"), llumnix()),
+    "Llumnix, early": merged(dispatch(f"{PAPERS}/block/llumnix.py"), llumnix(freeness=1_000.0)),
     "forecast": dispatch("forecast"),
 }
 

@@ -1,0 +1,1 @@
+"""Runs of scenarios: jobs over seeds, rows that are kept, tables."""

@@ -1,1 +1,0 @@
-"""INFaaS++: least memory in use per sequence of the batch."""

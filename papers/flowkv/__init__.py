@@ -1,0 +1,1 @@
+"""FlowKV: roles of instances for prefill and decode."""
